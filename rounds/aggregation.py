@@ -1,6 +1,5 @@
 """From the replies of a round to the coefficients of its step."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -9,7 +8,7 @@ import numpy as np
 from .clients import Trained
 from .lengths import largest_share
 from .method import Cohort, Kept, Method, MethodError, Needed
-from .updates import FloatArray, Layout, Vectors, combine, gram_matrix
+from .updates import FloatArray, Layout, Vectors, combine, gram_matrices, gram_matrix, total
 
 DECIDING_SHARE = 0.9
 """A client of three or more that decides a round has this share at least: of the parts of the step that have the sign
@@ -49,8 +48,15 @@ def cohort_of(
     second = [trained.second.vectors] if method.second and trained.second is not None else []
     vectors = Vectors.below([updates.vectors, *second, *kept.values()])
 
-    def gram_of(exact: bool) -> FloatArray:
-        return gram_matrix(vectors, exact=exact) if kept or second else updates.gram(exact=exact)
+    exact, ends, more = method.exact_gram, updates.layout.ends, bool(kept or second)
+
+    def gram_of() -> FloatArray:
+        if method.layerwise:
+            return _finite(cohort.grams.sum(axis=0))
+        return _finite(gram_matrix(vectors, exact=exact) if more else updates.gram(exact=exact))
+
+    def grams_of() -> FloatArray:
+        return _finite(gram_matrices(vectors, ends, exact=exact) if more else updates.grams(exact=exact))
 
     cohort = Cohort(
         round=server_round,
@@ -65,7 +71,9 @@ def cohort_of(
         roster=method.progress.roster,
         second=bool(second),
         sent=sent,
-        gram_of=lambda: _finite(gram_of(method.exact_gram)),
+        arrays=updates.layout.trainable,
+        gram_of=gram_of,
+        grams_of=grams_of,
         squared_norms_of=lambda: _finite(updates.squared_norms),
     )
     return cohort, vectors
@@ -82,7 +90,7 @@ def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:
 
 
 def weighed(method: Method, cohort: Cohort) -> FloatArray:
-    """Return the method's coefficients, one for each row, all finite.
+    """Return the method's coefficients, one for each row, all finite; or such ones for each of the model's arrays.
 
     Raises
     ------
@@ -92,15 +100,17 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
         When the method asks for inner products that are not finite.
     """
     coefficients = np.asarray(method.weigh(cohort))
-    expected = (cohort.rows,)
+    expected = (cohort.rows,), (len(cohort.arrays), cohort.rows)
     name = f"{type(method).__name__}.weigh, in round {cohort.round},"
-    if coefficients.shape != expected or coefficients.dtype.kind not in "fiu":
+    if coefficients.shape not in expected or coefficients.dtype.kind not in "fiu":
         got = f"{coefficients.dtype} of shape {coefficients.shape}"
         raise MethodError(
-            f"{name} returned {got}: it must return one number for each update and kept row, shape {expected}"
+            f"{name} returned {got}: it must return one number for each update and kept row, shape {expected[0]}, or "
+            f"such numbers for each array that is trained, shape {expected[1]}"
         )
-    if not np.isfinite(coefficients).all():
-        wrong = ", ".join(name for name, c in zip(cohort.names, coefficients, strict=False) if not math.isfinite(c))
+    finite = np.isfinite(np.atleast_2d(coefficients)).all(axis=0)
+    if not finite.all():
+        wrong = ", ".join(name for name, good in zip(cohort.names, finite, strict=False) if not good)
         of = f" (of {wrong})" if wrong else ""
         raise MethodError(f"{name} returned coefficients that are not finite{of}: correct the method")
     return coefficients.astype(np.float64, copy=False)
@@ -131,22 +141,44 @@ def rows_after(
     return {key: kept[key] if mix is None else combine(mix, vectors) for key, mix in remembered.items()}
 
 
+def single_coefficients(cohort: Cohort, coefficients: FloatArray) -> FloatArray:
+    """Return one coefficient for each row: of those by array their mean, weighted by the array's share in ‖u_k‖²."""
+    return coefficients if coefficients.ndim == 1 else np.asarray((coefficients * _shares(cohort)).sum(axis=0))
+
+
+def _shares(cohort: Cohort) -> FloatArray:
+    """Return the share of each array in each row's squared length, shape (L, rows); 0 in a row of zeros."""
+    squares = np.diagonal(cohort.grams, axis1=1, axis2=2)
+    whole = squares.sum(axis=0)
+    return np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0)
+
+
 def parts_of(cohort: Cohort, coefficients: FloatArray, lengths: FloatArray) -> dict[str, float]:
     """Return each client's part of the step by its name: c_k ‖u_k‖, or all of its rows' with the sign of c_k.
 
-    `lengths` are those of the updates, and of the second ones after them.
+    `lengths` are those of the updates, and of the second ones after them. Coefficients by array make a row as long as
+    all its arrays together are, with the sign of its single coefficient.
     """
-    parts = coefficients[: len(lengths)] * lengths
+    c = factors = single_coefficients(cohort, coefficients)
+    if coefficients.ndim == 2:
+        factors = np.copysign(np.hypot.reduce(coefficients * np.sqrt(_shares(cohort)), axis=0), c)
+    parts = factors[: len(lengths)] * lengths
     if cohort.second:  # the two may point apart, and then neither is to hide the other
-        parts = np.copysign(np.abs(parts).reshape(2, -1).sum(axis=0), coefficients[: cohort.size])
+        parts = np.copysign(np.abs(parts).reshape(2, -1).sum(axis=0), c[: cohort.size])
     return dict(zip(cohort.names, parts.tolist(), strict=True))
 
 
-def share_along(coefficients: FloatArray, vectors: Vectors, places: Sequence[int]) -> float:
-    """Return the share of some vectors' parts in a step's squared length, Σ c_k ⟨u_k, d⟩ / ‖d‖² with d = Σ c_j u_j."""
+def share_along(coefficients: FloatArray, vectors: Vectors, places: Sequence[int], ends: Sequence[int]) -> float:
+    """Return the share of some vectors' parts in a step's squared length, Σ c_k ⟨u_k, d⟩ / ‖d‖² with d = Σ c_j u_j.
+
+    Coefficients by array are those of the arrays that lie one after the other up to the `ends`.
+    """
+    one_row, by_array = coefficients.ndim == 1, np.atleast_2d(coefficients)
     with np.errstate(all="ignore"):  # where the step is zero, or has left the range of numbers, this is not finite
-        gram = gram_matrix(Vectors.below([*(vectors[place] for place in places), combine(coefficients, vectors)]))
-        return float(sum(coefficients[place] * gram[k, -1] for k, place in enumerate(places)) / gram[-1, -1])
+        step = combine(coefficients, vectors) if one_row else Vectors.of(total(coefficients, vectors, ends=ends))
+        rows = Vectors.below([*(vectors[place] for place in places), step])
+        grams = gram_matrices(rows, (vectors.size,) if one_row else ends)
+        return float((by_array[:, list(places)] * grams[:, :-1, -1]).sum() / grams[:, -1, -1].sum())
 
 
 def decides(parts: Mapping[str, float], along: Callable[[str], float] | None = None) -> tuple[str, float]:

@@ -125,9 +125,9 @@ class Trained(Replies):
                 raise
         self.metrics[name] = report
 
-    def settle(self, *, gram: bool) -> None:
+    def settle(self, *, gram: bool, by_array: bool = False) -> None:
         """Refuse those of the lent replies, once all were added, that are not finite; see `Updates.settle`."""
-        wrong = self.updates.settle(gram=gram)
+        wrong = self.updates.settle(gram=gram, by_array=by_array)
         if self.second is not None:
             wrong = self.second.settle(gram=False) | wrong
         for name, reason in [(self.names[place], reason) for place, reason in sorted(wrong.items())]:

@@ -347,7 +347,8 @@ class FlowerClients:
                 more_received[name] = self._size_of_frozen(arrays) + self._size_of_frozen(second) + ignored
             except ValueError as reason:
                 refused.add(name, reason)
-        trained.settle(gram=method.uses_gram and not method.second and not method.progress.kept)
+        gram = method.uses_gram and not method.second and not method.progress.kept
+        trained.settle(gram=gram, by_array=method.layerwise)
         self._note_debts(asked)
         return replace(trained, more_sent=asked.more_sent, more_received=sum(more_received[n] for n in trained.names))
 

@@ -13,7 +13,17 @@ from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
-from .aggregation import NoStepError, check_row, cohort_of, decides, parts_of, rows_after, share_along, weighed
+from .aggregation import (
+    NoStepError,
+    check_row,
+    cohort_of,
+    decides,
+    parts_of,
+    rows_after,
+    share_along,
+    single_coefficients,
+    weighed,
+)
 from .clients import Clients, Replies, Reports, Trained
 from .lengths import Usual, largest_share
 from .limits import (
@@ -394,7 +404,8 @@ class Rounds:
         if method.second and trained.second is not None:
             lengths = np.concatenate([lengths, trained.second.lengths])
         parts = parts_of(cohort, coefficients, lengths)
-        self._note_decider(cohort, parts, coefficients, vectors)
+        ends = trained.updates.layout.ends
+        self._note_decider(cohort, parts, lambda places: share_along(coefficients, vectors, places, ends))
         try:
             after, step, moments = self._stepped(trained, cohort, coefficients, vectors, float(lengths.max()))
         except ValueError as reason:
@@ -405,7 +416,8 @@ class Rounds:
         method.progress.kept = rows_after(method, remembered, vectors)
         method.progress.moments = moments
         method.progress.lengths = method.progress.lengths.plus(number, replied / usual.allowances, step, parts)
-        self._coefficients = dict(zip(cohort.names, map(float, coefficients[: cohort.size]), strict=True))
+        of_clients = single_coefficients(cohort, coefficients)[: cohort.size]
+        self._coefficients = dict(zip(cohort.names, of_clients.tolist(), strict=True))
         return after, method.own_metrics(cohort, coefficients)
 
     def _stepped(
@@ -424,20 +436,23 @@ class Rounds:
             step = layout.distance(after, layout.trainable)
             check_step(method, layout, step, longest_update)
             return after, step, None
-        down = total(coefficients, vectors)
+        down = total(coefficients, vectors, ends=layout.ends)
         step = length(down)
         check_step(method, layout, step, longest_update)
         flat, moments = method.server_optimizer.step(layout.flat, down, method.progress.moments)
         return updates.model_with(flat, cohort.prior, cohort.counts), step, moments
 
     def _note_decider(
-        self, cohort: Cohort, parts: Mapping[str, float], coefficients: FloatArray, vectors: Vectors
+        self, cohort: Cohort, parts: Mapping[str, float], share_of: Callable[[Sequence[int]], float]
     ) -> None:
-        """Note, and log, which client decides a round, be its step taken or not, if one does."""
+        """Note, and log, which client decides a round, be its step taken or not, if one does.
+
+        `share_of` computes the share of the rows at some places in the step's squared length.
+        """
 
         def along(name: str) -> float:
             place = cohort.names.index(name)
-            return share_along(coefficients, vectors, [place, cohort.size + place] if cohort.second else [place])
+            return share_of([place, cohort.size + place] if cohort.second else [place])
 
         self._decided_by, share = decides(parts, along)
         if self._decided_by:

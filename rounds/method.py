@@ -95,8 +95,12 @@ class Cohort:
         Whether each reply has a second update (`Method.second`), which is a row as well.
     sent
         What the kept rows that went out to the round's clients were multiplied by, by the name of the record.
+    arrays
+        The names of the model's arrays that are trained, in its order, L of them.
     gram_of
         Computes the Gram matrix of the m updates, followed by the m second updates, if any, and the r kept rows.
+    grams_of
+        Computes the same of each array alone.
     squared_norms_of
         Computes the squared norms of the m updates alone.
     """
@@ -107,6 +111,7 @@ class Cohort:
     prior: FloatArray
     draws: FloatArray
     gram_of: Callable[[], FloatArray]
+    grams_of: Callable[[], FloatArray]
     squared_norms_of: Callable[[], FloatArray]
     num_rounds: int | None = None
     online: tuple[str, ...] = ()
@@ -115,6 +120,7 @@ class Cohort:
     roster: Mapping[str, float] = field(default_factory=dict)
     second: bool = False
     sent: Mapping[str, float] = field(default_factory=dict)
+    arrays: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -130,6 +136,11 @@ class Cohort:
     def gram(self) -> FloatArray:
         """G, the inner products of all rows, shape (m + r, m + r); computed when first asked for."""
         return self.gram_of()
+
+    @cached_property
+    def grams(self) -> FloatArray:
+        """G_l, the inner products within each array, shape (L, m + r, m + r): they sum to G, and cost what G does."""
+        return self.grams_of()
 
     @cached_property
     def squared_norms(self) -> FloatArray:
@@ -381,6 +392,8 @@ class Method:
     """Whether it goes by all training clients that the server has known up to now: `Cohort.roster` has them then."""
     uses_gram: ClassVar[bool] = False
     """Whether `weigh` takes inner products: a round then computes them in the pass that screens large replies."""
+    layerwise: ClassVar[bool] = False
+    """Whether `weigh` takes inner products array by array, `cohort.grams`; `cohort.gram` is then their sum."""
     exact_gram: ClassVar[bool] = False
     """Whether inner products must be float64 however large the work."""
     needs_plain_sgd: ClassVar[bool] = False
@@ -492,7 +505,10 @@ class Method:
     # What a method says ---------------------------------------------------------------------------------------------
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the coefficients c: one per update, then one per kept row, shape (m + r,). Changes nothing."""
+        """Return the coefficients c: one per update, then one per kept row, shape (m + r,). Changes nothing.
+
+        A method that weighs layer by layer returns such a row for each array, shape (L, m + r).
+        """
         raise NotImplementedError(f"{type(self).__name__} has no weigh, which a method needs")
 
     def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
@@ -507,8 +523,9 @@ class Method:
     ) -> Mapping[Kept, FloatArray | None]:
         """Update `memory` after the step; return the rows to keep, each as a combination of shape (m + r,).
 
-        None in its place keeps a row of `progress.kept` as it is, also one that this round did not recall. `probed`
-        holds the losses at the probe's model by client, of those that could be used.
+        None in its place keeps a row of `progress.kept` as it is, also one that this round did not recall.
+        `coefficients` are those that `weigh` has returned; `probed` holds the losses at the probe's model by client, of
+        those that could be used.
         """
         return {}
 

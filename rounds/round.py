@@ -44,7 +44,8 @@ class Round:
     offline
         The clients that the run has known and that were not online when the participants were drawn.
     coefficients
-        c_k of the step w ← w − Σ c_k u_k, by name of the clients whose reply was used; empty in a skipped round.
+        c_k of the step w ← w − Σ c_k u_k, by name of the clients whose reply was used; empty in a skipped round. Where
+        each array has its own coefficients, their mean, weighted by the array's share in ‖u_k‖².
     arrays
         The global model after the round: NumPy arrays by name, or a Flower ArrayRecord where Flower's `start` calls.
     average

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -193,6 +194,20 @@ def places(size: int) -> Iterator[slice]:
         yield slice(start, min(start + CHUNK, size))
 
 
+def split_at(ends: Sequence[int], place: slice) -> Iterator[tuple[int, slice]]:
+    """Yield the parts of these columns that lie between the `ends`: each part's number, and its columns of `place`.
+
+    Parts without columns are left out. A chunk is split and not shortened at an end: so a model of many small arrays
+    has as few chunks as one of few large arrays.
+    """
+    number, start = bisect_right(ends, place.start), place.start
+    while start < place.stop:
+        stop = min(ends[number], place.stop)
+        if start < stop:
+            yield number, slice(start - place.start, stop - place.start)
+        number, start = number + 1, stop
+
+
 class Layout:
     """Which arrays of a model are averaged as updates, which as buffers, and where each lies in the flat vector.
 
@@ -266,14 +281,16 @@ class Layout:
                 f"shared = {{{name!r}: {first!r}}}: the two arrays of the model differ, so they are not one parameter"
             )
 
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Where each trainable array ends in the flat vector."""
+        return tuple(accumulate(self.arrays[name].size for name in self.trainable))
+
     @property
     def slices(self) -> Iterator[tuple[str, slice]]:
         """Each trainable array's name and its place in the flat vector."""
-        start = 0
-        for name in self.trainable:
-            stop = start + self.arrays[name].size
+        for name, start, stop in zip(self.trainable, (0, *self.ends), self.ends, strict=False):
             yield name, slice(start, stop)
-            start = stop
 
     def arrays_of(self, flat: NDArray[Any]) -> Model:
         """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
@@ -370,13 +387,11 @@ class Lent:
 
     def _cut(self, place: slice) -> list[tuple[int, NDArray[Any], slice, slice]]:
         """Return which arrays have a part of these columns, the received values, where they lie, and where to."""
-        pieces = self._pieces[place.start]
-        for number, (_, lies) in enumerate(self._layout.slices):
-            start, stop = max(lies.start, place.start), min(lies.stop, place.stop)
-            if start < stop:
-                there = slice(start - lies.start, stop - lies.start)
-                to = slice(start - place.start, stop - place.start)
-                pieces.append((number, self._layout.flat[start:stop], there, to))
+        pieces, starts = self._pieces[place.start], (0, *self._layout.ends)
+        for number, to in split_at(self._layout.ends, place):
+            start, stop = place.start + to.start, place.start + to.stop
+            there = slice(start - starts[number], stop - starts[number])
+            pieces.append((number, self._layout.flat[start:stop], there, to))
         return pieces
 
     def add(self, arrays: Model) -> None:
@@ -435,7 +450,7 @@ class Updates:
         self._scales: list[float] = []
         self._others: list[Model] = []
         self._squares: FloatArray | None = None
-        self._gram: FloatArray | None = None
+        self._products: FloatArray | None = None
 
     @cached_property
     def matrix(self) -> NDArray[Any]:
@@ -481,13 +496,15 @@ class Updates:
             self._check_finite({name: arrays[name] for name in self.layout.trainable})
             raise
 
-    def settle(self, *, gram: bool) -> dict[int, ValueError]:
+    def settle(self, *, gram: bool, by_array: bool = False) -> dict[int, ValueError]:
         """Look at the lent updates once all are here, in the one pass that also gives their lengths.
 
         Parameters
         ----------
         gram
             Whether that pass is to compute the Gram matrix as well.
+        by_array
+            Whether it is to be computed array by array.
 
         Returns
         -------
@@ -496,7 +513,8 @@ class Updates:
         lent, wrong = self._lent, dict[int, ValueError]()
         if lent is None or not len(lent):
             return wrong
-        squares, products = squares_and_products(self.vectors, gram=gram)
+        ends = self.layout.ends if by_array else (self.layout.size,)
+        squares, products = squares_and_products(self.vectors, ends if gram else ())
         unusual = np.flatnonzero(~((squares > USUAL[0]) & (squares < USUAL[1])))  # NaN is unusual, too
         for k in map(int, unusual):
             try:
@@ -508,12 +526,12 @@ class Updates:
             except ValueError as reason:
                 wrong[k] = reason
         if not len(unusual):
-            self._squares, self._gram = squares, products
+            self._squares, self._products = squares, products if gram else None
         return wrong
 
     def _forget(self) -> None:
         """Forget what was computed of the rows, which are others now."""
-        self._squares = self._gram = None
+        self._squares = self._products = None
 
     def add_rows(self, others: Sequence[Model]) -> dict[int, ValueError]:
         """Turn the rows of `matrix` after those in use, which hold flat models, into updates; all as `add` does it.
@@ -593,9 +611,16 @@ class Updates:
 
     def gram(self, *, exact: bool) -> FloatArray:
         """Return the Gram matrix of the updates, as `gram_matrix` does; of lent ones, `settle` may know it."""
-        if self._gram is None or exact:
-            return gram_matrix(self.vectors, exact=exact)
-        return _finished(self.vectors, self._gram)
+        return self._gram_matrices((self.layout.size,), exact)[0]
+
+    def grams(self, *, exact: bool) -> FloatArray:
+        """Return the Gram matrix of each trainable array, shape (L, m, m); of lent updates, `settle` may know them."""
+        return self._gram_matrices(self.layout.ends, exact)
+
+    def _gram_matrices(self, ends: Sequence[int], exact: bool) -> FloatArray:
+        if self._products is None or len(self._products) != len(ends) or exact:
+            return gram_matrices(self.vectors, ends, exact=exact)
+        return _finished(self.vectors, self._products)
 
     def buffer_changes(self) -> FloatArray:
         """Return how far each reply's buffers are from the global model's, as one vector, shape (m,)."""
@@ -624,7 +649,7 @@ class Updates:
     def model_after(
         self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray
     ) -> dict[str, NDArray[Any]]:
-        """Return w − Σ_k c_k `vectors`_k in the model's dtypes.
+        """Return w − Σ_k c_k `vectors`_k in the model's dtypes; c may have a row for each trainable array.
 
         Buffers are averaged by `prior`; integer arrays are those of the client with the most examples (the first of
         several). Shared arrays are those of the parameter that stands for them, and frozen ones the received.
@@ -636,7 +661,7 @@ class Updates:
         """
         flat = self.layout.flat.copy()
         with np.errstate(over="ignore", invalid="ignore"):
-            weighted_sum(coefficients, vectors, into=flat)
+            weighted_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
         return self.model_with(flat, prior, counts)
 
     def model_with(self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray) -> dict[str, NDArray[Any]]:
@@ -691,37 +716,67 @@ def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
     Equal vectors have equal rows, on every processor. `exact` asks for float64 products however many numbers there are;
     see EXACT_NUMBERS.
     """
-    gram = np.zeros((len(vectors), len(vectors)))
+    whole: FloatArray = gram_matrices(vectors, (vectors.size,), exact=exact)[0]
+    return whole
+
+
+def gram_matrices(vectors: Vectors, ends: Sequence[int], *, exact: bool = False) -> FloatArray:
+    """Return the inner products of the vectors' parts, which lie one after the other up to the `ends`.
+
+    They have the shape (parts, m, m) and sum to `gram_matrix`, for the cost of that: every number is read once.
+    """
+    products = np.zeros((len(ends), len(vectors), len(vectors)))
+
+    def work(place: slice, block: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:
+        return _products(place, block, ends)
+
     if len(vectors) and vectors.size:
-        for part in vectors.each_chunk(exact or vectors.few, lambda _, block: block @ block.T):
-            gram += part
-    return _finished(vectors, gram)
+        for parts in vectors.each_chunk(exact or vectors.few, work):
+            _add(parts, products)
+    return _finished(vectors, products)
 
 
-def squares_and_products(vectors: Vectors, *, gram: bool) -> tuple[FloatArray, FloatArray | None]:
-    """Return what `unscaled_squares` does and, if `gram`, the inner products of the unscaled vectors, in one pass."""
+def squares_and_products(vectors: Vectors, ends: Sequence[int] = ()) -> tuple[FloatArray, FloatArray]:
+    """Return what `unscaled_squares` does, and the inner products of the unscaled vectors' parts, in one pass.
 
-    def work(_: slice, block: NDArray[Any]) -> tuple[FloatArray, NDArray[Any] | None]:
+    The parts, of which there may be none, are those of `gram_matrices`.
+    """
+
+    def work(place: slice, block: NDArray[Any]) -> tuple[FloatArray, list[tuple[int, NDArray[Any]]]]:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
-            return _squares(block), block @ block.T if gram else None
+            return _squares(block), _products(place, block, ends) if ends else []
 
-    squares = np.zeros(len(vectors))
-    products = np.zeros((len(vectors), len(vectors))) if gram else None
+    squares, products = np.zeros(len(vectors)), np.zeros((len(ends), len(vectors), len(vectors)))
     with np.errstate(over="ignore", invalid="ignore"):
-        for some, part in vectors.each_chunk(vectors.few, work) if vectors.size else ():
+        for some, parts in vectors.each_chunk(vectors.few, work) if vectors.size else ():
             squares += some
-            if products is not None and part is not None:
-                products += part
+            _add(parts, products)
     return squares, products
 
 
+def _products(place: slice, block: NDArray[Any], ends: Sequence[int]) -> list[tuple[int, NDArray[Any]]]:
+    """Return the inner products of a chunk's rows, for each part of the columns that it has some of, by its number."""
+    return [(number, (part := block[:, columns]) @ part.T) for number, columns in split_at(ends, place)]
+
+
+def _add(parts: Sequence[tuple[int, NDArray[Any]]], products: FloatArray) -> None:
+    """Add a chunk's inner products to those of the parts that they belong to."""
+    for number, part in parts:
+        products[number] += part
+
+
 def _finished(vectors: Vectors, products: FloatArray) -> FloatArray:
-    """Return the Gram matrix of vectors from the inner products of the unscaled ones: equal vectors have equal rows."""
-    gram = products * np.outer(vectors.scales, vectors.scales)
-    for row, twin in _equal_vectors(vectors, gram):
-        gram[row] = gram[twin]
-        gram[:, row] = gram[:, twin]
-    return gram
+    """Return the Gram matrices of vectors' parts from the products of the unscaled ones, shape (parts, m, m).
+
+    Equal vectors have equal rows in each.
+    """
+    grams: FloatArray = products * np.outer(vectors.scales, vectors.scales)
+    with np.errstate(over="ignore", invalid="ignore"):
+        whole = grams.sum(axis=0)
+    for row, twin in _equal_vectors(vectors, whole):
+        grams[:, row] = grams[:, twin]
+        grams[:, :, row] = grams[:, :, twin]
+    return grams
 
 
 def _equal_vectors(vectors: Vectors, gram: FloatArray) -> Iterator[tuple[int, int]]:
@@ -750,7 +805,7 @@ def squared_norms(vectors: Vectors) -> FloatArray:
 
 def unscaled_squares(vectors: Vectors) -> FloatArray:
     """Return the squared norm of each vector as it lies, without its scale, shape (m,), accumulated in float64."""
-    return squares_and_products(vectors, gram=False)[0] if len(vectors) else np.zeros(0)
+    return squares_and_products(vectors)[0] if len(vectors) else np.zeros(0)
 
 
 def _squares(block: NDArray[Any]) -> NDArray[Any]:
@@ -782,24 +837,32 @@ def _differences(values: NDArray[Any], less: NDArray[Any] | None) -> Iterator[Fl
             yield part
 
 
-def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any]) -> None:
-    """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk."""
+def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], *, ends: Sequence[int] = ()) -> None:
+    """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk.
+
+    The coefficients have the shape (m,), or (parts, m) where each of the parts that lie one after the other up to the
+    `ends` has a row of its own.
+    """
     if not len(vectors) or into.size == 0 or not coefficients.any():
         return
-    scaled = coefficients * vectors.scales
+    scaled = np.atleast_2d(coefficients * vectors.scales)
+    parts = (into.size,) if coefficients.ndim == 1 else ends
 
     def subtract(place: slice, block: NDArray[Any]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
-            into[place] = into[place] - scaled.astype(block.dtype) @ block
+            row = scaled.astype(block.dtype)
+            for number, columns in split_at(parts, place):
+                there = slice(place.start + columns.start, place.start + columns.stop)
+                into[there] = into[there] - row[number] @ block[:, columns]
 
     for _ in vectors.each_chunk(vectors.few, subtract):
         pass
 
 
-def total(coefficients: FloatArray, vectors: Vectors) -> NDArray[Any]:
+def total(coefficients: FloatArray, vectors: Vectors, *, ends: Sequence[int] = ()) -> NDArray[Any]:
     """Return Σ_k c_k u_k, shape (d,): to the bit what `weighted_sum` subtracts."""
     values = np.zeros(vectors.size, vectors.blocks[0].dtype)
-    weighted_sum(-coefficients, vectors, into=values)
+    weighted_sum(-coefficients, vectors, into=values, ends=ends)
     return values
 
 

@@ -52,7 +52,7 @@ def run(arguments: list[str | Path], folder: Path) -> str:
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
     classes = [block for block in PYTHON if block.startswith("class ")]
-    assert len(classes) == len(METHODS) == 5
+    assert len(classes) == len(METHODS) == 6
     assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
 
 
@@ -63,10 +63,10 @@ def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: M
     assert told == []
 
 
-def test_the_five_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
+def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
     """Each of a method's functions is shown in one of them, but those that few methods need."""
     shown = {name for method in METHODS for name in vars(getattr(my_methods, method))}
-    assert {"needs", "weigh", "remember", "terms", "probe", "snapshots", "reports", "own_metrics"} <= shown
+    assert {"needs", "weigh", "remember", "terms", "probe", "snapshots", "reports", "own_metrics", "layerwise"} <= shown
     reports = [check(getattr(my_methods, name)) for name in ("Momentum", "Steady", "Clipped")]
     assert ["kept rows" in report["shape"].message for report in reports] == [True, False, False]
     assert ["bytes" in report["memory"].message for report in reports] == [False, True, False]
@@ -130,7 +130,7 @@ def table(heading: str) -> set[str]:
 
 def test_the_guide_tells_of_everything_in_a_cohort() -> None:
     computed = {name for name, value in vars(Cohort).items() if isinstance(value, property | cached_property)}
-    given = {field.name for field in fields(Cohort)} - {"gram_of", "squared_norms_of"}
+    given = {field.name for field in fields(Cohort)} - {"gram_of", "grams_of", "squared_norms_of"}
     assert table("attribute") == computed | given
 
 

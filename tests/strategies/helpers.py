@@ -89,13 +89,20 @@ def cohort_of(
     groups: Mapping[str, Iterable[float]] | None = None,
     baselines: Iterable[float] | None = None,
     roster: Mapping[str, float] | None = None,
+    arrays: Mapping[str, int] | None = None,
+    online: Sequence[str] = (),
 ) -> Cohort:
-    """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone."""
+    """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone.
+
+    `arrays` says how many of the d numbers each array of the model has; by default there is one.
+    """
     U, memory = np.asarray(U, np.float64), memory or {}
     m = len(U)
     n = np.ones(m) if counts is None else np.asarray(list(counts), np.float64)
     F = 1.0 + np.arange(m) if losses is None else np.asarray(list(losses), np.float64)
     rows = np.vstack([U, *memory.values()])
+    sizes = {"w": U.shape[1]} if arrays is None else arrays
+    fragments = np.split(rows, np.cumsum(list(sizes.values()))[:-1], axis=1)[: len(sizes)]
     return Cohort(
         round=round,
         num_rounds=num_rounds,
@@ -103,7 +110,10 @@ def cohort_of(
         counts=n,
         prior=n / n.sum() if weighting == "examples" else np.full(m, 1.0 / m),
         draws=np.ones(m) if draws is None else np.asarray(list(draws), np.float64),
+        arrays=tuple(sizes),
+        online=tuple(online),
         gram_of=lambda: rows @ rows.T,
+        grams_of=lambda: np.reshape([part @ part.T for part in fragments], (len(sizes), len(rows), len(rows))),
         squared_norms_of=lambda: np.einsum("kj,kj->k", U, U),
         metrics={
             "loss-before": F,

@@ -1,0 +1,374 @@
+"""Inner products and coefficients by array: what they are in vectors, however the arrays lie in chunks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.rounds import updates
+from fairbloom.rounds.aggregation import NoStepError, cohort_of, parts_of, share_along, single_coefficients, weighed
+from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.memory import Memory
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, Probed
+from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.updates import CHUNK, Layout, Updates, Vectors, gram_matrices, gram_matrix, weighted_sum
+from fairbloom.strategies import FairStrategy, FedMGDA
+from tests.strategies.helpers import BUFFERS, MemoryGrid, flat, initial_model, quadratics, unpack
+
+from .helpers import run
+
+SHAPES: Sequence[tuple[int, ...]] = ((), (0,), (1,), (3,), (2, 3), (0, 4), (50,), (4, 5, 6))
+"""A single number, no numbers, and arrays with which a chunk of 1 to 100 columns has parts of many or of one."""
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[Layout, list[dict[str, np.ndarray]], np.random.Generator]:
+    """A layout with a buffer, an integer, a frozen array and one array under two names, and the models of clients."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shapes = draw(st.lists(st.sampled_from(SHAPES), max_size=12))
+    scales = draw(st.sampled_from(((1.0,), (1.0, 1e-30, 1e25), (0.0, 1.0))))
+    names = {f"layer-{k}.weight": shape for k, shape in enumerate(shapes)}
+
+    def made(frozen: np.ndarray) -> dict[str, np.ndarray]:
+        scale = rng.choice(scales)
+        model = {name: np.asarray(scale * rng.normal(size=shape), np.float32) for name, shape in names.items()}
+        model |= {"mean": rng.normal(size=2).astype(np.float32), "base": frozen, "steps": np.array(3)}
+        return model | ({"twin": model["layer-0.weight"]} if shapes else {})
+
+    base = rng.normal(size=4).astype(np.float32)
+    shared = {"twin": "layer-0.weight"} if shapes else {}
+    layout = Layout(made(base), ("mean",), shared, ("base",))
+    return layout, [made(base) for _ in range(draw(st.integers(1, 5)))], rng
+
+
+def taken_in(layout: Layout, replies: Sequence[Mapping[str, np.ndarray]], *, lent: bool = False) -> Updates:
+    stored = Updates(layout, len(replies), lent=lent)
+    for reply in replies:
+        stored.add(reply)
+    return stored
+
+
+def fragments(stored: Updates) -> list[FloatArray]:
+    """The updates in float64, one matrix of shape (m, size) for each array."""
+    vectors = stored.vectors
+    whole = np.vstack([block[:] for block in vectors.blocks]).astype(np.float64) * vectors.scales[:, None]
+    return [whole[:, place] for _, place in stored.layout.slices]
+
+
+# Inner products -----------------------------------------------------------------------------------------------------
+
+CHUNKS = st.sampled_from((1, 7, 100))
+
+
+@given(drawn=models(), chunk=CHUNKS)
+def test_the_gram_matrix_of_each_array_is_that_of_its_part_of_the_updates(drawn: Any, chunk: int) -> None:
+    layout, replies, _ = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "CHUNK", chunk)
+        stored = taken_in(layout, replies)
+        grams = stored.grams(exact=False)
+        whole = stored.gram(exact=False)
+    assert grams.shape == (len(layout.trainable), len(replies), len(replies))
+    norms = np.sqrt(np.diag(whole))
+    for gram, U in zip(grams, fragments(stored), strict=True):
+        lengths = np.linalg.norm(U, axis=1)
+        np.testing.assert_array_less(np.abs(gram - U @ U.T), 1e-12 * np.outer(lengths, lengths) + 1e-300)
+        np.testing.assert_array_equal(gram, gram.T)
+    assert (np.abs(grams.sum(axis=0) - whole) <= 1e-12 * np.outer(norms, norms)).all()
+
+
+@given(drawn=models(), chunk=CHUNKS, exact=st.booleans())
+def test_lent_models_have_the_gram_matrices_of_stored_ones_from_the_pass_that_screens_them(
+    drawn: Any, chunk: int, exact: bool
+) -> None:
+    layout, replies, _ = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "CHUNK", chunk)
+        patch.setattr(updates, "EXACT_NUMBERS", 0)
+        expected, stored = taken_in(layout, replies), taken_in(layout, replies, lent=True)
+        assert stored.settle(gram=True, by_array=True) == {}
+        np.testing.assert_array_equal(stored.grams(exact=exact), expected.grams(exact=exact))
+        np.testing.assert_array_equal(stored.gram(exact=exact), expected.gram(exact=exact))
+        np.testing.assert_array_equal(stored.lengths, expected.lengths)
+        stored.shorten(np.full(len(replies), 0.5))
+        expected.shorten(np.full(len(replies), 0.5))
+        np.testing.assert_array_equal(stored.grams(exact=exact), expected.grams(exact=exact))
+
+
+def test_the_pass_that_screens_lent_models_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout({"a": np.zeros(50, np.float32), "b": np.zeros(60, np.float32)})
+    replies = [
+        {name: np.random.default_rng(k).normal(size=a.shape) for name, a in layout.arrays.items()} for k in (1, 2)
+    ]
+    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    stored = taken_in(layout, replies, lent=True)
+    stored.settle(gram=True, by_array=True)
+    monkeypatch.setattr(Vectors, "each_chunk", None)
+    assert stored.grams(exact=False).shape == (2, 2, 2)
+    assert stored.lengths.shape == (2,)
+
+
+@given(seed=st.integers(0, 99), few=st.booleans())
+def test_arrays_that_are_larger_than_a_chunk_and_kept_rows_below(seed: int, few: bool) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = (1, 2 * CHUNK + 5, 0, 3, CHUNK - 9, 1, CHUNK)
+    ends = tuple(np.cumsum(sizes).tolist())
+    U = rng.normal(size=(4, ends[-1])).astype(np.float32)
+    rows = Vectors.below([Vectors((U[:2],), np.ones(2)), Vectors.of(U[2], 4.0), Vectors.of(U[3])])
+    exact = U.astype(np.float64) * [[1.0], [1.0], [4.0], [1.0]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
+        grams = gram_matrices(rows, ends)
+    for gram, part in zip(grams, np.split(exact, ends[:-1], axis=1), strict=True):
+        lengths = np.linalg.norm(part, axis=1)
+        assert (np.abs(gram - part @ part.T) <= (1e-12 if few else 1e-6) * np.outer(lengths, lengths)).all()
+
+
+def test_one_array_alone_has_the_bits_of_the_single_gram_matrix() -> None:
+    U = np.random.default_rng(0).normal(size=(5, 3 * CHUNK + 7)).astype(np.float32)
+    rows = Vectors((U,), np.array([1.0, 2.0, 1.0, 0.5, 1.0]))
+    for exact in (True, False):
+        (gram,) = gram_matrices(rows, (U.shape[1],), exact=exact)
+        np.testing.assert_array_equal(gram, gram_matrix(rows, exact=exact))
+
+
+def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    U = np.random.default_rng(0).normal(size=(5, 2 * CHUNK + 3)).astype(np.float32)
+    U[3] = U[1]
+    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    products = updates._products
+
+    def uneven(place: slice, block: np.ndarray, ends: Sequence[int]) -> Any:
+        """The products as a processor may make them whose rounding goes by the place of a row."""
+        error = np.random.default_rng(1).normal(scale=1e-7, size=(5, 5))
+        return [(number, part * (1.0 + error + error.T)) for number, part in products(place, block, ends)]
+
+    monkeypatch.setattr(updates, "_products", uneven)
+    grams = gram_matrices(Vectors((U,), np.ones(5)), (4, CHUNK + 9, 2 * CHUNK + 3))
+    for gram in grams:
+        np.testing.assert_array_equal(gram[3], gram[1])
+        np.testing.assert_array_equal(gram[:, 3], gram[:, 1])
+        assert gram[0, 0] != gram[1, 1]
+
+
+def test_updates_in_a_file_have_the_gram_matrices_and_the_step_of_those_in_memory() -> None:
+    sizes = (3, CHUNK + 5, 0, 1, 2 * CHUNK)
+    model = {f"a{k}": np.zeros(size, np.float32) for k, size in enumerate(sizes)}
+    U = np.random.default_rng(3).normal(size=(3, sum(sizes))).astype(np.float32)
+    C = np.random.default_rng(4).normal(size=(len(sizes), 3))
+    results = []
+    for gigabytes in (1e-9, 1.0):
+        matrix = Memory(gigabytes).matrix(3, sum(sizes), np.float32)
+        assert isinstance(matrix, np.memmap) == (gigabytes < 1.0)
+        stored = Updates(Layout(model), 3, matrix)
+        matrix[:] = U
+        assert stored.add_rows([{}] * 3) == {}
+        after = stored.model_after(C, stored.vectors, np.full(3, 1 / 3), np.ones(3))
+        results.append([stored.grams(exact=False).tobytes(), *(array.tobytes() for array in after.values())])
+    assert results[0] == results[1]
+
+
+# Steps --------------------------------------------------------------------------------------------------------------
+
+
+@given(drawn=models(), chunk=CHUNKS, lent=st.booleans())
+def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, lent: bool) -> None:
+    layout, replies, rng = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "CHUNK", chunk)
+        patch.setattr(updates, "EXACT_NUMBERS", 0 if lent else 10**9)
+        stored = taken_in(layout, replies, lent=lent)
+        stored.settle(gram=False)
+        C = rng.normal(size=(len(layout.trainable), len(replies)))
+        counts = np.arange(1.0, len(replies) + 1)
+        after, parts = stored.model_after(C, stored.vectors, counts / counts.sum(), counts), fragments(stored)
+    for name, row, U in zip(layout.trainable, C, parts, strict=True):
+        received = layout.arrays[name].astype(np.float64)
+        expected = received - (row @ U).reshape(received.shape)
+        largest = np.abs(U).max(initial=0.0) + np.abs(received).max(initial=0.0)
+        np.testing.assert_allclose(after[name], expected, atol=1e-5 * largest)
+    assert list(after) == list(layout.arrays)
+    np.testing.assert_array_equal(after["base"], layout.arrays["base"])
+    if "twin" in layout.shared:
+        np.testing.assert_array_equal(after["twin"], after["layer-0.weight"])
+
+
+@given(seed=st.integers(0, 99), few=st.booleans())
+def test_equal_rows_of_coefficients_are_one_row(seed: int, few: bool) -> None:
+    rng = np.random.default_rng(seed)
+    ends = (3, CHUNK + 5, CHUNK + 5, 2 * CHUNK + 1)
+    rows, c = (
+        Vectors((rng.normal(size=(3, ends[-1])).astype(np.float32),), np.array([1.0, 4.0, 1.0])),
+        rng.normal(size=3),
+    )
+    one, other = np.ones((2, ends[-1]), np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
+        weighted_sum(c, rows, into=one)
+        weighted_sum(np.tile(c, (4, 1)), rows, into=other, ends=ends)
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+# A round ------------------------------------------------------------------------------------------------------------
+
+
+class ByArray(FairStrategy):
+    """The weight goes by the first client, the bias by the mean of all, and the scale against the last one."""
+
+    layerwise = True
+    default_weighting = None
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        C = np.zeros((len(cohort.arrays), cohort.size + len(cohort.memory)))
+        C[cohort.arrays.index("weight"), 0] = 1.0
+        C[cohort.arrays.index("bias"), : cohort.size] = 1.0 / cohort.size
+        C[cohort.arrays.index("scale"), cohort.size - 1] = -1.0
+        return C
+
+
+class Remembering(ByArray):
+    """Also keeps the mean update, and steps the scale along the one of the round before."""
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        C = super().weigh(cohort)
+        C[cohort.arrays.index("scale"), cohort.size :] = 0.5
+        return C
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> dict[Kept, FloatArray]:
+        assert coefficients.shape == (3, cohort.size + len(cohort.memory))
+        mean = np.append(np.full(cohort.size, 1.0 / cohort.size), np.zeros(len(cohort.memory)))
+        return {Kept("mean", cohort.round): mean}
+
+
+def updates_of(model: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, FloatArray]:
+    clients = quadratics(6)
+    replies = {name: clients[name].trained(model) for name in names}
+    return {name: flat(model) - flat(reply) for name, reply in replies.items()}
+
+
+def test_a_round_takes_the_step_of_each_array_and_records_coefficients_weighted_by_energy() -> None:
+    result, (first, second) = run(Remembering(buffers=BUFFERS, fraction_train=0.6), rounds=2)
+    before = initial_model()
+    kept = np.zeros(10)
+    for finished in (first, second):
+        U = np.array(list(updates_of(before, finished.participants).values()))
+        m, (weight, bias, scale) = len(U), np.split(U, [6, 9], axis=1)
+        step = np.concatenate([weight[0], bias.mean(axis=0), -scale[-1] + 0.5 * kept[9:]])
+        after = unpack(finished.arrays)
+        np.testing.assert_allclose(flat(after), flat(before) - step, rtol=1e-5, atol=1e-5)
+        C = np.vstack([np.eye(m)[0], np.full(m, 1.0 / m), -np.eye(m)[-1]])
+        squares = np.array([(part**2).sum(axis=1) for part in (weight, bias, scale)])
+        expected = (C * squares).sum(axis=0) / squares.sum(axis=0)
+        np.testing.assert_allclose(list(finished.coefficients.values()), expected, rtol=1e-5)
+        before, kept = after, U.mean(axis=0)
+    assert unpack(result.arrays).keys() == initial_model().keys()
+
+
+def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> tuple[Cohort, Vectors]:
+    """The cohort of updates of zeros, of a model with arrays of these sizes."""
+    model = {f"a{k}": np.zeros(size) for k, size in enumerate(sizes)}
+    names = [f"client-{k}" for k in range(len(U))]
+    trained = Trained.empty(method.layout_of(model), len(U), refused=Refusals(1), missing=())
+    for name, u in zip(names, U, strict=True):
+        parts = dict(zip(model, np.split(-u, np.cumsum(sizes)[:-1]), strict=True))
+        trained.add(name, {"num-examples": 1.0}, parts, {})
+    draws = dict.fromkeys(names, 1)
+    return cohort_of(method, trained, server_round=1, num_rounds=2, online=names, draws=draws)
+
+
+def test_of_a_layerwise_method_the_gram_matrix_is_the_sum_to_the_bit() -> None:
+    U = np.random.default_rng(0).normal(size=(3, 9))
+    cohort, _ = made(ByArray(), U, (2, 0, 4, 3))
+    assert cohort.arrays == ("a0", "a1", "a2", "a3")
+    np.testing.assert_array_equal(cohort.gram, cohort.grams.sum(axis=0))
+    plain, _ = made(FedMGDA(), U, (2, 0, 4, 3))
+    np.testing.assert_allclose(plain.gram, U @ U.T, rtol=1e-12)
+    np.testing.assert_allclose(plain.grams, cohort.grams, rtol=1e-12)
+
+
+def test_a_clients_part_of_the_step_is_as_long_as_its_updates_parts_make_it() -> None:
+    U = np.array([[3.0, 0.0, 4.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+    cohort, vectors = made(ByArray(), U, (2, 1))
+    C = np.array([[2.0, 1.0, 5.0], [-1.0, 1.0, 5.0]])
+    each = single_coefficients(cohort, C)
+    np.testing.assert_allclose(each, [(2.0 * 9.0 - 16.0) / 25.0, 1.0, 0.0])
+    parts = parts_of(cohort, C, np.linalg.norm(U, axis=1))
+    np.testing.assert_allclose(list(parts.values()), [np.hypot(6.0, 4.0), np.sqrt(3.0), 0.0])
+    step = np.array([6.0, 0.0, -4.0]) + np.ones(3)
+    for place, part in enumerate(([6.0, 0.0, -4.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0])):
+        assert share_along(C, vectors, [place], (2, 3)) == pytest.approx(np.dot(part, step) / (step @ step))
+    one = np.array([2.0, 1.0, 5.0])
+    np.testing.assert_array_equal(single_coefficients(cohort, one), one)
+    assert list(parts_of(cohort, one, np.linalg.norm(U, axis=1)).values()) == [10.0, np.sqrt(3.0), 0.0]
+
+
+def test_coefficients_beyond_the_square_root_of_numbers_have_parts_all_the_same() -> None:
+    cohort, _ = made(ByArray(), np.array([[3.0, 0.0, 4.0]]), (2, 1))
+    (part,) = parts_of(cohort, np.array([[1e200], [0.0]]), np.array([5.0])).values()
+    assert part == pytest.approx(3e200)
+
+
+def test_who_decides_a_round_does_so_by_any_of_its_arrays() -> None:
+    class Against(ByArray):
+        """The bias along the first client, the weight as far against it: its mean coefficient is small."""
+
+        def weigh(self, cohort: Cohort) -> FloatArray:
+            C = np.full((3, cohort.size), 1e-6)
+            C[:2, 0] = 1.0, -1.0
+            return C
+
+    _, (finished,) = run(Against(buffers=BUFFERS), MemoryGrid(quadratics(4)), rounds=1)
+    assert finished.decided_by == "site-0"
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 2), (2, 4), (4, 3), (2, 3, 1), ()])
+def test_coefficients_of_another_shape_are_refused_by_both_shapes(shape: tuple[int, ...]) -> None:
+    class Odd(FairStrategy):
+        def weigh(self, cohort: Cohort) -> FloatArray:
+            return np.ones(shape)
+
+    cohort, _ = made(Odd(), np.eye(3), (2, 1))
+    with pytest.raises(MethodError, match=r"Odd\.weigh.*shape \(3,\).*shape \(2, 3\)"):
+        weighed(Odd(), cohort)
+
+
+def test_a_coefficient_of_one_array_that_is_not_finite_is_refused_by_client() -> None:
+    class Infinite(FairStrategy):
+        def weigh(self, cohort: Cohort) -> FloatArray:
+            return np.array([[1.0, 1.0, 1.0], [1.0, np.inf, 1.0]])
+
+    cohort, _ = made(Infinite(), np.eye(3), (2, 1))
+    with pytest.raises(MethodError, match=r"not finite \(of client-1\)"):
+        weighed(Infinite(), cohort)
+
+
+def test_inner_products_by_array_that_are_not_finite_are_no_step() -> None:
+    trained = Trained.empty(Layout({"a": np.zeros(1)}), 1, refused=Refusals(1), missing=())
+    trained.add("client-0", {"num-examples": 1.0}, {"a": np.ones(1)}, {})
+    trained.updates.shorten(np.array([1e200]))
+    cohort, _ = cohort_of(ByArray(), trained, server_round=1, num_rounds=1, online=(), draws={"client-0": 1})
+    with np.errstate(over="ignore"), pytest.raises(NoStepError, match="not finite"):
+        _ = cohort.grams
+
+
+def test_clipped_updates_are_weighed_by_array_as_they_are_shortened() -> None:
+    seen: list[Cohort] = []
+
+    class Watching(ByArray):
+        def weigh(self, cohort: Cohort) -> FloatArray:
+            seen.append(cohort)
+            return super().weigh(cohort)
+
+    _, (finished,) = run(Watching(buffers=BUFFERS, clip_updates=1.0), rounds=1)
+    assert finished.clipped
+    U = updates_of(initial_model(), finished.participants)
+    lengths = {name: np.linalg.norm(u) for name, u in U.items()}
+    after = np.sqrt(np.diag(seen[0].grams.sum(axis=0)))
+    for name, length in zip(finished.participants, after, strict=True):
+        assert (length < 0.999 * lengths[name]) == (name in finished.clipped)
+    parts = np.array([np.split(u, [6, 9])[0] for u in U.values()])
+    shares = np.linalg.norm(parts, axis=1) / list(lengths.values())
+    np.testing.assert_allclose(np.sqrt(np.diag(seen[0].grams[0])), shares * after, rtol=1e-5)
