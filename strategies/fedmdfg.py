@@ -40,8 +40,8 @@ class FedMDFG(FairStrategy):
     history
         Whether updates of the last round are respected where their clients are absent.
     guidance
-        Which updates h combines: "scaled" ones, as the authors' code and so the published tables have it, or plain ones,
-        "gradient", for which the paper proves its claim.
+        Which updates h combines: "scaled" ones, as in the authors' code and the published tables, or plain ones,
+        "gradient", as in the proofs.
     server_lr
         Step size η.
 
@@ -131,9 +131,7 @@ class FedMDFG(FairStrategy):
         """Return whether a row is of a client that is absent."""
         return kept.key not in names
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray | None]:
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
         """Learn what losses to expect; keep the updates of the clients that moved, or the kept ones where none did."""
         expected, joined = (dict(self.memory.get(key, {})) for key in ("expected", "joined"))
         for name, loss in zip(cohort.names, cohort.losses.tolist(), strict=True):

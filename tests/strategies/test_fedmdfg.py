@@ -429,7 +429,9 @@ def test_refused_replies_and_rounds_without_any_leave_the_memory_as_it_was() -> 
         del reply.content.metric_records["metrics"]["loss-before"]
         return [reply]
 
-    faults = {(name, 2): fault for name, fault in zip(quadratics(3), (lost, without_a_loss, without_a_loss), strict=True)}
+    faults = {
+        (name, 2): fault for name, fault in zip(quadratics(3), (lost, without_a_loss, without_a_loss), strict=True)
+    }
     memories = []
     strategy = FedMDFG(buffers=BUFFERS)
     strategy.start(
