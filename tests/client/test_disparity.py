@@ -342,9 +342,8 @@ def test_a_disparity_of_zero_has_no_gradient() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_batches_say_what_one_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, examples = linear(), drawn()
-    whole, counts = (
-        measure_disparity(model, task_of(), examples, terms_of(kind), 1),
-        count_hits(model, task_of(), examples, 1),
+    whole, counts = measure_disparity(model, task_of(), examples, terms_of(kind), 1), count_hits(
+        model, task_of(), examples, 1
     )
     monkeypatch.setattr(disparity, "EVALUATION_BATCH", 7)
     parts = measure_disparity(model, task_of(), examples, terms_of(kind), 1)

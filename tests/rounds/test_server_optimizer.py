@@ -356,7 +356,9 @@ def test_a_run_whose_method_never_steps_keeps_nothing() -> None:
 
 @each_optimizer
 def test_buffers_and_integers_are_those_of_the_method(optimizer: str) -> None:
-    (plain,), (ours,) = (run(FedAvg(buffers=BUFFERS, **options), rounds=1)[1] for options in ({}, EACH[optimizer]))
+    (plain,), (ours,) = (
+        run(FedAvg(buffers=BUFFERS, **options), rounds=1)[1] for options in ({}, EACH[optimizer])
+    )
     one, other = unpack(plain.arrays), unpack(ours.arrays)
     for name in ("norm.mean", "norm.steps"):
         assert one[name].tobytes() == other[name].tobytes()
@@ -441,7 +443,9 @@ def test_the_limit_compares_with_the_methods_longest_step_and_not_with_the_optim
 
 
 @pytest.mark.parametrize("optimizer", ADAPTIVE)
-def test_a_step_whose_square_is_beyond_the_range_is_not_taken(optimizer: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_whose_square_is_beyond_the_range_is_not_taken(
+    optimizer: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its square is beyond float32: v would be infinite, and these numbers would never move again."""
     strategy = Leap(factors={2: 1e25}, update_limit=np.inf, **EACH[optimizer])
     logging.getLogger("flwr").addHandler(caplog.handler)
@@ -584,10 +588,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"server_optimizer": "avgm", "server_optimizer_beta1": -0.1}, r"server_optimizer_beta1 = -0.1"),
     ({**EACH["adam"], "server_optimizer_beta2": 1.0}, r"server_optimizer_beta2 = 1.0: .* in \[0, 1\)"),
     ({**EACH["adam"], "server_optimizer_tau": 0.0}, "server_optimizer_tau = 0.0: .* above 0"),
-    *(
-        ({"server_optimizer": each}, f"'{each}' needs server_optimizer_lr, .* no default: give one")
-        for each in ADAPTIVE
-    ),
+    *(({"server_optimizer": each}, f"'{each}' needs server_optimizer_lr, .* no default: give one") for each in ADAPTIVE),
     ({"server_optimizer_lr": 0.1}, "server_optimizer_lr = 0.1 has no effect with server_optimizer = 'none'"),
     ({"server_optimizer_beta1": 0.5}, "server_optimizer_beta1 = 0.5 has no effect with server_optimizer = 'none'"),
     (
