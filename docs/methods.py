@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchjd import aggregation
 
+from fairbloom.deploy.operator.submit import format_value
 from fairbloom.experiments.views.catalogue import MethodDoc, default_of, describe
 from fairbloom.protocol.names import (
     ACCURACY_AFTER,
@@ -357,7 +358,7 @@ def command(method: MethodDoc) -> str:
     """Return the command that runs the method."""
     words = [f"fairbloom run --method {method.name}"]
     words += ["--task adult --set adult.group=sex"] if BETWEEN_GROUPS.intersection(method.needs) else []
-    words += [f"--set {parameter.key}={value}" for parameter, value in example(method).items()]
+    words += [f"--set {parameter.key}={format_value(value)}" for parameter, value in example(method).items()]
     return (" " if len(words) <= 3 else " \\\n    ").join(words)
 
 
