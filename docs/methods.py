@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchjd import aggregation
 
-from fairbloom.deploy.operator.submit import format_value
+from fairbloom.experiments.recipes.labels import format_value
 from fairbloom.experiments.views.catalogue import MethodDoc, default_of, describe
 from fairbloom.protocol.names import (
     ACCURACY_AFTER,
@@ -277,7 +277,9 @@ def index(methods: Iterable[MethodDoc]) -> str:
 def scalarizations(of_losses: MethodDoc) -> str:
     """Return what is said of all scalarizations of losses."""
     names = sorted(name for name, kind in scalarizer_classes().items() if not why_nameless(name, kind))
-    numbers = {name: {key: value for key, value in starting_points(name, 1).items() if key != "weights"} for name in names}
+    numbers = {
+        name: {key: value for key, value in starting_points(name, 1).items() if key != "weights"} for name in names
+    }
     return SCALARIZATIONS.format(
         explanation=explanation(of_losses),
         scalarizers=", ".join(f"`torchjd:{name}`" for name in names),
