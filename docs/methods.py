@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchjd import aggregation
 
+from fairbloom.experiments.recipes.labels import format_value
 from fairbloom.experiments.views.catalogue import MethodDoc, default_of, describe
 from fairbloom.protocol.names import (
     ACCURACY_AFTER,
@@ -276,7 +277,9 @@ def index(methods: Iterable[MethodDoc]) -> str:
 def scalarizations(of_losses: MethodDoc) -> str:
     """Return what is said of all scalarizations of losses."""
     names = sorted(name for name, kind in scalarizer_classes().items() if not why_nameless(name, kind))
-    numbers = {name: {key: value for key, value in starting_points(name, 1).items() if key != "weights"} for name in names}
+    numbers = {
+        name: {key: value for key, value in starting_points(name, 1).items() if key != "weights"} for name in names
+    }
     return SCALARIZATIONS.format(
         explanation=explanation(of_losses),
         scalarizers=", ".join(f"`torchjd:{name}`" for name in names),
@@ -357,7 +360,7 @@ def command(method: MethodDoc) -> str:
     """Return the command that runs the method."""
     words = [f"fairbloom run --method {method.name}"]
     words += ["--task adult --set adult.group=sex"] if BETWEEN_GROUPS.intersection(method.needs) else []
-    words += [f"--set {parameter.key}={value}" for parameter, value in example(method).items()]
+    words += [f"--set {parameter.key}={format_value(value)}" for parameter, value in example(method).items()]
     return (" " if len(words) <= 3 else " \\\n    ").join(words)
 
 

@@ -122,9 +122,7 @@ def _finite(products: FloatArray) -> FloatArray:
     return products
 
 
-def rows_after(
-    method: Method, remembered: Mapping[Kept, FloatArray | None], vectors: Vectors
-) -> dict[Kept, Vectors]:
+def rows_after(method: Method, remembered: Mapping[Kept, FloatArray | None], vectors: Vectors) -> dict[Kept, Vectors]:
     """Return the rows that a method keeps after a round, as its `remember` says.
 
     Raises

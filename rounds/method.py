@@ -518,9 +518,7 @@ class Method:
         """
         return None
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray | None]:
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
         """Update `memory` after the step; return the rows to keep, each as a combination of shape (m + r,).
 
         None in its place keeps a row of `progress.kept` as it is, also one that this round did not recall.

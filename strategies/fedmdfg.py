@@ -24,24 +24,25 @@ class FedMDFG(FairStrategy):
         d_0 = \arg\min \Big\lVert \sum_i \lambda_i q_i \Big\rVert, \qquad
         w \leftarrow w - \eta \, d_0 \frac{\lVert \tfrac1m \sum_k v_k \rVert}{\lVert d_0 \rVert}
 
-    with λ in the simplex. The rows q are the scaled updates v_k, those of the last round of clients that are absent now,
-    and with guidance Σ h_k v_k, where h is orthogonal to the losses F and positive for the high ones. There is guidance
-    where the angle between F and equal losses is above `angle`, or where some clients, but not all, have a higher loss
-    than expected: than the mean of their earlier ones, of which none counts for more than was expected of it.
-    The step d satisfies ⟨d, q_i⟩ ≥ ‖d‖ ‖d₀‖ for every row: no loss of a client, present or absent, rises to first order.
+    with λ in the simplex. The rows q are the scaled updates v_k, those of the last round of clients that are absent
+    now, and with guidance Σ h_k v_k, where h is orthogonal to the losses F and positive for the high ones. There is
+    guidance where the angle between F and equal losses is above `angle`, or where some clients, but not all, have a
+    higher loss than expected: than the mean of their earlier ones, of which none counts for more than was expected of
+    it. The step d satisfies ⟨d, q_i⟩ ≥ ‖d‖ ‖d₀‖ for every row: to first order no loss of a client, present or absent,
+    rises.
 
-    Source: Pan et al., FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance, AAAI 2023, appendix
-    A.1–A.3, doi:10.1609/aaai.v37i8.26122; Algorithm 1 was read in the authors' public code.
+    Source: Pan et al., FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance, AAAI 2023,
+    appendix A.1–A.3, doi:10.1609/aaai.v37i8.26122; Algorithm 1 was read in the authors' public code.
 
     Parameters
     ----------
     angle
-        Up to this many degrees between the losses and equal ones no guidance is needed; the paper's are 11.25 and 5.625.
+        Up to this many degrees between the losses and equal ones there is no guidance; the paper has 11.25 and 5.625.
     history
         Whether updates of the last round are respected where their clients are absent.
     guidance
-        Which updates h combines: "scaled" ones, as the authors' code and so the published tables have it, or plain ones,
-        "gradient", for which the paper proves its claim.
+        Which updates h combines: "scaled" ones, as in the authors' code and the published tables, or plain ones,
+        "gradient", as in the proofs.
     server_lr
         Step size η.
 
@@ -54,8 +55,8 @@ class FedMDFG(FairStrategy):
     an update of exactly zero is left out, and where ‖d₀‖ ≤ 1e-3 s no step is taken.
 
     Objective: a Pareto-stationary point, near equal losses
-    Good for: clients in conflict of which few take part in a round; an update that is inflated changes the step's length
-    alone.
+    Good for: clients in conflict of which few take part in a round; an update that is inflated changes the length of
+    the step alone.
     Hurts when: clients are many beside what their data span, as the shortest combination is then near zero. A client
     whose loss cannot fall, as with noisy labels, is guided towards all the same.
     Memory: one round of updates, and two numbers a client
@@ -131,9 +132,7 @@ class FedMDFG(FairStrategy):
         """Return whether a row is of a client that is absent."""
         return kept.key not in names
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray | None]:
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
         """Learn what losses to expect; keep the updates of the clients that moved, or the kept ones where none did."""
         expected, joined = (dict(self.memory.get(key, {})) for key in ("expected", "joined"))
         for name, loss in zip(cohort.names, cohort.losses.tolist(), strict=True):

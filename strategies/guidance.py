@@ -32,10 +32,11 @@ def guidance(losses: FloatArray) -> Guidance | None:
     r"""Return the guidance of losses F, shape (m,); None where there is none, as they are equal or all zero.
 
     .. math:: h \propto \cos\varphi \, \frac{F}{\lVert F \rVert} - \hat p, \qquad
-        \cos\varphi = \Big\langle \frac{F}{\lVert F \rVert}, \hat p \Big\rangle, \qquad \hat p = \frac{\mathbf 1}{\sqrt m}
+        \cos\varphi = \Big\langle \frac{F}{\lVert F \rVert}, \hat p \Big\rangle, \qquad
+        \hat p = \frac{\mathbf 1}{\sqrt m}
 
-    h_k is positive exactly for F_k > ‖F‖²/ΣF: a step down along Σ h_k u_k lowers high losses beside the others. It is the
-    gradient of −cos φ with respect to F, but for its length.
+    h_k is positive exactly for F_k > ‖F‖²/ΣF: a step down along Σ h_k u_k lowers high losses beside the others. It is
+    the gradient of −cos φ with respect to F, but for its length.
 
     Source: Pan et al., FedMDFG, AAAI 2023, appendix A.1; Pan et al., FedLF, AAAI 2024, equation 5.
     """

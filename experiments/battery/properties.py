@@ -258,6 +258,7 @@ def _extremes() -> Iterator[Situation]:
     yield usual.move("4 clients with orthogonal updates", lambda U: np.eye(*U.shape))
     for accuracy in (0.0, 1.0):
         yield replace(usual, description=f"4 clients with accuracy {accuracy:g}", accuracies=np.full(4, accuracy))
+    yield replace(usual, description="4 clients that are as well served alone", baselines=losses)
     yield replace(usual, description="4 clients without a disparity between groups", disparities=np.zeros(4))
     none = usual.of_groups * np.array([[1.0, 0.0, 1.0, 0.0]])
     yield replace(usual, description="4 clients without positive examples in one of two groups", of_groups=none)

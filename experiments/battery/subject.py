@@ -39,12 +39,15 @@ TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 
 MEASURED = (
     *(wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER),
-    *(wire.LEARNING_RATE, wire.UPDATE_NORM, *sorted(wire.BETWEEN_GROUPS)),
+    *(wire.LEARNING_RATE, wire.UPDATE_NORM, wire.STEP_SUM, wire.LOSS_BASELINE, *sorted(wire.BETWEEN_GROUPS)),
 )
 """What Fairbloom's own clients report of their training where a method asks for it."""
 
 EVEN = "fairbloom.experiments.battery.even:task"
 """The task of real clients whose examples are in two groups."""
+
+ABSENT = "client-absent"
+"""A client that the server knows, and that takes part in no made-up round."""
 
 ARRAYS = ("first.weight", "first.bias", "second.weight")
 """The arrays of the model in made-up cohorts."""
@@ -95,8 +98,8 @@ class Situation:
         In ascending order.
     updates, seconds
         Shape (m, d) each; the second updates are those of methods that ask for two.
-    losses, accuracies, rates, disparities, counts, draws
-        Shape (m,) each.
+    losses, baselines, accuracies, rates, disparities, counts, draws
+        Shape (m,) each; the baselines are losses of models that clients have trained alone.
     of_groups
         Positive examples of two groups, and those of them that are found, shape (m, 4).
     """
@@ -106,6 +109,7 @@ class Situation:
     updates: FloatArray
     seconds: FloatArray
     losses: FloatArray
+    baselines: FloatArray
     accuracies: FloatArray
     rates: FloatArray
     disparities: FloatArray
@@ -119,7 +123,9 @@ class Situation:
             **dict.fromkeys((wire.ACCURACY_BEFORE, wire.ACCURACY_AFTER), self.accuracies),
             **dict.fromkeys((wire.DISPARITY, wire.DISPARITY_HARD), self.disparities),
             **dict(zip((*wire.POSITIVES, *wire.HITS), self.of_groups.T, strict=True)),
+            wire.LOSS_BASELINE: self.baselines,
             wire.LEARNING_RATE: self.rates,
+            wire.STEP_SUM: np.where(self.updates.any(axis=1), 5.0 * self.rates, 0.0),  # who takes no step does not move
             wire.UPDATE_NORM: np.linalg.norm(self.updates, axis=1),
         }
         return known.get(metric, self.losses)
@@ -165,6 +171,7 @@ def ordinary_situation(m: int, seed: int = 0, common: float = 1.0) -> Situation:
         seconds=0.3 * rng.normal(size=(m, m + 3)),
         disparities=rng.uniform(-0.5, 0.5, m),
         of_groups=np.hstack([rng.integers(10, 20, (m, 2)), rng.integers(1, 10, (m, 2))]).astype(np.float64),
+        baselines=rng.uniform(0.1, 1.0, m),
     )
 
 
@@ -250,6 +257,9 @@ class Subject:
             report = {wire.NUM_EXAMPLES: situation.counts[k], method.weighted_by_key: situation.counts[k]}
             report |= {metric: column[k] for metric, column in columns.items()}
             trained.add(name, report, as_arrays(-situation.updates[k]), as_arrays(-situation.seconds[k]))
+        if method.uses_roster:
+            known = {**method.progress.roster, ABSENT: 20.0, **dict(zip(names, situation.counts.tolist(), strict=True))}
+            method.progress.roster = dict(sorted(known.items()))
         with self.explain_errors(f"Given {situation.description}, ", "shape"):
             cohort, vectors = cohort_of(
                 method,
@@ -355,11 +365,11 @@ class Subject:
                 f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run with them."
             )
         method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
-        clients = LoopClients(method, run_config(method, **settings))
-        loop = Rounds(method, clients, ROUNDS)
-        first = initial_model(method) if model is None else model
         reporters = ("needs", "shape", "memory")
         with self.explain_errors("In rounds with real clients, ", *reporters, method=method):
+            clients = LoopClients(method, run_config(method, **settings))
+            first = initial_model(method) if model is None else model
+            loop = Rounds(method, clients, ROUNDS)
             finished = list(islice(loop.run(first, measure=lambda number: (), measure_after=()), rounds))
         refused = sorted({why for each in finished for why in each.refused.values()})
         if refused:

@@ -44,7 +44,10 @@ def test_a_paragraph_ends_where_the_next_begins(name: str) -> None:
 @pytest.mark.parametrize("name", [*METHODS, "torchjd"])
 def test_a_source_has_the_doi_of_its_paper_which_a_page_links(name: str) -> None:
     source = describe(name).source
-    (doi,) = re.findall(r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+|1609/aaai\.v\d+i\d+\.\d+))(?=[.;]?(?:\s|$))", source)
+    (doi,) = re.findall(
+        r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+|1609/aaai\.v\d+i\d+\.\d+))(?=[.;]?(?:\s|$))",
+        source,
+    )
     assert f"](https://doi.org/{doi})" in scripts(source)
 
 

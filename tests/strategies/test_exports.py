@@ -100,6 +100,8 @@ def outside(kind: str) -> list[Any]:
         return [*never, low - 1e-9, high + 1e-9, *ends]
     if kind == "float":
         return never
+    if kind == "bool":
+        return [*never[:-1], 0, 1, "true"]
     if found := re.fullmatch(r"(\w+(?:, \w+)*) or (\w+)", kind):
         return [*never, "", found[2].upper()]
     raise AssertionError(f"no range is stated by {kind!r}")
@@ -117,6 +119,8 @@ def inside(kind: str) -> list[Any]:
         return [*ends, low + 1e-9, high - 1e-9]
     if kind == "float":
         return [-1e30, 0.0, 1e30]
+    if kind == "bool":
+        return [False, True]
     return kind.replace(" or ", ", ").split(", ")
 
 

@@ -137,7 +137,7 @@ def test_a_coefficient_may_be_negative_by_hand() -> None:
 def test_guidance_begins_beyond_the_angle_in_degrees(angle: float, guided: bool) -> None:
     """Losses of 1 and 3 are arctan ½ = 26.57 degrees from equal ones."""
     found = step(FedMDFG(angle=angle), np.eye(2), losses=[1.0, 3.0])
-    assert (abs(found[0] - found[1]) > 0.1) is guided
+    assert bool(abs(found[0] - found[1]) > 0.1) is guided
     if not guided:
         np.testing.assert_allclose(found, [0.5, 0.5], rtol=1e-9)
 
@@ -429,7 +429,9 @@ def test_refused_replies_and_rounds_without_any_leave_the_memory_as_it_was() -> 
         del reply.content.metric_records["metrics"]["loss-before"]
         return [reply]
 
-    faults = {(name, 2): fault for name, fault in zip(quadratics(3), (lost, without_a_loss, without_a_loss), strict=True)}
+    faults = {
+        (name, 2): fault for name, fault in zip(quadratics(3), (lost, without_a_loss, without_a_loss), strict=True)
+    }
     memories = []
     strategy = FedMDFG(buffers=BUFFERS)
     strategy.start(
