@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .states import StateDict
 
 KEPT = "kept"
-"""A record of Flower's context with a version of what a client keeps between rounds is called by this, the name of what is
-kept and the round that made it: kept:personal:3."""
+"""A record of Flower's context that holds a version of what a client keeps is called by this, the name of what is kept,
+and the round that made it: kept:personal:3."""
 
 PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""

@@ -43,7 +43,7 @@ MOST_NAMES = 20
 
 
 Kept = Mapping[str, tuple[int | None, Model]]
-"""What a round has made of what a client keeps, as arrays by name, with the round of the version that it was made from."""
+"""What a round has made of what a client keeps, as arrays by name, each with the round of the version it came from."""
 
 
 class Reply(NamedTuple):

@@ -136,7 +136,7 @@ def test_a_write_that_is_cut_off_leaves_the_models_before_it_and_no_draft_for_lo
     assert {path.name for path in tmp_path.iterdir()} == {"1.safetensors", "2.safetensors", "3.safetensors"}
 
 
-# Versions that go on from the one that the server has used -------------------------------------------------------------
+# Versions that go on from the one that the server has used -----------------------------------------------------------
 
 
 def rounds_in(folder: Path) -> set[int]:
