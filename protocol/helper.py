@@ -11,12 +11,12 @@ ADVICE = f"write {HELPER} in the client app, or answer it there without PyTorch 
 """What to do where a client does not answer it."""
 
 OF_GROUPS = (
-    "let the client be Fairbloom's own with a task that has groups (docs/subgroups.md), which functions of fair() lack, "
-    "or answer it in the client app as docs/flower.md shows"
+    "let the client be Fairbloom's own, with a task that has groups (docs/subgroups.md), which functions of fair() "
+    "lack, or answer it in the client app as docs/flower.md shows"
 )
 """What to do where a client does not compare groups of examples."""
 
 
-def advice_on(names: Collection[str]) -> str:
-    """Return what to do where a client does not answer these terms or metrics."""
-    return OF_GROUPS if BETWEEN_GROUPS.intersection(names) else ADVICE
+def advice_on(lacking: Collection[str]) -> str:
+    """Return what to do where a client does not answer these terms, metrics or records."""
+    return OF_GROUPS if any(name in each for each in lacking for name in BETWEEN_GROUPS) else ADVICE

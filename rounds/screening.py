@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairbloom.logs import log
-from fairbloom.protocol.helper import ADVICE, advice_on
+from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.names import (
     ACCURACY,
     DISPARITY,
@@ -69,7 +69,7 @@ class MissingSecondError(MissingError):
 
     def __init__(self, record: str) -> None:
         which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
-        super().__init__(f"the ArrayRecord {record!r}", f"ArrayRecord {record!r} is missing{which}: {ADVICE}")
+        super().__init__(f"the ArrayRecord {record!r}", f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
 
 
 class Refusals:
@@ -212,7 +212,9 @@ def _all_usable(
         type(columns[NUM_EXAMPLES][0]) is int
         and all(min(columns[key]) > 0 for key in positive)
         and max(columns[weight_key]) <= LARGEST_COUNT
-        and all(min(columns[key]) >= _lowest_share(key) and max(columns[key]) <= 1.0 for key in shares if key in columns)
+        and all(
+            min(columns[key]) >= _lowest_share(key) and max(columns[key]) <= 1.0 for key in shares if key in columns
+        )
     )
 
 

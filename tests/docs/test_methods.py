@@ -93,10 +93,14 @@ def test_the_example_makes_the_strategy_of_a_run_by_default(name: str) -> None:
 
 
 @each_method
-def test_the_command_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_page_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """It runs with its settings, for one round in place of fifty."""
     monkeypatch.chdir(tmp_path)
     (command,) = re.findall(r"```sh\n(.+?)```", page(describe(name)), re.DOTALL)
+    if "--task adult" in command:
+        request.getfixturevalue("originals")
     words = shlex.split(command.replace("\\\n", ""))
     done = CliRunner().invoke(app, [*words[1:], "--rounds", "1"])
     assert (words[0], done.exit_code) == ("fairbloom", 0), done.output
