@@ -60,7 +60,7 @@ def names_in(**named: object) -> tuple[str, ...]:
 
 
 def amounts_of(lowest: float, **named: object) -> dict[str, float]:
-    """Return the one named value, a mapping of names to numbers not below `lowest`, the text of one, or None for none."""
+    """Return the one named value: a mapping of names to numbers from `lowest` on, the text of one, or None for none."""
     ((name, value),) = named.items()
     if isinstance(value, str):
         value = {key: parsed(text) for key, text in pairs_in(value, "site-a=0.02").items()}

@@ -13,6 +13,7 @@ from .ditto import Ditto, Local
 from .drfa import DRFA
 from .eagle import EAGLE
 from .fairfed import FairFed
+from .fcfl import FCFL
 from .fedavg import FedAvg
 from .fedavgn import FedAvgN
 from .fedfa import FedFa
@@ -35,7 +36,7 @@ METHODS: dict[str, type[FairStrategy]] = {
         *(FedAvg, FedProx, FedAvgN),
         *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, EAGLE, FedFa, AAggFF),
         *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG),
-        FairFed,
+        *(FairFed, FCFL),
         *(Ditto, Local),
     )
 }
@@ -115,6 +116,7 @@ __all__ = [
     "AFL",
     "DRFA",
     "EAGLE",
+    "FCFL",
     "METHODS",
     "TERM",
     "AAggFF",

@@ -53,8 +53,8 @@ KNOWN = (
                 Choices("described", "published"),
             ),
             group_by(
-                "Columns of categories, or one category of a column, by which clients report counts and scores in groups, "
-                "as in 'sex,race=White'"
+                "Columns of categories, or one category of a column, by which clients report counts and scores in "
+                "groups, as in 'sex,race=White'"
             ),
             Parameter(
                 "left-out",

@@ -156,7 +156,9 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
         train, test = read(setup)
         parts = _deal(train, test, setup, groups)
         beyond = [Dealt(each.examples, each.tested + len(train.targets)) for each in parts]
-        inputs = torch.from_numpy(np.ascontiguousarray(np.concatenate([each.inputs[:, places] for each in (train, test)])))
+        inputs = torch.from_numpy(
+            np.ascontiguousarray(np.concatenate([each.inputs[:, places] for each in (train, test)]))
+        )
         targets = torch.from_numpy(np.concatenate([train.targets, test.targets]))
         columns = [np.concatenate([by.places(each) for each in (train, test)]) for by in grouped]
         members = torch.from_numpy(np.stack(columns, axis=1)) if columns else None
@@ -244,8 +246,7 @@ def _find_inputs(left_out: str) -> tuple[str, ...]:
 def _check_column(key: str, column: str, reason: str) -> None:
     if column not in CATEGORIES:
         raise FairbloomError(
-            f"{key} = {column!r}: {reason}: {did_you_mean(column, CATEGORIES)}there are "
-            f"{', '.join(CATEGORIES)}"
+            f"{key} = {column!r}: {reason}: {did_you_mean(column, CATEGORIES)}there are {', '.join(CATEGORIES)}"
         )
 
 

@@ -75,7 +75,9 @@ def test_the_budget_is_for_all_matrices_of_a_round() -> None:
     layout = Layout({"w": np.zeros(1000, np.float32)})
 
     def in_files(gigabytes: float, snapshots: bool) -> list[bool]:
-        none = Trained.empty(layout, 5, refused=Refusals(1), missing=(), second="snapshot" if snapshots else "", memory=Memory(gigabytes))
+        none = Trained.empty(
+            layout, 5, refused=Refusals(1), missing=(), second="snapshot" if snapshots else "", memory=Memory(gigabytes)
+        )
         return [isinstance(each.matrix, np.memmap) for each in (none.updates, none.second) if each is not None]
 
     size = 5 * 1000 * 4 / GIGABYTE

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg
 from tests.strategies.helpers import (
     ARGUMENTS,
+    BUFFERS,
     MemoryGrid,
     Quadratic,
     initial_model,
@@ -27,6 +28,7 @@ MEASURED = {
     "qfedsgd": ["learning-rate", "loss-before"],
     "fedfa": ["accuracy-after"],
     "fairfed": ["accuracy-before", "hits-0", "hits-1", "positives-0", "positives-1"],
+    "fcfl": ["disparity", "learning-rate", "loss-before"],
 }
 """What the clients are asked to measure; nothing for the other methods."""
 
@@ -39,6 +41,11 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
         "loss-transform": "propfair",
         "propfair-baseline": baseline,
         "propfair-epsilon": epsilon,
+    },
+    "fcfl": lambda disparity="demographic-parity", **_: {
+        "full-batch-step": True,
+        "disparity": disparity,
+        "disparity-sharpness": 10.0,
     },
     "fedfa": lambda client_momentum=0.9, **_: {"client-momentum": client_momentum},
     "drfa": lambda local_steps=10, **_: {"local-steps": local_steps},
@@ -84,9 +91,9 @@ def test_common_local_terms_are_told_with_every_method_and_only_where_they_apply
     own = METHODS[name].own_terms
     options = {key: value for key, value in {"proximal_mu": 0.25, "personal_lambda": 0.5}.items() if key not in own}
     grid = MemoryGrid(quadratics(2))
-    run(make(name, ARGUMENTS[name][0], **options), grid, rounds=1)
+    run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, **options), grid, rounds=1)
     alone = MemoryGrid(quadratics(2))
-    run(make(name, ARGUMENTS[name][0]), alone, rounds=1)
+    run(make(name, ARGUMENTS[name][0], buffers=BUFFERS), alone, rounds=1)
     with_both, without = (
         dict(g.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]) for g in (grid, alone)
     )

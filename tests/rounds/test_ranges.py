@@ -89,6 +89,16 @@ OWN: dict[str, dict[str, tuple[str, list[Any], list[Any]]]] = {
         "personal_epochs": ("int at least 1", [1, 10], [0, -1, 0.5, 1.0]),
     },
     "local": {},
+    "fcfl": {
+        "budget": ("at least 0", [0, 0.05, 1], [-1e-30, -1]),
+        "budgets": ("", [], []),
+        "stage1_rounds": ("int at least 0", [0, 800], [-1, 0.5, 1.0]),
+        "delta": ("above 0", [1e-30, 0.5, 1e30], [0, -1.0]),
+        "delta_decay": ("(0, 1]", [1e-30, 0.01, 1], [0, -0.1, 1.1]),
+        "delta_factor": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
+        "delta_min": ("at least 0", [0, 1e-4, 1e30], [-1e-30, -1]),
+        "disparity": ("demographic-parity or equal-opportunity", ["equal-opportunity"], ["parity", "", 1]),
+    },
     "fedfv": {
         "alpha": ("[0, 1]", [0, 0.1, 1.0], [-0.1, 1.1]),
         "tau": ("int at least 0", [0, 1, 100], [-1, 0.5, 1.0]),

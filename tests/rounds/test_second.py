@@ -18,6 +18,7 @@ from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.dispatch.workers import WorkerClients
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
+from fairbloom.tasks import load_task
 from tests.strategies.helpers import (
     BUFFERS,
     TRAINABLE,
@@ -28,6 +29,7 @@ from tests.strategies.helpers import (
     flat,
     initial_model,
     record,
+    unflat,
     unpack,
 )
 
@@ -61,9 +63,7 @@ class Replying(Quadratic):
         self.along = factor * self.target[::-1] / 10.0
 
     def moved(self, arrays: Arrays) -> Arrays:
-        places = np.split(flat(arrays) - self.along, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
-        pairs = zip(TRAINABLE, places, strict=True)
-        return {name: place.reshape(arrays[name].shape).astype(arrays[name].dtype) for name, place in pairs}
+        return unflat(flat(arrays) - self.along, arrays)
 
     def __call__(self, message: Message) -> Message:
         reply = super().__call__(message)
@@ -138,7 +138,7 @@ def test_a_method_must_weigh_each_row() -> None:
         weights = (FIRST,)
 
     with pytest.raises(MethodError, match=r"shape \(8,\)"):
-        rounds_of(TooFew())
+        rounds_of(TooFew(buffers=BUFFERS))
 
 
 def test_a_reply_has_one_second_model() -> None:
@@ -147,9 +147,9 @@ def test_a_reply_has_one_second_model() -> None:
 
 
 def test_a_client_that_decides_by_its_second_update_is_named() -> None:
-    (one,) = rounds_of(Both(), clients=clients_of(4, **{"2": 60.0}))
+    (one,) = rounds_of(Both(buffers=BUFFERS), clients=clients_of(4, **{"2": 60.0}))
     assert one.decided_by == "site-2"
-    (one,) = rounds_of(Both())
+    (one,) = rounds_of(Both(buffers=BUFFERS))
     assert one.decided_by == ""
 
 
@@ -184,8 +184,8 @@ NAN = np.array([np.nan, 0.0, 0.0], np.float32)
 )
 def test_a_reply_whose_second_record_cannot_be_used_is_refused_by_name(fault: Fault, reason: str) -> None:
     """And the round ends as without it; neither record stands in for the other."""
-    (one,) = rounds_of(Both(), faults={("site-2", 1): fault})
-    (absent,) = rounds_of(Both(), faults={("site-2", 1): lambda sent, reply: []})
+    (one,) = rounds_of(Both(buffers=BUFFERS), faults={("site-2", 1): fault})
+    (absent,) = rounds_of(Both(buffers=BUFFERS), faults={("site-2", 1): lambda sent, reply: []})
     assert list(one.refused) == ["site-2"]
     assert reason in one.refused["site-2"]
     assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
@@ -194,7 +194,7 @@ def test_a_reply_whose_second_record_cannot_be_used_is_refused_by_name(fault: Fa
 def test_second_updates_are_compared_with_each_other() -> None:
     """They may be a thousand times as long as the first ones, or shorter: a gradient of something else is."""
     for factor in (1e4, 1e-4):
-        (one,) = rounds_of(Both(), clients=clients_of(4, **dict.fromkeys("0123", factor)))
+        (one,) = rounds_of(Both(buffers=BUFFERS), clients=clients_of(4, **dict.fromkeys("0123", factor)))
         assert one.refused == {}
 
 
@@ -203,7 +203,7 @@ def test_second_updates_are_shortened_to_what_is_usual_among_themselves() -> Non
     for each in clients.values():
         each.examples = 10
     lengths = sorted(float(np.linalg.norm(client.along)) for client in clients.values())
-    (one,) = rounds_of(method := Both(clip_updates=5.0), clients=clients)
+    (one,) = rounds_of(method := Both(buffers=BUFFERS, clip_updates=5.0), clients=clients)
     assert one.clipped == ("site-2",)
     squares = np.diag(method.cohort.gram)[4:]
     assert np.sqrt(squares[2]) == pytest.approx(5.0 * lengths[1], rel=1e-4)
@@ -214,7 +214,7 @@ def test_second_updates_are_shortened_to_what_is_usual_among_themselves() -> Non
 def test_when_all_lack_the_record_the_run_says_what_it_needs() -> None:
     faults = {(f"site-{k}", 1): without(ARRAYS_DISPARITY) for k in range(4)}
     with pytest.raises(NothingLearnedError, match="lack the ArrayRecord 'arrays-disparity', which Both needs"):
-        rounds_of(Both(), faults=faults)
+        rounds_of(Both(buffers=BUFFERS), faults=faults)
 
 
 # Engines --------------------------------------------------------------------------------------------------------------
@@ -244,13 +244,11 @@ def test_the_engines_hand_second_models_over(gigabytes: float) -> None:
         "loop": lambda: two_models(LoopClients)(Both(), config),
         "workers": lambda: two_models(WorkerClients)(Both(), config, workers=2),  # type: ignore[call-arg]
     }
+    model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
     seen: dict[str, FloatArray] = {}
     for name, make in engines.items():
         clients = make()
-        names = clients.online(1)
-        _, module = clients.task_and_model()
-        model = {key: tensor.detach().numpy().copy() for key, tensor in module.state_dict().items()}
-        trained = clients.train(names, model, Terms(server_round=1))
+        trained = clients.train(clients.online(1), model, Terms(server_round=1))
         clients.close()
         assert trained.refused.reasons == {}
         assert trained.second is not None

@@ -61,7 +61,9 @@ def expected_model(
             accuracies = {client: clients[client].accuracy(model) for client in replies}
         known = {client: float(each.examples) for client, each in clients.items()}
         baselines = {client: clients[client].baseline for client in replies}
-        columns = (updates, losses, counts, accuracies, rates, draws, groups, known, baselines)
+        seconds = {client: flat(model) - flat(clients[client].evened(model)) for client in replies}
+        disparities = {client: clients[client].disparity(model) for client in replies}
+        columns = (updates, losses, counts, accuracies, rates, draws, groups, known, baselines, seconds, disparities)
         history.append(Seen(finished.number, len(rounds), *columns))
         extra = {"seed": OPTIONS["seed"]} if name == "fedfv" else {}
         w = flat(model) - expected_step(name, {**arguments, **extra}, history)
@@ -198,12 +200,14 @@ def test_no_vector_of_the_models_length_reaches_the_method(name: str, arguments:
             after = record({"w": w + np.float32(len(client)) * np.sin(np.arange(d) * small.rate).astype(np.float32)})
             numbers = {"num-examples": small.examples, "loss-before": small.rate, "accuracy-after": small.rate}
             numbers["loss-baseline"] = 0.5 * small.rate
-            numbers |= {"learning-rate": small.rate, "train-loss": small.rate}
+            numbers |= {"learning-rate": small.rate, "train-loss": small.rate, "disparity": small.rate}
             replied = RecordDict({"metrics": MetricRecord(numbers)})
             if message.metadata.message_type == MessageType.TRAIN:
                 replied["arrays"] = after
                 if "snapshot-step" in config:
                     replied["snapshot"] = after
+                if "disparity" in config:
+                    replied["arrays-disparity"] = after
             return Message(replied, reply_to=message)
 
         return answer

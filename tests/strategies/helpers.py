@@ -48,6 +48,11 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "fedfv": [{}, {"alpha": 0.0, "tau": 3}, {"alpha": 0.5, "tau": 0, "order": "reverse"}, {"order": "random"}],
     "adafed": [{}, {"gamma": 0.0, "server_lr": 0.5}, {"gamma": 0.5}],
     "fedmdfg": [{}, {"angle": 1.0, "guidance": "gradient", "server_lr": 0.5}, {"angle": 89.0, "history": False}],
+    "fcfl": [
+        {"delta": 5.0},
+        {"budget": 1.0, "delta_decay": 0.5, "delta_factor": 0.01},
+        {"stage1_rounds": 2, "budgets": {"site-1": 0.5}, "delta": 20.0, "disparity": "equal-opportunity"},
+    ],
     "ditto": [{"lam": 0.1}, {"lam": 0.0, "personal_epochs": 3, "weighting": "uniform"}],
     "local": [{}],
 }
@@ -90,9 +95,11 @@ def cohort_of(
     baselines: Iterable[float] | None = None,
     roster: Mapping[str, float] | None = None,
     arrays: Mapping[str, int] | None = None,
+    seconds: FloatArray | None = None,
+    disparities: Iterable[float] | None = None,
     online: Sequence[str] = (),
 ) -> Cohort:
-    """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone.
+    """Return the cohort of updates U, and of second ones, shape (m, d), which a method sees by inner products alone.
 
     `arrays` says how many of the d numbers each array of the model has; by default there is one.
     """
@@ -100,7 +107,7 @@ def cohort_of(
     m = len(U)
     n = np.ones(m) if counts is None else np.asarray(list(counts), np.float64)
     F = 1.0 + np.arange(m) if losses is None else np.asarray(list(losses), np.float64)
-    rows = np.vstack([U, *memory.values()])
+    rows = np.vstack([U, *([] if seconds is None else [seconds]), *memory.values()])
     sizes = {"w": U.shape[1]} if arrays is None else arrays
     fragments = np.split(rows, np.cumsum(list(sizes.values()))[:-1], axis=1)[: len(sizes)]
     return Cohort(
@@ -122,9 +129,11 @@ def cohort_of(
             "accuracy-before": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
             **{name: np.asarray(list(each), np.float64) for name, each in (groups or group_counts_of(F, n)).items()},
             "loss-baseline": baselines_of(F) if baselines is None else np.asarray(list(baselines), np.float64),
+            "disparity": disparities_of(n) if disparities is None else np.asarray(list(disparities), np.float64),
         },
         memory=tuple(memory),
         roster=dict(zip(names or client_names(m), n.tolist(), strict=True)) if roster is None else roster,
+        second=seconds is not None,
     )
 
 
@@ -181,6 +190,16 @@ def draws_of(counts: FloatArray) -> FloatArray:
     return 1.0 + counts % 3
 
 
+def disparities_of(counts: FloatArray) -> FloatArray:
+    """A disparity for each client where a test says none, from −0.12 to 0.12."""
+    return 0.06 * (counts % 5 - 2.0)
+
+
+def seconds_of(U: FloatArray) -> FloatArray:
+    """Second updates where a test says none: each is half as long as the first one, and points elsewhere."""
+    return 0.5 * np.roll(U, 1, axis=1)
+
+
 # Clients ------------------------------------------------------------------------------------------------------------
 
 TRAINABLE = ("weight", "bias", "scale")
@@ -212,11 +231,19 @@ def flat(arrays: Mapping[str, NDArray[Any]]) -> FloatArray:
     return np.concatenate([arrays[name].ravel().astype(np.float64) for name in TRAINABLE])
 
 
+def unflat(vector: FloatArray, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The trainable arrays, in the shapes and dtypes that they have in `arrays`, from one vector."""
+    places = np.split(vector, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
+    pairs = zip(TRAINABLE, places, strict=True)
+    return {name: place.reshape(arrays[name].shape).astype(arrays[name].dtype) for name, place in pairs}
+
+
 class Quadratic:
     """A client whose loss is ½ Σ a (w − target)²; a step of its training is one gradient step at its own rate.
 
     It takes one step, or `local-steps` where the config says so; then it also replies its model after
-    `snapshot-step` of them.
+    `snapshot-step` of them. Its disparity is the sine of an inner product, and where the config names one it also
+    replies the model after a step down that.
     """
 
     def __init__(self, name: str) -> None:
@@ -227,9 +254,18 @@ class Quadratic:
         self.rate = float(rng.uniform(0.2, 0.4))
         self.baseline = 0.5 * self.rate
         """What it claims to reach alone; its least loss is 0."""
+        self.slope = rng.normal(size=10) / 5.0
 
     def loss(self, arrays: Arrays) -> float:
         return 0.5 * float(self.curvature @ (flat(arrays) - self.target) ** 2)
+
+    def disparity(self, arrays: Arrays) -> float:
+        return float(np.sin(self.slope @ flat(arrays)))
+
+    def evened(self, arrays: Arrays) -> Arrays:
+        """Return the trainable arrays after a step down |disparity|."""
+        w = flat(arrays)
+        return unflat(w - self.rate * np.sign(self.disparity(arrays)) * np.cos(self.slope @ w) * self.slope, arrays)
 
     def accuracy(self, arrays: Arrays) -> float:
         return 1.0 / (1.0 + self.loss(arrays))
@@ -242,8 +278,7 @@ class Quadratic:
         """Return the arrays after training, in the dtypes they came in."""
         w = flat(arrays)
         after = self.target + (1.0 - self.rate * self.curvature) ** steps * (w - self.target)
-        places = np.split(after, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
-        new = {name: place.reshape(arrays[name].shape) for name, place in zip(TRAINABLE, places, strict=True)}
+        new = unflat(after, arrays)
         new["norm.mean"] = (arrays["norm.mean"] + self.mean) / 2
         new["norm.steps"] = arrays["norm.steps"] + self.examples
         return {name: np.asarray(new[name]).astype(array.dtype) for name, array in arrays.items()}
@@ -266,6 +301,7 @@ class Quadratic:
             "learning-rate": self.rate,
             "loss-baseline": self.baseline,
             "accuracy-before": self.accuracy(before),
+            "disparity": self.disparity(before),
             **self.group_counts(before),
         }
         numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
@@ -273,6 +309,8 @@ class Quadratic:
         content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})
         if "snapshot-step" in config:
             content["snapshot"] = record(self.trained(before, int(config["snapshot-step"])))
+        if "disparity" in config:
+            content["arrays-disparity"] = record(self.evened(before))
         return Message(content, reply_to=message)
 
 

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import linprog, nnls
 
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import FloatArray
@@ -29,6 +29,8 @@ class Seen(NamedTuple):
     roster: Mapping[str, float] = {}
     """The training clients that the server has known up to then, with their first counts; none: those of the round."""
     baselines: Mapping[str, float] = {}
+    seconds: Mapping[str, FloatArray] = {}
+    disparities: Mapping[str, float] = {}
 
 
 Reference = Callable[..., FloatArray]
@@ -525,6 +527,60 @@ def fedmdfg(
     return d
 
 
+# Groups -------------------------------------------------------------------------------------------------------------
+
+
+def softmax(values: Sequence[float], delta: float) -> FloatArray:
+    weights = np.exp((np.array(values) - max(values)) / delta)
+    return weights / weights.sum()
+
+
+def fcfl(
+    history: Sequence[Seen],
+    budget: float = 0.05,
+    budgets: Mapping[str, float] | None = None,
+    stage1_rounds: int = 800,
+    delta: float = 0.5,
+    delta_decay: float = 0.01,
+    delta_factor: float = 0.1,
+    delta_min: float = 1e-4,
+    disparity: str = "",
+) -> FloatArray:
+    """On the gradients themselves; a step is as long as the smallest rate makes it."""
+    of_losses = of_disparities = delta
+    for seen in history:
+        L, Q = ([each[name] / seen.rates[name] for name in seen.updates] for each in (seen.updates, seen.seconds))
+        v = [abs(seen.disparities[name]) - (budgets or {}).get(name, budget) for name in seen.updates]
+        g_l = softmax(list(seen.losses.values()), of_losses) @ np.array(L)
+        g_g = softmax(v, of_disparities) @ np.array(Q)
+        if seen.round > stage1_rounds:
+            d = pareto([*L, *([g_g] if max(v) >= 0.0 and g_g.any() else [])], np.mean(L, axis=0))
+            continue
+        p, q, s = g_l @ g_l, g_l @ g_g, g_g @ g_g
+        beyond = 1.0 if q >= s else 0.0 if q >= 0.0 else -q / (p - q)
+        x = beyond if max(v) > 0.0 else float(p >= q)
+        d = x * g_l + (1.0 - x) * g_g
+        if of_losses > delta_min and delta_factor * np.linalg.norm(g_l) <= of_losses:
+            of_losses *= delta_decay
+        if of_disparities > delta_min and delta_factor * np.linalg.norm(g_g) <= of_disparities:
+            of_disparities *= delta_decay
+    return min(seen.rates.values()) * d
+
+
+def pareto(rows: Sequence[FloatArray], mean: FloatArray) -> FloatArray:
+    """The combination of the rows with the most along `mean` that points up none of them."""
+    R = np.array(rows) / max(np.abs(rows).max(), 1e-300)
+    found = linprog(
+        -R @ (mean / max(np.abs(mean).max(), 1e-300)),
+        A_ub=-R @ R.T,
+        b_ub=np.zeros(len(R)),
+        A_eq=np.ones((1, len(R))),
+        b_eq=[1.0],
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    return np.asarray(found.x @ np.array(rows))
+
+
 # Personalisation ----------------------------------------------------------------------------------------------------
 
 
@@ -560,6 +616,7 @@ REFERENCES: dict[str, Reference] = {
     "fedfv": fedfv,
     "adafed": adafed,
     "fedmdfg": fedmdfg,
+    "fcfl": fcfl,
     "ditto": ditto,
     "local": local,
 }
@@ -568,7 +625,8 @@ WEIGHTING = {
     **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
     **dict.fromkeys(("vred", "semivred"), "examples"),
     **dict.fromkeys(("eagle", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
-    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "local", "fairfed")),
+    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "local")),
+    **dict.fromkeys(("fairfed", "fcfl")),
 }
 """The prior of each method by default; None where it has none."""
 

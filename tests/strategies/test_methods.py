@@ -16,6 +16,7 @@ from .helpers import (
     baselines_of,
     client_names,
     cohort_of,
+    disparities_of,
     draws_of,
     edgy_updates,
     generic_updates,
@@ -23,6 +24,7 @@ from .helpers import (
     losses_and_counts,
     make,
     rates_of,
+    seconds_of,
 )
 from .reference import REFERENCES, WEIGHTING, Seen, expected_step
 
@@ -35,8 +37,9 @@ def seen_of(U: FloatArray, losses: FloatArray, counts: FloatArray, round: int = 
     by_name = [dict(zip(client_names(len(U)), column, strict=True)) for column in columns]
     groups = group_counts_of(losses, counts).items()
     of_groups = {name: dict(zip(by_name[0], column, strict=True)) for name, column in groups}
-    baselines = dict(zip(by_name[0], baselines_of(losses), strict=True))
-    return Seen(round, 10, *by_name, of_groups, baselines=baselines)
+    others = {"baselines": baselines_of(losses), "seconds": seconds_of(U), "disparities": disparities_of(counts)}
+    others = {name: dict(zip(by_name[0], column, strict=True)) for name, column in others.items()}
+    return Seen(round, 10, *by_name, of_groups, **others)
 
 
 def weighting_of(name: str, arguments: dict[str, Any]) -> str:
@@ -44,9 +47,15 @@ def weighting_of(name: str, arguments: dict[str, Any]) -> str:
 
 
 def step_of(name: str, arguments: dict[str, Any], U: FloatArray, losses: FloatArray, counts: FloatArray) -> FloatArray:
-    draws = draws_of(counts) if name == "drfa" else None
-    cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting_of(name, arguments), draws=draws)
-    return make(name, arguments).weigh(cohort) @ U
+    draws, seconds = draws_of(counts) if name == "drfa" else None, seconds_of(U) if METHODS[name].second else None
+    weighting = weighting_of(name, arguments)
+    cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting, draws=draws, seconds=seconds)
+    return make(name, arguments).weigh(cohort) @ rows_of(name, U)
+
+
+def rows_of(name: str, U: FloatArray) -> FloatArray:
+    """Return the updates, with second ones below them where the method has those."""
+    return np.vstack([U, seconds_of(U)]) if METHODS[name].second else U
 
 
 def assert_same_step(step: FloatArray, expected: FloatArray, U: FloatArray, whose: object = "") -> None:
@@ -71,11 +80,12 @@ def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
 def test_one_client_alone_is_stepped_along(name: str, arguments: dict[str, Any], length: float) -> None:
     U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
     losses, counts = np.array([0.7]), np.array([5.0])
-    c = make(name, arguments).weigh(cohort_of(U, losses=losses, counts=counts))
+    seconds = seconds_of(U) if METHODS[name].second else None
+    c = make(name, arguments).weigh(cohort_of(U, losses=losses, counts=counts, seconds=seconds))
     expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-    assert c.shape == (1,)
-    assert c[0] > 0.0 or name == "local"
-    np.testing.assert_allclose(c @ U, expected, rtol=1e-9)
+    assert c.shape == (len(rows_of(name, U)),)
+    assert c.sum() > 0.0 or name == "local"
+    np.testing.assert_allclose(c @ rows_of(name, U), expected, rtol=1e-9)
 
 
 @every_method
