@@ -10,6 +10,7 @@ data sets; digits come with scikit-learn.
 """
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,8 +40,8 @@ BEFORE = (
 
 NEWER = (
     *("aaggff(rule=ons)", "aaggff(rule=ftrl)", "eagle", "fedmdfg", "fedlf", "scaffold", "feddyn"),
-    *("fedavg(server-optimizer=avgm)", "fedavg(server-optimizer=adam,server-optimizer-lr=0.01)"),
-    "fedavg(server-optimizer=yogi,server-optimizer-lr=0.01)",
+    "fedavg(server-optimizer=avgm,server-optimizer-lr=0.3)",
+    *(f"fedavg(server-optimizer=adam,server-optimizer-lr={lr})" for lr in (0.01, 0.1)),
 )
 """The newer methods, and FedAvg with server optimizers."""
 
@@ -93,7 +94,7 @@ WORKLOADS = {
         3,
         {
             **{"task": "fashion-mnist", "model": "logistic", "clients": 10, "partition": "class", "batch-size": 200},
-            **{"fraction": 1.0, "num-rounds": 50, "learning-rate": 0.1, "evaluate-every": 0},
+            **{"fraction": 1.0, "num-rounds": 30, "learning-rate": 0.1, "evaluate-every": 0},
         },
     ),
     "dirichlet": Workload(
@@ -101,7 +102,7 @@ WORKLOADS = {
         3,
         {
             **{"task": "fashion-mnist", "model": "mlp", "clients": 100, "partition": "dirichlet"},
-            **{"dirichlet-alpha": 0.3, "batch-size": 50, "fraction": 0.1, "num-rounds": 100},
+            **{"dirichlet-alpha": 0.3, "batch-size": 50, "fraction": 0.1, "num-rounds": 50},
             **{"learning-rate": 0.1, "evaluate-every": 0},
         },
     ),
@@ -110,7 +111,7 @@ WORKLOADS = {
         3,
         {
             **{"task": "adult", "model": "logistic", "partition": "phd", "batch-size": 200, "fraction": 1.0},
-            **{"num-rounds": 50, "learning-rate": 0.1, "evaluate-every": 0},
+            **{"num-rounds": 100, "learning-rate": 0.1, "evaluate-every": 0},
         },
         groups=True,
     ),
@@ -273,7 +274,10 @@ def shown(comparison: Comparison, method: str, measure: str) -> str:
 
 def gain(found: Difference) -> str:
     """Return a difference with its interval; in bold where that is without 0, with * where Holm's correction agrees."""
-    words = f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+    words = f"{found.mean:+.1f}".replace("-0.0", "+0.0")
+    if math.isnan(found.low):  # a single seed, or the same difference with all
+        return words
+    words = f"{words} ({found.low:+.1f} to {found.high:+.1f})"
     apart = found.low > 0.0 or found.high < 0.0
     return f"**{words}**{'*' if found.clear else ''}" if apart else words
 
