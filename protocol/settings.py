@@ -88,9 +88,9 @@ class RunSettings(BaseModel):
     personal_lambda: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
         0.0, description="Strength that pulls personal models to the global one; 0 trains no personal models"
     )
-    server_optimizer: Annotated[
-        str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Mark.LATER, Mark.VARIANT
-    ] = Field("none", description="Optimizer of the server, for which the method's step is the gradient; none: no such")
+    server_optimizer: Annotated[str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Mark.LATER, Mark.VARIANT] = (
+        Field("none", description="Optimizer of the server, for which the method's step is the gradient; none: no such")
+    )
     server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.LATER, Mark.VARIANT] = Field(
         0.0, description="Step size of the server's optimizer; 0 takes 1 for avgm, and the others need one"
     )

@@ -46,7 +46,7 @@ COMMON_DESCENT = "to first order, its step raises no participant's loss"
 
 @dataclass(frozen=True)
 class Moments:
-    """What a server optimizer keeps between rounds, in the dtype of the updates; none of it is changed in place.
+    """What a server optimizer keeps between rounds, in the dtype of the model; none of it is changed in place.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class ServerOptimizer:
         return {"server_optimizer": self.name, **read}
 
     def step(
-        self, model: NDArray[Any], down: NDArray[Any], moments: Moments | None
+        self, model: NDArray[Any], down: FloatArray, moments: Moments | None
     ) -> tuple[NDArray[Any], Moments | None]:
         """Return the model after the step, and the moments after it; both as they were where the method takes no step.
 
@@ -131,7 +131,7 @@ class ServerOptimizer:
         model
             The trainable part of the global model as one vector, shape (d,).
         down
-            The method's step d, which it would subtract from the model; of the same shape and dtype.
+            The method's step d, which it would subtract from the model, of the same shape.
         moments
             Those after the last step; None before the first one.
 
@@ -142,12 +142,12 @@ class ServerOptimizer:
         """
         if not down.any():
             return model, moments
-        before = moments or self._first_moments(down)
-        after, first = np.empty_like(model), np.empty_like(down)
-        second = None if before.second is None else np.empty_like(down)
+        before = moments or self._first_moments(model)
+        after, first = np.empty_like(model), np.empty_like(model)
+        second = None if before.second is None else np.empty_like(model)
         with np.errstate(over="ignore", invalid="ignore"):
-            for place in places(down.size):  # in float64, a chunk at a time: no more vectors than those that are kept
-                d, a = down[place].astype(np.float64), before.first[place].astype(np.float64)
+            for place in places(down.size):  # in float64, a chunk at a time
+                d, a = down[place], before.first[place].astype(np.float64)
                 if second is None or before.second is None:
                     step = first[place] = self.beta1 * a + d
                 else:
@@ -191,6 +191,6 @@ def moments_of(state: Mapping[str, Any] | None, optimizer: ServerOptimizer | Non
     there, here = NONE if state is None else state["name"], NONE if optimizer is None else optimizer.name
     if there != here:
         raise ValueError(
-            f"the state is of a run with server_optimizer = {there!r}, got {here!r}: go on with that, or begin a new run"
+            f"the state is of a run with server_optimizer = {there!r}, got {here!r}: go on with that, or begin anew"
         )
     return Moments(**state["moments"]) if state is not None and state["moments"] is not None else None

@@ -859,9 +859,11 @@ def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any],
         pass
 
 
-def total(coefficients: FloatArray, vectors: Vectors, *, ends: Sequence[int] = ()) -> NDArray[Any]:
-    """Return Σ_k c_k u_k, shape (d,): to the bit what `weighted_sum` subtracts."""
-    values = np.zeros(vectors.size, vectors.blocks[0].dtype)
+def total(
+    coefficients: FloatArray, vectors: Vectors, dtype: Any = np.float64, *, ends: Sequence[int] = ()
+) -> NDArray[Any]:
+    """Return Σ_k c_k u_k, shape (d,); in float64 it is, to the bit, what `weighted_sum` subtracts."""
+    values = np.zeros(vectors.size, dtype)
     weighted_sum(-coefficients, vectors, into=values, ends=ends)
     return values
 
@@ -871,4 +873,4 @@ def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
     (used,) = coefficients.nonzero()
     if len(used) == 1 and coefficients[used[0]] == 1.0:
         return vectors[int(used[0])]
-    return Vectors.of(total(coefficients, vectors))
+    return Vectors.of(total(coefficients, vectors, vectors.blocks[0].dtype))

@@ -1,0 +1,55 @@
+"""The comparison of all methods: every method that there is takes part, and what cannot be run is said in the table."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.methods import BASELINE, OF_GROUPS, WORKLOADS, Running, Workload, notes_of, rows_of
+from fairbloom.experiments.recipes.variants import variants
+from fairbloom.protocol.settings import Value
+from fairbloom.server.settings import Settings, check_used
+from fairbloom.strategies import METHODS
+
+SMALL: dict[str, Value] = {
+    **{"task": "digits", "model": "logistic", "clients": 4, "partition": "iid", "num-rounds": 3, "evaluate-every": 0},
+    **{"learning-rate": 0.1},
+}
+
+
+class Small(Workload):
+    """Four methods, of which one is not there and one cannot be run."""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return ("fedavg(server-optimizer=avgm)", "neverheardof(a=1)", "fedprox(proximal-mu=1)", "ditto(lam=0.1)")
+
+
+def test_every_method_takes_part_with_parameters_that_it_has() -> None:
+    for name, workload in WORKLOADS.items():
+        named = {words.partition("(")[0] for words in workload.methods} | {BASELINE}
+        assert set(METHODS) - named <= set(OF_GROUPS), f"{name} lacks {set(METHODS) - named}"
+        assert not set(workload.changed.values()) - set(workload.methods)
+        for words in (BASELINE, *workload.methods):
+            if words.partition("(")[0] in METHODS:
+                (variant,) = variants(words, workload.settings)
+                Settings.of({**workload.settings, **variant.config})
+                check_used(workload.settings, [variant.method], str(workload.settings["task"]))
+
+
+def test_the_table_has_gains_and_costs_and_says_what_is_missing(tmp_path: Path) -> None:
+    running = Running(Small("Four clients", 2, SMALL), tmp_path, 2, None, 1)
+    comparison = running.compare(None)
+    rows = list(rows_of(comparison, running))
+    assert [row["method"] for row in rows] == [
+        *("FedAvg", "FedAvg (server-optimizer=avgm)", "neverheardof(a=1)", "fedprox(proximal-mu=1)"),
+        *("Ditto (lam=0.1)", "Ditto (lam=0.1, personal)"),
+    ]
+    momentum, ditto = rows[1], rows[4]
+    assert float(str(momentum["mean"])) == pytest.approx(comparison.spread(comparison.methods[1], "mean")[0], abs=0.06)
+    assert "to" in str(momentum["gain, mean"])
+    assert momentum["bytes"] == ditto["bytes"] == "1"
+    assert str(ditto["gain, worst client"]).startswith("+0.0")  # its global model is FedAvg's
+    assert [rows[place]["mean"] for place in (2, 3)] == ["not run", "not run"]
+    notes = notes_of(comparison, running)
+    assert any("neverheardof(a=1): is not part of this version" in note for note in notes)
+    assert any("fedprox(proximal-mu=1): " in note and "by its own parameter" in note for note in notes)
