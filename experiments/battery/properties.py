@@ -293,8 +293,8 @@ def check_permutation(subject: Subject) -> Answer:
         raise Failure(
             f"Given {situation.description}, the client with loss {situation.losses[order][k]:.2g} got the coefficient "
             f"{wanted[row, k]:.3g}; with other names, and so in another order, the same replies got it "
-            f"{after.coefficients[row, k]:.3g}, and the step is another one. Nobody should count for a name: go by what clients reply, "
-            "not by their place in cohort.names."
+            f"{after.coefficients[row, k]:.3g}, and the step is another one. Nobody should count for a name: go by what "
+            "clients reply, not by their place in cohort.names."
         )
     return Verdict.PASSED, "Clients that are called otherwise, and so come in another order, count as before."
 
