@@ -68,7 +68,7 @@ NOTES = {
     "deltafl": "Of two clients the tail is the one with the higher loss, so steps alternate between them.",
     "gifair": "Of two clients the one with the higher loss has the higher weight, so steps alternate between them.",
     "vred": "From the right, the lower loss has a negative weight at first, and the model overshoots.",
-    "fairfed": "Where the model favours one group at one client and the other at the other, a weight shifts in each round.",
+    "fairfed": "Where the model favours one group at one client and the other at the other, weights shift every round.",
     "eagle": "Alone, either client reaches a loss near zero here, so this is VRed.",
     "aaggff": "The weight of the client with the higher loss grows from round to round.",
     "fedmgda": "It stops where it meets the Pareto set, whichever client is better off there.",
@@ -89,7 +89,7 @@ CONTOURS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A client whose loss is ½ (w − target)ᵀ curvature (w − target), with so many examples in the first of two groups."""
+    """A client whose loss is ½ (w − target)ᵀ curvature (w − target); `first_group` examples are in that of two groups."""
 
     target: FloatArray
     curvature: FloatArray

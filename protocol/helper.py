@@ -11,7 +11,7 @@ ADVICE = f"write {HELPER} in the client app, or answer it there without PyTorch 
 """What to do where a client does not answer it."""
 
 OF_GROUPS = (
-    "let the client be Fairbloom's own with a task that has groups (docs/subgroups.md), which functions of fair() lack, "
+    "let the client be Fairbloom's own, with a task that has groups (docs/subgroups.md), which functions of fair() lack; "
     "or answer it in the client app as docs/flower.md shows"
 )
 """What to do where a client does not compare groups of examples."""

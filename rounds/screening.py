@@ -212,7 +212,9 @@ def _all_usable(
         type(columns[NUM_EXAMPLES][0]) is int
         and all(min(columns[key]) > 0 for key in positive)
         and max(columns[weight_key]) <= LARGEST_COUNT
-        and all(min(columns[key]) >= _lowest_share(key) and max(columns[key]) <= 1.0 for key in shares if key in columns)
+        and all(
+            min(columns[key]) >= _lowest_share(key) and max(columns[key]) <= 1.0 for key in shares if key in columns
+        )
     )
 
 

@@ -115,7 +115,7 @@ def find_two_groups(task: Task) -> tuple[int, int]:
     if not task.groupings:
         raise ReportableError(
             "the task has no groups of examples, and fairness between groups is asked for: name a column of two values "
-            "by csv.group, adult.group or heart-disease.group, as in csv.group=sex, or give a task of your own groupings"
+            "by csv.group, adult.group or heart-disease.group, as in csv.group=sex; or give a task of your own groupings"
         )
     (grouping, names), *_ = task.groupings.items()
     two = [place for place, name in enumerate(names) if name != OTHER]
@@ -123,7 +123,8 @@ def find_two_groups(task: Task) -> tuple[int, int]:
         there = ", ".join(names[place] for place in two) or "none"
         raise ReportableError(
             f"there are {len(two)} groups by {grouping!r} ({there}), and fairness between groups is between two: name "
-            "a column of two values first, or divide the numbers of one, as in csv.group=age>=60"
+            "a column of two values first, or divide the numbers of one, as in csv.group=age>=60; people of Adult also "
+            "by one category, as in adult.group=race=White"
         )
     if task.classes not in (None, 2):
         raise ReportableError(

@@ -52,8 +52,8 @@ def task_of(**changes: Any) -> Task:
     def splits(client: str) -> Splits:
         return Splits(drawn(), drawn(1))
 
-    plain: dict[str, Any] = {"groupings": {"side": GROUPS}, "classes": 2}
-    return Task(("one",), linear, loss, splits, **plain | changes)
+    plain: dict[str, Any] = {"model": linear, "groupings": {"side": GROUPS}, "classes": 2}
+    return Task(("one",), loss=loss, splits=splits, **plain | changes)
 
 
 def load(setup: Setup) -> Task:
@@ -85,10 +85,11 @@ def terms_of(kind: str = DEMOGRAPHIC_PARITY, **changes: Any) -> Terms:
     return Terms(**{"server_round": 1, "disparity": kind, "full_batch_step": True, "measure": MEASURE, **changes})
 
 
-def trained(terms: Terms, model: Mapping[str, Tensor] | None = None, **settings: Any) -> tuple[LocalClient, Update]:
+def trained(terms: Terms, **settings: Any) -> tuple[LocalClient, Update]:
     local = LocalClient.of(settings_of(**settings), 0)
-    received = {name: tensor.clone() for name, tensor in (model or local.model.state_dict()).items()}
-    return local, local.train(received, terms)
+    update = local.train(dict(local.task.model().state_dict()), terms)
+    arrays = {name: tensor.clone() for name, tensor in update.arrays.items()}  # of a model that clients share
+    return local, replace(update, arrays=arrays)
 
 
 def bits(state: Mapping[str, Tensor]) -> dict[str, bytes]:
@@ -166,8 +167,9 @@ def test_a_client_replies_one_plain_step_down_each_of_loss_and_disparity(kind: s
         assert parameter.grad is not None
         expected = parameter.detach() - RATE * parameter.grad
         np.testing.assert_allclose(update.arrays[name].numpy(), expected.numpy(), rtol=1e-12)
-        np.testing.assert_allclose(update.second[name].numpy(), parameter.detach() - RATE * down[name], atol=1e-8)
-    assert update.metrics["loss-before"] == pytest.approx(float(losses), rel=1e-12)
+        second = parameter.detach().numpy() - RATE * down[name]
+        np.testing.assert_allclose(update.second[name].numpy(), second, atol=1e-8)
+    assert update.metrics["loss-before"] == pytest.approx(losses.item(), rel=1e-12)
     assert update.metrics["disparity"] == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
     assert update.metrics["disparity-hard"] == pytest.approx(by_hand.disparity(weight, bias, hard=True), rel=1e-12)
     assert update.metrics["learning-rate"] == RATE
@@ -342,8 +344,9 @@ def test_a_disparity_of_zero_has_no_gradient() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_batches_say_what_one_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, examples = linear(), drawn()
-    whole, counts = measure_disparity(model, task_of(), examples, terms_of(kind), 1), count_hits(
-        model, task_of(), examples, 1
+    whole, counts = (
+        measure_disparity(model, task_of(), examples, terms_of(kind), 1),
+        count_hits(model, task_of(), examples, 1),
     )
     monkeypatch.setattr(disparity, "EVALUATION_BATCH", 7)
     parts = measure_disparity(model, task_of(), examples, terms_of(kind), 1)

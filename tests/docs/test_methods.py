@@ -44,7 +44,10 @@ def test_a_paragraph_ends_where_the_next_begins(name: str) -> None:
 @pytest.mark.parametrize("name", [*METHODS, "torchjd"])
 def test_a_source_has_the_doi_of_its_paper_which_a_page_links(name: str) -> None:
     source = describe(name).source
-    (doi,) = re.findall(r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+|1609/aaai\.v\d+i\d+\.\d+))(?=[.;]?(?:\s|$))", source)
+    (doi,) = re.findall(
+        r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+|1609/aaai\.v\d+i\d+\.\d+))(?=[.;]?(?:\s|$))",
+        source,
+    )
     assert f"](https://doi.org/{doi})" in scripts(source)
 
 
@@ -90,10 +93,14 @@ def test_the_example_makes_the_strategy_of_a_run_by_default(name: str) -> None:
 
 
 @each_method
-def test_the_command_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_page_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """It runs with its settings, for one round in place of fifty."""
     monkeypatch.chdir(tmp_path)
     (command,) = re.findall(r"```sh\n(.+?)```", page(describe(name)), re.DOTALL)
+    if "--task adult" in command:
+        request.getfixturevalue("originals")
     words = shlex.split(command.replace("\\\n", ""))
     done = CliRunner().invoke(app, [*words[1:], "--rounds", "1"])
     assert (words[0], done.exit_code) == ("fairbloom", 0), done.output

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from fairbloom.client.app import app
+from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Clients, Replies, Trained
 from fairbloom.rounds.flower import FlowerClients
@@ -36,8 +37,15 @@ IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
 
 PLAIN: Config = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu", "seed": 2}
 
+GROUPED: dict[str, Config] = {
+    name: {"task": "tests.rounds.agreeing:even", "smallest-group": 1}
+    for name, method in METHODS.items()
+    if method.needs & BETWEEN_GROUPS
+}
+"""The data of the methods that compare groups."""
+
 CASES: dict[str, Config] = {
-    **{name: {"method": name} for name in METHODS},
+    **{name: {"method": name, **GROUPED.get(name, {})} for name in METHODS},
     "a model with buffers": {"task": "normed", "model": "norm", "method": "fedfv", "batch-size": 20},
     "snapshots of a model with buffers": {"task": "normed", "model": "norm", "method": "drfa", "batch-size": 20},
     "personal models with buffers": {"task": "normed", "model": "norm", "personal-lambda": 0.5},

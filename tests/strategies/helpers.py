@@ -154,7 +154,7 @@ def rates_of(counts: FloatArray) -> FloatArray:
 
 
 def group_counts_of(losses: FloatArray, counts: FloatArray) -> dict[str, FloatArray]:
-    """Positive examples in two groups, and those that the model finds, where a test says none; some clients lack them."""
+    """Return positive examples of two groups, and those that the model finds, where a test says none; 0 for some."""
     accuracies = accuracies_of(losses)
     positives = [np.floor(0.2 * counts), np.floor(0.3 * counts)]
     hits = [np.floor(accuracies * positives[0]), np.floor((1.0 - accuracies) * positives[1])]

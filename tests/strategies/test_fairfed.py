@@ -83,7 +83,7 @@ def test_one_client_alone_has_weight_one() -> None:
 
 
 def test_weights_are_those_of_a_hand_computed_round() -> None:
-    """Gaps: 20/40 less 0/40 is 0.5, 16/40 less 12/40 is 0.1, 4/20 less 8/20 is −0.2; of sums, 40/100 less 20/100 is 0.2.
+    """Gaps: 20/40 less 0/40 is 0.5, 16/40 less 12/40 is 0.1, 4/20 less 8/20 is −0.2; 40/100 less 20/100 is 0.2.
 
     So the clients are 0.3, 0.1 and 0.4 away from it, 0.8/3 on average.
     """
