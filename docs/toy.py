@@ -89,7 +89,7 @@ CONTOURS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A client whose loss is ½ (w − target)ᵀ curvature (w − target); `first_group` examples are in that of two groups."""
+    """A client whose loss is ½ (w − target)ᵀ curvature (w − target), with so many examples in a first group."""
 
     target: FloatArray
     curvature: FloatArray

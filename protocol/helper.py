@@ -11,8 +11,8 @@ ADVICE = f"write {HELPER} in the client app, or answer it there without PyTorch 
 """What to do where a client does not answer it."""
 
 OF_GROUPS = (
-    "let the client be Fairbloom's own, with a task that has groups (docs/subgroups.md), which functions of fair() lack; "
-    "or answer it in the client app as docs/flower.md shows"
+    "let the client be Fairbloom's own, with a task that has groups (docs/subgroups.md), which functions of fair() "
+    "lack, or answer it in the client app as docs/flower.md shows"
 )
 """What to do where a client does not compare groups of examples."""
 

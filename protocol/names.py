@@ -53,8 +53,8 @@ BEFORE, AFTER = "before", "after"
 """What follows the name of a number that is measured on training examples before local work, and after it."""
 
 DISPARITY, DISPARITY_HARD = "disparity", "disparity-hard"
-"""How differently the received model treats two groups of a client's training examples: the mean smoothed decision in the
-second group less that in the first, and the same of the decisions themselves."""
+"""How differently the received model treats two groups of a client's training examples: the mean smoothed decision in
+the second group less that in the first, and the same of the decisions themselves."""
 
 POSITIVES, HITS = ("positives-0", "positives-1"), ("hits-0", "hits-1")
 """These count the positive training examples of each of two groups, and those of them that the received model finds."""

@@ -150,8 +150,8 @@ class Settings(RunSettings):
             )
         if method.terms(1).disparity and self.weight_decay:
             raise SettingsError(
-                f"weight-decay = {self.weight_decay!r}: {type(method).__name__} goes by gradients of the plain loss and "
-                "of a disparity: leave weight-decay out, or choose another method"
+                f"weight-decay = {self.weight_decay!r}: {type(method).__name__} goes by gradients of the plain loss "
+                "and of a disparity: leave weight-decay out, or choose another method"
             )
         momentum = method.terms(1).client_momentum
         if momentum and "momentum" not in OptimizerChoice.of(self).arguments:

@@ -114,8 +114,9 @@ def find_two_groups(task: Task) -> tuple[int, int]:
     """
     if not task.groupings:
         raise ReportableError(
-            "the task has no groups of examples, and fairness between groups is asked for: name a column of two values "
-            "by csv.group, adult.group or heart-disease.group, as in csv.group=sex; or give a task of your own groupings"
+            "the task has no groups of examples, and fairness between groups is asked for: name a column of two "
+            "values by csv.group, adult.group or heart-disease.group, as in csv.group=sex; or give a task of your own "
+            "groupings"
         )
     (grouping, names), *_ = task.groupings.items()
     two = [place for place, name in enumerate(names) if name != OTHER]
