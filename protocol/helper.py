@@ -17,6 +17,6 @@ OF_GROUPS = (
 """What to do where a client does not compare groups of examples."""
 
 
-def advice_on(names: Collection[str]) -> str:
-    """Return what to do where a client does not answer these terms or metrics."""
-    return OF_GROUPS if BETWEEN_GROUPS.intersection(names) else ADVICE
+def advice_on(lacking: Collection[str]) -> str:
+    """Return what to do where a client does not answer these terms, metrics or records."""
+    return OF_GROUPS if any(name in each for each in lacking for name in BETWEEN_GROUPS) else ADVICE

@@ -9,7 +9,7 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
@@ -497,7 +497,7 @@ class Rounds:
         if limit and lacking and progress.steps == 0 and trained.refused.count > 1:  # of one, it is that client's fault
             raise NothingLearnedError(
                 f"all {trained.refused.count} replies of round {number} lack {lacking}, which "
-                f"{type(self._method).__name__} needs: {ADVICE}, or choose a method that does without"
+                f"{type(self._method).__name__} needs: {advice_on([lacking])}, or choose a method that does without"
             )
         if limit and self._skipped >= limit:
             raise NothingLearnedError(

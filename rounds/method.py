@@ -483,7 +483,7 @@ class Method:
     @property
     def compares_groups(self) -> bool:
         """Whether clients compare two groups of their training examples for it: their task must have groups."""
-        return bool(self.needs & BETWEEN_GROUPS or self.terms(1).disparity)
+        return bool(BETWEEN_GROUPS.intersection(self.needs))
 
     def layout_of(self, arrays: Model) -> Layout:
         """Return which of a model's arrays are updates, which buffers, and which stay as they are."""

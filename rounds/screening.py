@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairbloom.logs import log
-from fairbloom.protocol.helper import ADVICE, advice_on
+from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.names import (
     ACCURACY,
     DISPARITY,
@@ -69,7 +69,7 @@ class MissingSecondError(MissingError):
 
     def __init__(self, record: str) -> None:
         which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
-        super().__init__(f"the ArrayRecord {record!r}", f"ArrayRecord {record!r} is missing{which}: {ADVICE}")
+        super().__init__(f"the ArrayRecord {record!r}", f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
 
 
 class Refusals:
