@@ -15,6 +15,7 @@ from .eagle import EAGLE
 from .fairfed import FairFed
 from .fedavg import FedAvg
 from .fedavgn import FedAvgN
+from .feddyn import FedDyn
 from .fedfa import FedFa
 from .fedfv import FedFV
 from .fedmdfg import FedMDFG
@@ -24,6 +25,7 @@ from .gifair import GiFair
 from .propfair import PropFair
 from .qffl import QFedAvg, QFedSGD
 from .scalarizers import FromScalarizer
+from .scaffold import SCAFFOLD
 from .strategy import FairStrategy
 from .term import TERM
 from .torchjd import TORCHJD, WRAPPERS, FromTorchJD, kind_of
@@ -32,7 +34,7 @@ from .vred import SemiVRed, VRed
 METHODS: dict[str, type[FairStrategy]] = {
     method.__name__.lower(): method
     for method in (
-        *(FedAvg, FedProx, FedAvgN),
+        *(FedAvg, FedProx, FedAvgN, SCAFFOLD, FedDyn),
         *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, EAGLE, FedFa, AAggFF),
         *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG),
         FairFed,
@@ -116,6 +118,7 @@ __all__ = [
     "DRFA",
     "EAGLE",
     "METHODS",
+    "SCAFFOLD",
     "TERM",
     "AAggFF",
     "AdaFed",
@@ -126,6 +129,7 @@ __all__ = [
     "FairStrategy",
     "FedAvg",
     "FedAvgN",
+    "FedDyn",
     "FedFV",
     "FedFa",
     "FedMDFG",

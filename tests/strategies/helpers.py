@@ -23,6 +23,8 @@ Arrays = dict[str, NDArray[Any]]
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"weighting": "uniform"}],
     "fedprox": [{"mu": 0.1}],
+    "scaffold": [{}, {"server_lr": 0.5, "weighting": "uniform"}],
+    "feddyn": [{}, {"alpha": 0.5}],
     "fedavgn": [{}, {"server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
     "qfedavg": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
     "qfedsgd": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
@@ -88,7 +90,9 @@ def cohort_of(
     draws: Iterable[float] | None = None,
     groups: Mapping[str, Iterable[float]] | None = None,
     baselines: Iterable[float] | None = None,
+    steps: Iterable[float] | None = None,
     roster: Mapping[str, float] | None = None,
+    sent: Mapping[str, float] | None = None,
 ) -> Cohort:
     """Return the cohort of the updates U, shape (m, d), which a method sees through inner products alone."""
     U, memory = np.asarray(U, np.float64), memory or {}
@@ -96,10 +100,11 @@ def cohort_of(
     n = np.ones(m) if counts is None else np.asarray(list(counts), np.float64)
     F = 1.0 + np.arange(m) if losses is None else np.asarray(list(losses), np.float64)
     rows = np.vstack([U, *memory.values()])
+    names = tuple(names or client_names(m))
     return Cohort(
         round=round,
         num_rounds=num_rounds,
-        names=tuple(names or client_names(m)),
+        names=names,
         counts=n,
         prior=n / n.sum() if weighting == "examples" else np.full(m, 1.0 / m),
         draws=np.ones(m) if draws is None else np.asarray(list(draws), np.float64),
@@ -112,9 +117,11 @@ def cohort_of(
             "accuracy-before": accuracies_of(F) if accuracies is None else np.asarray(list(accuracies), np.float64),
             **{name: np.asarray(list(each), np.float64) for name, each in (groups or group_counts_of(F, n)).items()},
             "loss-baseline": baselines_of(F) if baselines is None else np.asarray(list(baselines), np.float64),
+            "step-sum": rates_of(n) if steps is None else np.asarray(list(steps), np.float64),
         },
         memory=tuple(memory),
-        roster=dict(zip(names or client_names(m), n.tolist(), strict=True)) if roster is None else roster,
+        roster=dict(zip(names, n.tolist(), strict=True)) if roster is None else roster,
+        sent=sent or {},
     )
 
 
@@ -206,7 +213,7 @@ class Quadratic:
     """A client whose loss is ½ Σ a (w − target)²; a step of its training is one gradient step at its own rate.
 
     It takes one step, or `local-steps` where the config says so; then it also replies its model after
-    `snapshot-step` of them.
+    `snapshot-step` of them. It keeps nothing, and says that it went on from whatever state it is asked for.
     """
 
     def __init__(self, name: str) -> None:
@@ -254,11 +261,13 @@ class Quadratic:
         available = {
             "accuracy-after": self.accuracy(after),
             "learning-rate": self.rate,
+            "step-sum": int(config.get("local-steps", 1)) * self.rate,
             "loss-baseline": self.baseline,
             "accuracy-before": self.accuracy(before),
             **self.group_counts(before),
         }
         numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
+        numbers |= {key: config[key] for key in ("state-round",) if key in config}
         numbers |= {key: value for key, value in available.items() if key in config.get("measure", [])}
         content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})
         if "snapshot-step" in config:
