@@ -66,12 +66,13 @@ class Keeping:
         self, w: FloatArray, config: Mapping[str, Any], control: FloatArray | None
     ) -> tuple[FloatArray, dict[str, int]]:
         """Return the model after the local steps, and the round of the state that it went on from, if it keeps any."""
+        mu = config.get("proximal-mu", 0.0)
         if "state-round" not in config:
-            return self.descended(w, lambda x: self.gradient(x)), {}
+            return self.descended(w, lambda x: self.gradient(x) + mu * (x - w)), {}
         asked = int(config["state-round"])
         from_round = asked if asked in self.states else 0
         state, c = self.state(from_round), np.zeros_like(w) if control is None else control
-        alpha, mu = config.get("dynamic-alpha", 0.0), config.get("proximal-mu", 0.0)
+        alpha = config.get("dynamic-alpha", 0.0)
         if config.get("control-variates"):
             x = self.descended(w, lambda y: self.gradient(y) + mu * (y - w) - state + c)
             after = state - c + (w - x) / sum(self.rates) if len(self.rates) else state

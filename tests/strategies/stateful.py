@@ -1,19 +1,27 @@
-"""Runs of methods whose clients keep states between rounds, over a grid in memory."""
+"""Runs of methods whose clients keep states between rounds: by Flower's hooks and messages, or, for long ones, without."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, MessageType
+from flwr.app import MessageType
 
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import NOTHING, Replies, Trained
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import FloatArray
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
 from tests.strategies.helpers import Fault, MemoryGrid, record, unpack
 from tests.strategies.keeping import Keeping
 
 PLAIN: dict[str, Any] = {"fraction_evaluate": 0.0, "unused_rounds": 0, "update_limit": float("inf")}
+
+START = 3.0
+"""Every entry of the first model."""
 
 
 @dataclass
@@ -49,8 +57,7 @@ def run(
     `resume` and `first` continue a run, from a state and the model of its round.
     """
     grid = grid or MemoryGrid(dict(clients), faults=faults)
-    dim = len(next(iter(clients.values())).b)
-    start = np.full(dim, 3.0) if first is None else first
+    start = np.full(len(next(iter(clients.values())).b), START) if first is None else first
     course = Course(method, [start])
 
     def over(finished: Round) -> None:
@@ -61,7 +68,7 @@ def run(
         before(finished.number + 1, grid)
 
     before(1 if resume is None else int(resume["round"]) + 1, grid)
-    method.start(grid, ArrayRecord(record({"w": start})), num_rounds=rounds, on_round=over, resume=resume)
+    method.start(grid, record({"w": start}), num_rounds=rounds, on_round=over, resume=resume)
     for name, message in grid.sent_to(MessageType.TRAIN):
         config = message.content.config_records["config"]
         number = int(str(config["server-round"]))
@@ -70,6 +77,62 @@ def run(
             there = unpack(message.content.array_records["control"])["w"]
             course.controls.setdefault(number, {})[name] = there
     return course
+
+
+class Direct:
+    """The clients of a round without messages; see rounds/clients.py."""
+
+    def __init__(self, method: FairStrategy, clients: Mapping[str, Keeping]) -> None:
+        self._method, self.clients = method, dict(sorted(clients.items()))
+        self.joins: Mapping[str, int] = {}
+        self.round = 1
+
+    def online(self, fewest: int) -> Sequence[str]:
+        return [name for name in self.clients if self.joins.get(name, 1) <= self.round]
+
+    def free(self) -> Sequence[str]:
+        return self.online(1)
+
+    def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
+        return {name: float(self.clients[name].examples) for name in names}
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
+        refused, layout = Refusals(terms.server_round), self._method.layout_of(model)
+        trained = Trained.empty(layout, len(names), refused=refused, missing=(), second="")
+        for name in names:
+            client, config = self.clients[name], terms.of_client(name).to_config()
+            x, kept = client.trained(model["w"], config, sent["control"]["w"] if sent else None)
+            report: dict[str, Any] = {"num-examples": client.examples, "step-sum": sum(client.rates), **kept}
+            trained.add(name, report, {"w": x}, {})
+        self.round += 1
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        return Replies(metrics={}, refused=Refusals(terms.server_round))
+
+
+def rest(
+    method: FairStrategy,
+    clients: Mapping[str, Keeping],
+    rounds: int = 600,
+    *,
+    joins: Mapping[str, int] | None = None,
+    loses: Mapping[int, str] | None = None,
+) -> FloatArray:
+    """Return the model after many rounds, without messages.
+
+    `joins` holds the first round of clients that come later, `loses` the clients that lose what they keep, by the round
+    before which they do.
+    """
+    direct = Direct(method, clients)
+    direct.joins = joins or {}
+    start = {"w": np.full(len(next(iter(clients.values())).b), START)}
+    loop, model = Rounds(method, direct, rounds), start
+    for finished in loop.run(start, measure=lambda number: (), measure_after=()):
+        model = finished.arrays
+        if (number := finished.number + 1) in (loses or {}):
+            clients[(loses or {})[number]].lose()
+    return np.asarray(model["w"])
 
 
 def row(method: FairStrategy) -> FloatArray:
