@@ -103,6 +103,10 @@ class RunSettings(BaseModel):
     server_optimizer_tau: Annotated[float, Range("(0, inf)"), Mark.LATER, Mark.VARIANT] = Field(
         1e-3, description="Number that the server's adagrad, adam or yogi adds to the root of the squared steps"
     )
+    control_variates: Annotated[bool, Mark.LATER, Mark.VARIANT] = Field(
+        False,
+        description="Whether clients correct their steps by control variates, as in scaffold; weights must be fixed",
+    )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.GROWS] = Field(
         50, description="Number of rounds after which the run is finished"
     )

@@ -104,6 +104,10 @@ class Terms:
         sent = {name.replace("_", "-"): value for name, value in set_.items()}
         return {**self.others, "server-round": self.server_round, "measure": list(self.measure), **sent}
 
+    def of_client(self, name: str) -> Self:
+        """Return the terms of one client's work, where these are those of all clients."""
+        return replace(self, state_round=self.state_rounds.get(name, self.state_round), state_rounds={})
+
     @property
     def work(self) -> dict[str, Any]:
         """What is sent of `WORK`: a client that does not act on it would do other work than the method needs."""

@@ -197,9 +197,7 @@ class Clients(Protocol):
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return how many training examples each of these clients has, of those where that is known or can be asked."""
 
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its data; vectors are `sent` to each, by record."""
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:

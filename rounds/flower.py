@@ -287,9 +287,7 @@ class FlowerClients:
 
     # Training -------------------------------------------------------------------------------------------------------
 
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its data; vectors are `sent` to each, by record."""
         prepared = self._prepare(names, model, terms)
         self.ask_to_train(names, prepared.whole, terms, sent)

@@ -1,7 +1,7 @@
 """One round after the other, for every method and everybody who computes."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -43,6 +43,9 @@ from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
 from .server_optimizer import Moments
 from .updates import FloatArray, Model, Vectors, length, total
+
+STATES_LOST = "states-lost"
+"""Among a round's metrics, this counts the clients that had lost what they keep between rounds."""
 
 Metrics = dict[str, Any]
 M = TypeVar("M")
@@ -120,6 +123,8 @@ class Rounds:
         self._clipped: tuple[str, ...] = ()
         self._sent: Mapping[str, float] = {}
         self._vector_bytes = 0
+        self._state_rounds: Mapping[str, int] = {}
+        self._lost_states: tuple[str, ...] = ()
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -179,7 +184,14 @@ class Rounds:
         self._draws = Counter(sorted(method.choose(free, wanted, number)) if free else [])
         by_history = {LOSS_BEFORE} if method.draws_by_history else set()
         measured = tuple(sorted(method.needs.union(measure, by_history)))
-        terms = replace(method.terms(number), measure=measured, agreed=self._agreed, others=others or {})
+        self._state_rounds = method.progress.states.of(self._draws) if method.keeps_states else {}
+        terms = replace(
+            method.terms(number),
+            measure=measured,
+            state_rounds=self._state_rounds,
+            agreed=self._agreed,
+            others=others or {},
+        )
         return list(self._draws), terms
 
     def vectors_to_send(self, model: Model) -> Mapping[str, Model]:
@@ -222,10 +234,13 @@ class Rounds:
                 why = f"{reason}; {longest_reply(trained)}"
         elif broken:
             why = broken
+        if method.keeps_states:
+            self._note_states(number, () if after is None else trained.names)
         self._why = why
         if why:
             log.warning("round %d is skipped, and the model stays as it is: %s", number, why)
         self._count(number, trained, why)
+        reported |= {STATES_LOST: len(self._lost_states)} if method.keeps_states else {}
         return after, self._summed_up(len(self._draws), trained) | reported
 
     def add_to_average(self, model: Model) -> None:
@@ -324,6 +339,7 @@ class Rounds:
             coefficients=self._coefficients,
             decided_by=self._decided_by,
             clipped=self._clipped,
+            lost_states=self._lost_states,
             arrays=arrays,
             average=average,
             metrics=dict(metrics),
@@ -364,6 +380,8 @@ class Rounds:
     def _screen(self, number: int, trained: Trained) -> Usual | None:
         """Leave out replies that are not plausible; return what is usual among the others, None where none is left."""
         method = self._method
+        if method.keeps_states:
+            self._lost_states = method.progress.states.screen(trained, self._state_rounds)
         screen_reports(method, trained)
         screen_buffers(method, trained)
         usual = screen_lengths(method, trained, number)
@@ -376,6 +394,22 @@ class Rounds:
             known = method.progress.first_counts
             method.progress.roster = {n: size or known.get(n, 0.0) for n, size in method.progress.roster.items()}
         return usual
+
+    def _note_states(self, number: int, used: Collection[str]) -> None:
+        """Note from which round the states of these clients are; where some have lost theirs, all begin anew."""
+        progress = self._method.progress
+        progress.states = progress.states.after(number, used)
+        if self._lost_states:
+            self._method.forget()
+            progress.states = progress.states.without_all(self._lost_states)
+            log.warning(
+                "round %d: %s lost what clients keep between rounds, so the memory of %s, and what all clients keep, "
+                "begins anew",
+                number,
+                ", ".join(self._lost_states),
+                type(self._method).__name__,
+                extra={"round": number},
+            )
 
     def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:
         """Return the model after the step, and what the method reports; let the method and the run remember the round.

@@ -18,6 +18,7 @@ from .ranges import names_in, one_of, whole
 from .roster import sample
 from .sampling import UNIFORM, Draw, History, Scheme
 from .server_optimizer import LR, Moments, ServerOptimizer, moments_of, state_of
+from .states import States
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
 
@@ -177,6 +178,8 @@ class Progress:
         The training clients known up to now, as in Cohort, where the method uses them.
     moments
         What the server optimizer keeps, where there is one and it has taken a step.
+    states
+        From which rounds the states are that clients keep, where they keep any.
     """
 
     finished_rounds: int = 0
@@ -188,6 +191,7 @@ class Progress:
     history: History = field(default_factory=History)
     roster: dict[str, float] = field(default_factory=dict)
     moments: Moments | None = None
+    states: States = field(default_factory=States)
 
 
 SERVER_OPTIMIZER = "server-optimizer"
@@ -222,6 +226,7 @@ class CommonOptions(TypedDict, total=False):
     server_optimizer_beta1: float
     server_optimizer_beta2: float
     server_optimizer_tau: float
+    control_variates: bool
     max_growth: float
     loss_limit: float
     update_limit: float
@@ -322,6 +327,9 @@ class Method:
         Share of the mean squared step that "adam" and "yogi" keep.
     server_optimizer_tau
         What "adagrad", "adam" and "yogi" add to the root of the squared steps.
+    control_variates
+        Whether clients correct their steps by control variates, which they and the server keep, as in SCAFFOLD. Methods
+        whose weights change from round to round refuse it: the correction presumes the weights that it was made with.
     max_growth
         A reply is refused whose num-examples (or what `weighted_by_key` names) is more than so many times that of the
         client's first usable reply in this run. It may shrink.
@@ -329,7 +337,8 @@ class Method:
         A reply is refused with a needed loss whose absolute value is more than so many times the larger of 1 and the
         lower median of the round's otherwise usable replies. The limit is wide, because a badly served client does
         have a high loss; and it refuses, because a liar whose loss is capped keeps the most weight that there is.
-        Where a method needs the learning rate, one that is so many times off the median of three or more is refused.
+        Where a method needs the learning rate, or the sum of those of a client's steps, one that is so many times off
+        the median of three or more is refused.
     update_limit
         A reply is refused whose update is longer than the received model and longer than so many times the usual
         length, which is r of `rounds.lengths`, times the client's examples over the round's lower median of these (at
@@ -376,7 +385,7 @@ class Method:
         When a parameter is outside its range.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: frozenset[str] = frozenset()
     default_weighting: ClassVar[str | None] = "examples"
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by another parameter and therefore refuses."""
@@ -428,6 +437,7 @@ class Method:
         self.server_optimizer = ServerOptimizer.of(
             {**plain, LR: options.get(LR)}, self.refused_server_optimizers, type(self).__name__
         )
+        self.control_variates = self._checked_control_variates(plain["control_variates"])
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
         self.update_limit: float = plain["update_limit"]
@@ -472,6 +482,22 @@ class Method:
             raise ValueError(f"{type(self).__name__} has no prior: leave weighting out, got {weighting!r}")
         return one_of(("examples", "uniform"), weighting=weighting or self.default_weighting or "uniform")
 
+    def _checked_control_variates(self, control_variates: bool) -> bool:
+        if control_variates and not self.fixed_weights:
+            raise ValueError(
+                f"control_variates = {control_variates}: they presume that a client's weight is its prior in every round, "
+                f"which {type(self).__name__}'s is not: leave them out, or choose FedAvg, FedProx, Ditto or PropFair"
+            )
+        return control_variates
+
+    def check_whole_updates(self) -> None:
+        """Raise ValueError where updates are shortened here while clients keep what they make of whole ones."""
+        if self.clip_updates:
+            raise ValueError(
+                f"clip_updates = {self.clip_updates:g}: with {type(self).__name__} clients keep what their whole updates "
+                "make of it, and shortened ones would contradict that: leave it out"
+            )
+
     def _checked_sampling(self, sampling: str | Draw) -> Scheme | None:
         scheme = Scheme.of(sampling)
         if scheme is not None and type(self).choose is not Method.choose:
@@ -487,6 +513,17 @@ class Method:
     def second_record(self) -> str:
         """The ArrayRecord with the second model of each reply, be it a row or a snapshot; "" where there is none."""
         return SNAPSHOT if self.snapshots else self.second
+
+    @property
+    def fixed_weights(self) -> bool:
+        """Whether its weights are the prior in every round, so that clients may use control variates."""
+        return False
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether clients keep a state between rounds that goes with the method's memory."""
+        terms = self.terms(1)
+        return terms.control_variates or terms.dynamic_alpha is not None
 
     @property
     def paced(self) -> bool:
@@ -547,6 +584,7 @@ class Method:
             proximal_mu=self.proximal_mu,
             personal_lambda=self.personal_lambda if personal else None,
             personal_epochs=1 if personal else None,
+            control_variates=self.control_variates,
         )
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
@@ -561,12 +599,17 @@ class Method:
         """Forget every round."""
         self.memory, self.progress = {}, Progress()
 
+    def forget(self) -> None:
+        """Begin the method's memory anew, in the midst of a run."""
+        self.memory, self.progress.kept = {}, {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the last finished round, how many took a step, the method's memory and each client's first count.
 
         The lengths of the last rounds' updates, and of the longest step, are there too. Where models are averaged, so
-        is their sum; where clients are drawn by their history, that; where the method uses it, the roster; and what a
-        server optimizer keeps. All is made of str, numbers, None, arrays, lists and dicts.
+        is their sum; where clients are drawn by their history, that; where the method uses it, the roster; what a
+        server optimizer keeps; and where clients keep states, from which rounds these are. All is made of str,
+        numbers, None, arrays, lists and dicts.
         """
         rows = [
             {"key": kept.key, "round": kept.round, "scale": float(row.scales[0]), "values": row.blocks[0][0].copy()}
@@ -585,6 +628,7 @@ class Method:
         state |= {"roster": dict(self.progress.roster)} if self.uses_roster else {}
         if self.server_optimizer is not None:
             state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
+        state |= {"states": self.progress.states.state_dict()} if self.keeps_states else {}
         return state | ({"history": self.progress.history.state_dict()} if self.draws_by_history else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -612,5 +656,6 @@ class Method:
             history=History.of_state(state["history"]) if "history" in state else History(),
             roster=dict(state.get("roster", {})),
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
+            states=States.of_state(state["states"]) if "states" in state else States(),
         )
         self.memory = copy.deepcopy(state["memory"])

@@ -56,6 +56,9 @@ class Round:
         `rounds.aggregation.decides` defines it; "" for none.
     clipped
         The clients whose updates were shortened (`clip_updates`), in the order of names.
+    lost_states
+        The clients that had lost what they keep between rounds, in the order of names: the method's memory, and what
+        all clients keep, begins anew after such a round.
     metrics
         Means over the used replies, or what the user's aggregation makes of them, and the metrics that the method
         reports.
@@ -84,6 +87,7 @@ class Round:
     bytes_received: int
     decided_by: str = ""
     clipped: tuple[str, ...] = ()
+    lost_states: tuple[str, ...] = ()
     average: Any = None
     offline: tuple[str, ...] = ()
     evaluation_metrics: Mapping[str, Any] = field(default_factory=dict)

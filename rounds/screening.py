@@ -20,6 +20,7 @@ from fairbloom.protocol.names import (
     PERSONAL,
     POSITIVES,
     SNAPSHOT,
+    STEP_SUM,
     TRAIN_LOSS,
     VALIDATION,
 )
@@ -41,6 +42,9 @@ ACCURACIES = tuple(f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATI
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
 
 GROUP_COUNTS = frozenset({*POSITIVES, *HITS})
+
+SMALLEST_STEP_SUM = 1e-12
+"""Sums of learning rates below this are no client's: updates divided by them could leave the range of numbers."""
 
 USUAL_LOSS = 1.0
 """Where the median loss is smaller, losses are compared with this: one client may well be far from the others' zero."""
@@ -143,6 +147,9 @@ def usable_metrics(record: Mapping[str, Any], weight_key: str, needs: Collection
         raise ValueError(f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}")
     if GROUP_COUNTS.intersection(needs):
         _check_group_counts(finite)
+    if STEP_SUM in needs and not (finite[STEP_SUM] == 0.0 or finite[STEP_SUM] >= SMALLEST_STEP_SUM):
+        words = f"metric {STEP_SUM!r} must be 0 or at least {SMALLEST_STEP_SUM:g}"
+        raise ValueError(f"{words}, got {finite[STEP_SUM]!r}")
     return finite
 
 
@@ -211,6 +218,7 @@ def _all_usable(
     return (
         type(columns[NUM_EXAMPLES][0]) is int
         and all(min(columns[key]) > 0 for key in positive)
+        and (STEP_SUM not in needs or min(columns[STEP_SUM]) >= SMALLEST_STEP_SUM)
         and max(columns[weight_key]) <= LARGEST_COUNT
         and all(
             min(columns[key]) >= _lowest_share(key) and max(columns[key]) <= 1.0 for key in shares if key in columns
@@ -295,15 +303,15 @@ def out_of_proportion(
         for name, loss in losses.items():
             if abs(loss) > most:
                 reasons[name] = f"metric {metric!r} is {loss:g}, {words}"
-    if LEARNING_RATE in needs:
-        rates = {name: metrics[LEARNING_RATE] for name, metrics in replies.items() if name not in reasons}
+    for metric in sorted({LEARNING_RATE, STEP_SUM} & set(needs)):
+        rates = {name: metrics[metric] for name, metrics in replies.items() if name not in reasons and metrics[metric]}
         low, high = proportionate_rates(rates.values(), limit)
         for name, rate in rates.items():
             if not low <= rate <= high:
                 words = (
                     f"outside {low:g} to {high:g}: the round's median divided and multiplied by {limit:g} (loss_limit)"
                 )
-                reasons[name] = f"metric 'learning-rate' is {rate:g}, {words}"
+                reasons[name] = f"metric {metric!r} is {rate:g}, {words}"
     return reasons
 
 
@@ -323,7 +331,8 @@ def largest_in_proportion(sizes: Iterable[float], limit: float, floor: float) ->
 def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, float]:
     """Return the lower median divided, and multiplied, by `limit`; of two rates, nothing tells which one is wrong.
 
-    QFedSGD divides by the rate: one near zero would stop every client's step.
+    QFedSGD divides by the rate, and control variates by the sum of the steps' rates: one near zero would stop every
+    client's step, or be the control variate of all.
     """
     ascending = sorted(rates)
     if len(ascending) < 3:

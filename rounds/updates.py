@@ -318,6 +318,11 @@ class Layout:
         pairs = ((self.arrays[name].ravel(), None if other is None else other[name].ravel()) for name in names)
         return math.hypot(*(length(array, less) for array, less in pairs))
 
+    def arrays_of(self, flat: NDArray[Any]) -> Model:
+        """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
+        shaped = {name: (flat[place], self.arrays[name]) for name, place in self.slices}
+        return {name: part.reshape(like.shape).astype(like.dtype) for name, (part, like) in shaped.items()}
+
     def mismatch(self, arrays: Model) -> str | None:
         """Return how `arrays` differs from the model in names, shapes or kinds of dtype; None where it does not.
 

@@ -156,9 +156,7 @@ class LocalClients(ABC):
         """End what the engine has started: nothing here."""
 
     @abstractmethod
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
 
     @abstractmethod

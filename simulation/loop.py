@@ -16,9 +16,7 @@ T = TypeVar("T")
 class LoopClients(LocalClients):
     """All clients of a run, one after the other."""
 
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         return self.train_each(names, model, terms)
 

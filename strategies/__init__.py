@@ -16,6 +16,7 @@ from .fairfed import FairFed
 from .fcfl import FCFL
 from .fedavg import FedAvg
 from .fedavgn import FedAvgN
+from .feddyn import FedDyn
 from .fedfa import FedFa
 from .fedfv import FedFV
 from .fedmdfg import FedMDFG
@@ -25,6 +26,7 @@ from .gifair import GiFair
 from .propfair import PropFair
 from .qffl import QFedAvg, QFedSGD
 from .scalarizers import FromScalarizer
+from .scaffold import SCAFFOLD
 from .strategy import FairStrategy
 from .term import TERM
 from .torchjd import TORCHJD, WRAPPERS, FromTorchJD, kind_of
@@ -33,7 +35,7 @@ from .vred import SemiVRed, VRed
 METHODS: dict[str, type[FairStrategy]] = {
     method.__name__.lower(): method
     for method in (
-        *(FedAvg, FedProx, FedAvgN),
+        *(FedAvg, FedProx, FedAvgN, SCAFFOLD, FedDyn),
         *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, EAGLE, FedFa, AAggFF),
         *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG),
         *(FairFed, FCFL),
@@ -118,6 +120,7 @@ __all__ = [
     "EAGLE",
     "FCFL",
     "METHODS",
+    "SCAFFOLD",
     "TERM",
     "AAggFF",
     "AdaFed",
@@ -128,6 +131,7 @@ __all__ = [
     "FairStrategy",
     "FedAvg",
     "FedAvgN",
+    "FedDyn",
     "FedFV",
     "FedFa",
     "FedMDFG",

@@ -21,7 +21,7 @@ REFUSED = re.compile(r"""((?:'[^']*'|"'")+|[^\s'"]\S*?): """)
 ABSENT = ("refused", "missing", "offline")
 """The columns of rounds.csv that name clients whose replies a round did without."""
 
-WORDS = ("client", *ABSENT, "decided_by", "clipped", "model", "grouping", "group", "phase", "metric")
+WORDS = ("client", *ABSENT, "decided_by", "clipped", "lost_states", "model", "grouping", "group", "phase", "metric")
 """The columns of the tables that hold words, however much they look like numbers."""
 
 MEASURES = tuple(summarize({"anyone": 1.0}))
@@ -67,6 +67,7 @@ def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = 
     return (
         *("round", "participants", "replies_used", "refused", "missing", "offline", "decided_by"),
         *(("clipped",) if method.clip_updates else ()),
+        *(("lost_states",) if method.keeps_states else ()),
         "percent_of_participants_improved",
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
         *((mean_column(score, validated=True),) if validated else ()),
@@ -95,6 +96,7 @@ def format_round(
         "offline": shlex.join(finished.offline),
         "decided_by": finished.decided_by,
         **({"clipped": shlex.join(finished.clipped)} if finished.clipped else {}),
+        **({"lost_states": shlex.join(finished.lost_states)} if finished.lost_states else {}),
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),

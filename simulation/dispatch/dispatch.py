@@ -224,9 +224,7 @@ class DispatchedClients(LocalClients):
     before that.
     """
 
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data.
 
         Raises

@@ -147,9 +147,7 @@ class StackedClients(LocalClients):
         self._crew: tuple[object, list[Member]] = (None, [])
         self._reasons: set[str] = set()
 
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         if self._are_apart(self._why_apart(terms)):
             return self.train_each(names, model, terms)

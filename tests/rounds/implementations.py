@@ -120,9 +120,7 @@ class Watched:
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         return self._clients.sizes(names)
 
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         trained = self._clients.train(names, model, terms, sent)
         self.seen.append(
             (

@@ -125,9 +125,7 @@ class Seeing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._clients, name)
 
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         noted = {record: {name: array.tobytes() for name, array in each.items()} for record, each in sent.items()}
         self.sent.append(noted)
         return self._clients.train(names, model, terms, sent)
@@ -148,9 +146,7 @@ def test_whoever_computes_they_and_their_bytes_are_the_same(model: str) -> None:
         engine = make(method, config)
         seeing = Seeing(engine)
         rounds = list(
-            Rounds(method, seeing, 2).run(
-                arrays_of(module.state_dict()), measure=lambda number: [], measure_after=[]
-            )
+            Rounds(method, seeing, 2).run(arrays_of(module.state_dict()), measure=lambda number: [], measure_after=[])
         )
         if hasattr(engine, "close"):
             engine.close()

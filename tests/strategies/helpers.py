@@ -23,6 +23,8 @@ Arrays = dict[str, NDArray[Any]]
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"weighting": "uniform"}],
     "fedprox": [{"mu": 0.1}],
+    "scaffold": [{}, {"server_lr": 0.5, "weighting": "uniform"}],
+    "feddyn": [{}, {"alpha": 0.5}],
     "fedavgn": [{}, {"server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
     "qfedavg": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
     "qfedsgd": [{"q": 1.0, "lipschitz": 10.0}, {"q": 0.0, "lipschitz": 2.0}, {"q": 5.0, "lipschitz": 1.0}],
@@ -93,11 +95,13 @@ def cohort_of(
     draws: Iterable[float] | None = None,
     groups: Mapping[str, Iterable[float]] | None = None,
     baselines: Iterable[float] | None = None,
+    steps: Iterable[float] | None = None,
     roster: Mapping[str, float] | None = None,
     arrays: Mapping[str, int] | None = None,
     seconds: FloatArray | None = None,
     disparities: Iterable[float] | None = None,
     online: Sequence[str] = (),
+    sent: Mapping[str, float] | None = None,
 ) -> Cohort:
     """Return the cohort of updates U, and of second ones, shape (m, d), which a method sees by inner products alone.
 
@@ -110,10 +114,11 @@ def cohort_of(
     rows = np.vstack([U, *([] if seconds is None else [seconds]), *memory.values()])
     sizes = {"w": U.shape[1]} if arrays is None else arrays
     fragments = np.split(rows, np.cumsum(list(sizes.values()))[:-1], axis=1)[: len(sizes)]
+    names = tuple(names or client_names(m))
     return Cohort(
         round=round,
         num_rounds=num_rounds,
-        names=tuple(names or client_names(m)),
+        names=names,
         counts=n,
         prior=n / n.sum() if weighting == "examples" else np.full(m, 1.0 / m),
         draws=np.ones(m) if draws is None else np.asarray(list(draws), np.float64),
@@ -130,10 +135,12 @@ def cohort_of(
             **{name: np.asarray(list(each), np.float64) for name, each in (groups or group_counts_of(F, n)).items()},
             "loss-baseline": baselines_of(F) if baselines is None else np.asarray(list(baselines), np.float64),
             "disparity": disparities_of(n) if disparities is None else np.asarray(list(disparities), np.float64),
+            "step-sum": rates_of(n) if steps is None else np.asarray(list(steps), np.float64),
         },
         memory=tuple(memory),
-        roster=dict(zip(names or client_names(m), n.tolist(), strict=True)) if roster is None else roster,
+        roster=dict(zip(names, n.tolist(), strict=True)) if roster is None else roster,
         second=seconds is not None,
+        sent=sent or {},
     )
 
 
@@ -243,7 +250,8 @@ class Quadratic:
 
     It takes one step, or `local-steps` where the config says so; then it also replies its model after
     `snapshot-step` of them. Its disparity is the sine of an inner product, and where the config names one it also
-    replies the model after a step down that.
+    replies the model after a step down that. It keeps nothing, and says that it went on from whatever state it is
+    asked for.
     """
 
     def __init__(self, name: str) -> None:
@@ -299,12 +307,14 @@ class Quadratic:
         available = {
             "accuracy-after": self.accuracy(after),
             "learning-rate": self.rate,
+            "step-sum": int(config.get("local-steps", 1)) * self.rate,
             "loss-baseline": self.baseline,
             "accuracy-before": self.accuracy(before),
             "disparity": self.disparity(before),
             **self.group_counts(before),
         }
         numbers = {"num-examples": self.examples, "loss-before": self.loss(before)}
+        numbers |= {key: config[key] for key in ("state-round",) if key in config}
         numbers |= {key: value for key, value in available.items() if key in config.get("measure", [])}
         content = RecordDict({"arrays": record(after), "metrics": MetricRecord(numbers)})
         if "snapshot-step" in config:

@@ -95,6 +95,16 @@ def fedprox(history: Sequence[Seen], mu: float, weighting: str = "examples") -> 
     return fedavg(history, weighting)
 
 
+def scaffold(history: Sequence[Seen], server_lr: float = 1.0, weighting: str = "examples") -> FloatArray:
+    """The control variates change what clients do; test_scaffold.py tests them."""
+    return server_lr * fedavg(history, weighting)
+
+
+def feddyn(history: Sequence[Seen], alpha: float = 0.01) -> FloatArray:
+    seen, total = history[-1], sum(u for past in history for u in past.updates.values())
+    return fedavg(history, "uniform") + np.asarray(total) / len(seen.roster or seen.updates)
+
+
 def eta(seen: Seen, server_lr: float, decay: float) -> float:
     if decay == 0:
         return server_lr
@@ -595,6 +605,8 @@ def local(history: Sequence[Seen]) -> FloatArray:
 REFERENCES: dict[str, Reference] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
+    "scaffold": scaffold,
+    "feddyn": feddyn,
     "fedavgn": fedavgn,
     "qfedavg": qfedavg,
     "qfedsgd": qfedsgd,
@@ -623,10 +635,10 @@ REFERENCES: dict[str, Reference] = {
 
 WEIGHTING = {
     **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
-    **dict.fromkeys(("vred", "semivred"), "examples"),
+    **dict.fromkeys(("vred", "semivred", "scaffold"), "examples"),
     **dict.fromkeys(("eagle", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
     **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "local")),
-    **dict.fromkeys(("fairfed", "fcfl")),
+    **dict.fromkeys(("fairfed", "fcfl", "feddyn")),
 }
 """The prior of each method by default; None where it has none."""
 

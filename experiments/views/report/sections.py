@@ -344,6 +344,7 @@ def absences_section(scene: Scene) -> Section:
         **{kind: partial(parse_absent, kind=kind) for kind in ABSENT},
         "decided alone": lambda row: [row["decided_by"]] if row.get("decided_by") else [],
         "shortened": lambda row: parse_names(row.get("clipped", "")),
+        "lost its state": lambda row: parse_names(row.get("lost_states", "")),
     }
     rows, reasons = [], []
     for line in scene.trained:

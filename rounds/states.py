@@ -1,0 +1,83 @@
+"""The states that clients keep between rounds, as the server knows them: from which round each is, and who lost one.
+
+A client goes on from its state of the round that the terms of its work name, which is that of its last reply that was
+used. So a reply that was refused or lost, and a server that goes back a round, leave nothing behind.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairbloom.protocol.names import STATE_ROUND
+
+from .clients import Trained
+from .screening import MissingMetricError
+
+MOST_LOSSES = 2
+"""A client that has lost its state so often is refused from then on."""
+
+REMEDY = "give it a folder that stays (state-dir in its client.toml) and begin a new run, or leave the client out"
+
+
+@dataclass(frozen=True)
+class States:
+    """From which rounds clients' states are.
+
+    Attributes
+    ----------
+    rounds
+        The round of each client's last reply that was used since the method's memory began, by name; a client that is
+        not there has no state.
+    losses
+        How often each client has lost its state, by name, of those that have.
+    """
+
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    losses: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, names: Collection[str]) -> dict[str, int]:
+        """Return the round of each of these clients' states, 0 where it has none."""
+        return {name: self.rounds.get(name, 0) for name in names}
+
+    def after(self, number: int, used: Collection[str]) -> "States":
+        """Return the states after a round in which the replies of these clients were used."""
+        return States({**self.rounds, **dict.fromkeys(used, number)}, self.losses) if used else self
+
+    def without_all(self, lost_by: Collection[str]) -> "States":
+        """Return the states where everybody's begin anew, since these clients have lost theirs."""
+        return States({}, {**self.losses, **{name: self.losses.get(name, 0) + 1 for name in lost_by}})
+
+    def screen(self, trained: Trained, sent: Mapping[str, int]) -> tuple[str, ...]:
+        """Leave out the replies of clients that did not go on from the state that the terms named; return who lost it.
+
+        Parameters
+        ----------
+        trained
+            The replies, of whose metrics the round of the state is taken out.
+        sent
+            The round that each client was sent.
+        """
+        lost: list[str] = []
+        for name in trained.names:
+            from_round = trained.metrics[name].pop(STATE_ROUND, None)
+            if self.losses.get(name, 0) >= MOST_LOSSES:
+                trained.refuse(name, f"it has lost what it keeps between rounds {self.losses[name]} times: {REMEDY}")
+            elif from_round is None:
+                trained.refuse(name, MissingMetricError(STATE_ROUND, None))
+            elif from_round != sent[name]:
+                lost.append(name)
+                trained.refuse(
+                    name,
+                    f"it has lost what it keeps between rounds: it went on from its state of round {from_round:g}, and "
+                    f"its last reply that was used is that of round {sent[name]} (0: none)",
+                )
+        return tuple(lost)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as a checkpoint holds it; `of_state` reads it."""
+        return {"rounds": dict(self.rounds), "losses": dict(self.losses)}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> "States":
+        """Return what `state_dict` returned."""
+        return cls(dict(state["rounds"]), dict(state["losses"]))

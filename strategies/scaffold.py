@@ -1,0 +1,58 @@
+"""The plain average of clients whose steps are corrected for what is peculiar to their data."""
+
+from typing import Unpack
+
+from fairbloom.protocol.names import STEP_SUM
+from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.ranges import Positive
+
+from .fedavg import FedAvg
+
+
+class SCAFFOLD(FedAvg):
+    r"""SCAFFOLD: FedAvg of clients that correct each local step by control variates.
+
+    .. math:: y \leftarrow y - \eta_s \big(g_k(y) - c_k + c\big), \qquad
+        c_k^+ = c_k - c + \frac{u_k}{H_k}, \qquad
+        w \leftarrow w - \text{server\_lr} \sum_k p_k u_k, \qquad
+        C \leftarrow C + \sum_k n_k \Big(\frac{u_k}{H_k} - c\Big)
+
+    with g_k a client's gradient and H_k the sum of its steps' learning rates η_s. c_k, at first zero, is what the client
+    keeps: an estimate of its gradient. c = C / Σ n_k, with the sum over all clients that the server has known, is the
+    weighted mean of these estimates, and is sent with the model. So clients that take many steps do not drift to their
+    own optima, and the resting point is the minimum of Σ p_k F_k.
+
+    Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
+    Algorithm 1, option II, doi:10.48550/arXiv.1910.06378.
+
+    Parameters
+    ----------
+    server_lr
+        Learning rate of the server.
+
+    Reductions: the first round with `server_lr=1` is FedAvg's; `server_lr=1` is FedAvg with `control_variates=True`.
+
+    Departures: c is the mean over all clients that the server has known, by examples where these weigh the updates, and
+    kept as a sum, so that it stays right while clients join; H takes the place of K η, since learning rates may change
+    and clients may take unequal numbers of steps. A client that took no step keeps its control variate.
+
+    Objective: the mean loss
+    Good for: many local steps on unlike data, where FedAvg's clients drift apart, with clients that come again.
+    Hurts when: most clients come once or rarely, since their control variates are then old; or when a device loses what
+    it keeps, since all begin anew then.
+    Memory: one control variate
+    Cost: a weighted sum; a second model to each client
+    """
+
+    needs = frozenset({STEP_SUM})
+    uses_roster = True
+    own_terms = frozenset({"control_variates"})
+
+    def __init__(self, *, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.server_lr = server_lr
+        self._use_control_variates()
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return the prior times the server's learning rate."""
+        return self.server_lr * super().weigh(cohort)

@@ -1,0 +1,175 @@
+"""The states that clients keep between rounds: lost ones are noticed, and all begin anew."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.rounds.states import MOST_LOSSES, States
+from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
+from tests.strategies.helpers import MemoryGrid, metrics
+from tests.strategies.keeping import Keeping, keeping, minimiser
+from tests.strategies.stateful import PLAIN, Course, rest, row, run
+from tests.strategies.test_feddyn import excess
+from tests.strategies.test_scaffold import deviations
+
+METHODS: dict[str, Callable[..., FairStrategy]] = {"scaffold": SCAFFOLD, "feddyn": lambda **o: FedDyn(alpha=1.0, **o)}
+
+both = pytest.mark.parametrize("name", METHODS)
+
+
+def made(name: str, **options: Any) -> FairStrategy:
+    return METHODS[name](**{**PLAIN, **options})
+
+
+def inconsistency(method: FairStrategy, clients: Mapping[str, Keeping]) -> float:
+    """Return how far what the clients keep and what the server keeps are from agreeing."""
+    return float(np.abs((excess if isinstance(method, FedDyn) else deviations)(method, clients)).max())
+
+
+def losing(clients: Mapping[str, Keeping], losses: Mapping[int, str]) -> Callable[[int, MemoryGrid], None]:
+    """Return what makes clients lose what they keep, each before a round."""
+
+    def before(number: int, grid: MemoryGrid) -> None:
+        if number in losses:
+            clients[losses[number]].lose()
+
+    return before
+
+
+@both
+def test_each_client_is_sent_the_round_of_its_last_used_reply(name: str) -> None:
+    faults = {("site-1", 2): metrics({"num-examples": 0})}
+    course = run(made(name, fraction_train=0.6, seed=3), keeping(5), 6, faults=faults)
+    used: dict[str, int] = {}
+    for finished in course.rounds:
+        configs = course.sent[finished.number]
+        assert {client: config["state-round"] for client, config in configs.items()} == {
+            client: used.get(client, 0) for client in finished.participants
+        }
+        used |= dict.fromkeys(finished.coefficients, finished.number)
+    assert course.states[-1]["states"] == {"rounds": used, "losses": {}}
+
+
+@both
+def test_a_client_that_lost_its_state_is_refused_by_name_and_all_begin_anew(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients, method = keeping(4), made(name)
+    wrong: list[float] = []
+    with caplog.at_level(logging.WARNING, "flwr"):
+        course = run(
+            method,
+            clients,
+            8,
+            before=losing(clients, {5: "site-2"}),
+            after=lambda finished: wrong.append(inconsistency(method, clients)),
+        )
+    lost = course.rounds[4]
+    assert set(lost.refused) == {"site-2"}
+    assert "state of round 0" in lost.refused["site-2"]
+    assert "that of round 4" in lost.refused["site-2"]
+    assert set(lost.coefficients) == {"site-0", "site-1", "site-3"}
+    assert [finished.lost_states for finished in course.rounds] == [()] * 4 + [("site-2",)] + [()] * 3
+    assert [finished.metrics["states-lost"] for finished in course.rounds] == [0] * 4 + [1] + [0] * 3
+    assert any("site-2 lost what clients keep" in record.getMessage() for record in caplog.records)
+    assert {config["state-round"] for config in course.sent[6].values()} == {0}
+    assert 6 not in course.controls
+    assert {config["state-round"] for config in course.sent[7].values()} == {6}
+    assert course.rounds[5].refused == course.rounds[6].refused == {}
+    np.testing.assert_allclose(wrong, 0.0, atol=1e-10)
+    assert course.states[4]["rows"] == []
+    assert course.states[4]["states"] == {"rounds": {}, "losses": {"site-2": 1}}
+
+
+@both
+def test_the_run_goes_on_as_a_new_one_that_begins_with_the_model_of_that_round(name: str) -> None:
+    clients = keeping(4)
+    course = run(made(name), clients, 9, before=losing(clients, {5: "site-2"}))
+    anew = run(made(name), keeping(4), 4, first=course.models[5])
+    assert [model.tobytes() for model in course.models[6:]] == [model.tobytes() for model in anew.models[1:]]
+
+
+@both
+def test_it_rests_where_it_should_after_a_loss(name: str) -> None:
+    clients = keeping(4)
+    model = rest(made(name), clients, loses={30: "site-2"})
+    np.testing.assert_allclose(model, minimiser(clients, by_examples=name == "scaffold"), atol=1e-8)
+
+
+@both
+def test_who_loses_it_twice_is_refused_from_then_on_with_the_remedy_and_the_others_go_on(name: str) -> None:
+    clients, method = keeping(4), made(name)
+    forgetful = dict.fromkeys(range(3, 40), "site-2")
+    course = run(method, clients, 12, before=losing(clients, forgetful))
+    lost = [finished.number for finished in course.rounds if finished.lost_states]
+    assert len(lost) == MOST_LOSSES == 2
+    for finished in course.rounds[lost[1] :]:
+        assert set(finished.refused) == {"site-2"}
+        assert "2 times: give it a folder that stays (state-dir in its client.toml)" in finished.refused["site-2"]
+        assert set(finished.coefficients) == {"site-0", "site-1", "site-3"}
+    assert {config["state-round"] for config in course.sent[12].values()} == {0, 11}
+    assert inconsistency(method, clients) < 1e-10
+
+
+@both
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), [2, 2]])
+def test_a_reply_that_does_not_say_from_which_state_it_went_on_is_refused_and_no_state_is_lost(
+    name: str, value: Any
+) -> None:
+    clients, method = keeping(3), made(name)
+    course = run(method, clients, 5, faults={("site-1", 3): metrics({"state-round": value})})
+    assert set(course.rounds[2].refused) == {"site-1"}
+    assert "'state-round'" in course.rounds[2].refused["site-1"]
+    assert course.sent[4]["site-1"]["state-round"] == 2
+    assert not any(finished.lost_states for finished in course.rounds)
+    assert inconsistency(method, clients) < 1e-10
+
+
+@both
+def test_where_all_lose_theirs_the_round_is_skipped_and_the_run_goes_on(name: str) -> None:
+    """As where a server goes back further than clients keep states."""
+    clients, method = keeping(3), made(name)
+
+    def before(number: int, grid: MemoryGrid) -> None:
+        for client in clients.values() if number == 4 else ():
+            client.lose()
+
+    course = run(method, clients, 6, before=before)
+    assert course.rounds[3].lost_states == tuple(clients)
+    assert course.rounds[3].coefficients == {}
+    assert course.models[3].tobytes() == course.models[4].tobytes()
+    assert course.rounds[4].refused == {}
+    assert inconsistency(method, clients) < 1e-10
+
+
+@both
+def test_losses_survive_a_kill(name: str) -> None:
+    clients = keeping(3)
+    killed = run(made(name), clients, 4, before=losing(clients, {3: "site-1"}))
+    state = json.loads(json.dumps(killed.states[3]["states"]))
+    assert state == {"rounds": dict.fromkeys(clients, 4), "losses": {"site-1": 1}}
+    assert States.of_state(state).state_dict() == state
+    resumed: Course = run(
+        made(name),
+        clients,
+        7,
+        first=killed.last,
+        resume=killed.states[3],
+        before=losing(clients, {5: "site-1", 7: "site-1"}),
+    )
+    assert resumed.rounds[0].lost_states == ("site-1",)
+    assert "2 times" in resumed.rounds[1].refused["site-1"]
+    assert len(resumed.rounds[2].coefficients) == 2
+
+
+@both
+def test_the_round_of_the_state_is_no_number_of_the_round(name: str) -> None:
+    """It is a word between server and client; a mean of it would say nothing."""
+    course = run(made(name), keeping(3), 2)
+    assert all("state-round" not in finished.metrics for finished in course.rounds)
+    assert all("state-round" not in each for finished in course.rounds for each in finished.train_metrics.values())
+    assert row(course.method).shape == (3,)
