@@ -94,10 +94,6 @@ class Terms:
     agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
-    def of_client(self, name: str) -> Self:
-        """Return the terms of one client: with the round of its own state, where clients keep states."""
-        return replace(self, state_round=self.state_rounds.get(name), state_rounds={}) if self.state_rounds else self
-
     def to_config(self) -> dict[str, Any]:
         """Return what is sent: the names with hyphens, without what is at its default."""
         set_ = {name: getattr(self, name) for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]}

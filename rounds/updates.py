@@ -292,11 +292,6 @@ class Layout:
         for name, start, stop in zip(self.trainable, (0, *self.ends), self.ends, strict=False):
             yield name, slice(start, stop)
 
-    def arrays_of(self, flat: NDArray[Any]) -> Model:
-        """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
-        shaped = {name: (flat[place], self.arrays[name]) for name, place in self.slices}
-        return {name: part.reshape(like.shape).astype(like.dtype) for name, (part, like) in shaped.items()}
-
     @cached_property
     def flat(self) -> NDArray[Any]:
         """The trainable part of w as one vector of `size` entries."""

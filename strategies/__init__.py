@@ -25,8 +25,8 @@ from .fedprox import FedProx
 from .gifair import GiFair
 from .propfair import PropFair
 from .qffl import QFedAvg, QFedSGD
-from .scalarizers import FromScalarizer
 from .scaffold import SCAFFOLD
+from .scalarizers import FromScalarizer
 from .strategy import FairStrategy
 from .term import TERM
 from .torchjd import TORCHJD, WRAPPERS, FromTorchJD, kind_of
