@@ -42,4 +42,4 @@ def has_settled(losses: Sequence[float], patience: int, tolerance: float) -> boo
         return False
     least = list(accumulate(losses, min))
     before, now = least[-1 - patience], least[-1]
-    return not before - now >= tolerance * abs(before)
+    return not before - now > tolerance * abs(before)

@@ -317,7 +317,7 @@ def least_on_simplex(Q: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def regularised_leader(history: Sequence[Seen], cdf: str = "weibull") -> dict[str, float]:
-    """AAggFF-D over all N clients: entropy-regularised, with doubly robust responses in [0, C]; restricted at the end."""
+    """AAggFF-D over all N clients: entropy, and doubly robust responses in [0, C]; restricted to S at the end."""
     sums: dict[str, float] = {}
     absent = 0.0  # of every client that was never seen
     p: dict[str, float] = {}

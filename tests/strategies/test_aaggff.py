@@ -215,7 +215,12 @@ def test_a_newcomer_gets_the_mean_clients_past_and_a_missing_one_the_mean_respon
 def test_clients_without_any_share_of_the_decision_are_averaged() -> None:
     strategy = AAggFF()
     # b₁ draws everything to a
-    strategy.memory = {"names": ["a", "b", "c"], "A": np.zeros((3, 3)), "b1": np.array([-90.0, 0.0, 0.0]), "b2": np.zeros(3)}
+    strategy.memory = {
+        "names": ["a", "b", "c"],
+        "A": np.zeros((3, 3)),
+        "b1": np.array([-90.0, 0.0, 0.0]),
+        "b2": np.zeros(3),
+    }
     (step,) = play(strategy, [{"b": 1.0, "c": 1.0}])
     assert step == {"b": 0.5, "c": 0.5}
 
@@ -319,7 +324,9 @@ def bits(memory: Mapping[str, Any]) -> dict[str, object]:
 
 
 @both
-def test_a_run_that_is_killed_and_resumed_from_its_checkpoint_ends_with_the_same_bits(rule: str, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_and_resumed_from_its_checkpoint_ends_with_the_same_bits(
+    rule: str, tmp_path: Path
+) -> None:
     def strategy() -> AAggFF:
         return AAggFF(rule=rule, buffers=BUFFERS, fraction_train=0.6, seed=3)
 

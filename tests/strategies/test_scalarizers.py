@@ -98,9 +98,7 @@ def test_the_step_descends_the_scalarization(F: FloatArray) -> None:
 @given(F=positive)
 def test_the_mean_is_fedavg_with_uniform_weights(F: FloatArray) -> None:
     cohort = cohort_of(np.eye(len(F)), losses=F)
-    np.testing.assert_allclose(
-        by_name("mean").weigh(cohort), FedAvg(weighting="uniform").weigh(cohort), rtol=1e-15
-    )
+    np.testing.assert_allclose(by_name("mean").weigh(cohort), FedAvg(weighting="uniform").weigh(cohort), rtol=1e-15)
 
 
 @given(F=positive, mu=st.floats(0.05, 20.0))

@@ -1,0 +1,258 @@
+"""What a client reaches alone: found once, from the first model that it receives, and kept."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, MessageType
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from fairbloom.client import local as local_module
+from fairbloom.client.baseline import has_settled
+from fairbloom.client.states import folder_of
+from fairbloom.protocol.terms import Terms
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.choice import Choice
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import EAGLE
+from fairbloom.tasks import load_task
+
+from .helpers import ask, context, fresh, run_config
+
+BASELINE = {"baseline-patience": 5, "baseline-tolerance": 1e-4, "baseline-epochs": 200}
+FULL = {"batch-size": 0, "learning-rate": 0.5}
+"""Full batches: the path of the losses is that of gradient descent."""
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    return {
+        "measure": ["loss-before", "loss-baseline"],
+        **BASELINE,
+        **{k.replace("_", "-"): v for k, v in changes.items()},
+    }
+
+
+def reported(where: Context, model: torch.nn.Module | None = None, **changes: Any) -> dict[str, Any]:
+    return dict(ask(MessageType.TRAIN, told(**changes), where, model).metric_records["metrics"])
+
+
+def moved(config: dict[str, Any], by: float) -> torch.nn.Module:
+    """Return a model as a client may receive it in a later round."""
+    _, model = fresh(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by)
+    return model
+
+
+# When it ends -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "settled"),
+    [
+        ([1.0], False),
+        ([1.0, 0.9, 0.8], False),
+        ([1.0, 1.0, 1.0], True),
+        ([1.0, 0.95, 0.91], True),  # 9 % over two epochs
+        ([1.0, 0.95, 0.89], False),
+        ([1.0, 0.5, 0.7], False),  # the least one fell by half
+        ([1.0, 0.5, 0.7, 0.49], True),  # and here by 2 %, though the last one is the least
+        ([-1.0, -1.05, -1.2], False),
+        ([-1.0, -1.05, -1.05], True),
+        ([0.0, 0.0, 0.0], True),
+        ([1.0, math.nan, math.nan], True),
+    ],
+)
+def test_it_is_over_when_the_least_loss_fell_by_less_than_its_share_over_so_many_epochs(
+    losses: list[float], settled: bool
+) -> None:
+    assert has_settled(losses, patience=2, tolerance=0.1) == settled
+
+
+@given(losses=st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12), patience=st.integers(1, 4))
+def test_without_a_tolerance_it_goes_on_as_long_as_the_least_loss_falls(losses: list[float], patience: int) -> None:
+    fell = len(losses) <= patience or min(losses) < min(losses[:-patience])
+    assert has_settled(losses, patience, 0.0) == (not fell)
+
+
+def gradient_descent(client: str, model: torch.nn.Module, rate: float) -> list[float]:
+    """Return the losses of gradient descent on a client's whole training set, as the rule of the terms ends it."""
+    examples = load_task(run_config(**{k.replace("-", "_"): v for k, v in FULL.items()})).splits(client).train
+    inputs, targets = examples[slice(0, len(examples))]
+    found: list[float] = []
+    for _ in range(201):
+        loss = cross_entropy(model(inputs), targets)
+        found.append(loss.item())
+        if len(found) > 5 and min(found[:-5]) - min(found) < 1e-4 * min(found[:-5]):
+            break
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= rate * parameter.grad
+    return found
+
+
+def test_the_baseline_is_the_least_loss_of_plain_training_from_the_received_model() -> None:
+    config = run_config(**{key.replace("-", "_"): value for key, value in FULL.items()})
+    expected = gradient_descent("client-1", fresh(config)[1], 0.5)
+    found = reported(context(1, config))
+    assert found["loss-baseline"] == pytest.approx(min(expected), rel=1e-4)
+    assert found["loss-baseline"] < 0.2 * found["loss-before"]
+
+
+def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
+    """Steps that are far too long lead nowhere: the best model is the one that came."""
+    config = run_config(batch_size=0, learning_rate=1e6)
+    found = reported(context(1, config))
+    assert found["loss-baseline"] == found["loss-before"]
+
+
+@pytest.mark.parametrize(("changes", "more"), [({"proximal-mu": 50.0}, {}), ({"client-momentum": 0.9}, {})])
+def test_nothing_that_the_terms_add_to_a_rounds_work_has_a_part_in_it(
+    changes: dict[str, Any], more: dict[str, Any]
+) -> None:
+    plain, other = reported(context(1)), reported(context(1), **changes)
+    assert other["loss-baseline"] == plain["loss-baseline"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"learning_rate_decay": 0.5}, {"stragglers": 0.9}, {"time_budget": 1e-9}, {"local_epochs": 7}]
+)
+def test_it_is_the_same_on_every_machine_and_for_however_long_a_round_trains(changed: dict[str, Any]) -> None:
+    assert reported(context(1, run_config(**changed)))["loss-baseline"] == reported(context(1))["loss-baseline"]
+
+
+def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
+    """So the round's training is what it would be without, to the bit; dropout's draws are no exception."""
+    config = run_config(
+        model="tests.rounds.agreeing:Dropping", task="tests.rounds.agreeing:task", partition="dirichlet"
+    )
+    with_baseline = ask(MessageType.TRAIN, told(), context(1, config)).array_records["arrays"]
+    without = ask(MessageType.TRAIN, {}, context(1, config)).array_records["arrays"]
+    assert {k: a.numpy().tobytes() for k, a in with_baseline.items()} == {
+        k: a.numpy().tobytes() for k, a in without.items()
+    }
+
+
+# Once ---------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_found_once_and_reported_in_every_round_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = context(1)
+    first = reported(where)
+    monkeypatch.setattr(local_module, "reach_alone", None)  # calling it again would fail
+    for server_round in (2, 3, 7):
+        later = reported(where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round)
+        assert later["loss-baseline"] == first["loss-baseline"]
+        assert later["loss-before"] != first["loss-before"]
+
+
+def test_a_device_that_was_restarted_has_it_to_the_bit(tmp_path: Path) -> None:
+    """Its folder holds it before the reply is on its way; another process, with nothing in memory, reads it there."""
+    before = reported(context(1, **{"state-dir": str(tmp_path)}))
+    config = run_config(state_dir=str(tmp_path))
+    after = reported(context(1, config, **{"state-dir": str(tmp_path)}), moved(config, 0.3), server_round=2)
+    assert after["loss-baseline"] == before["loss-baseline"]
+    assert list(tmp_path.rglob("baseline/1.safetensors"))
+
+
+def test_a_device_without_a_folder_trains_alone_again_from_the_model_that_it_has_then() -> None:
+    config = run_config()
+    first = reported(context(1, config))
+    again = reported(context(1, config), moved(config, 0.3), server_round=2)
+    assert again["loss-baseline"] != first["loss-baseline"]
+
+
+def test_a_server_that_goes_back_before_it_has_another_one_made_which_then_stays(tmp_path: Path) -> None:
+    config = run_config(state_dir=str(tmp_path))
+    late = reported(context(1, config), moved(config, 0.5), server_round=5)
+    early = reported(context(1, config), server_round=2)
+    assert early["loss-baseline"] != late["loss-baseline"]
+    for server_round in (3, 6, 9):
+        found = reported(context(1, config), moved(config, 0.5), server_round=server_round)
+        assert found["loss-baseline"] == early["loss-baseline"]
+    folder = folder_of(config, "client-1")
+    assert folder is not None
+    assert [path.name for path in (folder / "baseline").iterdir()] == ["2.safetensors"]
+
+
+def test_a_damaged_file_is_set_aside_and_the_client_trains_alone_again(tmp_path: Path) -> None:
+    config = run_config(state_dir=str(tmp_path))
+    first = reported(context(1, config))
+    (file,) = tmp_path.rglob("baseline/1.safetensors")
+    file.write_bytes(file.read_bytes()[:-3])
+    assert reported(context(1, config), server_round=2)["loss-baseline"] == first["loss-baseline"]  # of the same model
+
+
+# As a run has it reported ---------------------------------------------------------------------------------------------
+
+
+def test_losses_are_reported_alike_so_that_a_gap_is_one_of_totals() -> None:
+    plain, total = reported(context(1)), reported(context(1, run_config(reported_loss="total")))
+    for name in ("loss-before", "loss-baseline"):
+        assert total[name] == pytest.approx(plain["num-examples"] * plain[name])
+
+
+def test_it_is_left_out_where_the_terms_do_not_say_how_long_to_train() -> None:
+    found = dict(ask(MessageType.TRAIN, {"measure": ["loss-baseline"]}, context(1)).metric_records["metrics"])
+    assert set(found) == {"num-examples"}
+
+
+# By every engine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+def test_no_engine_lets_a_client_train_alone_again_in_a_later_round(engine: str, tmp_path: Path) -> None:
+    """A number that was made anew from the second round's model would differ from the first one's."""
+    settings = Settings.of({"clients": 4, "method": "eagle", "device": "cpu", "fraction": 1.0})
+    config = {**settings.run_config(), "state-dir": str(tmp_path)}
+    method = EAGLE()
+    clients = Choice(engine, "", workers=2, block=3).clients(method, config)
+    names = sorted(clients.online(1))
+    model = {name: tensor.numpy().copy() for name, tensor in load_task(config).model().state_dict().items()}
+    found = []
+    for server_round in (1, 2, 3):
+        terms = method.terms(server_round)
+        trained = clients.train(names, model, terms_with(terms))
+        assert trained.refused.reasons == {}
+        found.append([report["loss-baseline"] for report in trained.metrics.values()])
+        clients.keep(server_round - 1)
+        model = {name: array + 0.1 for name, array in model.items()}
+    clients.close()
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == 4
+
+
+def terms_with(terms: Terms) -> Terms:
+    return replace(terms, measure=tuple(sorted(EAGLE.needs)))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_run_that_is_killed_goes_on_with_the_same_baselines_to_the_bit(engine: str, tmp_path: Path) -> None:
+    class KilledError(Exception):
+        pass
+
+    def kill(recorded: Any) -> None:
+        if recorded.number == 3:
+            raise KilledError
+
+    def settings(name: str) -> Settings:
+        few = {"clients": 4, "num-rounds": 5, "fraction": 0.5, "device": "cpu", "engine": engine}
+        return Settings.of({**few, "method": "eagle", "eagle.lam": 0.2, "out": str(tmp_path / name)})
+
+    whole = simulate(settings("whole"))
+    with pytest.raises(KilledError):
+        simulate(settings("killed"), kill)
+    resumed = simulate(settings("killed"))
+    for file in ("model.safetensors", "clients.csv"):
+        assert (resumed / file).read_bytes() == (whole / file).read_bytes()
+    kept = {path.parent.parent.name: path.read_bytes() for path in whole.rglob("baseline/*.safetensors")}
+    assert kept == {path.parent.parent.name: path.read_bytes() for path in resumed.rglob("baseline/*.safetensors")}
+    assert len(kept) > 2
