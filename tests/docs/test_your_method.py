@@ -147,7 +147,7 @@ def test_the_guide_tells_of_everything_in_a_cohort() -> None:
 
 NOT_SAID = {
     *("reset", "state_dict", "load_state_dict", "layout_of"),
-    *("draws_by_history", "second_record", "compares_groups"),
+    *("draws_by_history", "second_record", "compares_groups", "keeps_states", "check_whole_updates", "forget"),
 }
 """What Fairbloom calls, or derives of the rest."""
 
