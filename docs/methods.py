@@ -194,8 +194,8 @@ With `pip install "fairbloom[torchjd]"` these are methods by the names of their 
 
 {facts}
 
-Arguments without a default are {starting_points}; weights are equal. For others, give an object, or a function that makes
-one for m clients:
+Arguments without a default are {starting_points}; weights are equal. For others, give an object, or a function that
+makes one for m clients:
 
 ```{{py:class}} fairbloom.strategies.FromScalarizer(scalarizer, **options)
 ```
