@@ -110,6 +110,12 @@ of equal loss, crosses are each client's best model; every dot is a round, stars
 {note}
 """
 
+DRIFT = """\
+Clients take {steps} steps in a round, in which they drift apart: the dashed course is FedAvg's with as many steps, and
+where it ends, at the black cross, is no minimum of the mean loss.
+
+"""
+
 INDEX = """\
 # Methods
 
@@ -188,8 +194,8 @@ With `pip install "fairbloom[torchjd]"` these are methods by the names of their 
 
 {facts}
 
-Arguments without a default are {starting_points}; weights are equal. For others, give an object, or a function that makes
-one for m clients:
+Arguments without a default are {starting_points}; weights are equal. For others, give an object, or a function that
+makes one for m clients:
 
 ```{{py:class}} fairbloom.strategies.FromScalarizer(scalarizer, **options)
 ```
@@ -401,7 +407,8 @@ def figure(name: str, title: str, file: str) -> str:
     """Return the figure with the text around it."""
     arguments = ", ".join(f"{key}={value}" for key, value in toy.ARGUMENTS.get(name, {}).items())
     shown = f"{title}({arguments})" if name in METHODS else name
-    return TOY.format(call=shown, title=title, file=file, note=toy.NOTES.get(name, "")).strip()
+    note = DRIFT.format(steps=toy.LOCAL_STEPS * toy.MANY_EPOCHS) if toy.epochs_of(name) > 1 else ""
+    return TOY.format(call=shown, title=title, file=file, note=f"{note}{toy.NOTES.get(name, '')}").strip()
 
 
 # Markdown -----------------------------------------------------------------------------------------------------------

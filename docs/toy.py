@@ -31,6 +31,9 @@ from .figures import INK, PAPER, svg_of, themed
 ROUNDS = 60
 LOCAL_STEPS = 5
 LEARNING_RATE = 0.05
+MANY_EPOCHS = 8
+"""With so many passes over their examples in a round, clients drift apart towards their own best models."""
+
 STARTS = ((-1.2, 1.5), (0.2, -1.6), (1.7, 1.2))
 """The models that the runs start from. The figure shows the losses of the run from the first one."""
 
@@ -76,7 +79,7 @@ NOTES = {
     "mgdaprox": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
     "fedfv": "Where the updates conflict, the client with the lower loss gives way, until both losses are equal.",
     "adafed": "The steps get longer as the losses fall.",
-    "fedmdfg": "The higher loss is guided down until the model meets the Pareto set, near equal losses; there it stops.",
+    "fedmdfg": "The higher loss is guided down until the model meets the Pareto set, near equal losses.",
     "ditto": "Blue and orange lines, left and right, are the personal models.",
     "local": "Blue and orange lines, left and right, are the clients' own models.",
 }
@@ -205,14 +208,19 @@ def strategy(name: str) -> FairStrategy:
     return METHODS[name](**ARGUMENTS.get(name, {}), fraction_evaluate=0.0)
 
 
+def epochs_of(name: str) -> int:
+    """Return how many passes a client makes in a round of a method: many where clients keep what stops their drift."""
+    return MANY_EPOCHS if strategy(name).keeps_states else 1
+
+
 @cache
-def run(name: str, start: tuple[float, float]) -> Course:
+def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
     """Return the course of a method from `start`, with both clients in every round."""
     first = np.array(start)
     course, personal = [first], {client: [first] for client in CLIENTS}
-    work = {"batch-size": 1, "learning-rate": LEARNING_RATE, "device": "cpu", "smallest-group": 1}
+    work = {"batch-size": 1, "local-epochs": epochs, "learning-rate": LEARNING_RATE, "smallest-group": 1}
     with registered(), errors_alone():
-        config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), **work}).run_config()
+        config = Settings.of({"task": TASK.name, "clients": len(CLIENTS), "device": "cpu", **work}).run_config()
         method = strategy(name)
         clients = LoopClients(method, config)
         rounds = Rounds(method, clients, ROUNDS).run({"w": first}, measure=lambda number: (), measure_after=())
@@ -261,7 +269,11 @@ def _draw_plane(axes: Axes, name: str) -> None:
         axes.plot(*quadratic.target, "P", color=colour, markersize=10, markeredgecolor=PAPER, zorder=8)
     axes.plot(*pareto_set().T, color=GREEN, linewidth=8, alpha=0.5, solid_capstyle="round", zorder=2)
     for start in STARTS:
-        course = run(name, start)
+        course = run(name, start, epochs_of(name))
+        if epochs_of(name) > 1:
+            fedavg = run("fedavg", start, epochs_of(name)).globally
+            axes.plot(*fedavg.T, color=INK, linewidth=1.0, linestyle=DASHES, zorder=3)
+            axes.plot(*fedavg[-1], "X", color=INK, markersize=9, markeredgecolor=PAPER, zorder=7)
         for client, points in course.personally.items():
             _draw_course(axes, points, CLIENTS[client].colour)
         if np.ptp(course.globally, axis=0).any():
@@ -280,8 +292,9 @@ def _draw_course(axes: Axes, points: FloatArray, colour: str) -> None:
 def _draw_losses(axes: Axes, name: str) -> None:
     for client, quadratic in CLIENTS.items():
         if name != "fedavg":
-            axes.plot(run("fedavg", STARTS[0]).losses(client), color=quadratic.colour, linewidth=1.2, linestyle=DASHES)
-        axes.plot(run(name, STARTS[0]).losses(client), color=quadratic.colour, linewidth=2.2)
+            losses = run("fedavg", STARTS[0], epochs_of(name)).losses(client)
+            axes.plot(losses, color=quadratic.colour, linewidth=1.2, linestyle=DASHES)
+        axes.plot(run(name, STARTS[0], epochs_of(name)).losses(client), color=quadratic.colour, linewidth=2.2)
     axes.set(xlim=(0, ROUNDS), yscale="log", ylim=(0.01, 7.0), xlabel="round")
     axes.set_title("The clients' losses, from the filled circle")
     axes.yaxis.set_major_locator(FixedLocator([0.01, 0.03, 0.1, 0.3, 1.0, 3.0]))
@@ -298,8 +311,9 @@ def _legend(name: str, title: str) -> list[Line2D]:
     ]
     handles.append(Line2D([], [], color=GREEN, linewidth=8, alpha=0.5, label="Pareto set"))
     if name != "local":
-        label = f"{title}, global model" if run(name, STARTS[0]).personally else title
+        label = f"{title}, global model" if run(name, STARTS[0], epochs_of(name)).personally else title
         handles.append(Line2D([], [], color=INK, linewidth=1.1, marker="*", markersize=9, label=label))
     if name != "fedavg":
-        handles.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=DASHES, label="losses under FedAvg"))
+        label = "FedAvg" if epochs_of(name) > 1 else "losses under FedAvg"
+        handles.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=DASHES, label=label))
     return handles

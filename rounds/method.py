@@ -7,7 +7,7 @@ from functools import cached_property, wraps
 from typing import Annotated, Any, ClassVar, TypedDict, Unpack, get_type_hints
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ARRAYS, BETWEEN_GROUPS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES, SNAPSHOT
+from fairbloom.protocol.names import ARRAYS, ARRAYS_DISPARITY, BETWEEN_GROUPS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES, SNAPSHOT
 from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, key_of
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.protocol.terms import Terms
@@ -533,7 +533,7 @@ class Method:
     @property
     def compares_groups(self) -> bool:
         """Whether clients compare two groups of their training examples for it: their task must have groups."""
-        return bool(BETWEEN_GROUPS.intersection(self.needs))
+        return self.second == ARRAYS_DISPARITY or bool(BETWEEN_GROUPS.intersection(self.needs))
 
     def layout_of(self, arrays: Model) -> Layout:
         """Return which of a model's arrays are updates, which buffers, and which stay as they are."""

@@ -63,7 +63,10 @@ def amounts_of(lowest: float, **named: object) -> dict[str, float]:
     """Return the one named value: a mapping of names to numbers from `lowest` on, the text of one, or None for none."""
     ((name, value),) = named.items()
     if isinstance(value, str):
-        value = {key: parsed(text) for key, text in pairs_in(value, "site-a=0.02").items()}
+        try:
+            value = {key: parsed(text) for key, text in pairs_in(value, "site-a=0.02").items()}
+        except ValueError as error:
+            raise ValueError(f"{name} = {value!r}: {error}") from error
     if not isinstance(value, Mapping | None):
         raise ValueError(f"{name} must be a mapping of names to numbers, got {value!r}")
     return {str(key): at_least(lowest, **{f"{name}[{key!r}]": amount}) for key, amount in (value or {}).items()}

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import LOSS
+from fairbloom.protocol.names import ARRAYS_DISPARITY, LOSS
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import FloatArray
@@ -197,6 +197,16 @@ def _check_terms(subject: Subject, method: FairStrategy) -> None:
             "snapshots = True awaits each client's model in the midst of its work, and terms do not ask for it: set "
             "snapshot_step and local_steps there."
         )
+    if method.second == ARRAYS_DISPARITY and not terms.disparity:
+        raise Failure(
+            f"second = {ARRAYS_DISPARITY!r} awaits each client's model after a step down the difference between two "
+            "groups, and terms do not ask for it: set disparity there."
+        )
+    if terms.disparity and method.second != ARRAYS_DISPARITY:
+        raise Failure(
+            f"terms ask for a model after a step down disparity = {terms.disparity!r}, which no row is made of: set "
+            f"second = {ARRAYS_DISPARITY!r}."
+        )
     if mix is not None and not method.snapshots:
         raise Failure("probe returns a mix of the clients' snapshots, and there are none: set snapshots = True.")
     if mix is not None and np.shape(mix) != (cohort.size,):
@@ -293,8 +303,8 @@ def check_permutation(subject: Subject) -> Answer:
         raise Failure(
             f"Given {situation.description}, the client with loss {situation.losses[order][k]:.2g} got the coefficient "
             f"{wanted[row, k]:.3g}; with other names, and so in another order, the same replies got it "
-            f"{after.coefficients[row, k]:.3g}, and the step is another one. Nobody should count for a name: go by what "
-            "clients reply, not by their place in cohort.names."
+            f"{after.coefficients[row, k]:.3g}, and the step is another one. Nobody should count for a name: go by "
+            "what clients reply, not by their place in cohort.names."
         )
     return Verdict.PASSED, "Clients that are called otherwise, and so come in another order, count as before."
 

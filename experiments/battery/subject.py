@@ -54,7 +54,7 @@ ARRAYS = ("first.weight", "first.bias", "second.weight")
 
 REPORTED_BY = {
     **dict.fromkeys(("needs", "terms", "choose", "probe"), "needs"),
-    **dict.fromkeys(("remember", "recalls"), "memory"),
+    **dict.fromkeys(("remember", "recalls", "sends"), "memory"),
     **{"__init__": "parameters", "weigh": "shape", "own_metrics": "reports"},
 }
 """The property that reports what a method's function raises."""
@@ -268,8 +268,24 @@ class Subject:
                 num_rounds=ROUNDS,
                 online=names,
                 draws=dict(zip(names, map(int, situation.draws), strict=True)),
+                sent=self._factors_sent(method),
             )
         return Asked(cohort, vectors, trained.updates)
+
+    def _factors_sent(self, method: FairStrategy) -> dict[str, float]:
+        """Return what the kept rows that a method sends are multiplied by, by record; raise Failure where it cannot."""
+        with self.explain_errors("After a round, ", "memory", method=method):
+            sends: object = method.sends()
+        if not isinstance(sends, Mapping):
+            raise Failure(f"sends returned {sends!r}: it must return {{record: (kept row, factor)}}.", "memory")
+        for record, row in sends.items():
+            if not (isinstance(row, tuple) and len(row) == 2 and row[0] in method.progress.kept):
+                raise Failure(
+                    f"sends returned {row!r} for {record!r}: it must be a row of self.progress.kept, as remember "
+                    "returned its label, and the factor with which it goes to the clients.",
+                    "memory",
+                )
+        return {record: float(factor) for record, (_, factor) in sends.items()}
 
     def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
@@ -326,17 +342,16 @@ class Subject:
                 "none.",
                 "memory",
             )
-        width = coefficients.shape[-1]
         for key, row in rows.items():
             if not isinstance(key, Kept):
                 raise Failure(
                     f"remember returned a row under {key!r}: its key must be Kept(key, cohort.round).", "memory"
                 )
-            if row is not None and (np.shape(row) != (width,) or not np.isfinite(row).all()):
+            if row is not None and (np.shape(row) != (cohort.rows,) or not np.isfinite(row).all()):
                 raise Failure(
                     f"Given {words}, remember returned a row for {key.key!r} of shape {np.shape(row)}: a row says how "
                     "much of each update and of each kept row goes into what is kept, so it must be finite numbers of "
-                    f"shape {(width,)}.",
+                    f"shape {(cohort.rows,)}.",
                     "memory",
                 )
         return rows

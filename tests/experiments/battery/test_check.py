@@ -183,6 +183,66 @@ class ReturnsNoTerms(Broken):
         return {"local-steps": 5}  # type: ignore[return-value]
 
 
+class AwaitsNoDisparity(Broken):
+    second = "arrays-disparity"
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.append(cohort.prior, cohort.prior)
+
+
+class AsksForADisparity(Broken):
+    def terms(self, server_round: int) -> Terms:
+        return replace(super().terms(server_round), disparity="demographic-parity")
+
+
+class ForgetsSecondUpdates(AsksForADisparity):
+    second = "arrays-disparity"
+
+
+class CrossesUpdates(ForgetsSecondUpdates):
+    """The second updates of the first clients count by the losses of the last ones."""
+
+    needs = frozenset({"loss-before"})
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.append(cohort.prior, cohort.losses[::-1])
+
+
+class ARowTooMany(Broken):
+    layerwise = True
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.tile(cohort.prior, (len(cohort.arrays) + 1, 1))
+
+
+class DividesByAnArray(Broken):
+    layerwise = True
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lengths = np.sqrt(np.diagonal(cohort.grams, axis1=1, axis2=2))
+            return np.asarray(cohort.prior * lengths.mean(axis=1, keepdims=True) / lengths)
+
+
+class ByPlaceInAnArray(Broken):
+    layerwise = True
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        c = np.tile(cohort.prior, (len(cohort.arrays), 1))
+        c[1] *= 1.0 + np.arange(cohort.size)
+        return c
+
+
+class SendsWhatItHasNot(Broken):
+    def sends(self) -> Mapping[str, tuple[Kept, float]]:
+        return {"velocity": (Kept("velocity", 1), 1.0)}
+
+
+class KeepsWhatItHasNot(Broken):
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
+        return {Kept("step", cohort.round - 1): None}
+
+
 class OneTooMany(Broken):
     def weigh(self, cohort: Cohort) -> FloatArray:
         return np.append(cohort.prior, 0.0)
@@ -343,6 +403,15 @@ WRONG: list[tuple[type[FairStrategy], str, str]] = [
     (ProbesWithoutSnapshots, "needs", "set snapshots = True"),
     (AsksForNoSnapshot, "needs", "set snapshot_step and local_steps"),
     (ReturnsNoTerms, "needs", "terms(7) returned {'local-steps': 5}"),
+    (AwaitsNoDisparity, "needs", "second = 'arrays-disparity' awaits"),
+    (AsksForADisparity, "needs", "set second = 'arrays-disparity'"),
+    (ForgetsSecondUpdates, "shape", "for each update and kept row, shape (2,)"),
+    (CrossesUpdates, "permutation", "not by their place in cohort.names"),
+    (ARowTooMany, "shape", "for each array that is trained, shape (3, 1)"),
+    (DividesByAnArray, "finiteness", "did not move (zero updates)"),
+    (ByPlaceInAnArray, "permutation", "not by their place in cohort.names"),
+    (SendsWhatItHasNot, "memory", "it must be a row of self.progress.kept"),
+    (KeepsWhatItHasNot, "shape", "remember returned None for Kept(key='step', round=0)"),
     (OneTooMany, "shape", "Given a single client, OneTooMany.weigh, in round 1, returned float64 of shape (2,)"),
     (ForgetsKeptRows, "shape", "and 1 kept rows in round 2, ForgetsKeptRows.weigh"),
     (Raises, "shape", "weigh raised AttributeError: 'Raises' object has no attribute 'share' (test_check.py, line "),
