@@ -774,8 +774,8 @@ ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([
         (with_two_rates, {"measure": ["learning-rate"]}, "the optimizer has several, .0.1, 7.0."),
         (train_point, {"local-only": True}, "local-only = True came without personal-lambda"),
         (train_point, {"loss-transform": "sharpen"}, "loss-transform = 'sharpen' is unknown"),
-        (train_point, {"measure": ["hits-0"]}, "measure = hits-0"),
-        (train_point, {"disparity": "demographic-parity"}, "disparity = demographic-parity"),
+        (train_point, {"measure": ["hits-0"]}, "measure = hits-0: .*docs/subgroups.md"),
+        (train_point, {"disparity": "demographic-parity"}, "disparity = demographic-parity: .*docs/subg"),
     ],
 )
 def test_a_term_that_her_function_cannot_keep_is_named(train: Any, told: dict[str, Any], words: str) -> None:
