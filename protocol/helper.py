@@ -17,6 +17,6 @@ OF_GROUPS = (
 """What to do where a client does not compare groups of examples."""
 
 
-def advice_on(lacking: Collection[str]) -> str:
-    """Return what to do where a client does not answer these terms, metrics or records."""
-    return OF_GROUPS if any(name in each for each in lacking for name in BETWEEN_GROUPS) else ADVICE
+def advice_on(lacking: Collection[str], otherwise: str = ADVICE) -> str:
+    """Return what to do where a client does not answer these terms, metrics or records; `otherwise`: not of groups."""
+    return OF_GROUPS if any(name in each for each in lacking for name in BETWEEN_GROUPS) else otherwise

@@ -23,6 +23,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
@@ -245,7 +246,8 @@ def terms_of(message: Message) -> Terms | None:
     check_protocol(config)
     terms = Terms.of(config) if "server-round" in config else None
     if terms is not None and (unmet := HONOURED.unmet(terms)):
-        raise ReportableError(f"{unmet}: this client does not know it: install its newest version of Fairbloom")
+        remedy = advice_on([unmet], "install its newest version of Fairbloom")
+        raise ReportableError(f"{unmet}: this client does not know it: {remedy}")
     return terms
 
 

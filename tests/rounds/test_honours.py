@@ -21,6 +21,7 @@ SENT = {
     "local": ["personal-lambda", "personal-epochs"],
     "fedfa": ["client-momentum"],
     "qfedsgd": ["full-batch-step"],
+    "fcfl": ["full-batch-step", "disparity", "disparity-sharpness"],
     "scaffold": ["control-variates"],
     "feddyn": ["dynamic-alpha"],
 }
@@ -59,7 +60,8 @@ def test_a_client_that_knows_nothing_of_a_methods_terms_is_refused_with_the_reme
     _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
     assert set(finished.refused) == {"site-1"} & set(finished.participants)
     assert set(finished.coefficients) == {"site-0", "site-2"}
-    for words in ("app = fair(train_fn, test_fn)", "docs/flower.md", "'honours'", *SENT[name]):
+    helps = "docs/subgroups.md" if name == "fcfl" else "app = fair(train_fn, test_fn)"  # which knows no groups
+    for words in (helps, "docs/flower.md", "'honours'", *SENT[name]):
         assert all(words in reason for reason in finished.refused.values())
     told = client("site-1", on_query=SENT[name])
     _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": told}), rounds=1)

@@ -201,6 +201,7 @@ def test_no_vector_of_the_models_length_reaches_the_method(name: str, arguments:
             numbers = {"num-examples": small.examples, "loss-before": small.rate, "accuracy-after": small.rate}
             numbers["loss-baseline"] = 0.5 * small.rate
             numbers |= {"learning-rate": small.rate, "train-loss": small.rate, "disparity": small.rate}
+            numbers |= {"accuracy-before": small.rate, **dict.fromkeys(GROUP_COUNTS, 1)}
             replied = RecordDict({"metrics": MetricRecord(numbers)})
             if message.metadata.message_type == MessageType.TRAIN:
                 replied["arrays"] = after

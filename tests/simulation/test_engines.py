@@ -13,13 +13,18 @@ from fairbloom.errors import FairbloomError
 from fairbloom.simulation import run as running
 from fairbloom.simulation.choice import Choice, Effort, choose, choose_fastest
 from fairbloom.strategies import METHODS
+from tests.rounds.implementations import GROUPED
 
 from .helpers import run, small, table
 
 ENGINES = ("stacked", "workers", "auto")
 
 RUNS: dict[str, dict[str, Any]] = {
-    **{f"{name}, {model}": {"method": name, "model": model} for name in METHODS for model in ("logistic", "mlp")},
+    **{
+        f"{name}, {model}": {"method": name, "model": model, **GROUPED.get(name, {})}
+        for name in METHODS
+        for model in ("logistic", "mlp")
+    },
     **{f"{name}, cnn": {"method": name, "model": "cnn"} for name in ("fedavg", "ditto", "drfa", "fedmgdaplus")},
     "momentum, stragglers, full batch": {"momentum": 0.5, "stragglers": 0.5, "local_epochs": 3, "batch_size": 0},
     "clients of unequal size": {"partition": "dirichlet", "dirichlet_alpha": 0.1, "weight_decay": 0.01},
