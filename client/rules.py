@@ -173,7 +173,7 @@ def _like(array: Tensor | None, other: Tensor) -> Tensor:
     return torch.zeros_like(other) if array is None else array.to(other)
 
 
-# A rule in one round ---------------------------------------------------------------------------------------------------
+# A rule in one round --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def kept(local: LocalClient, number: int) -> Vector:
     return joined(state)
 
 
-# SCAFFOLD's and FedDyn's local work ------------------------------------------------------------------------------------
+# SCAFFOLD's and FedDyn's local work -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.3])
@@ -168,7 +168,7 @@ def test_a_control_variate_of_other_arrays_is_refused_by_name(control: Any, word
         client().train(split([0, 0, 0]), Terms(server_round=1, control_variates=True), {"control": control})
 
 
-# Whole runs on quadratics ----------------------------------------------------------------------------------------------
+# Whole runs on quadratics ---------------------------------------------------------------------------------------------
 
 
 def federate(rounds: int, steps: int, terms: Changes, unused: Collection[tuple[int, str]] = ()) -> Vector:
@@ -230,7 +230,7 @@ def test_a_client_goes_on_from_the_state_of_the_reply_that_was_used_last() -> No
     once, again = client(), client()
     for local, rounds in ((once, ((1, 0), (5, 1))), (again, ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1)))):
         for number, origin in rounds:
-            trained, update = reply(local, model, control, number, control_variates=True, state_round=origin)
+            _, update = reply(local, model, control, number, control_variates=True, state_round=origin)
             assert update.metrics["state-round"] == origin
     assert kept(once, 5).tobytes() == kept(again, 5).tobytes()
 
@@ -280,7 +280,7 @@ def test_states_go_through_flowers_context_and_the_control_variate_through_a_rec
     place, local = where(), client()
     for number in (1, 2, 3):
         said = states(tell(place, number, number - 1))
-        ours, update = reply(local, np.ones(3), np.array([0.1, 0.2, 0.3]), number, control_variates=True, state_round=0)
+        _, update = reply(local, np.ones(3), np.array([0.1, 0.2, 0.3]), number, control_variates=True, state_round=0)
         if number == 1:
             received = ArrayRecord(update.arrays)
             assert said == (0.0, {name: array.data for name, array in received.items()})
