@@ -86,7 +86,7 @@ def train(message: Message, context: Context) -> Message:
         received = _received(message, local)
         if received is None:
             return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
-        update = local.train(received, terms)
+        update = local.train(received, terms, _vectors(message))
         save_states(context, local.states.in_memory)
     content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: MetricRecord({**update.metrics})})
     if update.second:
@@ -230,6 +230,12 @@ def _received(message: Message, local: LocalClient) -> StateDict | None:
         return arrays
     sent = _state(records[wire.FROZEN]) if wire.FROZEN in records else None
     return complete(arrays, local.model, str(digest), sent)
+
+
+def _vectors(message: Message) -> dict[str, StateDict]:
+    """Return what a message brings beside the model, by the name of its record."""
+    of_model = (wire.ARRAYS, wire.FROZEN)
+    return {name: _state(each) for name, each in message.content.array_records.items() if name not in of_model}
 
 
 def _lacking(local: LocalClient) -> dict[str, str]:

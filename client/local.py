@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
@@ -13,6 +15,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.thresholds import CLIENT, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
+from fairbloom.tasks.models import sendable
 
 from .baseline import reach_alone
 from .device import choose_device
@@ -36,11 +39,15 @@ from .metrics import (
 )
 from .preprocessing import keep_preprocessing
 from .reporting import apply_reporting
-from .states import BASELINE, ClientStates, KeptVersions, StateDict, folder_of
-from .training import measure, train, with_channels_last
+from .rules import RuleAtWork, StepsTaken
+from .states import BASELINE, RULE, ClientStates, KeptVersions, StateDict, Version, folder_of
+from .training import WorkOver, measure, train, with_channels_last
 from .work import LocalWork, client_work, global_work, personal_work
 
 Metrics = dict[str, int | float]
+
+NO_VECTORS: Mapping[str, StateDict] = MappingProxyType({})
+"""Nothing is sent beside the model."""
 
 HONOURED = Honoured(
     work=frozenset(each.name for each in fields(LocalWork)),
@@ -49,6 +56,7 @@ HONOURED = Honoured(
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
         | {"propfair_epsilon", "disparity", "disparity_sharpness", "agreed", "others"}
         | {"baseline_patience", "baseline_tolerance", "baseline_epochs"}
+        | {"control_variates", "dynamic_alpha", "state_round", "state_rounds", "client_rule"}
     ),
     metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION))
     | {*OF_WORK, *wire.BETWEEN_GROUPS, BY_GROUP},
@@ -142,8 +150,17 @@ class LocalClient:
         """Its personal models."""
         return self.states.personal
 
-    def train(self, received: StateDict, terms: Terms) -> Update:
+    def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = NO_VECTORS) -> Update:
         """Train the received model, and the personal one where the terms say so.
+
+        Parameters
+        ----------
+        received
+            The global model.
+        terms
+            Of the work.
+        sent
+            What the server sent beside the model, by the name of its record.
 
         Raises
         ------
@@ -162,16 +179,17 @@ class LocalClient:
             scores |= disparity.metrics
             second = step_down(self.model, received, disparity.gradient, work.learning_rate)
             self.model.load_state_dict(received)
-        with left_as_they_are(self.model):
-            snapshot = {} if terms.local_only else train(self.model, self.task, examples, work)
+        over, origin = self._train_global(work, received, terms, sent)
         if AFTER.applies(terms, self.splits):
             scores |= self._measured(AFTER, terms)
-        metrics = requested_metrics(terms.measure, scores, self._work_done(work, received))
+        metrics = requested_metrics(terms.measure, scores, self._work_done(work, over.steps, received))
         arrays = self.model.state_dict()
         if terms.personal_lambda is not None:
             arrays = {name: tensor.clone() for name, tensor in arrays.items()}
             self.train_personal(received, terms)
-        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, second or snapshot)
+        if terms.state_round is not None:
+            metrics[wire.STATE_ROUND] = origin
+        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, second or dict(over.snapshot))
 
     def find_baseline(self, received: StateDict, terms: Terms) -> dict[str, float]:
         """Return what this client reports of the best model that it has met by training alone, where it is asked for.
@@ -227,11 +245,38 @@ class LocalClient:
             return {}
         return count_hits(self.model, self.task, self.splits.train, self.settings.smallest_group)
 
-    def _work_done(self, work: LocalWork, received: StateDict) -> WorkDone:
+    def _train_global(
+        self, work: LocalWork, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
+    ) -> tuple[WorkOver, int]:
+        """Train the received model, which it is now, and keep what a rule of the work has the client keep.
+
+        Returns
+        -------
+        The steps, and the round of the state that the rule has gone on from, 0 where it began anew.
+        """
+        version = Version(0, {}) if work.rule is None else self.states.of_rule(terms)
+        rule = None
+        if work.rule is not None:
+            trainable = {name: received[name] for name, _ in self._trainable()}
+            rule = RuleAtWork(work.rule, trainable, version.state, sent)
+        with left_as_they_are(self.model):
+            over = WorkOver() if terms.local_only else train(self.model, self.task, self.splits.train, work, rule=rule)
+        if rule is not None:
+            trained = sendable({name: parameter.detach() for name, parameter in self._trainable()})
+            replied, kept = rule.finish(trained, over.steps)
+            if replied is not trained:
+                self.model.load_state_dict({**self.model.state_dict(), **replied})
+            self.states[RULE].keep(terms.server_round, kept, version.made)
+        return over, version.made
+
+    def _trainable(self) -> list[tuple[str, Parameter]]:
+        """Return the trainable parameters and their names."""
+        return [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+
+    def _work_done(self, work: LocalWork, steps: StepsTaken, received: StateDict) -> WorkDone:
         """Return the work that has made the model what it is now."""
-        named = self.model.named_parameters
-        changes = lambda: [(received[name], each) for name, each in named() if each.requires_grad]  # noqa: E731
-        return WorkDone(lambda: work.learning_rate, changes)
+        changes = lambda: [(received[name], each) for name, each in self._trainable()]  # noqa: E731
+        return WorkDone(lambda: work.learning_rate, changes, lambda: steps.rate_sum)
 
     def _load_personal(self, before: int) -> None:
         """Load the personal model; where there is none yet, that is the model as it is."""

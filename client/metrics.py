@@ -111,10 +111,13 @@ class WorkDone(NamedTuple):
         Returns the one of its steps.
     changes
         Returns the trainable parameters before and after it, in pairs.
+    rate_sum
+        Returns the sum of the learning rates of its steps.
     """
 
     learning_rate: Callable[[], float]
     changes: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+    rate_sum: Callable[[], float]
 
     def update_norm(self) -> float:
         """Return ‖w_k − w‖, the norm of all that the work has changed."""
@@ -126,6 +129,7 @@ class WorkDone(NamedTuple):
 OF_WORK: Mapping[str, Callable[[WorkDone], float]] = {
     wire.LEARNING_RATE: lambda done: done.learning_rate(),
     wire.UPDATE_NORM: WorkDone.update_norm,
+    wire.STEP_SUM: lambda done: done.rate_sum(),
 }
 """What is reported of local work itself, where the terms ask for it."""
 

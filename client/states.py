@@ -25,9 +25,9 @@ from .settings import FINGERPRINT, fingerprint
 
 StateDict = dict[str, Tensor]
 
-PERSONAL = "personal"
-"""The name of a client's personal model among what it keeps. Its versions lie in the client's folder itself; those of
-all else lie in a folder of its name there."""
+PERSONAL, RULE = "personal", "rule"
+"""The names of a client's personal model, and of the state of its rule of local work, among what it keeps. Versions of
+the first lie in the client's folder itself; those of all else lie in a folder of its name there."""
 
 BASELINE = "baseline"
 """The name of what a client keeps of its training alone: the loss and scores of the best model that it met."""
@@ -215,14 +215,30 @@ class ClientStates:
         """The versions in memory, by name and the round that made each."""
         return {name: kept.in_memory for name, kept in self._kept.items() if kept.in_memory}
 
-    def needed(self, terms: Terms, *, training: bool) -> dict[str, Version]:
-        """Return what the client goes on from where it trains, or evaluates, on these terms, by name."""
+    def needed(self, terms: Terms, *, training: bool, ruled: bool) -> dict[str, Version]:
+        """Return what the client goes on from where it trains, or evaluates, on these terms, by name.
+
+        `ruled` says whether a rule corrects the steps of its training.
+        """
         found: dict[str, Version | None] = {}
         if terms.personal_lambda is not None:
             found[PERSONAL] = self.personal.find(before=terms.server_round + (not training))
         if terms.baseline_epochs is not None and training:
             found[BASELINE] = self[BASELINE].find(before=terms.server_round)
+        if training and ruled and (version := self.of_rule(terms)).made:
+            found[RULE] = version
         return {name: version for name, version in found.items() if version is not None}
+
+    def of_rule(self, terms: Terms) -> Version:
+        """Return the state that the client's rule goes on from, an empty one of round 0 where there is none.
+
+        Terms that say a `state_round` ask for the state of that round and for no other.
+        """
+        if terms.state_round is None:
+            return self[RULE].find(before=terms.server_round) or Version(0, {})
+        there = 0 < terms.state_round < terms.server_round
+        state = self[RULE].at(terms.state_round) if there else None
+        return Version(0, {}) if state is None else Version(terms.state_round, state)
 
     def made_in(self, number: int) -> dict[str, Made]:
         """Return what the client has kept in round `number`, by name."""

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -23,6 +25,7 @@ from fairbloom.tasks.task import AnyExamples
 from .class_weights import class_table, mean_loss
 from .groups import measure_groups
 from .linear import linear_step
+from .rules import RuleAtWork, StepsTaken
 from .work import LocalWork, descend
 
 StateDict = dict[str, Tensor]
@@ -53,14 +56,34 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
             each.set_state(state)
 
 
+class WorkOver(NamedTuple):
+    """What local work leaves beside the trained model.
+
+    Attributes
+    ----------
+    steps
+        The steps that were taken.
+    snapshot
+        The model after the work's `snapshot_step`, empty if there was none.
+    """
+
+    steps: StepsTaken = StepsTaken()
+    snapshot: Mapping[str, Tensor] = MappingProxyType({})
+
+
 def train(
-    model: nn.Module, task: Task, examples: AnyExamples, work: LocalWork, anchor: Sequence[Tensor] | None = None
-) -> StateDict:
-    """Run the local steps on `model` in place; return the state after `snapshot_step`, empty if there was none.
+    model: nn.Module,
+    task: Task,
+    examples: AnyExamples,
+    work: LocalWork,
+    anchor: Sequence[Tensor] | None = None,
+    rule: RuleAtWork | None = None,
+) -> WorkOver:
+    """Run the local steps on `model` in place; return which they were.
 
     `anchor` holds the trainable parameters that the pull goes to, in the model's order; None: where training starts.
-    Each step is that of an optimizer of torch.optim: frozen parameters, and those that the loss does not touch, stay as
-    they are.
+    A `rule` at work corrects the gradient of each step. Each step is that of an optimizer of torch.optim: frozen
+    parameters, and without a rule those that the loss does not touch, stay as they are.
 
     Raises
     ------
@@ -79,7 +102,7 @@ def train(
     snapshot: StateDict = {}
     ends = time.monotonic() + work.time_budget
     fewest = fewest_examples(model)
-    steps, done = count_steps(len(examples), work, fewest), itertools.count()
+    steps, rates = count_steps(len(examples), work, fewest), list[float]()
     table = class_table(work.class_weights, task, examples)
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
@@ -92,8 +115,9 @@ def train(
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
-            now = work.at_step(next(done), steps)
-            descend(parameters, gradients, received, velocity, now, optimizer=optimizer)
+            now = work.at_step(len(rates), steps)
+            correct = None if rule is None else partial(rule.correct, step=len(rates) + 1)
+            descend(parameters, gradients, received, velocity, now, optimizer=optimizer, correct=correct)
 
     one_tensor = not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor)
     take = (linear_step(model, task, work, received, velocity) if one_tensor else None) or by_autograd
@@ -101,13 +125,14 @@ def train(
     with drawing_from(work.draws, parameters[0].device):
         for step, (inputs, targets) in enumerate(fetched(examples, order), start=1):
             take(inputs, targets)
+            rates.append(work.at_step(step - 1, steps).learning_rate)
             if step == work.snapshot_step:
                 snapshot = copy.deepcopy(model.state_dict())
             if time.monotonic() > ends:
                 break
     if work.snapshot_step is not None and not snapshot:  # time was over before
         snapshot = copy.deepcopy(model.state_dict())
-    return snapshot
+    return WorkOver(StepsTaken(rates), snapshot)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Local work, said once: its fields, where settings and terms set them, and what they mean for a step."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -19,6 +19,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.optimizers import PLAIN_SGD, OptimizerChoice
 
 from .objectives import Transform, transform_of, unchanged
+from .rules import NamedRule, rule_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class LocalWork:
         Of a step's forward pass: bfloat16 is autocast to that; with float32 the model computes as it is.
     transform
         What becomes of the mean loss of a minibatch.
+    rule
+        What corrects the gradient, the pull and weight decay in it, by what the client keeps between rounds; None: it
+        is not corrected.
     random
         Draws the order of the examples in each epoch; a step that takes all of them needs none.
     draws
@@ -75,6 +79,7 @@ class LocalWork:
     class_weights: str = ""
     precision: str = "float32"
     transform: Transform = unchanged
+    rule: NamedRule | None = None
     random: np.random.Generator | None = None
     draws: int = 0
 
@@ -129,7 +134,8 @@ def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
     Raises
     ------
     FairbloomError
-        When the server reads a gradient off the distance that plain SGD moves, and the settings ask for other steps.
+        When the server reads a gradient off the distance that plain SGD moves, and the settings ask for other steps; or
+        as `rule_of` does.
     """
     whole = terms.full_batch_step
     if whole and settings.beyond_plain_sgd:
@@ -155,11 +161,12 @@ def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
         gradient_clip=settings.gradient_clip,
         class_weights=settings.class_weights,
         precision=settings.precision,
-        pull=terms.proximal_mu,
+        pull=terms.proximal_mu + (terms.dynamic_alpha or 0.0),
         steps=terms.local_steps,
         snapshot_step=terms.snapshot_step,
         time_budget=settings.time_budget or math.inf,
         transform=transform_of(terms),
+        rule=rule_of(settings, terms),
     )
 
 
@@ -251,6 +258,10 @@ def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
     return int(random.integers(1, epochs + 1))
 
 
+Correct = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""(gradients) → those that a step goes down, both in the model's order."""
+
+
 def descend(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
@@ -259,12 +270,14 @@ def descend(
     work: LocalWork,
     *,
     optimizer: Optimizer | None = None,
+    correct: Correct | None = None,
     stacked: bool = False,
 ) -> None:
     """Take one step in place, by an optimizer or as torch.optim.SGD does, with the pull to `received` in the gradient.
 
     The gradient, the pull in it, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight decay and momentum come
-    after. A parameter without a gradient stays as it is, and so does its velocity.
+    after. A parameter without a gradient stays as it is, and so does its velocity; where gradients are corrected, it
+    has one of 0.
 
     SGD's is written out because the first optimizer object of a process imports PyTorch's compiler.
 
@@ -280,9 +293,13 @@ def descend(
         Rate, momentum, decay, pull and clipping.
     optimizer
         Of the parameters; None: SGD, without further parameters.
+    correct
+        What a rule makes of the gradients, the pull and weight decay in them.
     stacked
         Whether each array has several clients' side by side, along its first dimension.
     """
+    if correct is not None:
+        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
     places = [place for place, gradient in enumerate(gradients) if gradient is not None]
     touched = [parameters[place] for place in places]
     directions = [gradient for gradient in gradients if gradient is not None]
@@ -298,6 +315,8 @@ def descend(
         return
     if work.weight_decay > 0.0:
         torch._foreach_add_(directions, touched, alpha=work.weight_decay)
+    if correct is not None:
+        directions = list(correct(directions))
     if work.momentum > 0.0:
         moving = [velocity[place] for place in places]
         torch._foreach_mul_(moving, work.momentum)

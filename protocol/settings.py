@@ -162,6 +162,9 @@ class RunSettings(BaseModel):
     precision: Annotated[str, Choices("float32", "bfloat16"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
         "float32", description="Precision of a training step's forward pass: bfloat16 is mixed precision (autocast)"
     )
+    client_rule: Annotated[str, Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+        "", description="Rule of yours that corrects the clients' local steps by what they keep, as my_module:MyRule"
+    )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.WORK] = Field(
         0.0, description="Probability that a client has time for fewer epochs in a round: that it is a straggler"
     )
@@ -328,7 +331,16 @@ class RunSettings(BaseModel):
     @property
     def beyond_plain_sgd(self) -> str:
         """The first setting, as key = value, by which a client's steps are not those of plain SGD; "" if none is."""
-        named = {key: getattr(self, SETTINGS[key].argument) for key in marked(Mark.STEP)}
+        return self._first_set(marked(Mark.STEP))
+
+    @property
+    def beyond_corrected_sgd(self) -> str:
+        """The first setting, as key = value, by which a step is not SGD's with a gradient that a rule can correct."""
+        return self._first_set(key for key in marked(Mark.STEP) if key not in OF_THE_GRADIENT)
+
+    def _first_set(self, keys: Iterable[str]) -> str:
+        """Return the first of these settings that is not at its default, as key = value; "" if all are."""
+        named = {key: getattr(self, SETTINGS[key].argument) for key in keys}
         changed = [f"{key} = {value!r}" for key, value in named.items() if value != SETTINGS[key].default]
         return changed[0] if changed else ""
 
@@ -342,6 +354,9 @@ class RunSettings(BaseModel):
 
 
 OWN_SETTINGS = "own-settings"
+
+OF_THE_GRADIENT = ("class-weights", "schedule-over", "client-rule")
+"""The settings with which a step is not plain SGD's, and yet a rate times a gradient that a rule can correct."""
 
 
 def digest(config: Mapping[str, Any]) -> str:

@@ -57,6 +57,8 @@ class Terms:
         zero where it does not, and by the client's, which the client keeps.
     dynamic_alpha
         Strength of the dynamic regularizer of FedDyn, whose linear term the client keeps; None: there is none.
+    client_rule
+        The user's own rule of local work, as the run's setting `client-rule` names it; "": none.
     state_round
         The round of the client's last reply that was used, from whose state it goes on, 0 where there is none; None:
         clients keep no states.
@@ -89,6 +91,7 @@ class Terms:
     baseline_epochs: int | None = None
     control_variates: bool = False
     dynamic_alpha: float | None = None
+    client_rule: str = ""
     state_round: int | None = None
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     agreed: str = ""

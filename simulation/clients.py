@@ -222,14 +222,17 @@ class LocalClients(ABC):
                     updates.matrix[row] = updates.matrix[reply.row]
         trained.add_rows(reports, [reply.others for reply in kept], [reply.second for reply in kept])
 
-    def train_each(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+    def train_each(
+        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
+    ) -> Trained:
         """Let these clients train one by one."""
         self.begin(names, terms)
         received, trained = self.on_device(model), self.none_trained(names, model, terms)
+        vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
         def train(row: int, name: str) -> Reply:
             self.on_trained(row, len(names))
-            update = self.local(name).train(received, terms)
+            update = self.local(name).train(received, terms.of_client(name), vectors)
             return store_reply(trained.updates, trained.second, row, update)
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}

@@ -18,7 +18,7 @@ class LoopClients(LocalClients):
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        return self.train_each(names, model, terms)
+        return self.train_each(names, model, terms, sent)
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""

@@ -34,7 +34,17 @@ HONOURED = Honoured(
         | {"propfair_epsilon", "agreed", "others"}
     ),
     metrics=frozenset(
-        {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
+        {
+            "{}-before",
+            "{}-after",
+            "learning-rate",
+            "update-norm",
+            "step-sum",
+            "{}",
+            "train-{}",
+            "{}-validation",
+            "{}-personal",
+        }
         | {"{}-validation-personal"}
     ),
 )
@@ -289,7 +299,7 @@ class Session:
 
     def _report(self, steps: Steps, anchor: Anchor) -> None:
         """Note what is asked for of these steps, and of the model as it is after the work on the received one."""
-        done = WorkDone(steps.learning_rate, lambda: ((old, new) for new, old in anchor.items()))
+        done = WorkDone(steps.learning_rate, lambda: ((old, new) for new, old in anchor.items()), steps.rate_sum)
         self.metrics |= requested_metrics(self._terms.measure, {}, done)
 
     def _measure(self, call: TrainingCall, measurement: Measurement) -> None:

@@ -1,5 +1,6 @@
 """What a server's terms add to the steps of a user's own optimizer, and to the loss that she differentiates."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -50,8 +51,8 @@ class Steps:
     ) -> None:
         self.counts: Counter[Optimizer] = Counter()
         """How many steps each optimizer has taken."""
-        self.rates: list[float] = []
-        """The learning rates of the first step, one for each group of parameters."""
+        self.rates: list[set[float]] = []
+        """The learning rates of each step: one, or several where groups of parameters have their own."""
         self._anchor, self._pull, self._pull_term = anchor, pull, f"{pull_term} = {pull:g}"
         self._momentum, self._plain, self._after_step = momentum, plain, after_step
 
@@ -87,9 +88,24 @@ class Steps:
             When there is none, or more than one.
         """
         self.check_taken("measure = learning-rate")
-        if len(set(self.rates)) != 1:
-            raise ReportableError(f"measure = learning-rate: the optimizer has several, {sorted(set(self.rates))}")
-        return self.rates[0]
+        return self._rates_of("measure = learning-rate", self.rates[:1])[0]
+
+    def rate_sum(self) -> float:
+        """Return the sum of the learning rates of all steps, 0 where there is none.
+
+        Raises
+        ------
+        ValueError
+            When a step has more than one.
+        """
+        return math.fsum(self._rates_of("measure = step-sum", self.rates))
+
+    @staticmethod
+    def _rates_of(term: str, steps: list[set[float]]) -> list[float]:
+        for rates in steps:
+            if len(rates) != 1:
+                raise ReportableError(f"{term}: the optimizer has several learning rates, {sorted(rates)}")
+        return [rate for rates in steps for rate in rates]
 
     def _mine(self, optimizer: Optimizer) -> list[nn.Parameter]:
         return [p for group in optimizer.param_groups for p in group["params"] if p in self._anchor]
@@ -98,8 +114,7 @@ class Steps:
         mine = self._mine(optimizer)
         if not mine:
             return
-        if not self.counts:
-            self.rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.rates.append({float(group["lr"]) for group in optimizer.param_groups})
         self._set_momentum(optimizer)
         if self._pull:
             self._check_gradients(optimizer, args, kwargs)

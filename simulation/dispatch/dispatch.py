@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from fairbloom.client.local import Metrics
+from fairbloom.client.rules import has_rule
 from fairbloom.client.states import ClientStates, Made, Version
 from fairbloom.logs import log
 from fairbloom.protocol.terms import Terms
@@ -47,6 +48,8 @@ class Call(NamedTuple):
         In an evaluation, those that measure what the terms ask to measure.
     trained
         In a training, where the trained models are to lie.
+    sent
+        In a training, what each client is sent beside the model, by record.
     """
 
     work: Work
@@ -55,6 +58,7 @@ class Call(NamedTuple):
     terms: Terms
     participants: Collection[str] = frozenset()
     trained: Trained | None = None
+    sent: Mapping[str, Model] = {}
 
     def asks(self, name: str) -> bool:
         """Return whether a client measures what the terms ask to measure."""
@@ -79,16 +83,16 @@ class ClientTask(NamedTuple):
     states: Mapping[str, Version] = MappingProxyType({})
 
 
-Sent = Mapping[str, tuple[int, Model]]
+Starts = Mapping[str, tuple[int, Model]]
 """What a client goes on from of what it keeps between rounds, as arrays by name, with the round that made it."""
 
 
-def versions_sent(states: Mapping[str, Version]) -> Sent:
+def pack_starts(states: Mapping[str, Version]) -> Starts:
     """Return what a client goes on from, as it is handed to a worker."""
     return {name: (version.made, arrays_of(version.state)) for name, version in states.items()}
 
 
-def made_sent(states: ClientStates, number: int) -> Kept:
+def pack_made(states: ClientStates, number: int) -> Kept:
     """Return what a client has kept in round `number`, as a worker hands it back."""
     return {name: (made.origin, arrays_of(made.state)) for name, made in states.made_in(number).items()}
 
@@ -234,7 +238,7 @@ class DispatchedClients(LocalClients):
         """
         self.begin(names, terms)
         trained = self._room(names, model, terms)
-        call = Call("train", self.method, model, terms, trained=trained)
+        call = Call("train", self.method, model, terms, trained=trained, sent=dict(sent))
         replies = self._replies(call, names, trained.refused)
         for name, reply in replies.items():
             made = {kept: Made(self.on_device(arrays), origin) for kept, (origin, arrays) in (reply.made or {}).items()}
@@ -262,9 +266,12 @@ class DispatchedClients(LocalClients):
     def _replies(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Reply]:
         """Return what workers compute of these clients, in the order of names; those that fail are refused."""
         cost, training = self._cost(call, names), call.work == "train"
+        ruled = has_rule(self.settings, call.terms)
 
         def prepare(row: int, name: str) -> tuple[ClientTask, float]:
-            return ClientTask(name, row, self.states(name).needed(call.terms, training=training)), cost(name)
+            return ClientTask(
+                name, row, self.states(name).needed(call.terms.of_client(name), training=training, ruled=ruled)
+            ), cost(name)
 
         prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
         clients, costs = [client for client, _ in prepared.values()], [needed for _, needed in prepared.values()]

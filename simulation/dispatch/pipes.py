@@ -23,7 +23,7 @@ from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.updates import Layout, Model, Updates
 
 from ..clients import Reply, answer_of, store_reply
-from .dispatch import Answers, Call, Lost, ScheduledTask, Sent, Work, made_sent, versions_sent
+from .dispatch import Answers, Call, Lost, ScheduledTask, Starts, Work, pack_made, pack_starts
 from .processes import Forked, shared_array
 
 REPORT_SECONDS = 0.1
@@ -120,7 +120,7 @@ class Pipes:
         if worker not in self.processes:
             self.processes[worker] = Forked(lambda pipe: self._serve(worker, pipe), self.processes.values())
         with contextlib.suppress(OSError):  # it has ended, which shows when its answer is waited for
-            self.processes[worker].pipe.send((call.work, call.terms, clients))
+            self.processes[worker].pipe.send((call.work, call.terms, call.sent, clients))
 
     def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
         """Return what a worker has computed since it last said so.
@@ -137,7 +137,7 @@ class Pipes:
             try:
                 said: Answers | Wanted | str = pipe.recv()
                 if isinstance(said, Wanted):
-                    pipe.send(versions_sent(self._states[worker].pop(said.name)))
+                    pipe.send(pack_starts(self._states[worker].pop(said.name)))
                     continue
             except (EOFError, OSError):
                 row = int(self.buffers.computed[worker])
@@ -166,12 +166,14 @@ class Pipes:
             return
         received = tensors_of(self.buffers.received)
         while True:
-            work, terms, clients = pipe.recv()
+            work, terms, sent, clients = pipe.recv()
+            vectors = {record: tensors_of(arrays) for record, arrays in sent.items()}
             plain, answers, since = replace(terms, measure=()), Answers(), time.monotonic()
             for name, row, has_states, measures in clients:
                 self.buffers.computed[worker] = row
                 kept = self._ask(pipe, name) if has_states else {}
-                answers[name] = answer_of(self._compute, work, received, terms if measures else plain, name, row, kept)
+                asked = (terms if measures else plain).of_client(name)
+                answers[name] = answer_of(self._compute, work, received, asked, vectors, name, row, kept)
                 if time.monotonic() - since > REPORT_SECONDS:
                     pipe.send(answers)
                     answers, since = Answers(), time.monotonic()
@@ -181,14 +183,15 @@ class Pipes:
     def _ask(self, pipe: Connection, name: str) -> dict[str, dict[int, StateDict]]:
         """Ask for what a client keeps between rounds; return what it goes on from, by name and round."""
         pipe.send(Wanted(name))
-        sent: Sent = pipe.recv()
-        return {kept: {made: tensors_of(arrays)} for kept, (made, arrays) in sent.items()}
+        starts: Starts = pipe.recv()
+        return {kept: {made: tensors_of(arrays)} for kept, (made, arrays) in starts.items()}
 
     def _compute(
         self,
         work: Work,
         received: StateDict,
         terms: Terms,
+        vectors: Mapping[str, StateDict],
         name: str,
         row: int,
         kept: Mapping[str, Mapping[int, StateDict]],
@@ -197,8 +200,8 @@ class Pipes:
         local = replace(self._find_client(name), states=ClientStates(None, kept))
         if work == "evaluate":
             return Reply(row, local.evaluate(received, terms), {}, {})
-        reply = store_reply(self.buffers.updates, self.buffers.second, row, local.train(received, terms))
-        return reply._replace(made=made_sent(local.states, terms.server_round))
+        reply = store_reply(self.buffers.updates, self.buffers.second, row, local.train(received, terms, vectors))
+        return reply._replace(made=pack_made(local.states, terms.server_round))
 
 
 def tensors_of(arrays: Model) -> StateDict:

@@ -28,7 +28,7 @@ from fairbloom.rounds.updates import Model
 
 from ..clients import Reply
 from .balance import balance, home
-from .dispatch import Answers, Call, ClientTask, Dispatch, DispatchedClients, Lost, ScheduledTask, versions_sent
+from .dispatch import Answers, Call, ClientTask, Dispatch, DispatchedClients, Lost, ScheduledTask, pack_starts
 from .shards import ShardWorker, Share, asking
 
 try:
@@ -174,7 +174,7 @@ class Actors:
         self._on_way[worker] = deque()
         for task in tasks:
             names = [client.name for client in task.clients]
-            kept = {each.name: versions_sent(each.states) for each in task.clients if each.states}
+            kept = {each.name: pack_starts(each.states) for each in task.clients if each.states}
             self._on_way[worker].append((actor.compute.remote(self._call, self._frozen_there, names, kept), task))
 
     def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:

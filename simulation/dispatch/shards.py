@@ -20,7 +20,7 @@ from fairbloom.rounds.updates import Model
 from ..clients import Kept, LocalClients, Reply, answer_of, refuse_failed
 from ..loop import LoopClients
 from ..stacked.clients import StackedClients
-from .dispatch import Call, Sent, made_sent
+from .dispatch import Call, Starts, pack_made
 
 
 class Share(NamedTuple):
@@ -95,7 +95,7 @@ class ShardWorker:
             torch.set_num_threads(1)
         self._clients = _Stacked(method, settings, block) if block else _OneByOne(method, settings)
 
-    def compute(self, call: Call, frozen: Model, names: Sequence[str], kept: Mapping[str, Sent]) -> Share:
+    def compute(self, call: Call, frozen: Model, names: Sequence[str], kept: Mapping[str, Starts]) -> Share:
         """Compute these clients, which go on from what they have kept; the call's model lacks its frozen arrays."""
         clients, terms, received = self._clients, call.terms, {**frozen, **call.model}
         made, matrices = dict[str, Kept](), list[NDArray[Any]]()
@@ -109,9 +109,9 @@ class ShardWorker:
         if call.work == "evaluate":
             replies = clients.evaluate(names, received, terms, call.participants)
         else:
-            replies = trained = clients.train(names, received, terms)
+            replies = trained = clients.train(names, received, terms, call.sent)
             matrices = [np.asarray(each.matrix) for each in (trained.updates, trained.second) if each is not None]
-            made = {name: made_sent(clients.states(name), terms.server_round) for name in names}
+            made = {name: pack_made(clients.states(name), terms.server_round) for name in names}
         for name in names:
             clients.states(name).load({})
         return Share(clients.replies, replies.refused.reasons, made, *matrices)

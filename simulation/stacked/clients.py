@@ -60,8 +60,8 @@ HONOURED = Honoured(
         | {"propfair_epsilon", "baseline_patience", "baseline_tolerance", "baseline_epochs", "agreed", "others"}
     ),
     metrics=frozenset(
-        {"{}-before", "{}-after", "learning-rate", "update-norm", "{}", "train-{}", "{}-validation", "{}-personal"}
-        | {"{}[{}:{}]", "{}-validation-personal", "{}-baseline"}
+        {"{}-before", "{}-after", "learning-rate", "update-norm", "step-sum", "{}", "train-{}", "{}-validation"}
+        | {"{}-personal", "{}[{}:{}]", "{}-validation-personal", "{}-baseline"}
         | {"disparity", "disparity-hard", "positives-0", "positives-1", "hits-0", "hits-1"}
     ),
 )
@@ -101,9 +101,9 @@ class Rows:
         trained = {name: array[row] for name, array in zip(self._layout.trainable, self.arrays, strict=True)}
         return self._received | trained
 
-    def work_done(self, row: int, work: LocalWork) -> WorkDone:
-        """Return the work that has made the model of a row what it is now."""
-        return WorkDone(lambda: work.learning_rate, partial(self._changes, row))
+    def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
+        """Return the work that has made the model of a row, in so many steps, what it is now."""
+        return WorkDone(lambda: work.learning_rate, partial(self._changes, row), lambda: steps * work.learning_rate)
 
     def _changes(self, row: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Return the trainable arrays of a row, each as received and as it is now."""
@@ -150,7 +150,7 @@ class StackedClients(LocalClients):
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
         if self._are_apart(self._why_apart(terms)):
-            return self.train_each(names, model, terms)
+            return self.train_each(names, model, terms, sent)
         self.begin(names, terms)
         trained, received = self.none_trained(names, model, terms), self.on_device(model)
         if self.method.frozen:  # which programs take from the model
@@ -166,7 +166,7 @@ class StackedClients(LocalClients):
             self._in_blocks(members, train_block, training.alone, trained.refused)
         except UnstackableError as reason:
             self._are_apart(f"the model cannot be stacked: {reason}")
-            return self.train_each(names, model, terms)
+            return self.train_each(names, model, terms, sent)
         if terms.personal_lambda is not None:
             work = personal_work(self.settings, terms)
             trained_here = (each for each in members if each.local.name in training.replies)
@@ -368,7 +368,9 @@ class _Training:
             halfway.write(trained.second.matrix, places)
         others = {name: self._layout.arrays[name] for name in (*self._layout.buffers, *self._layout.integers)}
         for row, member in enumerate(block):
-            done = requested_metrics(terms.measure, scores[row], rows.work_done(row, work))
+            done = requested_metrics(
+                terms.measure, scores[row], rows.work_done(row, work, 0 if terms.local_only else member.steps)
+            )
             metrics = {wire.NUM_EXAMPLES: member.size, **done}
             self.replies[member.local.name] = Reply(member.place, metrics, others, others)
 

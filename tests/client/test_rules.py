@@ -1,0 +1,429 @@
+"""Client-side rules: what SCAFFOLD's and FedDyn's clients do and keep, and a user's own rule."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+
+from fairbloom.client.app import app
+from fairbloom.client.local import LocalClient, Update
+from fairbloom.client.work import descend
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.terms import Terms
+
+from .helpers import ask, context, run_config, work, work_of
+from .quadratic import COUNTS, CURVATURES, MINIMA, minimiser
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+Changes = dict[str, Any]
+
+RATE = 0.1
+PLAIN: Changes = {"task": "tests.client.quadratic:task", "clients": 2, "batch_size": 0, "learning_rate": RATE}
+OWN = "tests.client.own_rules:"
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    return run_config(**{**PLAIN, **changes})
+
+
+def client(name: str = "a", **changes: Any) -> LocalClient:
+    return LocalClient.of(config_of(**changes), list(COUNTS).index(name))
+
+
+def split(vector: Sequence[float] | Vector) -> dict[str, torch.Tensor]:
+    whole = torch.tensor(np.array(vector), dtype=torch.float64)
+    return {"x": whole[:2], "bias": whole[2]}
+
+
+def joined(arrays: Mapping[str, torch.Tensor]) -> Vector:
+    return torch.cat([arrays["x"], arrays["bias"][None]]).detach().numpy().copy()
+
+
+def reply(
+    local: LocalClient, model: Vector, control: Vector | None = None, number: int = 1, **terms: Any
+) -> tuple[Vector, Update]:
+    sent = {} if control is None else {"control": split(control)}
+    update = local.train(split(model), Terms(server_round=number, measure=("step-sum",), **terms), sent)
+    return joined(update.arrays), update
+
+
+def gradient(name: str, at: Vector) -> Vector:
+    return np.array(CURVATURES[name]) * (at - MINIMA[name])
+
+
+def kept(local: LocalClient, number: int) -> Vector:
+    state = local.states["rule"].at(number)
+    assert state is not None
+    return joined(state)
+
+
+# SCAFFOLD's and FedDyn's local work -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "cosine", "schedule_over": "steps", "warmup": 2}], ids=str)
+def test_control_variates_correct_each_step_and_the_clients_is_the_mean_gradient(
+    mu: float, decay: float, schedule: Changes
+) -> None:
+    """Against NumPy: y ← y − η_s (g + μ(y − w) + λy − c_k + c), c_k ← c_k − c + u / Σ η_s."""
+    local = client(local_epochs=5, weight_decay=decay, **schedule)
+    rates = [local_rate(step, schedule) for step in range(5)]
+    own, model = np.zeros(3), np.array([0.5, -1.0, 2.0])
+    for number, control in enumerate(([0.0, 0.0, 0.0], [0.3, -0.2, 0.1], [-1.0, 0.5, 0.0]), start=1):
+        y = model.copy()
+        for rate in rates:
+            y -= rate * (gradient("a", y) + mu * (y - model) + decay * y - own + np.array(control))
+        terms = {"control_variates": True, "proximal_mu": mu, "state_round": number - 1}
+        trained, update = reply(local, model, np.array(control), number, **terms)
+        np.testing.assert_allclose(trained, y, rtol=1e-12)
+        own = own - control + (model - y) / sum(rates)
+        np.testing.assert_allclose(kept(local, number), own, rtol=1e-12, atol=1e-14)
+        assert update.metrics["step-sum"] == pytest.approx(sum(rates), rel=1e-15)
+        assert update.metrics["state-round"] == number - 1
+        model = y + 0.1
+
+
+def local_rate(step: int, schedule: Changes) -> float:
+    work = work_of(config_of(local_epochs=5, **schedule), "a")
+    return work.at_step(step, 5).learning_rate
+
+
+def test_the_first_round_of_scaffold_is_plain_sgd_to_the_bit() -> None:
+    model = np.array([0.5, -1.0, 2.0])
+    plain, _ = reply(client(local_epochs=7), model)
+    for control in (None, np.zeros(3)):
+        corrected, _ = reply(client(local_epochs=7), model, control, control_variates=True, state_round=0)
+        assert corrected.tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_the_dynamic_regularizer_is_beside_a_proximal_term(mu: float) -> None:
+    """Against NumPy: x ← x − η (g − h + (α + μ)(x − w)), h ← h + α u."""
+    alpha, local = 0.7, client(local_epochs=4)
+    h, model = np.zeros(3), np.array([0.5, -1.0, 2.0])
+    for number in (1, 2, 3):
+        x = model.copy()
+        for _ in range(4):
+            x -= RATE * (gradient("a", x) - h + (alpha + mu) * (x - model))
+        trained, _ = reply(local, model, number=number, dynamic_alpha=alpha, proximal_mu=mu, state_round=number - 1)
+        np.testing.assert_allclose(trained, x, rtol=1e-12)
+        h = h + alpha * (model - x)
+        np.testing.assert_allclose(kept(local, number), h, rtol=1e-12, atol=1e-14)
+        model = x - 0.2
+
+
+@pytest.mark.parametrize("terms", [{"control_variates": True}, {"dynamic_alpha": 0.5}], ids=str)
+def test_without_a_step_the_state_stays_as_it_is(terms: Changes) -> None:
+    local, model, control = client(), np.ones(3), np.array([0.1, 0.2, 0.3])
+    reply(local, model, control, 1, **terms, state_round=0)
+    first = kept(local, 1)
+    trained, update = reply(local, model, control, 2, **terms, state_round=1, local_steps=0)
+    assert trained.tobytes() == model.tobytes()
+    assert update.metrics["step-sum"] == 0.0
+    np.testing.assert_array_equal(kept(local, 2), first)
+    assert first.any()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"momentum": 0.5}, {"optimizer": "adamw"}, {"gradient_clip": 1.0}, {"precision": "bfloat16"}],
+    ids=lambda changes: next(iter(changes)),
+)
+@pytest.mark.parametrize(
+    "asked", [{"control_variates": True}, {"dynamic_alpha": 0.5}, {"client_rule": f"{OWN}Plain"}], ids=str
+)
+def test_steps_that_are_not_of_plain_sgd_are_refused_by_name(changes: Changes, asked: Changes) -> None:
+    rule = {key: value for key, value in asked.items() if key == "client_rule"}
+    key, value = next(iter(changes.items()))
+    said = f"corrects the steps of plain SGD: leave out {key.replace('_', '-')} = {value!r}"
+    with pytest.raises(FairbloomError, match=said):
+        reply(client(**changes, **rule), np.zeros(3), **asked)
+    reply(client(**rule), np.zeros(3), **asked)
+
+
+def test_momentum_that_the_server_asks_for_is_refused_too_and_so_are_two_rules() -> None:
+    with pytest.raises(FairbloomError, match=r"control-variates = True .* leave out client-momentum = 0.9"):
+        reply(client(), np.zeros(3), control_variates=True, client_momentum=0.9)
+    with pytest.raises(FairbloomError, match=r"control-variates = True and dynamic-alpha = 0.1 ask for a rule .* each"):
+        reply(client(), np.zeros(3), control_variates=True, dynamic_alpha=0.1)
+
+
+@pytest.mark.parametrize(
+    ("control", "words"),
+    [
+        ({"x": torch.zeros(2)}, "'bias' is missing"),
+        ({"x": torch.zeros(2), "bias": torch.zeros(()), "theirs": torch.zeros(1)}, "'theirs' is none of them"),
+        ({"x": torch.zeros(3), "bias": torch.zeros(())}, r"shape \(2,\) for 'x', got torch.float32 of shape \(3,\)"),
+        ({"x": torch.zeros(2, dtype=torch.int64), "bias": torch.zeros(())}, "got torch.int64"),
+    ],
+)
+def test_a_control_variate_of_other_arrays_is_refused_by_name(control: Any, words: str) -> None:
+    with pytest.raises(FairbloomError, match=f"the record 'control' .*{words}"):
+        client().train(split([0, 0, 0]), Terms(server_round=1, control_variates=True), {"control": control})
+
+
+# Whole runs on quadratics ---------------------------------------------------------------------------------------------
+
+
+def federate(rounds: int, steps: int, terms: Changes, unused: Collection[tuple[int, str]] = ()) -> Vector:
+    """Return the model after rounds of a server written out here, which does not use the replies of `unused`."""
+    clients, model = {name: client(name, local_epochs=steps) for name in ("a", "b")}, np.zeros(3)
+    used, memory, total = dict.fromkeys(clients, 0), np.zeros(3), sum(COUNTS[name] for name in clients)
+    for number in range(1, rounds + 1):
+        updates: dict[str, Vector] = {}
+        control = memory / total
+        for name, local in clients.items():
+            asked = {**terms, "state_round": used[name]}
+            trained, update = reply(local, model, control if "control_variates" in terms else None, number, **asked)
+            assert update.metrics["state-round"] == used[name]
+            if (number, name) not in unused:
+                used[name], updates[name] = number, model - trained
+                shift = updates[name] / update.metrics["step-sum"] - control
+                memory += COUNTS[name] * shift if "control_variates" in terms else updates[name]
+        if not updates:
+            continue
+        if "control_variates" in terms:
+            whole = sum(COUNTS[name] for name in updates)
+            model = model - sum(COUNTS[name] * update for name, update in updates.items()) / whole
+        else:
+            model = model - sum(updates.values()) / len(updates) - memory / len(clients)
+    return model
+
+
+FAULTS = ((1, "a"), (3, "b"), (4, "b"), (7, "a"), (7, "b"))
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("unused", [(), FAULTS], ids=["all replies", "five replies are not used"])
+def test_scaffold_rests_at_the_minimiser_of_the_weighted_mean(steps: int, unused: Any) -> None:
+    model = federate(250, steps, {"control_variates": True}, unused)
+    np.testing.assert_allclose(model, minimiser({"a": 1.0, "b": 3.0}), atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("unused", [(), FAULTS], ids=["all replies", "five replies are not used"])
+def test_feddyn_rests_at_the_minimiser_of_the_mean(steps: int, unused: Any) -> None:
+    model = federate(250, steps, {"dynamic_alpha": 0.5}, unused)
+    np.testing.assert_allclose(model, minimiser({"a": 1.0, "b": 1.0}), atol=1e-5)
+
+
+def test_without_control_variates_several_steps_rest_elsewhere() -> None:
+    """What the tests above can tell apart."""
+    clients, model = {name: client(name, local_epochs=10) for name in ("a", "b")}, np.zeros(3)
+    for number in range(1, 80):
+        trained = {name: reply(local, model, number=number)[0] for name, local in clients.items()}
+        model = (trained["a"] + 3.0 * trained["b"]) / 4.0
+    assert np.abs(model - minimiser({"a": 1.0, "b": 3.0})).max() > 0.03
+
+
+# The round of the state -----------------------------------------------------------------------------------------------
+
+
+def test_a_client_goes_on_from_the_state_of_the_reply_that_was_used_last() -> None:
+    model, control = np.ones(3), np.array([0.1, 0.2, 0.3])
+    once, again = client(), client()
+    for local, rounds in ((once, ((1, 0), (5, 1))), (again, ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1)))):
+        for number, origin in rounds:
+            _, update = reply(local, model, control, number, control_variates=True, state_round=origin)
+            assert update.metrics["state-round"] == origin
+    assert kept(once, 5).tobytes() == kept(again, 5).tobytes()
+
+
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_a_client_that_does_not_have_the_state_says_so_and_begins_anew(number: int) -> None:
+    model, control = np.ones(3), np.array([0.1, 0.2, 0.3])
+    local = client()
+    reply(local, model, control, 1, control_variates=True, state_round=0)
+    trained, update = reply(local, model, control, 3, control_variates=True, state_round=number)
+    expected, _ = reply(client(), model, control, 3, control_variates=True, state_round=0)
+    assert update.metrics["state-round"] == 0
+    assert trained.tobytes() == expected.tobytes()
+
+
+def test_a_run_without_states_says_nothing_of_them() -> None:
+    _, update = reply(client(), np.zeros(3))
+    assert "state-round" not in update.metrics
+
+
+# Flower's messages ----------------------------------------------------------------------------------------------------
+
+
+def where(**node: Any) -> Context:
+    return context(0, config_of(), **node)
+
+
+def tell(place: Context, number: int, state_round: int, **asked: Any) -> RecordDict:
+    """Return what a client replies to a round of SCAFFOLD."""
+    told = {"server-round": number, "control-variates": True, "state-round": state_round, "measure": ["step-sum"]}
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(split([1.0, 1.0, 1.0])),
+            "config": ConfigRecord({**told, **asked}),
+            "control": ArrayRecord(split([0.1, 0.2, 0.3])),
+        }
+    )
+    return app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), place).content
+
+
+def states(content: RecordDict) -> tuple[float, dict[str, bytes]]:
+    arrays = {name: array.data for name, array in content.array_records["arrays"].items()}
+    return float(str(content.metric_records["metrics"]["state-round"])), arrays
+
+
+def test_states_go_through_flowers_context_and_the_control_variate_through_a_record() -> None:
+    place, local = where(), client()
+    for number in (1, 2, 3):
+        said = states(tell(place, number, number - 1))
+        _, update = reply(local, np.ones(3), np.array([0.1, 0.2, 0.3]), number, control_variates=True, state_round=0)
+        if number == 1:
+            received = ArrayRecord(update.arrays)
+            assert said == (0.0, {name: array.data for name, array in received.items()})
+        assert said[0] == number - 1
+    records = sorted(name for name in place.state.array_records if name.startswith("kept:"))
+    assert records == ["kept:rule:2", "kept:rule:3"]
+
+
+def test_states_outlive_a_restarted_node_in_its_folder(tmp_path: Path) -> None:
+    whole, folder = where(), {"state-dir": str(tmp_path)}
+    expected = [states(tell(whole, number, number - 1)) for number in (1, 2, 3)]
+    found = [states(tell(where(**folder), number, number - 1)) for number in (1, 2, 3)]
+    assert found == expected
+    assert expected[1][1] != expected[2][1]
+
+
+@pytest.mark.parametrize("harm", ["its folder is lost", "a file is damaged"])
+def test_a_device_that_has_lost_its_state_says_that_it_began_anew(tmp_path: Path, harm: str) -> None:
+    folder = {"state-dir": str(tmp_path)}
+    first = states(tell(where(**folder), 1, 0))
+    states(tell(where(**folder), 2, 1))
+    (file,) = tmp_path.glob("*/*/rule/2.safetensors")
+    if harm == "a file is damaged":
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 4
+        file.write_bytes(content)
+    else:
+        file.unlink()
+    assert states(tell(where(**folder), 3, 2)) == first
+
+
+def test_a_round_that_fails_leaves_no_state_behind() -> None:
+    place = where()
+    tell(place, 1, 0)
+    expected = states(tell(place, 2, 1))
+    with pytest.raises(ValueError, match="unknown"):
+        tell(place, 3, 2, **{"loss-transform": "cubed"})
+    assert states(tell(place, 2, 1)) == expected
+
+
+# A user's own rule ----------------------------------------------------------------------------------------------------
+
+
+def own(name: str, partition: str = "a", **changes: Any) -> LocalClient:
+    return client(partition, client_rule=f"{OWN}{name}", **changes)
+
+
+def test_a_rule_of_ones_own_corrects_each_step_and_goes_on_from_what_it_has_kept() -> None:
+    local = own("Momentum", local_epochs=3)
+    model, velocity = np.zeros(3), np.zeros(3)
+    for number in (1, 2, 3):
+        y = model.copy()
+        for _ in range(3):
+            velocity = 0.9 * velocity + gradient("a", y)
+            y -= RATE * velocity
+        trained, _ = reply(local, model, number=number)
+        np.testing.assert_allclose(trained, y, rtol=1e-12)
+        np.testing.assert_allclose(kept(local, number), velocity, rtol=1e-12)
+        model = y
+
+
+def test_its_reply_is_what_it_makes_of_the_trained_model() -> None:
+    model, local = np.ones(3), own("Half", local_epochs=2)
+    trained, _ = reply(client(local_epochs=2), model)
+    update = local.train(split(model), Terms(server_round=1, measure=("update-norm",)))
+    np.testing.assert_allclose(joined(update.arrays), 0.5 * (model + trained), rtol=1e-12)
+    assert update.metrics["update-norm"] == pytest.approx(0.5 * np.linalg.norm(trained - model), rel=1e-12)
+    assert local.states["rule"].at(1) == {"steps": torch.tensor(2)}
+
+
+def test_a_rule_that_does_nothing_is_plain_sgd_to_the_bit() -> None:
+    model = np.array([0.5, -1.0, 2.0])
+    config = run_config(model="mlp", client_rule=f"{OWN}Plain", weight_decay=0.1)
+    expected = ask(MessageType.TRAIN, {}, context(config={**config, "client-rule": ""}))
+    found = ask(MessageType.TRAIN, {}, context(config=config))
+    assert {name: array.data for name, array in found.array_records["arrays"].items()} == {
+        name: array.data for name, array in expected.array_records["arrays"].items()
+    }
+    assert reply(own("Plain"), model)[0].tobytes() == reply(client(), model)[0].tobytes()
+
+
+def test_a_rule_that_changes_what_it_is_given_harms_nobody() -> None:
+    local, received, control = own("Greedy"), split([1.0, 1.0, 1.0]), split([0.1, 0.2, 0.3])
+    for number in (1, 2):
+        terms = Terms(server_round=number, measure=("update-norm",), state_round=number - 1)
+        update = local.train(received, terms, {"control": control})
+        assert math.isfinite(update.metrics["update-norm"])
+    assert [kept(local, number).tolist() for number in (1, 2)] == [[2.0] * 3, [3.0] * 3]
+    assert [joined(arrays).tolist() for arrays in (received, control)] == [[1.0] * 3, [0.1, 0.2, 0.3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("NoSuch", "has no NoSuch"),
+        ("function", "it is a function; a rule is a class"),
+        ("Lacking", "it has no function finish; a rule has start, correct and finish"),
+        ("Asking", "it cannot be made without arguments .*: give them defaults"),
+        ("WithoutBias", "what correct returns must have the names of the trainable parameters: 'bias' is missing"),
+        ("Flat", r"what correct returns must be floats of shape \(2,\) for 'x', got torch.float64 of shape \(\)"),
+        ("Numbers", r"what correct returns must be floats of shape \(2,\) for 'x', got float"),
+        ("Nothing", "what correct returns must be tensors by name, got NoneType"),
+        ("Alone", "finish must return two, the arrays to reply and those to keep"),
+        ("Stranger", "what finish has the client reply must have the names .*: 'theirs' is none of them"),
+        ("Endless", "what finish has the client reply is not finite: 'x' is not"),
+        ("KeepsWords", "what finish has the client keep must be tensors by name"),
+        ("KeepsNaN", "what finish has the client keep is not finite: 'sum' is not"),
+        ("KeepsByNumber", "what finish has the client keep must have words for names"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said_by_its_name(name: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}{name}': .*{words}"):
+        reply(own(name), np.ones(3))
+
+
+def test_a_rule_is_named_by_an_import_string() -> None:
+    with pytest.raises(
+        FairbloomError, match="client-rule = 'mine': it must be a class of yours, as in my_module:MyRule"
+    ):
+        reply(client(client_rule="mine"), np.ones(3))
+
+
+def test_a_message_cannot_name_a_rule_that_the_runs_settings_do_not() -> None:
+    with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}Plain': the run's settings name ''"):
+        reply(client(), np.ones(3), client_rule=f"{OWN}Plain")
+    reply(own("Plain"), np.ones(3), client_rule=f"{OWN}Plain")
+
+
+def test_a_rule_corrects_no_personal_model() -> None:
+    personal = {"personal_lambda": 0.5, "personal_epochs": 2}
+    plain, ruled = client(), own("Momentum")
+    for local in (plain, ruled):
+        for number in (1, 2):
+            reply(local, np.ones(3), number=number, **personal)
+    models = [local.personal.before(3) for local in (plain, ruled)]
+    assert models[0] is not None
+    assert models[1] is not None
+    assert joined(models[0]).tobytes() == joined(models[1]).tobytes()
+
+
+def test_a_parameter_that_the_loss_does_not_depend_on_has_a_gradient_of_zero() -> None:
+    """It moves by the correction alone, where without one it stays as it is."""
+    for correct, expected in ((None, 1.0), (lambda gradients: [each + 2.0 for each in gradients], 0.8)):
+        touched, other = torch.ones(2), torch.ones(3)
+        descend([touched, other], [torch.zeros(2), None], [], [], work(), correct=correct)
+        torch.testing.assert_close(other, torch.full((3,), expected))
