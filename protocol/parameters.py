@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
-from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 from fairbloom.errors import FairbloomError, did_you_mean
@@ -119,6 +118,23 @@ class Pattern:
         return not text or re.fullmatch(self.expression, text) is not None
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """The texts that mean a mapping of names, as "site-a=1200 site-b=300" does, and "" for none.
+
+    It stands with what may be a mapping in Python: `Annotated[Mapping[str, float] | str | None, Pairs("site-a=0.1")]`.
+    """
+
+    example: str
+
+    def __contains__(self, text: object) -> bool:
+        """Return whether a text means a mapping."""
+        try:
+            return isinstance(text, str) and split_pairs(text, self.example) is not None
+        except ValueError:
+            return False
+
+
 ANY_NUMBER = Range("(-inf, inf)")
 """The range of a number that is declared without one: it must be finite."""
 
@@ -168,7 +184,7 @@ class Parameter:
     kind: type
     default: Value | None
     description: str = ""
-    allowed: Range | Choices | Pattern | None = None
+    allowed: Range | Choices | Pattern | Pairs | None = None
     marks: frozenset[Mark] = frozenset()
     owner: str = ""
     partitions: tuple[str, ...] = ()
@@ -191,6 +207,8 @@ class Parameter:
             return f"{', '.join(first)} or {last}" if first else last
         if isinstance(self.allowed, Pattern):
             return f'"" or text as in {" or ".join(map(repr, self.allowed.examples))}'
+        if isinstance(self.allowed, Pairs):
+            return f'"" or pairs as in {self.allowed.example!r}'
         return self.kind.__name__ + (self.allowed.words if self.allowed else "")
 
     def checked(self, value: object, called: str = "") -> Value:
@@ -238,7 +256,7 @@ class Parameter:
         """Return a value in the parameter's type, None where it is impossible."""
         if self.kind in (bool, str):
             right: Value | None = value if isinstance(value, bool | str) and type(value) is self.kind else None
-            if isinstance(self.allowed, Pattern) and right not in self.allowed:
+            if isinstance(self.allowed, Pattern | Pairs) and right not in self.allowed:
                 return None
             return None if isinstance(self.allowed, Choices) and right not in self.allowed.words else right
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
@@ -254,7 +272,7 @@ class Parameter:
 def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0) -> tuple[Parameter, ...]:
     """Return the parameters of a method or task: all but the meaning from its signature, that from its docstring.
 
-    What may be a text among other things, as `Mapping[str, float] | str | None`, is a text here; None is "".
+    A mapping is a text here (`Pairs`), and None is "".
 
     Parameters
     ----------
@@ -276,8 +294,8 @@ def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0)
             continue
         default = None if argument.default is inspect.Parameter.empty else argument.default
         annotation = argument.annotation
-        if isinstance(annotation, UnionType) and str in get_args(annotation):
-            annotation, default = str, default or ""
+        if pairs := [each for each in get_args(annotation) if isinstance(each, Pairs)]:
+            annotation, default = Annotated[str, pairs[0]], default or ""
         parameter = annotated(argument.name, annotation, default, meanings.get(argument.name, ""), owner)
         if parameter is None:
             raise SettingsError(
@@ -294,7 +312,7 @@ def annotated(
     kind, *others = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     if kind not in KINDS:
         return None
-    allowed = next((each for each in others if isinstance(each, Range | Choices | Pattern)), None)
+    allowed = next((each for each in others if isinstance(each, Range | Choices | Pattern | Pairs)), None)
     marks = frozenset(each for each in others if isinstance(each, Mark))
     standing_in = next((each.value for each in others if isinstance(each, Default)), default)
     partitions = next((each.names for each in others if isinstance(each, Partitions)), ())
@@ -335,7 +353,7 @@ def parsed(text: str) -> Value:
     return value if isinstance(value, Value) else text
 
 
-def pairs_in(text: str, example: str) -> dict[str, str]:
+def split_pairs(text: str, example: str) -> dict[str, str]:
     """Return what a text such as "site-a=1200 site-b=300" says of each name.
 
     Parameters

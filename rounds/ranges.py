@@ -9,7 +9,8 @@ from typing import Any
 
 from fairbloom.protocol.parameters import Choices as Choices
 from fairbloom.protocol.parameters import NonNegative as NonNegative
-from fairbloom.protocol.parameters import Parameter, pairs_in, parsed
+from fairbloom.protocol.parameters import Pairs as Pairs
+from fairbloom.protocol.parameters import Parameter, parsed, split_pairs
 from fairbloom.protocol.parameters import Positive as Positive
 from fairbloom.protocol.parameters import Range as Range
 
@@ -59,14 +60,24 @@ def names_in(**named: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def amounts_of(lowest: float, **named: object) -> dict[str, float]:
-    """Return the one named value: a mapping of names to numbers from `lowest` on, the text of one, or None for none."""
+def pairs_in(**named: object) -> dict[str, Any] | None:
+    """Return the one named value if it is a mapping of names, or the mapping that a text means; None for None or ""."""
     ((name, value),) = named.items()
     if isinstance(value, str):
-        value = {key: parsed(text) for key, text in pairs_in(value, "site-a=0.02").items()}
+        try:
+            return {**split_pairs(value, "name=value")} or None
+        except ValueError as error:
+            raise ValueError(f"{name} = {value!r}: {error}") from error
     if not isinstance(value, Mapping | None):
-        raise ValueError(f"{name} must be a mapping of names to numbers, got {value!r}")
-    return {str(key): at_least(lowest, **{f"{name}[{key!r}]": amount}) for key, amount in (value or {}).items()}
+        raise ValueError(f"{name} must be a mapping of names or the text of one, got {value!r}")
+    return None if value is None else dict(value)
+
+
+def amounts_in(lowest: float, **named: object) -> dict[str, float]:
+    """Return the one named value as `pairs_in` does, if it maps names to numbers not below `lowest`; none for None."""
+    ((name, _),) = named.items()
+    read = {key: parsed(each) if isinstance(each, str) else each for key, each in (pairs_in(**named) or {}).items()}
+    return {key: at_least(lowest, **{f"{name}[{key!r}]": amount}) for key, amount in read.items()}
 
 
 def _checked(named: dict[str, object], kind: type, allowed: Range | Choices | None) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
-from fairbloom.protocol.parameters import Parameter, pairs_in, parameters_of
+from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
 from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.settings import (
     SETTINGS,
@@ -293,7 +293,7 @@ def sizes_of(words: str) -> dict[str, int]:
     ValueError
         When a word states no size, or a client is named twice.
     """
-    sizes = pairs_in(words, "site-a=1200")
+    sizes = split_pairs(words, "site-a=1200")
     for name, size in sizes.items():
         if not (size.isascii() and size.isdigit() and int(size) >= 1):
             raise ValueError(f"'{name}={size}' does not state a number of examples: write it as site-a=1200")

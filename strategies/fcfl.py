@@ -10,13 +10,19 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import ARRAYS_DISPARITY, DISPARITY, LEARNING_RATE, LOSS_BEFORE
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
-from fairbloom.rounds.ranges import Choices, NonNegative, Positive, Range, amounts_of
+from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range, amounts_in
 
 from .simplex import steepest_common_weights
 from .strategy import FairStrategy
 
 SHARPNESS = 10.0
 """Clients measure the disparity with σ(10 z) in place of the decision 1[z ≥ 0], which has no gradient."""
+
+
+TEMPERATURES = ("delta-loss", "delta-disparity")
+
+FAR_BELOW = -800.0
+"""An entry of a softmax that is so many temperatures below the largest is 0."""
 
 
 class FCFL(FairStrategy):
@@ -86,7 +92,7 @@ class FCFL(FairStrategy):
         self,
         *,
         budget: NonNegative = 0.05,
-        budgets: Mapping[str, float] | str | None = None,
+        budgets: Annotated[Mapping[str, float] | str | None, Pairs("site-a=0.02 site-b=0.1")] = None,
         stage1_rounds: Annotated[int, Range("[0, inf)")] = 800,
         delta: Positive = 0.5,
         delta_decay: Annotated[float, Range("(0, 1]")] = 0.01,
@@ -96,13 +102,9 @@ class FCFL(FairStrategy):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        self.budget = budget
-        self.budgets = amounts_of(0.0, budgets=budgets)
+        self.budget, self.budgets = budget, amounts_in(0.0, budgets=budgets)
         self.stage1_rounds = stage1_rounds
-        self.delta = delta
-        self.delta_decay = delta_decay
-        self.delta_factor = delta_factor
-        self.delta_min = delta_min
+        self.delta, self.delta_decay, self.delta_factor, self.delta_min = delta, delta_decay, delta_factor, delta_min
         self.disparity = disparity
 
     def terms(self, server_round: int) -> Terms:
@@ -111,74 +113,51 @@ class FCFL(FairStrategy):
         return replace(plain, full_batch_step=True, disparity=self.disparity, disparity_sharpness=SHARPNESS)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the weights of the gradients times η/η_k, η the smallest learning rate."""
-        weights = self._weights_of_stage1(cohort) if self._in_stage1(cohort) else self._weights_of_stage2(cohort)
-        return weights * np.tile(_shares(cohort), 2)
+        """Return the weights of the gradients, first those of the losses, times η/η_k with η the smallest rate."""
+        K, maxima, m = gradient_products(cohort), self._maxima(cohort), cohort.size
+        if cohort.round <= self.stage1_rounds:
+            (p, q), (_, s) = maxima @ K @ maxima.T
+            x = share_of_loss(p, q, s, within_budgets=self._excess(cohort).max() <= 0.0)
+            weights = x * maxima[0] + (1.0 - x) * maxima[1]
+        else:
+            is_row = self._excess(cohort).max() >= 0.0 and maxima[1] @ K @ maxima[1] > 0.0
+            rows = np.vstack([np.eye(m, 2 * m), *([maxima[1]] if is_row else [])])
+            products = rows @ K @ rows.T
+            weights = steepest_common_weights(products, products[:, :m].mean(axis=1)) @ rows
+        return weights * np.tile(rate_shares(cohort), 2)
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Let the temperatures of stage 1 fall where their gradients are short."""
         if not self.memory and (unknown := [name for name in self.budgets if name not in cohort.online]):
             log.warning("budgets names %s, which is none of the clients online: correct the name", ", ".join(unknown))
         deltas = self._deltas
-        if self._in_stage1(cohort):
-            of_losses, of_disparities = self._softmaxes(cohort)
-            rows = np.zeros((2, 2 * cohort.size))
-            rows[0, : cohort.size], rows[1, cohort.size :] = of_losses, of_disparities
-            lengths = np.sqrt(np.maximum(np.diag(rows @ _gram(cohort) @ rows.T), 0.0))
-            eta = cohort.metrics[LEARNING_RATE].min()
+        if cohort.round <= self.stage1_rounds:
+            maxima, eta = self._maxima(cohort), cohort.metrics[LEARNING_RATE].min()
+            lengths = np.sqrt(np.maximum(np.diag(maxima @ gradient_products(cohort) @ maxima.T), 0.0))
             falls = (deltas > self.delta_min) & (self.delta_factor * lengths <= deltas * eta)
             deltas = np.where(falls, self.delta_decay * deltas, deltas)
-        self.memory = dict(zip(("delta-loss", "delta-disparity"), deltas.tolist(), strict=True))
+        self.memory = dict(zip(TEMPERATURES, deltas.tolist(), strict=True))
         return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return how many clients are beyond their budgets."""
         return {"over-budget": float((self._excess(cohort) > 0.0).sum())}
 
-    # Both stages ----------------------------------------------------------------------------------------------------
-
     @property
     def _deltas(self) -> FloatArray:
-        """The temperatures δ_l and δ_g."""
-        return np.array([self.memory.get(name, self.delta) for name in ("delta-loss", "delta-disparity")])
-
-    def _in_stage1(self, cohort: Cohort) -> bool:
-        return cohort.round <= self.stage1_rounds
+        """δ_l and δ_g."""
+        return np.array([self.memory.get(name, self.delta) for name in TEMPERATURES])
 
     def _excess(self, cohort: Cohort) -> FloatArray:
         """Return v_k = |Δ_k| − ε_k, shape (m,)."""
         budgets = np.array([self.budgets.get(name, self.budget) for name in cohort.names])
-        excess: FloatArray = np.abs(cohort.metrics[DISPARITY]) - budgets
-        return excess
+        return np.asarray(np.abs(cohort.metrics[DISPARITY]) - budgets)
 
-    def _softmaxes(self, cohort: Cohort) -> tuple[FloatArray, FloatArray]:
-        """Return α^l and α^g, shape (m,) each: the gradients of the smooth maxima of the losses and of the excess."""
+    def _maxima(self, cohort: Cohort) -> FloatArray:
+        """Return g_l and g_g as weights of the 2m gradients, shape (2, 2m): the slopes of both smooth maxima."""
         delta_l, delta_g = self._deltas
-        return _softmax(cohort.losses, delta_l), _softmax(self._excess(cohort), delta_g)
-
-    # Stage 1 --------------------------------------------------------------------------------------------------------
-
-    def _weights_of_stage1(self, cohort: Cohort) -> FloatArray:
-        """Return x α^l, then (1 − x) α^g."""
-        of_losses, of_disparities = self._softmaxes(cohort)
-        m, K = cohort.size, _gram(cohort)
-        p, q = of_losses @ K[:m, :m] @ of_losses, of_losses @ K[:m, m:] @ of_disparities
-        s = of_disparities @ K[m:, m:] @ of_disparities
-        within = bool(self._excess(cohort).max() <= 0.0)
-        x = share_of_loss(float(p), float(q), float(s), within_budgets=within)
-        return np.concatenate([x * of_losses, (1.0 - x) * of_disparities])
-
-    # Stage 2 --------------------------------------------------------------------------------------------------------
-
-    def _weights_of_stage2(self, cohort: Cohort) -> FloatArray:
-        """Return α of the clients' losses, then α_{m+1} α^g."""
-        m, K = cohort.size, _gram(cohort)
-        rows = np.eye(m + 1, 2 * m)
-        rows[m] = np.concatenate([np.zeros(m), self._softmaxes(cohort)[1]])
-        products = rows @ K @ rows.T
-        if self._excess(cohort).max() < 0.0 or products[m, m] == 0.0:
-            rows, products = rows[:m], products[:m, :m]
-        return steepest_common_weights(products, products[:, :m].mean(axis=1)) @ rows
+        losses, excess = softmax(cohort.losses, delta_l), softmax(self._excess(cohort), delta_g)
+        return np.block([[losses, np.zeros(cohort.size)], [np.zeros(cohort.size), excess]])
 
 
 def share_of_loss(p: float, q: float, s: float, *, within_budgets: bool) -> float:
@@ -188,27 +167,21 @@ def share_of_loss(p: float, q: float, s: float, *, within_budgets: bool) -> floa
     """
     if within_budgets:
         return 1.0 if p >= q else 0.0
-    if q >= s:
-        return 1.0
-    return 0.0 if q >= 0.0 else -q / (p - q)
+    return 1.0 if q >= s else 0.0 if q >= 0.0 else -q / (p - q)
 
 
-def _softmax(values: FloatArray, temperature: float) -> FloatArray:
-    with np.errstate(over="ignore"):  # far below the largest, an entry is 0
-        weights = np.exp((values - values.max()) / temperature)
-    normalised: FloatArray = weights / weights.sum()
-    return normalised
+def softmax(values: FloatArray, temperature: float) -> FloatArray:
+    """Return e^(v/δ), normalised."""
+    weights = np.exp(np.maximum(values - values.max(), FAR_BELOW * temperature) / temperature)
+    return np.asarray(weights / weights.sum())
 
 
-def _shares(cohort: Cohort) -> FloatArray:
+def rate_shares(cohort: Cohort) -> FloatArray:
     """Return η/η_k, shape (m,): what makes an update η_k ∇F_k the step η ∇F_k."""
-    eta = cohort.metrics[LEARNING_RATE]
-    shares: FloatArray = eta.min() / eta
-    return shares
+    return np.asarray(cohort.metrics[LEARNING_RATE].min() / cohort.metrics[LEARNING_RATE])
 
 
-def _gram(cohort: Cohort) -> FloatArray:
-    """Return the inner products of all gradients, times η²: which of them is the longer one is left as it is."""
-    shares = np.tile(_shares(cohort), 2)
-    products: FloatArray = cohort.gram * np.outer(shares, shares)
-    return products
+def gradient_products(cohort: Cohort) -> FloatArray:
+    """Return the inner products of all gradients times η², which is in the range of numbers where the updates are."""
+    shares = np.tile(rate_shares(cohort), 2)
+    return np.asarray(cohort.gram * np.outer(shares, shares))

@@ -484,9 +484,11 @@ def test_a_shortened_update_is_used_as_if_the_client_had_sent_it_so(name: str, m
     number = iter(range(1, 4))
 
     def noted(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
-        most, now = usual.times(method.clip_updates), next(number)
-        for what, updates in (("arrays", trained.updates), ("snapshot", trained.second)):
+        now = next(number)
+        both = (("arrays", trained.updates, usual), (method.second_record, trained.second, usual.second or usual))
+        for what, updates, among in both:
             if updates is not None:
+                most = among.times(method.clip_updates)
                 found = zip(trained.names, np.minimum(1.0, most / np.maximum(updates.lengths, 1e-300)), strict=True)
                 factors.update({(client, now, what): float(factor) for client, factor in found})
         return plain(method, trained, usual)

@@ -89,7 +89,9 @@ def test_the_common_option_is_dittos_pull_with_one_epoch() -> None:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("ditto", "local")])
 def test_a_personal_model_leaves_every_methods_global_model_alone(name: str) -> None:
-    assert models(make(name, ARGUMENTS[name][0], personal_lambda=0.5)) == models(make(name, ARGUMENTS[name][0]))
+    assert models(make(name, ARGUMENTS[name][0], personal_lambda=0.5, buffers=BUFFERS)) == models(
+        make(name, ARGUMENTS[name][0], buffers=BUFFERS)
+    )
 
 
 # Local --------------------------------------------------------------------------------------------------------------

@@ -102,7 +102,9 @@ def outside(kind: str) -> list[Any]:
         return never
     if kind == "bool":
         return [*never[:-1], 0, 1, "true"]
-    if found := re.fullmatch(r"(\w+(?:, \w+)*) or (\w+)", kind):
+    if kind.startswith('"" or pairs as in'):
+        return ["pair", "a=1 a=2", 0.5, True]
+    if found := re.fullmatch(r"([\w-]+(?:, [\w-]+)*) or ([\w-]+)", kind):
         return [*never, "", found[2].upper()]
     raise AssertionError(f"no range is stated by {kind!r}")
 
@@ -121,6 +123,8 @@ def inside(kind: str) -> list[Any]:
         return [-1e30, 0.0, 1e30]
     if kind == "bool":
         return [False, True]
+    if found := re.fullmatch("\"\" or pairs as in ('.*')", kind):
+        return ["", None, ast.literal_eval(found[1])]
     return kind.replace(" or ", ", ").split(", ")
 
 

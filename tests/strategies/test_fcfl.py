@@ -392,10 +392,10 @@ def test_budgets_may_be_a_text_as_run_configs_have_it() -> None:
     for wrong, words in (
         ({"site-a": -0.1}, r"budgets\['site-a'\] = -0.1: allowed is float at least 0"),
         ("site-a=-0.1", r"budgets\['site-a'\] = -0.1: allowed is float at least 0"),
-        ("site-a", "'site-a' does not state a value: write it as site-a=0.02"),
+        ("site-a", "budgets = 'site-a': 'site-a' does not state a value: write it as name=value"),
         ("site-a=much", r"budgets\['site-a'\] = 'much': allowed is float at least 0"),
         ("site-a=1 site-a=2", "site-a is named twice"),
-        ([0.1], r"budgets must be a mapping of names to numbers, got \[0.1\]"),
+        ([0.1], r"budgets must be a mapping of names or the text of one, got \[0.1\]"),
     ):
         with pytest.raises(ValueError, match=words):
             FCFL(budgets=wrong)  # type: ignore[arg-type]
