@@ -124,7 +124,7 @@ class FCFL(FairStrategy):
             rows = np.vstack([np.eye(m, 2 * m), *([maxima[1]] if is_row else [])])
             products = rows @ K @ rows.T
             weights = steepest_common_weights(products, products[:, :m].mean(axis=1)) @ rows
-        return weights * np.tile(rate_shares(cohort), 2)
+        return np.asarray(weights * np.tile(rate_shares(cohort), 2))
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Let the temperatures of stage 1 fall where their gradients are short."""
