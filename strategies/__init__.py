@@ -19,6 +19,7 @@ from .fedavgn import FedAvgN
 from .feddyn import FedDyn
 from .fedfa import FedFa
 from .fedfv import FedFV
+from .fedlf import FedLF
 from .fedmdfg import FedMDFG
 from .fedmgda import FedMGDA, FedMGDAPlus, MGDAProx
 from .fedprox import FedProx
@@ -37,7 +38,7 @@ METHODS: dict[str, type[FairStrategy]] = {
     for method in (
         *(FedAvg, FedProx, FedAvgN, SCAFFOLD, FedDyn),
         *(QFedAvg, QFedSGD, TERM, AFL, DRFA, DeltaFL, PropFair, GiFair, VRed, SemiVRed, EAGLE, FedFa, AAggFF),
-        *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG),
+        *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG, FedLF),
         *(FairFed, FCFL),
         *(Ditto, Local),
     )
@@ -134,6 +135,7 @@ __all__ = [
     "FedDyn",
     "FedFV",
     "FedFa",
+    "FedLF",
     "FedMDFG",
     "FedMGDA",
     "FedMGDAPlus",

@@ -23,7 +23,7 @@ from .helpers import OPTIONS, bits, every_method, run
 
 MEASURED = {
     **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},
-    **{name: ["loss-before"] for name in ("aaggff", "fedfv", "adafed", "fedmdfg")},
+    **{name: ["loss-before"] for name in ("aaggff", "fedfv", "adafed", "fedmdfg", "fedlf")},
     "eagle": ["loss-baseline", "loss-before"],
     "qfedsgd": ["learning-rate", "loss-before"],
     "fedfa": ["accuracy-after"],

@@ -78,6 +78,12 @@ OWN: dict[str, dict[str, tuple[str, list[Any], list[Any]]]] = {
         "gamma": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
         "server_lr": ("above 0", [1e-30, 1, 1e30], [0, -1.0]),
     },
+    "fedlf": {
+        "history": ("bool", [True, False], [0, 1, "true"]),
+        "guidance": ("scaled or gradient", ["scaled", "gradient"], ["Scaled", "", 1]),
+        "server_lr": ("above 0", [1e-30, 1, 1e30], [0, -1.0]),
+        "groups": ("mapping", [None, "", {}, {"w": 1}, "w=1 v=2"], [1, ["w"]]),
+    },
     "fedmdfg": {
         "angle": ("(0, 90)", [1e-9, 11.25, 89.9], [0, 90, -1.0]),
         "history": ("bool", [True, False], [0, 1, "true"]),

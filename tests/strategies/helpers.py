@@ -49,6 +49,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "mgdaprox": [{"mu": 0.1}, {"mu": 0.0, "epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],
     "fedfv": [{}, {"alpha": 0.0, "tau": 3}, {"alpha": 0.5, "tau": 0, "order": "reverse"}, {"order": "random"}],
     "adafed": [{}, {"gamma": 0.0, "server_lr": 0.5}, {"gamma": 0.5}],
+    "fedlf": [{}, {"guidance": "gradient", "server_lr": 0.5}, {"history": False}],
     "fedmdfg": [{}, {"angle": 1.0, "guidance": "gradient", "server_lr": 0.5}, {"angle": 89.0, "history": False}],
     "fcfl": [
         {"delta": 5.0},

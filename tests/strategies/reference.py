@@ -536,6 +536,70 @@ def fedmdfg(
     return d
 
 
+def fedlf(
+    rounds: Sequence[Seen],
+    /,
+    history: bool = True,
+    guidance: str = "scaled",
+    server_lr: float = 1.0,
+    layers: Sequence[Sequence[int]] = (),
+) -> FloatArray:
+    """`layers` has the columns of each group; by default all are one."""
+    d = np.zeros_like(next(iter(rounds[-1].updates.values())))
+    groups = fedlf_groups(rounds, history, guidance, layers or [range(len(d))])
+    if len(groups) == 1 and np.linalg.norm(groups[0].direction) <= 1e-3 * groups[0].length:
+        return d
+    for group in groups:
+        d[group.columns] = group.direction
+    mean = np.mean(list(rounds[-1].updates.values()), axis=0)
+    return server_lr * np.linalg.norm(mean) * d / (np.linalg.norm(d) or 1.0)
+
+
+class Group(NamedTuple):
+    """A group of FedLF: its columns, μ, its direction and the rows of which that is the shortest combination."""
+
+    columns: list[int]
+    length: float
+    direction: FloatArray
+    rows: list[FloatArray]
+
+
+def fedlf_groups(rounds: Sequence[Seen], history: bool, guidance: str, layers: Sequence[Sequence[int]]) -> list[Group]:
+    """The groups of Algorithm 1 once they are merged."""
+    *earlier, seen = rounds
+    last = {name: (old.round, u) for old in earlier for name, u in old.updates.items()}
+    tau = len(last) // len(seen.updates)
+    absent = [u for name, (t, u) in last.items() if history and name not in seen.updates and t >= seen.round - tau]
+    found = falls_of(list(seen.losses.values()))
+    h = dict(zip(seen.losses, found[0], strict=True)) if found else {}
+
+    def solved(columns: list[int]) -> Group | None:
+        part = {name: u[columns] for name, u in seen.updates.items() if u[columns].any()}
+        if not part:
+            return None
+        mu = float(np.mean([np.linalg.norm(u) for u in part.values()]))
+        unit = {name: u / np.linalg.norm(u) for name, u in part.items()}
+        rows = [mu * u for u in unit.values()]
+        if h:
+            guided, least = (unit, 1e-6) if guidance == "scaled" else (part, 1e-6 * mu)
+            q = np.sum([h[name] * u for name, u in guided.items()], axis=0)
+            rows += [mu * q / np.linalg.norm(q)] if np.linalg.norm(q) > least else []
+        rows += [mu * u[columns] / np.linalg.norm(u[columns]) for u in absent if u[columns].any()]
+        return Group(columns, mu, min_norm_point(rows), rows)
+
+    groups = [group for columns in layers if (group := solved(list(columns)))]
+    while len(groups) > 1:
+        stationary = [i for i, group in enumerate(groups) if np.linalg.norm(group.direction) <= 1e-3 * group.length]
+        if not stationary:
+            break
+        i = stationary[0]
+        here, there = (i, i + 1) if i + 1 < len(groups) else (i - 1, i)
+        merged = solved(groups[here].columns + groups[there].columns)
+        assert merged is not None
+        groups[here : there + 1] = [merged]
+    return groups
+
+
 # Groups -------------------------------------------------------------------------------------------------------------
 
 
@@ -628,6 +692,7 @@ REFERENCES: dict[str, Reference] = {
     "adafed": adafed,
     "fedmdfg": fedmdfg,
     "fcfl": fcfl,
+    "fedlf": fedlf,
     "ditto": ditto,
     "local": local,
 }
@@ -636,7 +701,7 @@ WEIGHTING = {
     **dict.fromkeys(("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"),
     **dict.fromkeys(("vred", "semivred", "scaffold"), "examples"),
     **dict.fromkeys(("eagle", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox"), "uniform"),
-    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "local")),
+    **dict.fromkeys(("qfedavg", "qfedsgd", "drfa", "fedfa", "aaggff", "fedfv", "adafed", "fedmdfg", "fedlf", "local")),
     **dict.fromkeys(("fairfed", "fcfl", "feddyn")),
 }
 """The prior of each method by default; None where it has none."""

@@ -1,0 +1,213 @@
+"""A fair descent direction for each layer of the model."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.ranges import Choices, Positive
+from fairbloom.protocol.parameters import pairs_in
+
+from .guidance import guidance
+from .simplex import min_norm_weights
+from .strategy import FairStrategy
+
+NOTHING_COMMON = 1e-3
+"""A group has no common direction where its shortest one has at most this share of its rows' length."""
+
+NO_GUIDANCE = 1e-6
+"""A guidance row that is shorter than this share of the rows that it combines is rounding, and is left out."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A group of arrays, and its direction.
+
+    Attributes
+    ----------
+    arrays
+        The places of its arrays among those that are trained.
+    gram
+        The inner products of updates and kept rows within it.
+    length
+        μ, the length of its rows.
+    direction
+        The shortest vector of their hull, as coefficients of the updates and kept rows.
+    """
+
+    arrays: NDArray[np.intp]
+    gram: FloatArray
+    length: float
+    direction: FloatArray
+
+    @property
+    def squared_length(self) -> float:
+        """‖d_l‖²."""
+        return max(float(self.direction @ self.gram @ self.direction), 0.0)
+
+    @property
+    def is_stationary(self) -> bool:
+        """Whether its rows have no common direction."""
+        return self.squared_length <= (NOTHING_COMMON * self.length) ** 2
+
+
+class FedLF(FairStrategy):
+    r"""FedLF: in each layer, the shortest combination of the updates and of the way to equal losses.
+
+    With u_kl the part of u_k in group l of the model's arrays, μ_l the mean length of those that are not zero, and h
+    the direction of the losses F to equal ones:
+
+    .. math:: d_l = \text{the shortest vector in the hull of } \mu_l \frac{u_{kl}}{\lVert u_{kl} \rVert} \text{ and }
+        \mu_l \frac{q_l}{\lVert q_l \rVert}, \qquad q_l = \sum_k h_k \frac{u_{kl}}{\lVert u_{kl} \rVert}, \qquad
+        h \propto \cos\varphi \, \frac{F}{\lVert F \rVert} - \frac{\mathbf 1}{\sqrt m}
+
+    .. math:: w \leftarrow w - \eta \, d \, \frac{\lVert \tfrac1m \sum_k u_k \rVert}{\lVert d \rVert}
+
+    The last updates of absent clients that replied in the last ⌊M/m⌋ rounds, M being the clients seen before, are rows
+    of the hull as well, each part scaled to μ_l. A group with ‖d_l‖ ≤ 1e-3 · μ_l has no common direction: it is merged
+    with the next group, the last one with that before it, and solved again. Where all are one such group, no step is
+    taken. So ⟨d_l, u_kl⟩ ≥ 0 for every client in every merged group: to first order no participant's loss rises.
+
+    Source: Pan et al., FedLF: Layer-Wise Fair Federated Learning, AAAI 2024, Algorithm 1, equations 5–8 and section
+    3.3, doi:10.1609/aaai.v38i13.29368; the authors' code, zibinpan/FedLF.
+
+    Parameters
+    ----------
+    history
+        Whether absent clients' last updates are respected.
+    guidance
+        What the guidance row combines: updates scaled to one length, or as they are ("gradient"), as in equation 5.
+    server_lr
+        Step size η: the length of the step in lengths of the mean update.
+    groups
+        The group of each trained array, by the array's name; none: arrays whose names agree up to the last dot, as a
+        layer's weight and bias do, are one group. As text: 'conv.weight=first conv.bias=first fc.weight=second'.
+
+    Reductions: with one group, equal losses and no absent clients the direction is that of FedMGDAPlus with
+    `epsilon=1`. Where all groups have the same updates, each steps as they would alone.
+
+    Departures: groups are merged as in Algorithm 1, and a layer's weight and bias are one group as in Table 2; the
+    authors' code has a group for each array and never merges. The guidance row combines scaled updates as in that code;
+    guidance="gradient" is equation 5. A client whose part of a group is zero, equal losses, and a client alone, with
+    which the code fails, are left out, have no guidance, and are stepped along. Absent clients are respected from round
+    2 on, which the code does only once more clients were seen than take part in a round. Updates are those of the
+    clients' local work, as in Algorithm 1; the authors' experiments take one full-batch gradient.
+
+    Objective: a Pareto-stationary point near equal losses, layer by layer
+    Good for: clients in conflict, in some layers more than in others, of which few take part in a round.
+    Hurts when: groups are many and small: the shortest combination of each is short, and directions are mostly noise. A
+    client whose loss cannot fall is guided towards all the same.
+    Memory: every client's last update
+    Cost: a Gram matrix by array, and a QP a group
+    """
+
+    needs = frozenset({"loss-before"})
+    uses_gram = True
+    layerwise = True
+    default_weighting = None
+
+    def __init__(
+        self,
+        *,
+        history: bool = True,
+        guidance: Annotated[str, Choices("scaled", "gradient")] = "scaled",
+        server_lr: Positive = 1.0,
+        groups: Mapping[str, Any] | str | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        self.history = history
+        self.guidance = guidance
+        self.server_lr = server_lr
+        if isinstance(groups, str):
+            groups = pairs_in(groups, "conv.weight=first")
+        if not isinstance(groups, Mapping | None):
+            raise ValueError(f"groups must be a mapping, got {groups!r}")
+        self.groups = dict(groups or {})
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        """Return c for each array, over the updates and the kept ones."""
+        grams, m = cohort.grams, cohort.size
+        groups = [(arrays, grams[arrays].sum(axis=0)) for arrays in self._groups(cohort.arrays)]
+        layers = self._layers(cohort, [each for each in groups if np.diag(each[1])[:m].any()])
+        C = np.zeros(grams.shape[:2])
+        if not layers or layers[0].is_stationary:  # no other than a single one is left so
+            return C
+        for layer in layers:
+            C[layer.arrays] = layer.direction
+        length = np.sqrt(sum(layer.squared_length for layer in layers))
+        mean_length = np.sqrt(cohort.gram[:m, :m].sum().clip(0.0)) / m
+        return np.asarray(C * (self.server_lr * mean_length / length))
+
+    def _groups(self, names: Sequence[str]) -> list[NDArray[np.intp]]:
+        """Return the places of each group's arrays, the groups in the order of their first array."""
+        if not self.groups:
+            of = [name.rpartition(".")[0] for name in names]
+        else:
+            for name in self.groups:
+                if name not in names:
+                    raise FairbloomError(
+                        f"groups names {name!r}, which is no array that is trained: leave it out; there are "
+                        f"{', '.join(names)}"
+                    )
+            for name in names:
+                if name not in self.groups:
+                    raise FairbloomError(f"groups has no group of {name!r}: give one to each array that is trained")
+            of = [self.groups[name] for name in names]
+        return [np.flatnonzero([group == each for each in of]) for group in dict.fromkeys(of)]
+
+    def _layers(self, cohort: Cohort, groups: Iterable[tuple[NDArray[np.intp], FloatArray]]) -> list[Layer]:
+        """Return the layers, merged until each has a common direction, or only one is left."""
+        guided, absent = guidance(cohort.losses), self._absent(cohort)
+        h = np.zeros(cohort.size) if guided is None else guided.direction
+
+        def solve(arrays: NDArray[np.intp], gram: FloatArray) -> Layer:
+            return Layer(arrays, gram, *self._shortest(gram, h, absent))
+
+        layers = [solve(*group) for group in groups]
+        while len(layers) > 1 and any(layer.is_stationary for layer in layers):
+            first = min([layer.is_stationary for layer in layers].index(True), len(layers) - 2)
+            one, other = layers[first : first + 2]
+            layers[first : first + 2] = [solve(np.concatenate([one.arrays, other.arrays]), one.gram + other.gram)]
+        return layers
+
+    def _absent(self, cohort: Cohort) -> NDArray[np.bool_]:
+        """Return which kept rows are of absent clients that replied in the last ⌊M/m⌋ rounds."""
+        rounds = len(self.memory.get("seen", {})) // cohort.size
+        return np.array([kept.round >= cohort.round - rounds for kept in cohort.memory], bool)
+
+    def _shortest(self, gram: FloatArray, h: FloatArray, absent: NDArray[np.bool_]) -> tuple[float, FloatArray]:
+        """Return μ, and the shortest vector of a group's hull as coefficients of its updates and kept rows."""
+        m = len(h)
+        lengths = np.sqrt(np.diag(gram))
+        moving = lengths > 0.0
+        inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=moving)
+        mu = float(lengths[:m][moving[:m]].mean())
+        rows = np.diag(mu * inverse)[moving & np.append(np.ones(m, bool), absent)]
+        guide, unit = np.zeros(len(gram)), 1.0 if self.guidance == "scaled" else mu
+        guide[:m] = h * (inverse[:m] if self.guidance == "scaled" else 1.0)
+        length = np.sqrt((guide @ gram @ guide).clip(0.0))
+        if length > NO_GUIDANCE * unit:
+            rows = np.vstack([rows, mu / length * guide])
+        products = rows @ gram @ rows.T
+        weights = min_norm_weights(0.5 * (products + products.T), np.full(len(rows), 1.0 / len(rows)), 1.0)
+        return mu, weights @ rows
+
+    def recalls(self, kept: Kept, names: Collection[str]) -> bool:
+        """Return whether a row is of a client that is not there: the others' last update is of this round."""
+        return kept.key not in names
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
+        """Keep every client's last update, and who was seen; ⌊M/m⌋ is never more than the clients that are known."""
+        if not self.history:
+            return {}
+        seen: dict[str, int] = self.memory.get("seen", {})
+        self.memory = {"seen": seen | dict.fromkeys(cohort.names, cohort.round)}
+        oldest = cohort.round - len({*self.memory["seen"], *cohort.online})
+        rows = np.eye(cohort.size + len(cohort.memory))
+        latest = {kept: rows[i] for i, kept in enumerate(cohort.memory, cohort.size) if kept.round >= oldest}
+        return latest | {Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)}

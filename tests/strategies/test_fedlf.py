@@ -1,0 +1,457 @@
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.rounds.method import FloatArray, Kept
+from fairbloom.server.settings import Settings
+from fairbloom.strategies import FedLF, FedMGDAPlus
+from tests.rounds.helpers import OPTIONS, bits, run
+
+from .helpers import (
+    BUFFERS,
+    MemoryGrid,
+    client_names,
+    cohort_of,
+    edgy_updates,
+    flat,
+    generic_updates,
+    initial_model,
+    quadratics,
+    record,
+    unpack,
+)
+from .reference import Group, Seen, fedlf, fedlf_groups
+
+LAYERS = {"conv.weight": 2, "conv.bias": 1, "fc.weight": 2, "fc.bias": 1, "out.weight": 1}
+"""The sizes of a model's arrays, of seven numbers in all."""
+
+COLUMNS = ([0, 1, 2], [3, 4, 5], [6])
+"""The columns of each of its layers."""
+
+
+def step(strategy: FedLF, U: FloatArray, arrays: Mapping[str, int] | None = None, **cohort: Any) -> FloatArray:
+    """The step in vectors; each array has its own coefficients of the updates and of the kept rows."""
+    made = cohort_of(U, arrays=arrays, **cohort)
+    rows = np.vstack([U, *cohort.get("memory", {}).values()])
+    C = strategy.weigh(made)
+    ends = np.cumsum(list((arrays or {"w": U.shape[1]}).values()))
+    return np.concatenate([c @ part for c, part in zip(C, np.split(rows, ends[:-1], axis=1), strict=True)])
+
+
+def seen_of(U: FloatArray, losses: Sequence[float], round: int = 1, names: Sequence[str] = ()) -> Seen:
+    clients = names or client_names(len(U))
+    return Seen(round, 10, dict(zip(clients, U, strict=True)), dict(zip(clients, losses, strict=True)), {})
+
+
+def groups_of(U: FloatArray, losses: Sequence[float], guidance: str = "scaled") -> list[Group]:
+    return fedlf_groups([seen_of(U, losses)], True, guidance, COLUMNS)
+
+
+@st.composite
+def layered_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
+    """Updates of the model with LAYERS: some fragments are zero, equal to another client's, or opposite to it."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    m = draw(st.integers(min_size, 4))
+    U = rng.normal(size=(m, 7)) * rng.uniform(0.2, 5.0, size=(m, 1)) + draw(st.sampled_from((0.0, 1.0)))
+    for columns in COLUMNS:
+        for k in range(m):
+            kind = draw(st.sampled_from(("as it is", "as it is", "zero", "equal", "opposite", "large")))
+            factor = {"zero": 0.0, "opposite": -1.0, "large": 1e3}.get(kind, 1.0)
+            U[k, columns] = factor * U[0 if kind in ("equal", "opposite") else k, columns]
+    return U
+
+
+LOSSES = st.sampled_from(([1.0, 2.0, 4.0, 0.5], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 3.0]))
+GUIDANCE = st.sampled_from(("scaled", "gradient"))
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=edgy_updates())
+def test_one_group_and_equal_losses_is_the_direction_of_fedmgdaplus_at_the_length_of_the_mean(U: FloatArray) -> None:
+    plus = FedMGDAPlus(epsilon=1.0).weigh(cohort_of(U)) @ U
+    got = step(FedLF(), U, losses=np.ones(len(U)))
+    if np.linalg.norm(plus) <= 1.1e-3:  # next to nothing common
+        return
+    expected = plus / np.linalg.norm(plus) * np.linalg.norm(U.mean(axis=0))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.linalg.norm(expected))
+
+
+@given(V=generic_updates(), losses=LOSSES, guidance=GUIDANCE)
+def test_groups_of_the_same_fragments_have_the_answer_of_one(V: FloatArray, losses: list[float], guidance: str) -> None:
+    F, d = (losses * 2)[: len(V)], V.shape[1]
+    alone = step(FedLF(guidance=guidance), V, losses=F)
+    both = step(FedLF(guidance=guidance), np.hstack([V, V]), {"a.w": d, "b.w": d}, losses=F)
+    np.testing.assert_allclose(both, np.hstack([alone, alone]), rtol=1e-5, atol=1e-6 * np.linalg.norm(alone))
+
+
+@given(U=layered_updates(), loss=st.sampled_from((0.0, 2.0)), guidance=GUIDANCE)
+def test_a_client_alone_is_stepped_along(U: FloatArray, loss: float, guidance: str) -> None:
+    np.testing.assert_allclose(step(FedLF(guidance=guidance), U[:1], LAYERS, losses=[loss]), U[0], rtol=1e-12)
+
+
+# Closed forms and KKT -----------------------------------------------------------------------------------------------
+
+
+def test_two_orthogonal_clients_by_hand() -> None:
+    # F = (1, 3): h = (−3, 1)/√10, and d ∝ (e_1 + h)/2, as long as the mean of the updates, 1/√2
+    d = np.array([1.0 - 3.0 / np.sqrt(10.0), 1.0 / np.sqrt(10.0)])
+    expected = d / np.linalg.norm(d) / np.sqrt(2.0)
+    np.testing.assert_allclose(step(FedLF(), np.eye(2), losses=[1.0, 3.0]), expected, rtol=1e-10)
+    np.testing.assert_allclose(step(FedLF(server_lr=0.5), np.eye(2), losses=[1.0, 3.0]), 0.5 * expected, rtol=1e-10)
+
+
+def test_rows_are_as_long_as_the_clients_that_move_in_a_layer_are_on_average_by_hand() -> None:
+    # layer a: lengths 1, 3 and 0, so μ = 2; layer b: one client of length 5 alone. Losses are equal.
+    U = np.array([[1.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 5.0]])
+    d = np.array([1.0, 1.0, 5.0])
+    expected = d / np.linalg.norm(d) * np.linalg.norm(U.mean(axis=0))
+    np.testing.assert_allclose(step(FedLF(), U, {"a.w": 2, "b.w": 1}, losses=[1.0, 1.0, 1.0]), expected, rtol=1e-10)
+
+
+def test_a_weight_and_its_bias_are_one_group_and_other_layers_are_others() -> None:
+    """The bias alone has opposite updates, with which it would not move; together with the weight it does."""
+    U = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0]])
+    equal = {"losses": [1.0, 1.0]}
+    together = step(FedLF(), U, {"fc.weight": 1, "fc.bias": 1, "out.weight": 1}, **equal)
+    apart = step(FedLF(groups={"w": 1, "b": 2, "o": 3}), U, {"w": 1, "b": 1, "o": 1}, **equal)
+    assert abs(together[1]) < 1e-12
+    assert together[0] / together[2] == pytest.approx(1.0 / 1.0)
+    np.testing.assert_allclose(apart, fedlf([seen_of(U, [1.0, 1.0])], layers=([0], [1], [2])), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("U", "columns"),
+    [
+        ([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0]], [[0], [1, 2]]),  # the second with the third
+        ([[1.0, 1.0, 1.0], [1.0, 1.0, -1.0]], [[0], [1, 2]]),  # the last with the one before
+        ([[1.0, 1.0, 1.0], [-1.0, 1.0, -1.0]], [[0, 1, 2]]),  # the first with the second, then the last with both
+        ([[1.0, 1.0, 1.0], [-1.0, -1.0, 1.0]], [[0, 1, 2]]),  # the first pair has nothing common either
+        ([[1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]], [[0, 2]]),  # nobody moves in the second: the third is next
+    ],
+)
+def test_a_layer_without_a_common_direction_is_merged_by_hand(U: list[list[float]], columns: list[list[int]]) -> None:
+    rows = np.array(U)
+    C = FedLF().weigh(cohort_of(rows, losses=[1.0, 1.0], arrays={"a.w": 1, "b.w": 1, "c.w": 1}))
+    for one in range(3):
+        for other in range(one):
+            together = any(one in group and other in group for group in columns)
+            same = np.array_equal(C[one], C[other])
+            assert same == together or not rows[:, one].any() or not rows[:, other].any() or same
+    merged = fedlf_groups([seen_of(rows, [1.0, 1.0])], True, "scaled", ([0], [1], [2]))
+    assert [group.columns for group in merged] == columns
+    np.testing.assert_allclose(
+        step(FedLF(), rows, {"a.w": 1, "b.w": 1, "c.w": 1}, losses=[1.0, 1.0]),
+        fedlf([seen_of(rows, [1.0, 1.0])], layers=([0], [1], [2])),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
+def test_where_all_layers_together_have_nothing_common_no_step_is_taken() -> None:
+    U = np.array([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]])
+    assert step(FedLF(), U, {"a.w": 1, "b.w": 1, "c.w": 1}, losses=[1.0, 1.0]).tolist() == [0.0, 0.0, 0.0]
+
+
+@given(U=layered_updates(min_size=2), losses=LOSSES, guidance=GUIDANCE)
+def test_every_row_of_a_merged_group_descends_at_least_as_far_as_the_shortest(
+    U: FloatArray, losses: list[float], guidance: str
+) -> None:
+    """KKT of the min-norm point: ⟨d, q⟩ ≥ ‖d‖² for each row q of the hull, and the step is d times one factor."""
+    F = losses[: len(U)]
+    got = step(FedLF(guidance=guidance), U, LAYERS, losses=F)
+    groups = groups_of(U, F, guidance)
+    moved = np.linalg.norm(got)
+    if not moved or any(np.linalg.norm(g.direction) < 2e-3 * g.length for g in groups):
+        return
+    factor = moved / np.linalg.norm(np.concatenate([group.direction for group in groups]))
+    for group in groups:
+        d = got[group.columns]
+        for row in group.rows:
+            assert row @ d >= (d @ d) / factor - 1e-6 * group.length * np.linalg.norm(d)
+        for u in U[:, group.columns]:
+            assert u @ d >= -1e-6 * np.linalg.norm(u) * np.linalg.norm(d)
+
+
+# Properties ---------------------------------------------------------------------------------------------------------
+
+
+@given(U=layered_updates(), losses=LOSSES, guidance=GUIDANCE)
+def test_the_step_is_as_long_as_the_mean_update_or_nothing(U: FloatArray, losses: list[float], guidance: str) -> None:
+    length = np.linalg.norm(step(FedLF(guidance=guidance), U, LAYERS, losses=losses[: len(U)]))
+    assert length == pytest.approx(np.linalg.norm(U.mean(axis=0)), rel=1e-9) or length == 0.0
+
+
+@given(U=layered_updates(min_size=2), losses=LOSSES, seed=st.integers(0, 9), factor=st.sampled_from((1e-6, 3.0, 1e6)))
+def test_neither_the_order_of_clients_nor_the_unit_of_losses_matters(
+    U: FloatArray, losses: list[float], seed: int, factor: float
+) -> None:
+    F, order = np.array(losses[: len(U)]), np.random.default_rng(seed).permutation(len(U))
+    before = step(FedLF(), U, LAYERS, losses=F)
+    after = step(FedLF(), U[order], LAYERS, losses=factor * F[order])
+    if all(np.linalg.norm(g.direction) > 2e-3 * g.length for g in groups_of(U, F.tolist())):
+        np.testing.assert_allclose(after, before, atol=1e-5 * np.linalg.norm(before))
+
+
+@given(U=generic_updates(min_size=2), k=st.integers(0, 1), factor=st.sampled_from((1e-3, 2.0, 1e3)))
+def test_who_inflates_an_update_leaves_the_direction_of_every_layer(U: FloatArray, k: int, factor: float) -> None:
+    arrays, losses = {"a.w": 3, "b.w": U.shape[1] - 3}, 1.0 + np.arange(len(U))
+    places = (list(range(3)), list(range(3, U.shape[1])))
+    groups = fedlf_groups([seen_of(U, losses.tolist())], True, "scaled", places)
+    inflated = U.copy()
+    inflated[k] *= factor
+    before, after = step(FedLF(), U, arrays, losses=losses), step(FedLF(), inflated, arrays, losses=losses)
+    if len(groups) == 2 and all(np.linalg.norm(g.direction) > 2e-3 * g.length for g in groups):
+        for columns in places:
+            one, other = before[columns], after[columns]
+            np.testing.assert_allclose(one / np.linalg.norm(one), other / np.linalg.norm(other), atol=1e-5)
+
+
+# Gram form = vectors ------------------------------------------------------------------------------------------------
+
+
+def assert_as_in_vectors(got: FloatArray, expected: FloatArray, groups: Sequence[Group]) -> None:
+    """The steps are the same, unless a layer is so near the bound of what is common that rounding decides."""
+    lengths = [np.linalg.norm(group.direction) / group.length for group in groups]
+    if not any(0.9e-3 < each < 1.1e-3 for each in lengths):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.linalg.norm(expected) + 1e-300)
+
+
+@given(U=layered_updates(), losses=LOSSES, guidance=GUIDANCE)
+def test_gram_form_equals_the_papers_vectors(U: FloatArray, losses: list[float], guidance: str) -> None:
+    F = losses[: len(U)]
+    expected = fedlf([seen_of(U, F)], guidance=guidance, layers=COLUMNS)
+    assert_as_in_vectors(step(FedLF(guidance=guidance), U, LAYERS, losses=F), expected, groups_of(U, F, guidance))
+
+
+@given(seed=st.integers(0, 2**32 - 1), history=st.booleans(), guidance=GUIDANCE)
+def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, guidance: str) -> None:
+    """Random participation over ten rounds, one of them skipped; the memory goes through `remember` alone."""
+    rng, strategy = np.random.default_rng(seed), FedLF(history=history, guidance=guidance)
+    everybody = client_names(5)
+    memory: dict[Kept, FloatArray] = {}
+    past: list[Seen] = []
+    for t in range(1, 11):
+        names = [name for name in everybody if rng.random() < 0.4]
+        if not names or t == 4:
+            continue
+        U, F = rng.normal(size=(len(names), 7)) + 0.3, rng.uniform(size=len(names))
+        U[rng.random(len(names)) < 0.2, :3] = 0.0
+        past.append(seen_of(U, F.tolist(), t, names))
+        memory = {kept: row for kept, row in memory.items() if strategy.recalls(kept, names)}
+        cohort = {"losses": F, "names": names, "round": t, "memory": memory, "online": everybody}
+        expected = fedlf(past, history, guidance, layers=COLUMNS)
+        groups = fedlf_groups(past, history, guidance, COLUMNS)
+        assert_as_in_vectors(step(strategy, U, LAYERS, **cohort), expected, groups)
+        made = cohort_of(U, arrays=LAYERS, **cohort)
+        rows = np.vstack([U, *memory.values()])
+        remembered = strategy.remember(made, strategy.weigh(made), {})
+        memory = {kept: mix @ rows for kept, mix in remembered.items() if mix is not None}
+        kept_on = {Kept(name, r) for name, r in latest(past).items() if history and r >= t - len(everybody)}
+        assert set(memory) == kept_on
+
+
+def latest(past: Sequence[Seen]) -> dict[str, int]:
+    return {name: seen.round for seen in past for name in seen.updates}
+
+
+def test_a_run_over_flower_ends_where_the_papers_vectors_end() -> None:
+    """Three groups of arrays, of which the buffer is none, and clients of which half take part in a round."""
+    groups = {"weight": "a", "bias": "b", "scale": "b"}
+    strategy = FedLF(groups=groups, **{**OPTIONS, "fraction_train": 0.5})
+    _, rounds = run(strategy, MemoryGrid(quadratics(6)), rounds=6)
+    clients, model = quadratics(6), initial_model()
+    past: list[Seen] = []
+    for finished in rounds:
+        names = sorted(finished.coefficients)
+        U = np.array([flat(model) - flat(clients[name].trained(model)) for name in names])
+        past.append(seen_of(U, [clients[name].loss(model) for name in names], finished.number, names))
+        expected = fedlf(past, layers=(list(range(6)), list(range(6, 10))))
+        after = unpack(finished.arrays)
+        np.testing.assert_allclose(flat(model) - flat(after), expected, rtol=1e-3, atol=1e-3 * np.linalg.norm(expected))
+        model = after
+    assert any(len(finished.coefficients) < 6 for finished in rounds)
+
+
+# Absent clients by hand ---------------------------------------------------------------------------------------------
+
+
+def remembering(*names: str) -> FedLF:
+    strategy = FedLF()
+    strategy.memory = {"seen": dict.fromkeys(names, 1)}
+    return strategy
+
+
+def test_the_part_of_an_absent_client_is_scaled_to_the_present_ones_by_hand() -> None:
+    # (2, 0) and the absent (0, 9) in one layer: rows (2, 0) and (0, 2), so d = (1, 1), and its length is 2
+    memory = {Kept("absent", 4): np.array([0.0, 9.0])}
+    got = step(remembering("absent"), np.array([[2.0, 0.0]]), round=5, memory=memory, losses=[1.0])
+    np.testing.assert_allclose(got, [np.sqrt(2.0), np.sqrt(2.0)], rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("seen", "present", "kept_in", "respected"),
+    [
+        (1, 1, 4, True),
+        (1, 1, 3, False),
+        (3, 1, 2, True),
+        (3, 1, 1, False),
+        (3, 2, 4, True),
+        (3, 2, 3, False),
+        (1, 2, 4, False),
+    ],
+)
+def test_it_is_respected_for_as_many_rounds_as_the_clients_seen_take(
+    seen: int, present: int, kept_in: int, respected: bool
+) -> None:
+    """τ = ⌊M/m⌋, with M the clients that were seen before, wherever their rows may be."""
+    strategy = remembering("absent", *(f"other-{k}" for k in range(seen - 1)))
+    U = np.tile([2.0, 0.0], (present, 1))
+    memory = {Kept("absent", kept_in): np.array([0.0, 9.0])}
+    got = step(strategy, U, round=5, memory=memory, losses=np.ones(present))
+    assert (got[1] > 0.1) == respected
+
+
+def test_a_client_that_is_back_is_no_absent_one() -> None:
+    strategy = remembering("client-000")
+    assert not strategy.recalls(Kept("client-000", 4), ("client-000",))
+    assert strategy.recalls(Kept("client-001", 4), ("client-000",))
+
+
+def test_an_absent_client_is_no_part_of_the_mean_length_and_a_layer_where_it_alone_moves_stays() -> None:
+    memory = {Kept("absent", 4): np.array([0.0, 0.0, 7.0])}
+    U = np.array([[2.0, 0.0, 0.0]])
+    got = step(remembering("absent"), U, {"a.w": 2, "b.w": 1}, round=5, memory=memory, losses=[1.0])
+    np.testing.assert_allclose(got, [2.0, 0.0, 0.0], rtol=1e-12)
+
+
+def test_rows_older_than_the_clients_that_are_known_are_dropped_and_their_names_count_on() -> None:
+    strategy = remembering("gone", "client-001")
+    memory = {Kept("gone", 1): np.ones(2), Kept("client-001", 7): np.ones(2)}
+    cohort = cohort_of(np.eye(2)[:1], round=9, memory=memory, losses=[1.0])
+    kept = strategy.remember(cohort, strategy.weigh(cohort), {})
+    assert list(kept) == [Kept("client-001", 7), Kept("client-000", 9)]
+    assert strategy.memory == {"seen": {"gone": 1, "client-001": 1, "client-000": 9}}
+
+
+def test_without_history_nothing_is_remembered() -> None:
+    strategy = FedLF(history=False)
+    cohort = cohort_of(np.eye(2))
+    assert strategy.remember(cohort, strategy.weigh(cohort), {}) == {}
+    assert strategy.memory == {}
+
+
+# Edge cases ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guidance", ["scaled", "gradient"])
+def test_updates_of_zeros_take_no_step_and_divide_by_nothing(guidance: str) -> None:
+    zeros = FedLF(guidance=guidance).weigh(cohort_of(np.zeros((3, 7)), arrays=LAYERS))
+    assert zeros.tolist() == np.zeros((5, 3)).tolist()
+    nothing = FedLF().weigh(cohort_of(np.zeros((3, 0)), arrays={}))
+    assert nothing.shape in ((0, 3), (1, 3))
+
+
+def test_a_zero_update_guides_by_its_loss_and_is_no_row() -> None:
+    U = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    got = step(FedLF(), U, losses=[1.0, 3.0, 2.0])
+    np.testing.assert_allclose(got, fedlf([seen_of(U, [1.0, 3.0, 2.0])]), rtol=1e-6)
+    assert not np.allclose(got, 2 / 3 * step(FedLF(), U[:2], losses=[1.0, 3.0]))
+
+
+def test_a_guidance_row_that_is_rounding_is_left_out() -> None:
+    # F = (1, 3): h = (−3, 1)/√10, so updates (1, 0) and (1, 0) times 3 have no guidance by equation 5 but by units
+    U = np.array([[1.0, 0.0], [3.0, 0.0]])
+    np.testing.assert_allclose(step(FedLF(guidance="gradient"), U, losses=[1.0, 3.0]), [2.0, 0.0], rtol=1e-10)
+    # by units it points the other way: with it there is nothing common
+    np.testing.assert_allclose(step(FedLF(), U, losses=[1.0, 3.0]), [0.0, 0.0], atol=1e-12)
+
+
+# Groups -------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_given_by_name_or_as_text() -> None:
+    U = np.random.default_rng(0).normal(size=(3, 7)) + 1.0
+    by_layer = {name: name.partition(".")[0] for name in LAYERS}
+    text = " ".join(f"{name}={group}" for name, group in by_layer.items())
+    plain = step(FedLF(), U, LAYERS)
+    for groups in (by_layer, text, None, "", {}):
+        np.testing.assert_array_equal(step(FedLF(groups=groups), U, LAYERS), plain)
+    whole = step(FedLF(groups=dict.fromkeys(LAYERS, 0)), U, LAYERS)
+    np.testing.assert_allclose(whole, step(FedLF(), U), rtol=1e-9)
+    assert not np.allclose(whole, plain)
+
+
+def test_groups_are_ordered_by_their_first_array() -> None:
+    """The merge goes to the next group; with a and c in one, that of b is the next one, whatever they are called."""
+    U = np.array([[1.0, 1.0, 0.0, 1.0], [-1.0, 1.0, 0.0, 2.0]])
+    sizes = dict.fromkeys("abcd", 1)
+    got = step(FedLF(groups={"a": "z", "b": "y", "c": "z", "d": "a"}), U, sizes, losses=[1.0, 1.0])
+    expected = fedlf([seen_of(U, [1.0, 1.0])], layers=([0, 2], [1], [3]))
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+    assert len(fedlf_groups([seen_of(U, [1.0, 1.0])], True, "scaled", ([0, 2], [1], [3]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
+        ({"weight": 1, "bias": 1, "scale": 1, "head": 1}, "head"),
+        ({"weight": 1, "bias": 1}, "scale"),
+        ({"weight": 1, "bias": 1, "scale": 1, "norm.mean": 2}, "norm.mean"),
+    ],
+)
+def test_a_name_that_is_unknown_or_missing_ends_the_run_in_its_first_round(groups: dict[str, int], named: str) -> None:
+    strategy = FedLF(groups=groups, buffers=BUFFERS)
+    grid = MemoryGrid(quadratics(2))
+    messages = list(strategy.configure_train(1, record(initial_model()), ConfigRecord(), grid))
+    with pytest.raises(ValueError, match=f"groups .*{named!r}"):
+        strategy.aggregate_train(1, grid.send_and_receive(messages))
+
+
+@pytest.mark.parametrize("groups", ["weight", "weight=", "=1", "a=1 a=2", ["weight"], 3])
+def test_what_is_no_mapping_is_refused_by_name_and_value(groups: Any) -> None:
+    with pytest.raises(ValueError, match=r"^groups .*conv\.weight=first|^groups = .*named twice") as refused:
+        FedLF(groups=groups)
+    assert repr(groups) in str(refused.value)
+
+
+def test_a_run_has_its_groups_as_text() -> None:
+    text = "0.weight=first 0.bias=first 2.weight=second 2.bias=second"
+    settings = Settings.of({"task": "digits", "model": "mlp", "method": "fedlf", "fedlf.groups": text})
+    strategy = settings.strategy()
+    assert isinstance(strategy, FedLF)
+    assert strategy.groups == {"0.weight": "first", "0.bias": "first", "2.weight": "second", "2.bias": "second"}
+    plain = Settings.of({"method": "fedlf"}).strategy()
+    assert isinstance(plain, FedLF)
+    assert plain.groups == {}
+    with pytest.raises(ValueError, match=r"^groups = 'first'.*fedlf\.groups"):
+        Settings.of({"method": "fedlf", "fedlf.groups": "first"}).strategy()
+
+
+# Kill and resume ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_killed_goes_on_to_the_bit() -> None:
+    options = {**OPTIONS, "fraction_train": 0.5, "groups": {"weight": "a", "bias": "b", "scale": "c"}}
+    _, whole = run(FedLF(**options), MemoryGrid(quadratics(6)), rounds=6)
+    killed = FedLF(**options)
+    _, before = run(killed, MemoryGrid(quadratics(6)), rounds=3)
+    resumed = FedLF(**options)
+    _, after = run(
+        resumed,
+        MemoryGrid(quadratics(6), seed=5),
+        rounds=6,
+        initial_arrays=before[-1].arrays,
+        resume=killed.state_dict(),
+    )
+    assert [finished.number for finished in after] == [4, 5, 6]
+    for one, other in zip(whole, [*before, *after], strict=True):
+        assert bits(one.arrays) == bits(other.arrays)
+        assert one.coefficients == other.coefficients
+    assert any(kept.round < 6 for kept in resumed.progress.kept)
