@@ -268,6 +268,7 @@ class Subject:
                 num_rounds=ROUNDS,
                 online=names,
                 draws=dict(zip(names, map(int, situation.draws), strict=True)),
+                sent={record: factor for record, (_, factor) in method.sends().items()},
             )
         return Asked(cohort, vectors, trained.updates)
 

@@ -341,7 +341,6 @@ def regularised_leader(history: Sequence[Seen], cdf: str = "weibull") -> dict[st
 
 
 def fedfa(
-
     history: Sequence[Seen],
     alpha: float = 0.5,
     beta: float = 0.5,
