@@ -46,12 +46,16 @@ class SCAFFOLD(FedAvg):
 
     needs = frozenset({STEP_SUM})
     uses_roster = True
-    own_terms = frozenset({"control_variates"})
 
     def __init__(self, *, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.server_lr = server_lr
         self._use_control_variates()
+
+    @property
+    def fixed_weights(self) -> bool:
+        """Whether its weights are the prior in every round: they are, times a number."""
+        return True
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior times the server's learning rate."""
