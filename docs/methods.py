@@ -17,6 +17,7 @@ from fairbloom.protocol.names import (
     LEARNING_RATE,
     LOSS_BASELINE,
     LOSS_BEFORE,
+    STEP_SUM,
 )
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.strategies import METHODS, FairStrategy
@@ -43,6 +44,9 @@ NEEDS = {
     ),
     ACCURACY_AFTER: ("accuracy", "reports `accuracy-after`, the training accuracy of the model it returns"),
     LEARNING_RATE: ("learning rate", "reports its local `learning-rate`"),
+    STEP_SUM: ("sum of its steps", "reports the sum `step-sum` of its local steps' learning rates"),
+    "control-variates": ("control variates", "corrects each step by the server's control variate and one that it keeps"),
+    "dynamic-alpha": ("dynamic regularizer", "adds a proximal term to its loss, and a linear one that it keeps"),
     "proximal-mu": ("proximal term", "adds (mu/2) ‖x − w‖² to its loss, w being the received model"),
     "full-batch-step": ("one full-batch step", "takes exactly one step, over all of its examples"),
     "client-momentum": ("momentum", "trains with the momentum that it is told, afresh in every round"),

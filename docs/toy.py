@@ -39,6 +39,7 @@ STARTS = ((-1.2, 1.5), (0.2, -1.6), (1.7, 1.2))
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 4.0},
+    "feddyn": {"alpha": 1.0},
     "fedavgn": {"server_lr": 0.1},
     "qfedavg": {"q": 2.0, "lipschitz": 20.0},
     "qfedsgd": {"q": 1.0, "lipschitz": 4.0},

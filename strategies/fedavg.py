@@ -54,10 +54,10 @@ class FedAvg(FairStrategy):
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
         """Return the server's control variate c = C / Σ n_k, over the roster, once there is one."""
-        if not self.control_variates:
+        kept = next(iter(self.progress.kept), None)
+        if not self.control_variates or kept is None:
             return {}
-        total = sum(self._size(n) for n in self.progress.roster.values())
-        return {CONTROL: (kept, 1.0 / total) for kept in self.progress.kept}
+        return {CONTROL: (kept, 1.0 / sum(self._size(n) for n in self.progress.roster.values()))}
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Keep C + Σ n_k (u_k / H_k − c), over the clients that took a step, with c as it was sent."""

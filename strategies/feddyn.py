@@ -34,7 +34,7 @@ class FedDyn(FairStrategy):
     Parameters
     ----------
     alpha
-        Strength of the regularizer; FedDyn's clients take steps that are about 1/alpha long.
+        Strength of the regularizer, α: small ones leave clients far to go, large ones hold them near w.
 
     Reductions: the first round in which all take part is a step twice as long as FedAvg's with uniform weights.
 

@@ -18,9 +18,9 @@ class SCAFFOLD(FedAvg):
         C \leftarrow C + \sum_k n_k \Big(\frac{u_k}{H_k} - c\Big)
 
     with g_k a client's gradient and H_k the sum of its steps' learning rates η_s. c_k, at first zero, is what the client
-    keeps: an estimate of its gradient. c = C / Σ n_k, with the sum over all clients that the server has known, is the
-    weighted mean of these estimates, and is sent with the model. So clients that take many steps do not drift to their
-    own optima, and the resting point is the minimum of Σ p_k F_k.
+    keeps: an estimate of its gradient. c = C / Σ n_k, summed over all clients that the server has known, is the weighted
+    mean of these estimates, and is sent with the model. So clients that take many steps do not drift to optima of their
+    own, and rounds come to rest at the minimum of Σ p_k F_k.
 
     Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
     Algorithm 1, option II, doi:10.48550/arXiv.1910.06378.
@@ -46,12 +46,16 @@ class SCAFFOLD(FedAvg):
 
     needs = frozenset({STEP_SUM})
     uses_roster = True
-    own_terms = frozenset({"control_variates"})
 
     def __init__(self, *, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.server_lr = server_lr
         self._use_control_variates()
+
+    @property
+    def fixed_weights(self) -> bool:
+        """Whether its weights are the prior in every round: they are, times a number."""
+        return True
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior times the server's learning rate."""

@@ -146,6 +146,7 @@ class RunRecorder:
         self._validated, self._threshold = validated, threshold
         self._best_by = mean_column(self._score, validated=validated)
         self._personal = method.terms(1).personal_lambda is not None
+        self._kept_by_clients = self._personal or method.keeps_states
         columns = client_columns(scores, validated=validated, threshold=threshold, personal=self._personal)
         self._clients = TableWriter(CLIENTS.path_in(path), columns)
         self._loss, self._stopping = loss, stopping
@@ -163,7 +164,7 @@ class RunRecorder:
         if not is_run_folder(self.path):
             _lay_out(self.path, config, self._scores)
             return
-        kept = StoredRun(self.path, self._tables, self._best_by, self._personal)
+        kept = StoredRun(self.path, self._tables, self._best_by, self._kept_by_clients)
         recorded = complete_taking_back(kept, CONFIG.read(self.path))
         if find_grown(recorded.settings, config):
             if recorded.num_rounds != config["num-rounds"]:
@@ -299,8 +300,8 @@ class RunRecorder:
         merits = {str(number): [merit.score, merit.crossed] for number, merit in self._merits.items()}
         state = {"strategy": last.method.state_dict(), "best": self._best, "merits": merits}
         state |= {} if self._stopping is None else {"stopping": self._stopping.state_dict()}
-        # Clients keep the personal models that belong to the last two checkpoints, so that no others are of use.
-        earlier = {} if self._personal else self._merits
+        # Clients keep models and states that belong to the last two checkpoints, so that no others are of use.
+        earlier = {} if self._kept_by_clients else self._merits
         save_round(folder, last.number, _to_numpy(last.arrays), state, self.saved, earlier)
 
     @contextmanager
@@ -309,9 +310,9 @@ class RunRecorder:
         try:
             yield
         except BaseException as stopped:
-            # What the disk has refused is not tried again. Clients with personal models may be in the midst of the next
-            # round, with which they cannot go back to the last finished one: that is run again.
-            if not isinstance(stopped, RunFolderError) and not self._personal:
+            # What the disk has refused is not tried again. Clients that keep models or states may be in the midst of the
+            # next round, with which they cannot go back to the last finished one: that is run again.
+            if not isinstance(stopped, RunFolderError) and not self._kept_by_clients:
                 try:
                     self.write()
                 except Exception as error:

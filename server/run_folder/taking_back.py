@@ -61,14 +61,14 @@ class StoredRun:
         Its tables.
     best_by
         The column that the best model has the best value of.
-    personal
-        Whether clients keep personal models.
+    kept_by_clients
+        Whether clients keep models or states of their own between rounds.
     """
 
     path: Path
     tables: Sequence[TableWriter]
     best_by: str
-    personal: bool
+    kept_by_clients: bool
 
 
 def take_back(run: StoredRun, order: TakeBack, recorded: Recorded, config: Mapping[str, Any]) -> None:
@@ -116,10 +116,11 @@ def _check_reachable(run: StoredRun, number: int, there: Mapping[str, object], c
             f"{run.path} cannot be taken back to round {number}: {format_rounds(have)} can be reached, as by "
             f"--from-round {max((each for each in have if each < number), default=0)}"
         )
-    if number and run.personal and (differing := marked(Mark.RECONSIDERED).keys() & find_differing(there, config)):
+    differing = marked(Mark.RECONSIDERED).keys() & find_differing(there, config)
+    if number and run.kept_by_clients and differing:
         raise RunFolderError(
             f"{run.path} cannot be taken back to round {number} with another {min(differing)}: clients keep their "
-            "personal models by that setting; begin again by --from-round 0"
+            "personal models, and what else they keep between rounds, by that setting; begin again by --from-round 0"
         )
     if number:
         load_checkpoint(find_checkpoint(folder, number))

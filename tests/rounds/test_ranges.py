@@ -90,6 +90,8 @@ OWN: dict[str, dict[str, tuple[str, list[Any], list[Any]]]] = {
         "guidance": ("scaled or gradient", ["scaled", "gradient"], ["Scaled", "", 1]),
         "server_lr": ("above 0", [1e-30, 1, 1e30], [0, -1.0]),
     },
+    "scaffold": {"server_lr": ("above 0", [1e-30, 1, 1e30], [0, -1.0])},
+    "feddyn": {"alpha": ("above 0", [1e-30, 0.01, 1e30], [0, -1.0])},
     "ditto": {
         "lam": ("at least 0", [0, 0.1, 1e30], [-1e-30, -1]),
         "personal_epochs": ("int at least 1", [1, 10], [0, -1, 0.5, 1.0]),

@@ -199,7 +199,8 @@ def test_no_vector_of_the_models_length_reaches_the_method(name: str, arguments:
             config = message.content.config_records["config"]
             after = record({"w": w + np.float32(len(client)) * np.sin(np.arange(d) * small.rate).astype(np.float32)})
             numbers = {"num-examples": small.examples, "loss-before": small.rate, "accuracy-after": small.rate}
-            numbers["loss-baseline"] = 0.5 * small.rate
+            numbers |= {"loss-baseline": 0.5 * small.rate, "step-sum": small.rate}
+            numbers |= {key: config[key] for key in ("state-round",) if key in config}
             numbers |= {"learning-rate": small.rate, "train-loss": small.rate, "disparity": small.rate}
             numbers |= {"accuracy-before": small.rate, **dict.fromkeys(GROUP_COUNTS, 1)}
             replied = RecordDict({"metrics": MetricRecord(numbers)})

@@ -45,7 +45,8 @@ class Sending(FairStrategy):
         return {Kept("step", cohort.round): coefficients}
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
-        return {CONTROL: (kept, FACTOR) for kept in self.progress.kept}
+        kept = next(iter(self.progress.kept), None)
+        return {} if kept is None else {CONTROL: (kept, FACTOR)}
 
 
 def vectors(grid: MemoryGrid) -> dict[int, list[Model]]:

@@ -1,4 +1,4 @@
-"""Runs of methods whose clients keep states between rounds: by Flower's hooks and messages, or, for long ones, without."""
+"""Runs of methods whose clients keep states between rounds: by messages, or, for long ones, without."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

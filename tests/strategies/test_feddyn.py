@@ -139,10 +139,11 @@ def test_its_strength_is_above_zero(alpha: float) -> None:
         FedDyn(alpha=alpha)
 
 
-def test_its_momentum_is_its_own_as_fedfas_is() -> None:
-    assert FedDyn.has_momentum
-    assert FedFa.has_momentum
-    assert not FedAvg.has_momentum
+def test_it_has_a_momentum_of_its_own_as_fedfa_has_and_refuses_a_second_one() -> None:
+    for method in (FedDyn, FedFa):
+        with pytest.raises(ValueError, match=f"{method.__name__}.*avgm|avgm.*{method.__name__}"):
+            method(server_optimizer="avgm")
+        method(server_optimizer="adam", server_optimizer_lr=0.1)
 
 
 @pytest.mark.parametrize("replied", [False, True])
