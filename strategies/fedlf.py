@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
-from fairbloom.rounds.ranges import Choices, Positive
-from fairbloom.protocol.parameters import pairs_in
+from fairbloom.rounds.ranges import Choices, Positive, pairs_in
 
 from .guidance import guidance
 from .simplex import min_norm_weights
@@ -123,11 +122,7 @@ class FedLF(FairStrategy):
         self.history = history
         self.guidance = guidance
         self.server_lr = server_lr
-        if isinstance(groups, str):
-            groups = pairs_in(groups, "conv.weight=first")
-        if not isinstance(groups, Mapping | None):
-            raise ValueError(f"groups must be a mapping, got {groups!r}")
-        self.groups = dict(groups or {})
+        self.groups = pairs_in(groups=groups) or {}
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c for each array, over the updates and the kept ones."""
