@@ -1,6 +1,7 @@
 """A method: what it asks of the clients, and how it weighs their updates. It knows neither Flower nor messages."""
 
 import copy
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
@@ -275,6 +276,7 @@ def _checking(construct: Callable[..., None]) -> Callable[..., None]:
     @wraps(construct)
     def checked(self: object, *values: Any, **named: Any) -> None:
         declared = arguments_of(construct)
+        inspect.signature(construct).bind_partial(self, *values)  # none by its place, where all have to be named
 
         def check(name: str, value: Any) -> Any:
             parameter = declared.get(name)

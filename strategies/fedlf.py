@@ -1,30 +1,28 @@
 """A fair descent direction for each layer of the model."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Unpack
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
-from fairbloom.rounds.ranges import Choices, Positive, pairs_in
+from fairbloom.rounds.ranges import Choices, Pairs, Positive, pairs_in
 
 from .guidance import guidance
+from .layers import layers_of
 from .simplex import min_norm_weights
 from .strategy import FairStrategy
 
 NOTHING_COMMON = 1e-3
-"""A group has no common direction where its shortest one has at most this share of its rows' length."""
+"""A layer has no common direction where its shortest one has at most this share of its rows' length."""
 
 NO_GUIDANCE = 1e-6
 """A guidance row that is shorter than this share of the rows that it combines is rounding, and is left out."""
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A group of arrays, and its direction.
+class Layer(NamedTuple):
+    """A layer, and its direction.
 
     Attributes
     ----------
@@ -32,26 +30,19 @@ class Layer:
         The places of its arrays among those that are trained.
     gram
         The inner products of updates and kept rows within it.
-    length
-        μ, the length of its rows.
     direction
-        The shortest vector of their hull, as coefficients of the updates and kept rows.
+        The shortest vector of the hull of its rows, as coefficients of the updates and kept rows.
+    squared_length
+        That of its direction.
+    is_stationary
+        Whether its rows have no common direction.
     """
 
     arrays: NDArray[np.intp]
     gram: FloatArray
-    length: float
     direction: FloatArray
-
-    @property
-    def squared_length(self) -> float:
-        """‖d_l‖²."""
-        return max(float(self.direction @ self.gram @ self.direction), 0.0)
-
-    @property
-    def is_stationary(self) -> bool:
-        """Whether its rows have no common direction."""
-        return self.squared_length <= (NOTHING_COMMON * self.length) ** 2
+    squared_length: float
+    is_stationary: bool
 
 
 class FedLF(FairStrategy):
@@ -84,7 +75,7 @@ class FedLF(FairStrategy):
         Step size η: the length of the step in lengths of the mean update.
     groups
         The group of each trained array, by the array's name; none: arrays whose names agree up to the last dot, as a
-        layer's weight and bias do, are one group. As text: 'conv.weight=first conv.bias=first fc.weight=second'.
+        layer's weight and bias do, are one group. As text: 'fc1.weight=one fc1.bias=one fc2.weight=two'.
 
     Reductions: with one group, equal losses and no absent clients the direction is that of FedMGDAPlus with
     `epsilon=1`. Where all groups have the same updates, each steps as they would alone.
@@ -115,82 +106,58 @@ class FedLF(FairStrategy):
         history: bool = True,
         guidance: Annotated[str, Choices("scaled", "gradient")] = "scaled",
         server_lr: Positive = 1.0,
-        groups: Mapping[str, Any] | str | None = None,
+        groups: Annotated[Mapping[str, Any] | str | None, Pairs("fc1.weight=one fc1.bias=one fc2.weight=two")] = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
         self.history = history
         self.guidance = guidance
         self.server_lr = server_lr
-        self.groups = pairs_in(groups=groups) or {}
+        self.groups = pairs_in(groups=groups)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return c for each array, over the updates and the kept ones."""
+        """Return c for each array, over the updates and the kept ones; vectors are rows of coefficients."""
         grams, m = cohort.grams, cohort.size
-        groups = [(arrays, grams[arrays].sum(axis=0)) for arrays in self._groups(cohort.arrays)]
-        layers = self._layers(cohort, [each for each in groups if np.diag(each[1])[:m].any()])
+        groups = [(arrays, grams[arrays].sum(axis=0)) for arrays in layers_of(cohort.arrays, self.groups)]
+        layers = self._merged(cohort, [(arrays, G) for arrays, G in groups if np.diag(G)[:m].any()])
         C = np.zeros(grams.shape[:2])
         if not layers or layers[0].is_stationary:  # no other than a single one is left so
             return C
         for layer in layers:
             C[layer.arrays] = layer.direction
-        length = np.sqrt(sum(layer.squared_length for layer in layers))
         mean_length = np.sqrt(cohort.gram[:m, :m].sum().clip(0.0)) / m
-        return np.asarray(C * (self.server_lr * mean_length / length))
+        C *= self.server_lr * mean_length / np.sqrt(sum(layer.squared_length for layer in layers))
+        return C
 
-    def _groups(self, names: Sequence[str]) -> list[NDArray[np.intp]]:
-        """Return the places of each group's arrays, the groups in the order of their first array."""
-        if not self.groups:
-            of = [name.rpartition(".")[0] for name in names]
-        else:
-            for name in self.groups:
-                if name not in names:
-                    raise FairbloomError(
-                        f"groups names {name!r}, which is no array that is trained: leave it out; there are "
-                        f"{', '.join(names)}"
-                    )
-            for name in names:
-                if name not in self.groups:
-                    raise FairbloomError(f"groups has no group of {name!r}: give one to each array that is trained")
-            of = [self.groups[name] for name in names]
-        return [np.flatnonzero([group == each for each in of]) for group in dict.fromkeys(of)]
-
-    def _layers(self, cohort: Cohort, groups: Iterable[tuple[NDArray[np.intp], FloatArray]]) -> list[Layer]:
-        """Return the layers, merged until each has a common direction, or only one is left."""
-        guided, absent = guidance(cohort.losses), self._absent(cohort)
-        h = np.zeros(cohort.size) if guided is None else guided.direction
-
-        def solve(arrays: NDArray[np.intp], gram: FloatArray) -> Layer:
-            return Layer(arrays, gram, *self._shortest(gram, h, absent))
-
-        layers = [solve(*group) for group in groups]
+    def _merged(self, cohort: Cohort, groups: Sequence[tuple[NDArray[np.intp], FloatArray]]) -> list[Layer]:
+        """Return the layers, merged until each has a common direction or only one is left."""
+        found, rounds = guidance(cohort.losses), len(self.memory.get("seen", {})) // cohort.size
+        h = np.zeros(cohort.size) if found is None else found.direction
+        respected = [*[True] * cohort.size, *(kept.round >= cohort.round - rounds for kept in cohort.memory)]
+        layers = [self._layer(*group, h, np.array(respected)) for group in groups]
         while len(layers) > 1 and any(layer.is_stationary for layer in layers):
             first = min([layer.is_stationary for layer in layers].index(True), len(layers) - 2)
             one, other = layers[first : first + 2]
-            layers[first : first + 2] = [solve(np.concatenate([one.arrays, other.arrays]), one.gram + other.gram)]
+            both = np.concatenate([one.arrays, other.arrays]), one.gram + other.gram
+            layers[first : first + 2] = [self._layer(*both, h, np.array(respected))]
         return layers
 
-    def _absent(self, cohort: Cohort) -> NDArray[np.bool_]:
-        """Return which kept rows are of absent clients that replied in the last ⌊M/m⌋ rounds."""
-        rounds = len(self.memory.get("seen", {})) // cohort.size
-        return np.array([kept.round >= cohort.round - rounds for kept in cohort.memory], bool)
-
-    def _shortest(self, gram: FloatArray, h: FloatArray, absent: NDArray[np.bool_]) -> tuple[float, FloatArray]:
-        """Return μ, and the shortest vector of a group's hull as coefficients of its updates and kept rows."""
-        m = len(h)
-        lengths = np.sqrt(np.diag(gram))
+    def _layer(self, arrays: NDArray[np.intp], G: FloatArray, h: FloatArray, respected: NDArray[np.bool_]) -> Layer:
+        """Return a layer with its direction; of the rows of G, only those `respected` are in the hull."""
+        m, lengths = len(h), np.sqrt(np.diag(G))
         moving = lengths > 0.0
         inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=moving)
-        mu = float(lengths[:m][moving[:m]].mean())
-        rows = np.diag(mu * inverse)[moving & np.append(np.ones(m, bool), absent)]
-        guide, unit = np.zeros(len(gram)), 1.0 if self.guidance == "scaled" else mu
-        guide[:m] = h * (inverse[:m] if self.guidance == "scaled" else 1.0)
-        length = np.sqrt((guide @ gram @ guide).clip(0.0))
+        mu = lengths[:m][moving[:m]].mean()
+        rows = np.diag(mu * inverse)[moving & respected]
+        q, unit = np.zeros(len(G)), 1.0 if self.guidance == "scaled" else mu
+        q[:m] = h * (inverse[:m] if self.guidance == "scaled" else 1.0)
+        length = np.sqrt((q @ G @ q).clip(0.0))
         if length > NO_GUIDANCE * unit:
-            rows = np.vstack([rows, mu / length * guide])
-        products = rows @ gram @ rows.T
-        weights = min_norm_weights(0.5 * (products + products.T), np.full(len(rows), 1.0 / len(rows)), 1.0)
-        return mu, weights @ rows
+            rows = np.vstack([rows, mu / length * q])
+        products = rows @ G @ rows.T
+        direction = min_norm_weights((products + products.T) / 2.0, np.full(len(rows), 1.0 / len(rows)), 1.0) @ rows
+        squared_length = float((direction @ G @ direction).clip(0.0))
+        return Layer(arrays, G, direction, squared_length, squared_length <= (NOTHING_COMMON * mu) ** 2)
 
     def recalls(self, kept: Kept, names: Collection[str]) -> bool:
         """Return whether a row is of a client that is not there: the others' last update is of this round."""
@@ -200,9 +167,8 @@ class FedLF(FairStrategy):
         """Keep every client's last update, and who was seen; ⌊M/m⌋ is never more than the clients that are known."""
         if not self.history:
             return {}
-        seen: dict[str, int] = self.memory.get("seen", {})
-        self.memory = {"seen": seen | dict.fromkeys(cohort.names, cohort.round)}
+        self.memory = {"seen": self.memory.get("seen", {}) | dict.fromkeys(cohort.names, cohort.round)}
         oldest = cohort.round - len({*self.memory["seen"], *cohort.online})
-        rows = np.eye(cohort.size + len(cohort.memory))
-        latest = {kept: rows[i] for i, kept in enumerate(cohort.memory, cohort.size) if kept.round >= oldest}
-        return latest | {Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)}
+        still: dict[Kept, FloatArray | None] = dict.fromkeys(kept for kept in cohort.memory if kept.round >= oldest)
+        rows = np.eye(cohort.rows)
+        return still | {Kept(name, cohort.round): rows[k] for k, name in enumerate(cohort.names)}

@@ -50,7 +50,7 @@ def step_of(name: str, arguments: dict[str, Any], U: FloatArray, losses: FloatAr
     draws, seconds = draws_of(counts) if name == "drfa" else None, seconds_of(U) if METHODS[name].second else None
     weighting = weighting_of(name, arguments)
     cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting, draws=draws, seconds=seconds)
-    return make(name, arguments).weigh(cohort) @ rows_of(name, U)
+    return make(name, arguments).weigh(cohort).ravel() @ rows_of(name, U)  # there is one array: a row of coefficients
 
 
 def rows_of(name: str, U: FloatArray) -> FloatArray:
@@ -81,7 +81,7 @@ def test_one_client_alone_is_stepped_along(name: str, arguments: dict[str, Any],
     U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
     losses, counts = np.array([0.7]), np.array([5.0])
     seconds = seconds_of(U) if METHODS[name].second else None
-    c = make(name, arguments).weigh(cohort_of(U, losses=losses, counts=counts, seconds=seconds))
+    c = make(name, arguments).weigh(cohort_of(U, losses=losses, counts=counts, seconds=seconds)).ravel()
     expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
     assert c.shape == (len(rows_of(name, U)),)
     assert c.sum() > 0.0 or name == "local"
