@@ -194,8 +194,8 @@ class LocalClient:
     def find_baseline(self, received: StateDict, terms: Terms) -> dict[str, float]:
         """Return what this client reports of the best model that it has met by training alone, where it is asked for.
 
-        It trains alone once, from the model that it then receives, and keeps what came of it. The client's model holds the
-        received one then, as before.
+        It trains alone once, from the model that it then receives, and keeps what came of it. The client's model holds
+        the received one then, as before.
         """
         if terms.baseline_epochs is None or not OF_BASELINE.applies(terms, self.splits):
             return {}
