@@ -15,6 +15,7 @@ from torch import Tensor
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.names import CONTROL
+from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.protocol.terms import Terms
 
@@ -202,36 +203,16 @@ def rule_of(settings: RunSettings, terms: Terms) -> NamedRule | None:
     Raises
     ------
     FairbloomError
-        When they ask for several, or beside one for steps that are not those of plain SGD; or there is no such rule.
+        When they ask for what cannot be, as `check_rule` says, or there is no such rule.
     """
-    found: list[NamedRule] = []
-    if terms.control_variates:
-        found.append(NamedRule("control-variates = True", ControlVariates()))
-    if terms.dynamic_alpha is not None:
-        found.append(NamedRule(f"dynamic-alpha = {terms.dynamic_alpha}", DynamicRegularizer(terms.dynamic_alpha)))
-    if terms.client_rule not in ("", settings.client_rule):  # a device has looked at its settings, and at no message's
-        raise ReportableError(
-            f"client-rule = {terms.client_rule!r}: the run's settings name {settings.client_rule!r}: set it for the run"
-        )
-    if settings.client_rule:
-        found.append(own_rule(settings.client_rule))
-    if not found:
+    name = check_rule(settings, terms)
+    if not name:
         return None
-    if len(found) > 1:
-        raise ReportableError(
-            f"{found[0]} and {found[1]} ask for a rule of local work each, and there can be one: leave out one of them"
-        )
-    beyond = settings.beyond_corrected_sgd
-    if terms.client_momentum:
-        beyond = f"client-momentum = {terms.client_momentum}"
-    if beyond:
-        raise ReportableError(f"{found[0]} corrects the steps of plain SGD: leave out {beyond}")
-    return found[0]
-
-
-def has_rule(settings: RunSettings, terms: Terms) -> bool:
-    """Return whether the settings or the terms ask for a rule."""
-    return terms.control_variates or terms.dynamic_alpha is not None or bool(settings.client_rule)
+    if terms.control_variates:
+        return NamedRule(name, ControlVariates())
+    if terms.dynamic_alpha is not None:
+        return NamedRule(name, DynamicRegularizer(terms.dynamic_alpha))
+    return own_rule(settings.client_rule)
 
 
 def own_rule(name: str) -> NamedRule:

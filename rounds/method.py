@@ -228,6 +228,7 @@ class CommonOptions(TypedDict, total=False):
     server_optimizer_beta2: float
     server_optimizer_tau: float
     control_variates: bool
+    client_rule: str
     max_growth: float
     loss_limit: float
     update_limit: float
@@ -332,6 +333,9 @@ class Method:
     control_variates
         Whether clients correct their steps by control variates, which they and the server keep, as in SCAFFOLD. Methods
         whose weights change from round to round refuse it: the correction presumes the weights that it was made with.
+    client_rule : import string, default none
+        Names a class of the user's, as my_module:MyRule, that corrects clients' local steps by what they keep between
+        rounds. The run's setting of the same name must say the same.
     max_growth
         A reply is refused whose num-examples (or what `weighted_by_key` names) is more than so many times that of the
         client's first usable reply in this run. It may shrink.
@@ -440,6 +444,7 @@ class Method:
             {**plain, LR: options.get(LR)}, self.refused_server_optimizers, type(self).__name__
         )
         self.control_variates = self._checked_control_variates(plain["control_variates"])
+        self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
         self.update_limit: float = plain["update_limit"]
@@ -523,9 +528,9 @@ class Method:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether clients keep a state between rounds that goes with the method's memory."""
+        """Whether clients keep a state between rounds, from which a rule of theirs goes on."""
         terms = self.terms(1)
-        return terms.control_variates or terms.dynamic_alpha is not None
+        return terms.control_variates or terms.dynamic_alpha is not None or bool(terms.client_rule)
 
     @property
     def paced(self) -> bool:
@@ -587,6 +592,7 @@ class Method:
             personal_lambda=self.personal_lambda if personal else None,
             personal_epochs=1 if personal else None,
             control_variates=self.control_variates,
+            client_rule=self.client_rule,
         )
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:

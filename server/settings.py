@@ -7,6 +7,7 @@ from typing import Any, Self
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
+from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.settings import (
     SETTINGS,
@@ -153,6 +154,7 @@ class Settings(RunSettings):
                 f"weight-decay = {self.weight_decay!r}: {type(method).__name__} goes by gradients of the plain loss "
                 "and of a disparity: leave weight-decay out, or choose another method"
             )
+        check_rule(self, method.terms(1))
         momentum = method.terms(1).client_momentum
         if momentum and "momentum" not in OptimizerChoice.of(self).arguments:
             raise SettingsError(

@@ -222,6 +222,7 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     training = len(split_names(settings.training_clients)) or len(task.clients)
     cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
     check_first_step(settings, task, model)
+    global_work(settings, Terms(server_round=1))  # whose rule may be missing
     match settings.engine:
         case "loop":
             return Choice("loop", "it was asked for")

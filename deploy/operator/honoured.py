@@ -39,7 +39,7 @@ def check_honoured(federation: Federation, settings: Settings, given: Mapping[st
 
 def check_not_pythons(given: Mapping[str, Any]) -> None:
     """Raise SettingsError where an import string names a part of Python itself, which holds nothing of the kind."""
-    for key in ("task", "model", "optimizer", "partition"):
+    for key in ("task", "model", "optimizer", "partition", "client-rule"):
         value = str(given.get(key, ""))
         module = value.partition(":")[0].partition(".")[0]
         if is_import_string(value) and module in sys.stdlib_module_names:

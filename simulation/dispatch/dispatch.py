@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from fairbloom.client.local import Metrics
-from fairbloom.client.rules import has_rule
 from fairbloom.client.states import ClientStates, Made, Version
 from fairbloom.logs import log
+from fairbloom.protocol.rules import has_rule
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.method import Method

@@ -1,0 +1,45 @@
+"""Which rule corrects clients' local steps, by a run's settings and a server's terms; see `fairbloom.client.rules`."""
+
+from fairbloom.errors import ReportableError
+
+from .settings import RunSettings
+from .terms import Terms
+
+
+def has_rule(settings: RunSettings, terms: Terms) -> bool:
+    """Return whether the settings or the terms ask for a rule."""
+    return bool(_names(settings, terms))
+
+
+def check_rule(settings: RunSettings, terms: Terms) -> str:
+    """Return what asks for a rule, as key = value; "" where nothing does.
+
+    Raises
+    ------
+    FairbloomError
+        When several things do, the steps are not those of plain SGD, or the terms name another one than the settings.
+    """
+    if terms.client_rule not in ("", settings.client_rule):  # a device has looked at its settings, and at no message's
+        raise ReportableError(
+            f"client-rule = {terms.client_rule!r}: the run's settings name {settings.client_rule!r}: set it for the run"
+        )
+    names = _names(settings, terms)
+    if not names:
+        return ""
+    if len(names) > 1:
+        raise ReportableError(
+            f"{names[0]} and {names[1]} ask for a rule of local work each, and there can be one: leave out one of them"
+        )
+    momentum = f"client-momentum = {terms.client_momentum}" if terms.client_momentum else ""
+    if beyond := settings.beyond_corrected_sgd or momentum:
+        raise ReportableError(f"{names[0]} corrects the steps of plain SGD: leave out {beyond}")
+    return names[0]
+
+
+def _names(settings: RunSettings, terms: Terms) -> list[str]:
+    asked = {
+        "control-variates = True": terms.control_variates,
+        f"dynamic-alpha = {terms.dynamic_alpha}": terms.dynamic_alpha is not None,
+        f"client-rule = {settings.client_rule!r}": bool(settings.client_rule),
+    }
+    return [name for name, there in asked.items() if there]
