@@ -2,18 +2,22 @@
 
 For each workload a comparison as `fairbloom compare` makes it, in a folder below --out, and a table: the mean score of
 the clients, that of the worst-served tenth (the worst client, where there are up to ten), by how much both are better
-than under FedAvg, with the 95 % interval of the paired difference, and the seconds and bytes of a round as multiples of
-FedAvg's. Parameters were written down beforehand, as they stand in METHODS and WORKLOADS; none was tuned.
+than under FedAvg, with the 95 % interval of the paired difference, and the processor time and bytes of a round as
+multiples of FedAvg's. Parameters were written down beforehand, as they stand in METHODS and WORKLOADS; none was tuned.
 
 Finished runs are not run again, so that the command can be repeated when there are new methods. FAIRBLOOM_DATA has the
 data sets; digits come with scikit-learn.
 """
 
 import argparse
+import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from fairbloom import Comparison, compare, load
@@ -23,7 +27,10 @@ from fairbloom.experiments.results.comparison import Plan, personal_label
 from fairbloom.experiments.results.differences import Difference
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.files import ROUNDS
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS as THERE
+from fairbloom.system.files import write_whole
 
 from .measuring import Cells, Report, machine
 
@@ -44,6 +51,9 @@ NEWER = (
     *(f"fedavg(server-optimizer=adam,server-optimizer-lr={lr})" for lr in (0.01, 0.1)),
 )
 """The newer methods, and FedAvg with server optimizers."""
+
+COSTS, TIMED_ROUNDS = "costs.json", 10
+"""Where the processor times of a workload are kept, beside its comparison; how many rounds each is measured over."""
 
 OF_GROUPS = ("fcfl", "fairfed")
 """The methods that need groups, which not every task has."""
@@ -142,14 +152,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="fewer or more than a workload has")
     parser.add_argument("--seeds", type=int, help="fewer or more than a workload has")
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; seconds are comparable with 1")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of the processor time of a round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows there")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     chosen = parser.parse_args()
     report = Report(chosen)
     for name in chosen.workloads:
         workload = WORKLOADS[name]
-        run = Running(workload, chosen.out / name, chosen.seeds or workload.seeds, chosen.rounds, chosen.jobs)
+        run = Running(
+            workload, chosen.out / name, chosen.seeds or workload.seeds, chosen.rounds, chosen.jobs, chosen.repeats
+        )
         comparison = run.compare(chosen.methods)
         report.add(workload.title, list(rows_of(comparison, run)), notes_of(comparison, run))
 
@@ -170,10 +183,14 @@ class Running:
         How many; None: as many rounds as the workload has.
     jobs
         The number of runs at a time.
+    repeats
+        How often the processor time of a round is measured.
     """
 
-    def __init__(self, workload: Workload, out: Path, seeds: int, rounds: int | None, jobs: int) -> None:
-        self.workload, self.out, self.seeds, self.jobs = workload, out, seeds, jobs
+    def __init__(
+        self, workload: Workload, out: Path, seeds: int, rounds: int | None, jobs: int, repeats: int = 3
+    ) -> None:
+        self.workload, self.out, self.seeds, self.jobs, self.repeats = workload, out, seeds, jobs, repeats
         self.settings = {**workload.settings, **({"num-rounds": rounds} if rounds else {})}
         self.failed: dict[str, str] = {}
         """Why a method could not be run, by what the workload calls it."""
@@ -211,33 +228,44 @@ class Running:
             settings=self.settings,
         )
 
+    def times(self, words: str) -> str:
+        """Return how many times FedAvg's processor time a round of a method takes; it is measured once, and kept."""
+        file = self.out / COSTS
+        known: dict[str, list[float]] = json.loads(file.read_text()) if file.exists() else {}
+        if len(known.get(words, [])) < self.repeats:
+            base, mine = {**self.settings, "method": BASELINE}, {**self.settings, **self.variants[words].config}
+            known[words] = [cpu_seconds(mine) / cpu_seconds(base) for _ in range(self.repeats)]
+            write_whole(file, json.dumps(known, indent=2).encode())
+        return times(known[words])
+
 
 # The tables -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a round of a run costs: its median seconds and bytes over the rounds after the first."""
+def cpu_seconds(config: Mapping[str, Value]) -> float:
+    """Return the processor time of a round in this process: the median of those between the first and the last.
 
-    seconds: float
-    bytes: float
-
-    @classmethod
-    def of(cls, folder: Path) -> "Cost":
-        """Return that of a run."""
-        rows = list(ROUNDS.read(folder))
-        later = rows[1:-1] or rows  # the first has what is made once, and the last an evaluation
-        return cls(
-            statistics.median(float(row["seconds"]) for row in later),
-            statistics.median(float(row["bytes_sent"]) + float(row["bytes_received"]) for row in later),
+    It is taken in place of the time on the clock, which other work on the machine makes longer.
+    """
+    stamps: list[float] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = Settings.of(
+            {**config, "engine": "stacked", "num-rounds": TIMED_ROUNDS, "out": str(Path(scratch, "run"))}
         )
+        simulate(settings, lambda recorded: stamps.append(time.process_time()))
+    return statistics.median(later - before for before, later in pairwise(stamps[:-1]))
+
+
+def bytes_of(folder: Path) -> float:
+    """Return the bytes of a round of a run, both ways: the median over its rounds, since the last has an evaluation."""
+    rows = list(ROUNDS.read(folder))
+    return statistics.median(float(row["bytes_sent"]) + float(row["bytes_received"]) for row in rows)
 
 
 def rows_of(comparison: Comparison, run: Running) -> Iterator[Cells]:
     """Yield FedAvg's row of the table, then those of the methods in the workload's order, also of what is missing."""
     worst = "worst client" if len(comparison.values[comparison.baseline][0]) <= 10 else "worst 10 %"
-    costs = {label: [Cost.of(run.out / name) for name in names] for label, names in Plan.read(run.out).runs.items()}
-    base = costs[comparison.baseline]
+    bytes_by = {label: [bytes_of(run.out / name) for name in names] for label, names in Plan.read(run.out).runs.items()}
     gains = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
     yield {
         "method": comparison.baseline,
@@ -249,11 +277,12 @@ def rows_of(comparison: Comparison, run: Running) -> Iterator[Cells]:
         "bytes": "1",
     }
     for words in run.workload.methods:
-        if words not in run.variants or run.variants[words].label not in costs:
+        if words not in run.variants or run.variants[words].label not in bytes_by:
             yield {"method": words, "mean": "missing" if words not in run.failed else "not run"}
             continue
         label = run.variants[words].label
-        pairs = list(zip(costs[label], base, strict=True))
+        sent = zip(bytes_by[label], bytes_by[comparison.baseline], strict=True)
+        cost = {"time": run.times(words), "bytes": times(mine / theirs for mine, theirs in sent)}
         for served in (label, personal_label(label)):
             if served in comparison.finals:
                 yield {
@@ -262,8 +291,7 @@ def rows_of(comparison: Comparison, run: Running) -> Iterator[Cells]:
                     "gain, mean": gain(gains["mean"][served]),
                     worst: shown(comparison, served, "worst_10"),
                     f"gain, {worst}": gain(gains["worst_10"][served]),
-                    "time": times(mine.seconds / theirs.seconds for mine, theirs in pairs),
-                    "bytes": times(mine.bytes / theirs.bytes for mine, theirs in pairs),
+                    **cost,
                 }
 
 
@@ -282,9 +310,9 @@ def gain(found: Difference) -> str:
     return f"**{words}**{'*' if found.clear else ''}" if apart else words
 
 
-def times(ratios: Iterator[float]) -> str:
-    """Return the median over the seeds of how many times as much it is."""
-    return f"{statistics.median(ratios):.2f}".rstrip("0").rstrip(".")
+def times(ratios: Iterable[float]) -> str:
+    """Return the median of how many times as much it is."""
+    return f"{statistics.median(ratios):.2g}"
 
 
 def notes_of(comparison: Comparison, run: Running) -> list[str]:

@@ -84,6 +84,7 @@ class FCFL(FairStrategy):
     needs = frozenset({LOSS_BEFORE, DISPARITY, LEARNING_RATE})
     default_weighting = None
     uses_gram = True
+    lost_to_server_optimizers = "to first order, its second stage raises no participant's loss, nor the disparity"
     needs_plain_sgd = True
     second = ARRAYS_DISPARITY
     reports = ("over-budget",)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Positive, Range
+from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .guidance import guidance
 from .simplex import min_norm_weights
@@ -65,6 +66,7 @@ class FedMDFG(FairStrategy):
 
     needs = frozenset({"loss-before"})
     uses_gram = True
+    lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 
     def __init__(

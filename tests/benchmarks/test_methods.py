@@ -37,7 +37,7 @@ def test_every_method_takes_part_with_parameters_that_it_has() -> None:
 
 
 def test_the_table_has_gains_and_costs_and_says_what_is_missing(tmp_path: Path) -> None:
-    running = Running(Small("Four clients", 2, SMALL), tmp_path, 2, None, 1)
+    running = Running(Small("Four clients", 2, SMALL), tmp_path, 2, None, 1, repeats=1)
     comparison = running.compare(None)
     rows = list(rows_of(comparison, running))
     assert [row["method"] for row in rows] == [
@@ -50,6 +50,7 @@ def test_the_table_has_gains_and_costs_and_says_what_is_missing(tmp_path: Path) 
     )
     assert "to" in str(momentum["gain, mean"])
     assert momentum["bytes"] == ditto["bytes"] == "1"
+    assert float(str(momentum["time"])) > 0.0
     assert str(ditto["gain, worst client"]).startswith("+0.0")  # its global model is FedAvg's
     assert [rows[place]["mean"] for place in (2, 3)] == ["not run", "not run"]
     notes = notes_of(comparison, running)

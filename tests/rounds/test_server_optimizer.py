@@ -26,6 +26,7 @@ from tests.strategies.helpers import (
     Arrays,
     MemoryGrid,
     arrays,
+    cohort_of,
     error,
     flat,
     initial_model,
@@ -627,17 +628,7 @@ def test_what_is_lost_is_lost() -> None:
     assert FedMGDA.lost_to_server_optimizers
     assert QFedAvg.lost_to_server_optimizers
     U = np.array([[10.0, 0.1], [-9.0, 1.0]])  # the shortest combination goes along the second number mostly
-    weights = FedMGDA().weigh(
-        Cohort(
-            round=1,
-            names=("a", "b"),
-            counts=np.ones(2),
-            prior=np.full(2, 0.5),
-            draws=np.ones(2),
-            gram_of=lambda: U @ U.T,
-            squared_norms_of=lambda: np.diag(U @ U.T),
-        )
-    )
+    weights = FedMGDA().weigh(cohort_of(U))
     d = weights @ U
     assert (U @ d >= (1.0 - 1e-6) * (d @ d)).all()
     adam = FedAvg(server_optimizer="adagrad", server_optimizer_lr=1.0, server_optimizer_tau=1e-6).server_optimizer
