@@ -74,7 +74,7 @@ NOTES = {
     "vred": "From the right, the lower loss has a negative weight at first, and the model overshoots.",
     "fairfed": "Where the model favours one group at one client and the other at the other, weights shift every round.",
     "eagle": "Alone, either client reaches a loss near zero here, so this is VRed.",
-    "aaggff": "The weight of the client with the higher loss grows from round to round.",
+    "aaggff": "Weights go by the losses of all rounds: they overshoot once, and settle where both losses are equal.",
     "fedmgda": "It stops where it meets the Pareto set, whichever client is better off there.",
     "fedmgdaplus": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
     "mgdaprox": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",

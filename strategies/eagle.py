@@ -19,10 +19,10 @@ many EPOCHS."""
 class EAGLE(FairStrategy):
     r"""EAGLE: descends the mean loss plus λ times the variance of the clients' gaps to what each reaches alone.
 
-    .. math:: c_k = p_k \big(1 + 2 \lambda (r_k - \bar r)\big), \qquad r_k = F_k - L^*_k, \qquad
+    .. math:: c_k = p_k \big(1 + 2 \lambda (r_k - \bar r)\big), \qquad r_k = F_k - L_k, \qquad
         \bar r = \sum_j p_j r_j
 
-    L*_k is the least loss that client k reaches by training alone, from the first model that it receives. The client
+    L_k is the least loss that client k reaches by training alone, from the first model that it receives. The client
     finds it once, before its first reply, keeps it, and reports it in every round. The weights sum to 1; for a large
     lam some are negative, and are used as they are: `negative-weights` counts them.
 
@@ -33,18 +33,18 @@ class EAGLE(FairStrategy):
     lam
         Weight λ of the variance of the gaps.
 
-    Reductions: `lam=0` is FedAvg with the same weighting; where all L*_k are equal it is VRed with `beta=lam`.
+    Reductions: `lam=0` is FedAvg with the same weighting; where all L_k are equal it is VRed with `beta=lam`.
 
     Departures: only the paper's abstract and a summary of it were read, and no public code was found. When a client
     stops training alone is ours: when its training loss fell by less than 1e-4 of itself over 5 epochs, or after 200;
-    L*_k is then the least that it met. Negative weights are used as in VRed, and only the round's clients are averaged
+    L_k is then the least that it met. Negative weights are used as in VRed, and only the round's clients are averaged
     over.
 
     Objective: the mean loss and λ times the variance of the gaps
     Good for: clients of unlike difficulty, or with noisy labels: one whose loss is high because it cannot fall is not
     followed, as it is where losses themselves are made equal.
-    Hurts when: a client has few examples, as it learns them by heart alone: L*_k is then near zero, and this is VRed. A
-    client that reports too low an L*_k gains weight.
+    Hurts when: a client has few examples, as it learns them by heart alone: L_k is then near zero, and this is VRed. A
+    client that reports too low an L_k gains weight.
     Memory: none
     Cost: a weighted sum, and at each client one training alone
     """
@@ -58,7 +58,7 @@ class EAGLE(FairStrategy):
         self.lam = lam
 
     def terms(self, server_round: int) -> Terms:
-        """Return how long a client that has no L*_k yet trains alone."""
+        """Return how long a client that has no L_k yet trains alone."""
         plain = super().terms(server_round)
         return replace(plain, baseline_patience=PATIENCE, baseline_tolerance=TOLERANCE, baseline_epochs=EPOCHS)
 

@@ -20,10 +20,10 @@ class FromScalarizer(FairStrategy):
 
     .. math:: c_k = \frac{\partial S(F)}{\partial F_k}
 
-    S makes one number of the clients' losses. By the chain rule, the step :math:`w - \sum_k c_k u_k` is to S what
-    FedAvg's is to the mean loss. It is not normalised: S decides its length too, and c may sum to anything, also to 0
-    or less, where dividing by the sum would turn the step round. Where losses are equal, c sums to 1 for the mean, the
-    geometric mean, STCH and COSMOS as their names choose them, to m for the sum and to √m for PBI.
+    S makes one number of the clients' losses. By the chain rule, the step w − Σ c_k u_k is to S what FedAvg's is to
+    the mean loss. It is not normalised: S decides its length too, and c may sum to anything, also to 0 or less, where
+    dividing by the sum would turn the step round. Where losses are equal, c sums to 1 for the mean, the geometric mean,
+    STCH and COSMOS as their names choose them, to m for the sum and to √m for PBI.
 
     Source: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024, doi:10.48550/arXiv.2406.16232;
     TorchJD's documentation names the source of each scalarization.
