@@ -68,6 +68,7 @@ from fairbloom.experiments.views.tables import (
     show_settings,
     show_tasks,
     show_tuned,
+    show_wrappers,
 )
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError, Value
@@ -440,6 +441,8 @@ def methods(names: NamesArgument = None, as_json: JsonOption = False) -> None:
         )
     else:
         show_methods(described)
+        if not names:
+            show_wrappers()
 
 
 @app.command()

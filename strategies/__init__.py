@@ -75,7 +75,7 @@ def name_of(method: str | type[FairStrategy]) -> str:
             f"method = {method!r}: give a name or a class, FedFV in place of FedFV(alpha=0.2) say; its parameters are "
             "settings, as in {'fedfv.alpha': 0.2}"
         )
-    if method in WRAPPERS:
+    if method in WRAPPERS.values():
         raise FairbloomError(
             f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad, or "
             f"the scalarizer, as {TORCHJD}stch"

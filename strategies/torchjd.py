@@ -1,7 +1,7 @@
 """Every Gram-based aggregator of TorchJD, by its weighting."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 import numpy as np
@@ -116,5 +116,5 @@ def kind_of(name: str) -> type[FairStrategy]:
         return FromTorchJD
 
 
-WRAPPERS = (FromTorchJD, FromScalarizer)
-"""The methods that are made of an object of TorchJD's: no settings of a run are theirs."""
+WRAPPERS: Mapping[str, type[FairStrategy]] = {f"{TORCHJD}upgrad": FromTorchJD, f"{TORCHJD}stch": FromScalarizer}
+"""The methods that are made of an object of TorchJD's, each by one of its names; no settings of a run are theirs."""

@@ -62,7 +62,7 @@ def describe(name: str) -> MethodDoc:
     FairbloomError
         When there is no such method.
     """
-    method = FromTorchJD if name == "torchjd" else find_method(name)
+    method = FromTorchJD if name == "torchjd" else WRAPPERS.get(name) or find_method(name)
     text = inspect.getdoc(method) or ""
     return MethodDoc(
         name=canonical(name),
@@ -73,7 +73,7 @@ def describe(name: str) -> MethodDoc:
         source=_paragraph(text, "Source"),
         needs=tuple(sorted(method.needs)),
         weighting=method.default_weighting or "no prior",
-        parameters=() if method in WRAPPERS else parameters_of(method.__name__.lower(), method),
+        parameters=() if method in WRAPPERS.values() else parameters_of(method.__name__.lower(), method),
         reductions=_paragraph(text, "Reductions"),
         departures=_paragraph(text, "Departures"),
         objective=_paragraph(text, "Objective"),

@@ -23,6 +23,7 @@ from fairbloom.protocol.settings import SETTINGS
 from fairbloom.server.run_folder.files import CLIENTS
 from fairbloom.server.run_folder.groups import GROUP_KEYS
 from fairbloom.server.settings import parameters
+from fairbloom.strategies.torchjd import WRAPPERS
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import OTHER_PARTITIONS, Described
 
@@ -35,7 +36,7 @@ from ..results.measured import decimals, in_title, measure_title
 from ..results.ranks import Ranks
 from ..results.run import REPORT, Rows, Run, final_of, measures
 from ..results.scored import scores_of
-from .catalogue import REQUIRED, MethodDoc, default_of
+from .catalogue import REQUIRED, MethodDoc, default_of, describe
 
 if TYPE_CHECKING:
     from fairbloom.simulation.tune import Tuned
@@ -677,6 +678,12 @@ def show_methods(methods: Iterable[MethodDoc]) -> None:
         if method.source:
             _indented(f"[dim]{escape(method.source)}[/]")
         console.print()
+
+
+def show_wrappers() -> None:
+    """Print by what names TorchJD's weightings and scalarizers come beside the methods."""
+    for name in WRAPPERS:
+        console.print(f"[b]{escape(name)}[/] and its like  {escape(describe(name).summary)}")
 
 
 def show_tasks(tasks: Iterable[TaskInfo]) -> None:

@@ -396,6 +396,10 @@ def test_methods_in_words_names_every_method_and_parameter(capsys: pytest.Captur
     printed = capsys.readouterr().out
     for name in (*METHODS, *(key for key, parameter in parameters().items() if parameter.owner in METHODS)):
         assert name in printed
+    for line in ("torchjd:upgrad and its like  A weighting of TorchJD", "torchjd:stch and its like  A scalarization of"):
+        assert line in printed
+    assert fairbloom("methods", "term") == 0
+    assert "torchjd" not in capsys.readouterr().out
 
 
 def test_tasks_lists_every_task(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,13 +20,13 @@ from fairbloom.strategies.torchjd import WRAPPERS
 from .helpers import ARGUMENTS, make
 
 FILES = sorted(Path(strategies.__file__).parent.glob("*.py"))
-PUBLIC = [*METHODS.values(), *WRAPPERS]
+PUBLIC = [*METHODS.values(), *WRAPPERS.values()]
 every_class = pytest.mark.parametrize("method", PUBLIC, ids=lambda method: method.__name__)
 
 
 def own_parameters(method: type[FairStrategy]) -> tuple[Parameter, ...]:
     """What a run can set of a method; what is made of an object of TorchJD's has no settings."""
-    return () if method in WRAPPERS else parameters_of(method.__name__.lower(), method)
+    return () if method in WRAPPERS.values() else parameters_of(method.__name__.lower(), method)
 
 
 OTHERS = {
