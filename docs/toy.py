@@ -80,6 +80,7 @@ NOTES = {
     "mgdaprox": "The shortest combination of two unit updates is their mean: with two clients this is FedAvgN.",
     "fedfv": "Where the updates conflict, the client with the lower loss gives way, until both losses are equal.",
     "adafed": "The steps get longer as the losses fall.",
+    "fedlf": "The model is one array, and so one layer: it goes to where the Pareto set is near equal losses.",
     "fedmdfg": "The higher loss is guided down until the model meets the Pareto set, near equal losses.",
     "ditto": "Blue and orange lines, left and right, are the personal models.",
     "local": "Blue and orange lines, left and right, are the clients' own models.",

@@ -94,11 +94,13 @@ def failure_reason(error: Exception) -> str:
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return a question for the choice nearest to a name, "did you mean fedfv? ", or "" where none is near.
 
-    It says where the two differ in upper and lower case alone, which is easily overlooked.
+    Of near ones, that with the same letters in another order is the nearest. It says where the two differ in upper and
+    lower case alone, which is easily overlooked.
     """
-    by_folded = {choice.casefold(): choice for choice in choices}
-    close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
+    folded, by_folded = name.casefold(), {choice.casefold(): choice for choice in choices}
+    close = difflib.get_close_matches(folded, by_folded)
     if not close:
         return ""
-    by_case = " (upper and lower case matter)" if close[0] == name.casefold() else ""
-    return f"did you mean {by_folded[close[0]]}{by_case}? "
+    nearest = next((each for each in close if sorted(each) == sorted(folded)), close[0])
+    by_case = " (upper and lower case matter)" if nearest == folded else ""
+    return f"did you mean {by_folded[nearest]}{by_case}? "

@@ -74,8 +74,8 @@ class FedLF(FairStrategy):
     server_lr
         Step size η: the length of the step in lengths of the mean update.
     groups
-        The group of each trained array, by the array's name; none: arrays whose names agree up to the last dot, as a
-        layer's weight and bias do, are one group. As text: 'fc1.weight=one fc1.bias=one fc2.weight=two'.
+        The group of each array that is trained, by the array's name; none: arrays whose names agree up to the last dot,
+        as those of a layer's weight and bias do, are one group.
 
     Reductions: with one group, equal losses and no absent clients the direction is that of FedMGDAPlus with
     `epsilon=1`. Where all groups have the same updates, each steps as they would alone.

@@ -410,7 +410,10 @@ def check_memory(subject: Subject) -> Answer:
 def _check_weigh_changes_nothing(subject: Subject, method: FairStrategy, number: int) -> None:
     six = ordinary_situation(6)  # as in the rounds that the method may remember: a model keeps its size
     cohort = subject.ask(method, six, number).cohort
-    arrays = {f"cohort.{name}": getattr(cohort, name) for name in ("counts", "prior", "draws", "gram", "squared_norms")}
+    arrays = {
+        f"cohort.{name}": getattr(cohort, name)
+        for name in ("counts", "prior", "draws", "gram", "grams", "squared_norms")
+    }
     arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
     before, had = _snapshot(arrays), _snapshot(vars(method))
     subject.weigh(method, cohort, six.description)
