@@ -588,14 +588,19 @@ def check(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="Yours as my_module:Mine, or one of ours.")],
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
-    """Try a method in made-up cohorts and real rounds, and say in words what is wrong with it.
+    """Try a method, or a client-side rule, in made-up and real rounds, and say in words what is wrong with it.
 
     The exit code is 1 where something is.
     """
     from fairbloom.experiments.battery import check as battery  # imported late, as PyTorch is with it
 
-    cls = find_method(method)
-    report = battery.check(cls, battery.arguments_of(cls, settings_of(settings)))
+    if battery.is_rule(method):
+        if settings:
+            raise FairbloomError(f"--set {settings[0]}: a client-side rule has no settings: leave it out")
+        report = battery.check_rule(method)
+    else:
+        cls = find_method(method)
+        report = battery.check(cls, battery.arguments_of(cls, settings_of(settings)))
     battery.show_report(report, console)
     if not report.passed:
         raise typer.Exit(1)

@@ -4,18 +4,24 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairbloom.client.rules import own_rule
 from fairbloom.errors import FairbloomError
+from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import FairStrategy
 
 from .properties import PROPERTIES, Answer, Verdict
+from .rules import RULE_PROPERTIES, RuleSubject
 from .subject import Failure, NotApplicable, Subject, silence
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class PropertyResult:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was found of a method, in the order of PROPERTIES."""
+    """What was found of a method or a client-side rule, in the order of the properties."""
 
     method: str
     results: tuple[PropertyResult, ...]
@@ -68,8 +74,37 @@ def check(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | 
         The values of its parameters; those that are left out have their defaults.
     """
     subject = Subject(method, arguments or {})
+    given = ", ".join(f"{name}={value!r}" for name, value in subject.arguments.items())
+    return _report(f"{_name(method)}({given})", PROPERTIES, subject)
+
+
+def check_rule(name: str) -> CheckReport:
+    """Try every property of a client-side rule; takes some seconds.
+
+    Parameters
+    ----------
+    name
+        The import string of its class.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such class, or it cannot be a rule.
+    """
+    own_rule(name)
+    return _report(name, RULE_PROPERTIES, RuleSubject(name))
+
+
+def is_rule(name: str) -> bool:
+    """Return whether an import string names a client-side rule, and no method."""
+    found = imported("method", name) if is_import_string(name) else None
+    return isinstance(found, type) and hasattr(found, "correct") and not issubclass(found, FairStrategy)
+
+
+def _report(title: str, properties: Mapping[str, Callable[[T], Answer]], subject: T) -> CheckReport:
+    """Return what became of every property of a subject; one that hangs on a fault that another reports is left out."""
     with silence():
-        outcomes = {name: _outcome(name, check_property, subject) for name, check_property in PROPERTIES.items()}
+        outcomes = {name: _outcome(name, check_property, subject) for name, check_property in properties.items()}
     failed = {
         name for name, (result, reporters) in outcomes.items() if result.verdict is Verdict.FAILED and name in reporters
     }
@@ -78,8 +113,7 @@ def check(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | 
         others = [other for other in reporters if other in failed and name not in reporters]
         message = f"It cannot be checked yet: correct {' and '.join(others)} first."
         results.append(replace(result, verdict=Verdict.NOT_APPLICABLE, message=message) if others else result)
-    given = ", ".join(f"{name}={value!r}" for name, value in subject.arguments.items())
-    return CheckReport(f"{_name(method)}({given})", tuple(results))
+    return CheckReport(title, tuple(results))
 
 
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
@@ -101,7 +135,7 @@ def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> d
 
 
 def show_report(report: CheckReport, console: Console) -> None:
-    """Print what was found of a method, a property a row, on a console."""
+    """Print what was found, a property a row, on a console."""
     signs = {
         Verdict.PASSED: "[green]✓[/]",
         Verdict.REMARK: "[yellow]![/]",
@@ -120,9 +154,7 @@ def show_report(report: CheckReport, console: Console) -> None:
     console.print(f"{counted}; {sum(result.seconds for result in report.results):.1f} seconds", soft_wrap=True)
 
 
-def _outcome(
-    name: str, check_property: Callable[[Subject], Answer], subject: Subject
-) -> tuple[PropertyResult, Collection[str]]:
+def _outcome(name: str, check_property: Callable[[T], Answer], subject: T) -> tuple[PropertyResult, Collection[str]]:
     """Return the result of a property, and the properties of which one reports it if it failed."""
     begin = time.perf_counter()
     reporters: tuple[str, ...] = (name,)

@@ -496,10 +496,10 @@ def check_resume(subject: Subject) -> Answer:
             continued.load_state_dict(state)
         after = subject.run_rounds(continued, 3, model, state_dir=folder)
     for one, other in zip(rounds, [*before, *after], strict=True):
-        if _round_bits(one) == _round_bits(other):
+        if round_bits(one) == round_bits(other):
             continue
-        if list(map(_round_bits, subject.run_rounds(subject.create(fraction_train=0.5), 6))) != list(
-            map(_round_bits, rounds)
+        if list(map(round_bits, subject.run_rounds(subject.create(fraction_train=0.5), 6))) != list(
+            map(round_bits, rounds)
         ):
             raise Failure("The same rounds differ when they are run again.", "determinism")
         had, has = _snapshot(vars(subject.create(fraction_train=0.5))), _snapshot(vars(whole))
@@ -561,7 +561,7 @@ def check_determinism(subject: Subject) -> Answer:
         with other_generators(seed=4):
             again_rounds = subject.run_rounds(subject.create(fraction_train=0.5), 3)
         for one, other in zip(rounds, again_rounds, strict=True):
-            if _round_bits(one) != _round_bits(other):
+            if round_bits(one) != round_bits(other):
                 raise Failure(f"The same run, begun twice, differs in round {one.number}. {remedy}")
     return Verdict.PASSED, "The same replies get the same coefficients to the bit, also in a fresh method."
 
@@ -570,7 +570,7 @@ FRAMEWORK_ATTRIBUTES = ("memory", "progress", "_flower", "_loop")
 """Attributes of a method that are FairStrategy's to keep."""
 
 
-def _round_bits(finished: Round) -> object:
+def round_bits(finished: Round) -> object:
     """Return what is equal of two rounds that are the same to the bit."""
     return finished.participants, dict(finished.coefficients), _snapshot(finished.arrays)
 
@@ -644,8 +644,8 @@ def check_learns(subject: Subject) -> Answer:
             Verdict.REMARK,
             "All coefficients are 0: the global model stays as it is, and only personal ones could learn.",
         )
-    before = _losses(method, initial_model(method))
-    after = _losses(method, rounds[-1].arrays)
+    before = client_losses(method, initial_model(method))
+    after = client_losses(method, rounds[-1].arrays)
     losses = (
         f"In {LEARNED_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
         f"to {after.mean():.3g}, and that of the worst served from {before.max():.3g} to {after.max():.3g}"
@@ -668,7 +668,7 @@ def _sign(coefficients: FloatArray) -> int:
     return 0 if abs(total) <= TOLERANCE * size else int(np.sign(total))
 
 
-def _losses(method: FairStrategy, model: Model) -> FloatArray:
+def client_losses(method: FairStrategy, model: Model) -> FloatArray:
     """Return each client's loss of a model on its test set."""
     clients = LoopClients(method, run_config(method))
     names = sorted(clients.online(1))

@@ -13,13 +13,15 @@ from types import ModuleType
 
 import pytest
 
-from fairbloom.experiments.battery.check import PROPERTIES, Verdict, check
+from fairbloom.experiments.battery.check import PROPERTIES, Verdict, check, check_rule
+from fairbloom.experiments.battery.rules import RULE_PROPERTIES
 from fairbloom.rounds.method import Cohort, Method
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "your-method.md").read_text()
 PYTHON = re.findall(r"```python\n(.+?)```", GUIDE, re.DOTALL)
 COMMANDS = [line for block in re.findall(r"```sh\n(.+?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
+RULES = re.findall(r"^class (\w+):", GUIDE, re.MULTILINE)
 METHODS = re.findall(r"^class (\w+)\(FairStrategy\)", GUIDE, re.MULTILINE)
 
 (IMPORTS,) = (block for block in PYTHON if "import FairStrategy\n" in block)
@@ -52,7 +54,7 @@ def run(arguments: list[str | Path], folder: Path) -> str:
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
     classes = [block for block in PYTHON if block.startswith("class ")]
-    assert len(classes) == len(METHODS) == 7
+    assert len(classes) == len(METHODS) + len(RULES) == 8
     assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
 
 
@@ -61,6 +63,12 @@ def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: M
     report = check(getattr(my_methods, name))
     told = [result for result in report.results if result.verdict in (Verdict.FAILED, Verdict.REMARK)]
     assert told == []
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_rule_passes_the_battery_without_a_remark(name: str, my_methods: ModuleType) -> None:
+    report = check_rule(f"{my_methods.__name__}:{name}")
+    assert {result.verdict for result in report.results} == {Verdict.PASSED}
 
 
 def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
@@ -159,6 +167,7 @@ def test_the_guide_tells_of_everything_that_a_method_may_say() -> None:
 
 def test_the_guide_tells_of_every_property() -> None:
     assert table("property") == {*PROPERTIES}
+    assert table("property of a rule") == {*RULE_PROPERTIES}
 
 
 def test_the_links_of_the_guide_lead_somewhere() -> None:
