@@ -116,7 +116,7 @@ def test_a_run_without_out_is_named_by_its_settings(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
-    (["run", "--method", "fedvf"], ("method = 'fedvf'", "did you mean fedfv?")),
+    (["run", "--method", "fedfvv"], ("method = 'fedfvv'", "did you mean fedfv?")),
     (["run", "--task", "digit"], ("task = 'digit'", "did you mean digits?")),
     (["run", "--clients", "0"], ("clients = 0",)),
     (["run", "--clients", "1000"], ("clients = 1000", "1797 examples")),
@@ -141,7 +141,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--set", "seed=1", "--set", "seed=2"], ("seed is given two values, 1 and 2: give it one",)),
     (["run", "--set", "qfedavg.q=2"], ("qfedavg.q has no effect with method = 'fedavg'",)),
     (["walk"], ("walk",)),
-    (["compare", "--methods", "fedavg,fedvf"], ("method = 'fedvf'", "did you mean fedfv?")),
+    (["compare", "--methods", "fedavg,fedfvv"], ("method = 'fedfvv'", "did you mean fedfv?")),
     (["compare", "--methods", ","], ("methods = ','", "fedavg")),
     (["compare", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
     (["compare", "--set", "fraction=0.1", "--set", "fraction=1"], ("fraction is given two values, 0.1 and 1: give",)),

@@ -105,7 +105,7 @@ WRONG = {
     "fedavg(fraction=0.5)": "fraction is the same for all methods of a comparison, as clients and draws are then: "
     "set it for all by --set fraction=…; methods may differ in ",
     "fedavg(learning-rate=0)": "learning-rate = 0: allowed is float above 0",
-    "fedvf": "method = 'fedvf': unknown method: did you mean fedfv?",
+    "fedfvv": "method = 'fedfvv': unknown method: did you mean fedfv?",
     " , ": "methods = ' , ' names no method",
 }
 

@@ -1,0 +1,106 @@
+"""FairFed in whole runs: the gap between two groups falls against FedAvg, and every engine makes the same of it."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.run import Run, load
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.originals import needs
+
+from .helpers import Outcome
+
+SEEDS = 3
+
+
+def write_sites(folder: Path, seed: int, sites: int = 8) -> Path:
+    """Write tables of sites at the two largest of which women count as ill only where it is severe."""
+    folder.mkdir()
+    random = np.random.default_rng(seed)
+    for k in range(sites):
+        rows, strict = (1200, True) if k < 2 else (300, False)
+        woman, severity, noise = random.random(rows) < 0.5, random.normal(size=rows), random.normal(size=rows)
+        ill = severity + 0.3 * random.normal(size=rows) > 0.0
+        if strict:
+            ill &= ~woman | (severity > 1.0)
+        cells = zip(np.where(woman, "female", "male"), severity, noise, np.where(ill, "yes", "no"), strict=True)
+        lines = ["sex,severity,noise,target", *(f"{sex},{a:.4f},{b:.4f},{y}" for sex, a, b, y in cells)]
+        (folder / f"site-{k}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def ended(out: Path, **changes: Any) -> Run:
+    plain: dict[str, Any] = {"fraction": 1.0, "device": "cpu", "evaluate-every": 0, "num-rounds": 15}
+    given = {key.replace("_", "-"): value for key, value in changes.items()}
+    return load(simulate(Settings.of(plain | given | {"out": str(out)})))
+
+
+def gap(run: Run) -> float:
+    """Return the equal opportunity difference over all clients' test examples, in points."""
+    rows = run.gaps.query("client == 'all clients' and score == 'true-positive-rate'")
+    return float(rows["gap"].item())
+
+
+def test_the_gap_between_groups_falls_against_fedavg_at_every_seed(tmp_path: Path) -> None:
+    for seed in range(SEEDS):
+        data = write_sites(tmp_path / f"data-{seed}", seed)
+        shared = {"task": "csv", "data-dir": str(data), "csv.group": "sex", "seed": seed, "learning-rate": 0.1}
+        plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
+        fair = ended(tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared)
+        assert gap(fair) < 0.5 * gap(plain)
+        before, after = plain.coefficients(), fair.coefficients()
+        assert all(after[name] < before[name] for name in ("site-0", "site-1"))
+
+
+@needs("adult/adult.data")
+def test_on_adult_by_education_the_gap_between_women_and_men_falls(tmp_path: Path) -> None:
+    shared = {"task": "adult", "partition": "education", "adult.group": "sex", "batch-size": 128, "num-rounds": 20}
+    gaps = {
+        name: [gap(ended(tmp_path / f"{name}-{seed}", method=name, seed=seed, **shared, **more)) for seed in (0, 8)]
+        for name, more in {"fedavg": {}, "fairfed": {"fairfed.beta": 0.05}}.items()
+    }
+    assert sum(gaps["fairfed"]) < sum(gaps["fedavg"])
+
+
+def test_a_run_whose_data_have_no_groups_ends_before_its_first_round_and_the_remedy_helps(tmp_path: Path) -> None:
+    data = write_sites(tmp_path / "data", 0)
+    shared: dict[str, Any] = {"task": "csv", "data-dir": str(data), "method": "fairfed", "num-rounds": 1}
+    for without in ({}, {"csv.group": "severity>=-1", "csv.target": "noise"}):
+        with pytest.raises(FairbloomError, match="fairness between groups"):
+            ended(tmp_path / "refused", **shared, **without)
+        assert not (tmp_path / "refused").exists()
+    for remedy in ({"csv.group": "sex"}, {"csv.group": "severity>=0.5,sex"}):
+        assert ended(tmp_path / str(len(remedy["csv.group"])), **shared, **remedy).finished
+
+
+def test_a_client_that_has_one_group_alone_takes_part_by_its_accuracy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_sites(tmp_path / "data", 0, sites=3)
+    lines = (data / "site-2.csv").read_text().splitlines()
+    men = [lines[0], *(line for line in lines if line.startswith("male"))]
+    (data / "site-2.csv").write_text("\n".join(men) + "\n")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run = ended(
+            tmp_path / "run", task="csv", data_dir=str(data), method="fairfed", num_rounds=3, **{"csv.group": "sex"}
+        )
+    assert "refused" not in caplog.text
+    assert run.rounds["replies_used"].tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("engine", ["workers", "stacked"])
+def test_a_run_is_the_same_whichever_engine_computes_it(engine: str, tmp_path: Path) -> None:
+    data = write_sites(tmp_path / "data", 1, sites=4)
+    shared: dict[str, Any] = {
+        **{"task": "csv", "data-dir": str(data), "csv.group": "sex", "method": "fairfed", "num-rounds": 4},
+        **{"fairfed.beta": 0.5, "evaluate-every": 1},
+    }
+    loop, other = (ended(tmp_path / each, engine=each, **shared) for each in ("loop", engine))
+    assert other.coefficients() == pytest.approx(loop.coefficients(), rel=1e-5)
+    if engine == "workers":
+        assert Outcome.of(tmp_path / engine).differences(Outcome.of(tmp_path / "loop")) == ""
