@@ -13,6 +13,7 @@ from fairbloom.protocol.names import (
     ACCURACY_AFTER,
     ACCURACY_BEFORE,
     BETWEEN_GROUPS,
+    DISPARITY,
     HITS,
     LEARNING_RATE,
     LOSS_BASELINE,
@@ -37,6 +38,11 @@ NEEDS = {
         "reports how many positive examples each of [two groups](../subgroups.md#training-for-fairness-between-groups) "
         "of its training set has, and how many of them the received model finds",
     ),
+    DISPARITY: (
+        "step on the disparity",
+        "reports the `disparity` of its [two groups](../subgroups.md#training-for-fairness-between-groups), and "
+        "replies a second model, `arrays-disparity`: the received one after a step down that difference",
+    ),
     LOSS_BASELINE: (
         "loss that it reaches alone",
         "reports `loss-baseline`, the least loss on its training set that it meets by training alone, once, before its "
@@ -45,7 +51,10 @@ NEEDS = {
     ACCURACY_AFTER: ("accuracy", "reports `accuracy-after`, the training accuracy of the model it returns"),
     LEARNING_RATE: ("learning rate", "reports its local `learning-rate`"),
     STEP_SUM: ("sum of its steps", "reports the sum `step-sum` of its local steps' learning rates"),
-    "control-variates": ("control variates", "corrects each step by the server's control variate and one that it keeps"),
+    "control-variates": (
+        "control variates",
+        "corrects each step by the server's control variate and one that it keeps",
+    ),
     "dynamic-alpha": ("dynamic regularizer", "adds a proximal term to its loss, and a linear one that it keeps"),
     "proximal-mu": ("proximal term", "adds (mu/2) ‖x − w‖² to its loss, w being the received model"),
     "full-batch-step": ("one full-batch step", "takes exactly one step, over all of its examples"),

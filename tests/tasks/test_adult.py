@@ -154,6 +154,35 @@ def test_a_group_that_is_too_small_is_refused_by_name(small: Path) -> None:
         task.splits("White")
 
 
+def test_columns_that_are_left_out_are_no_inputs(small: Path) -> None:
+    whole, without = load(small), load(small, adult__left_out="race,education")
+    kept = [k for k, name in enumerate(n for n, known in CATEGORIES.items() for _ in known) if name not in LEFT_OUT]
+    for client in whole.clients:
+        for split in ("train", "test"):
+            inputs, targets = everything(getattr(whole.splits(client), split))
+            fewer, same = everything(getattr(without.splits(client), split))
+            torch.testing.assert_close(fewer, inputs[:, kept], rtol=0, atol=0)
+            torch.testing.assert_close(same, targets)
+    assert without.model()(torch.zeros(1, len(kept))).shape == (1, 2)
+    preprocessing = without.preprocessing("") if without.preprocessing else None
+    assert preprocessing is not None
+    assert [column.name for column in preprocessing.columns] == [name for name in CATEGORIES if name not in LEFT_OUT]
+    assert set(preprocessing.ignored) >= LEFT_OUT
+
+
+LEFT_OUT = {"race", "education"}
+
+
+def test_a_column_that_cannot_be_left_out_is_refused(small: Path) -> None:
+    for wrong, words in (
+        ("rase", "adult.left-out = 'rase'.*did you mean race"),
+        ("age", "adult.left-out = 'age'.*columns of categories"),
+        (",".join(CATEGORIES), "leaves no input"),
+    ):
+        with pytest.raises(FairbloomError, match=words):
+            load(small, adult__left_out=wrong)
+
+
 # FedMGDA+'s Table 7 ---------------------------------------------------------------------------------------------------
 
 
