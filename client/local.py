@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Parameter
@@ -39,8 +39,8 @@ from .metrics import (
 )
 from .preprocessing import keep_preprocessing
 from .reporting import apply_reporting
-from .rules import RuleAtWork, StepsTaken
-from .states import BASELINE, RULE, ClientStates, KeptVersions, StateDict, Version, folder_of
+from .rules import Arrays, RuleAtWork, StepsTaken
+from .states import BASELINE, RULE, ClientStates, KeptVersions, StateDict, folder_of
 from .training import WorkOver, measure, train, with_channels_last
 from .work import LocalWork, client_work, global_work, personal_work
 
@@ -82,6 +82,21 @@ class Update:
     arrays: StateDict
     metrics: Metrics
     second: StateDict
+
+
+class StartedRule(NamedTuple):
+    """A rule in a round.
+
+    Attributes
+    ----------
+    rule
+        The rule at work.
+    origin
+        The round of the state that it went on from, 0 where it began anew.
+    """
+
+    rule: RuleAtWork
+    origin: int
 
 
 @dataclass(frozen=True)
@@ -248,26 +263,37 @@ class LocalClient:
     def _train_global(
         self, work: LocalWork, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
     ) -> tuple[WorkOver, int]:
-        """Train the received model, which it is now, and keep what a rule of the work has the client keep.
+        """Train the received model, which it is now; return its steps, and of which round the rule's state was.
 
-        Returns
-        -------
-        The steps, and the round of the state that the rule has gone on from, 0 where it began anew.
+        That is 0 where there is no such state, or no rule.
         """
-        version = Version(0, {}) if work.rule is None else self.states.of_rule(terms)
-        rule = None
-        if work.rule is not None:
-            trainable = {name: received[name] for name, _ in self._trainable()}
-            rule = RuleAtWork(work.rule, trainable, version.state, sent)
+        started = self.start_rule(work, received, terms, sent)
+        rule = None if started is None else started.rule
         with left_as_they_are(self.model):
             over = WorkOver() if terms.local_only else train(self.model, self.task, self.splits.train, work, rule=rule)
-        if rule is not None:
-            trained = sendable({name: parameter.detach() for name, parameter in self._trainable()})
-            replied, kept = rule.finish(trained, over.steps)
-            if replied is not trained:
-                self.model.load_state_dict({**self.model.state_dict(), **replied})
-            self.states[RULE].keep(terms.server_round, kept, version.made)
-        return over, version.made
+        if started is None:
+            return over, 0
+        trained = sendable({name: parameter.detach() for name, parameter in self._trainable()})
+        replied = self.finish_rule(started, trained, over.steps, terms)
+        if replied is not trained:
+            self.model.load_state_dict({**self.model.state_dict(), **replied})
+        return over, started.origin
+
+    def start_rule(
+        self, work: LocalWork, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
+    ) -> StartedRule | None:
+        """Return the rule of this work in this round, None where it has none."""
+        if work.rule is None:
+            return None
+        version = self.states.of_rule(terms)
+        trainable = {name: received[name] for name, _ in self._trainable()}
+        return StartedRule(RuleAtWork(work.rule, trainable, version.state, sent), version.made)
+
+    def finish_rule(self, started: StartedRule, trained: Arrays, steps: StepsTaken, terms: Terms) -> Arrays:
+        """Keep what a rule has the client keep after these steps; return the trainable parameters to reply."""
+        replied, kept = started.rule.finish(trained, steps)
+        self.states[RULE].keep(terms.server_round, kept, started.origin)
+        return replied
 
     def _trainable(self) -> list[tuple[str, Parameter]]:
         """Return the trainable parameters and their names."""

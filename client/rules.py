@@ -4,6 +4,7 @@ A rule sees a round in three places: where it starts, at each step, and where it
 local work are two of them; a user's own is one small class, named by the setting `client-rule`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -75,7 +76,21 @@ class ClientRule(Protocol):
         """Return the trainable parameters to reply, which are `trained` for most rules, and what the client keeps."""
 
 
-class ControlVariates:
+class Shift(ABC):
+    """A rule that adds the same to the gradient of each step of a round."""
+
+    @abstractmethod
+    def shift(self, state: Any) -> Arrays:
+        """Return what is added."""
+
+    def correct(self, gradients: dict[str, Tensor], state: Any, step: int) -> Arrays:
+        """Return the gradients with the shift."""
+        shift = self.shift(state)
+        torch._foreach_add_([*gradients.values()], [shift[name].to(each.dtype) for name, each in gradients.items()])
+        return gradients
+
+
+class ControlVariates(Shift):
     """SCAFFOLD's local work: y ← y − η (g(y) − c_k + c), and then c_k ← c_k − c + u_k / H with H = Σ η.
 
     c is the server's control variate, sent as the record `control` (zero where there is none), and c_k the client's.
@@ -92,9 +107,9 @@ class ControlVariates:
         of_server = {name: _like(control.get(name), array) for name, array in received.items()}
         return Control(own, of_server, {name: of_server[name] - own[name] for name in received})
 
-    def correct(self, gradients: dict[str, Tensor], state: "Control", step: int) -> Arrays:
-        """Return g − c_k + c."""
-        return add_to(gradients, state.shift)
+    def shift(self, state: "Control") -> Arrays:
+        """Return c − c_k."""
+        return state.shift
 
     def finish(self, received: Arrays, trained: Arrays, state: "Control", steps: StepsTaken) -> tuple[Arrays, Arrays]:
         """Return the trained parameters and the new c_k, which is the old one where no step went anywhere."""
@@ -126,7 +141,7 @@ class Control(NamedTuple):
     shift: Arrays
 
 
-class DynamicRegularizer:
+class DynamicRegularizer(Shift):
     """FedDyn's local work on F_k(x) − ⟨h_k, x⟩ + (alpha/2)‖x − w‖², and then h_k ← h_k + alpha u_k.
 
     The quadratic term is part of the gradient, as that of a proximal term is (`LocalWork.pull`).
@@ -146,9 +161,9 @@ class DynamicRegularizer:
         """Return −h_k, which is added to each gradient."""
         return {name: -_like(kept.get(name), array) for name, array in received.items()}
 
-    def correct(self, gradients: dict[str, Tensor], state: Arrays, step: int) -> Arrays:
-        """Return g − h_k."""
-        return add_to(gradients, state)
+    def shift(self, state: Arrays) -> Arrays:
+        """Return −h_k."""
+        return state
 
     def finish(self, received: Arrays, trained: Arrays, state: Arrays, steps: StepsTaken) -> tuple[Arrays, Arrays]:
         """Return the trained parameters and the new h_k."""
@@ -156,12 +171,6 @@ class DynamicRegularizer:
         return trained, {
             n: (self._alpha * updates[n] - minus_h.double()).to(minus_h.dtype) for n, minus_h in state.items()
         }
-
-
-def add_to(gradients: dict[str, Tensor], shift: Arrays) -> dict[str, Tensor]:
-    """Add to each gradient, in place, the array of its name."""
-    torch._foreach_add_([*gradients.values()], [shift[name].to(each.dtype) for name, each in gradients.items()])
-    return gradients
 
 
 def update_of(received: Arrays, trained: Arrays) -> dict[str, Tensor]:
@@ -195,6 +204,11 @@ class NamedRule:
     def __str__(self) -> str:
         """Return what errors call it."""
         return self.name
+
+    @property
+    def is_shift(self) -> bool:
+        """Whether it adds the same to the gradient of each step."""
+        return isinstance(self.rule, Shift)
 
 
 def rule_of(settings: RunSettings, terms: Terms) -> NamedRule | None:
@@ -258,6 +272,11 @@ class RuleAtWork:
         self._named, self._rule, self._received = named, named.rule, received
         vectors = {record: copies(arrays) for record, arrays in sent.items()}  # the other clients are sent them, too
         self._state = self._rule.start(copies(received), copies(kept), vectors)
+
+    @property
+    def shift(self) -> Arrays:
+        """What is added to the gradient of each step, empty where the rule corrects it in another way."""
+        return self._rule.shift(self._state) if isinstance(self._rule, Shift) else {}
 
     def correct(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:
         """Return the corrected gradients, both in the model's order.

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairbloom.client.class_weights import class_table
 from fairbloom.client.honoured import Honoured
-from fairbloom.client.local import LocalClient, Metrics
+from fairbloom.client.local import LocalClient, Metrics, StartedRule
 from fairbloom.client.metrics import (
     AFTER,
     BEFORE,
@@ -29,6 +29,7 @@ from fairbloom.client.metrics import (
     WorkDone,
     requested_metrics,
 )
+from fairbloom.client.rules import StepsTaken
 from fairbloom.client.states import StateDict
 from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
@@ -52,12 +53,13 @@ from .together import Measures, losses_of, measure_clients, score_clients, split
 HONOURED = Honoured(
     work=frozenset(
         {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
-        | {"snapshot_step", "transform", "random", "optimizer", "class_weights", "precision"}
+        | {"snapshot_step", "transform", "random", "optimizer", "class_weights", "precision", "rule"}
     ),
     terms=frozenset(
         {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
         | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
         | {"propfair_epsilon", "baseline_patience", "baseline_tolerance", "baseline_epochs", "agreed", "others"}
+        | {"control_variates", "dynamic_alpha", "client_rule", "state_round", "state_rounds"}
     ),
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "step-sum", "{}", "train-{}", "{}-validation"}
@@ -74,8 +76,9 @@ REMEMBERED_BYTES = 2**26
 
 def find_unmet(terms: Terms, *works: LocalWork, by_group: bool = False) -> str:
     """Return the first thing that is asked for and is not done side by side, as name = value; "" where all is."""
-    apart = [work.optimizer for work in works if not work.optimizer.is_elementwise]
-    return HONOURED.unmet(terms, *works, by_group=by_group) or (f"optimizer = {apart[0]}" if apart else "")
+    apart = [f"optimizer = {work.optimizer}" for work in works if not work.optimizer.is_elementwise]
+    apart += [str(work.rule) for work in works if work.rule is not None and not work.rule.is_shift]
+    return HONOURED.unmet(terms, *works, by_group=by_group) or (apart[0] if apart else "")
 
 
 class Rows:
@@ -155,7 +158,8 @@ class StackedClients(LocalClients):
         trained, received = self.none_trained(names, model, terms), self.on_device(model)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
-        training = _Training(self, received, terms, trained)
+        vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
+        training = _Training(self, received, terms, trained, vectors)
         members = self._members(names, terms, trained.refused)
 
         def train_block(block: Sequence[Member]) -> None:
@@ -331,11 +335,21 @@ class _Training:
         Of the work.
     trained
         Takes the models, in the rows of its matrices.
+    sent
+        What each client is sent beside the model, by record.
     """
 
-    def __init__(self, engine: StackedClients, received: StateDict, terms: Terms, trained: Trained) -> None:
+    def __init__(
+        self,
+        engine: StackedClients,
+        received: StateDict,
+        terms: Terms,
+        trained: Trained,
+        sent: Mapping[str, StateDict],
+    ) -> None:
         self.replies: dict[str, Reply] = {}
         self._engine, self._received, self._terms, self._trained = engine, received, terms, trained
+        self._sent = sent
         self._layout = trained.updates.layout
 
     def block(self, block: Sequence[Member]) -> None:
@@ -345,10 +359,12 @@ class _Training:
         baselines = [member.local.find_baseline(self._received, terms) for member in block]
         program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
+        rules = self._start_rules(block, work)
         halfway, first = rows, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)
-            halfway, first = train_together(program, task, rows, steps, work, parts)
+            halfway, first = train_together(program, task, rows, steps, work, parts, self._shift(rules))
+        self._finish_rules(block, rules, rows, work)
         scores: list[Metrics] = [{**baseline} for baseline in baselines]
         if asked := BEFORE.requests(terms.measure):
             if first is not None and takes_all(block) and [*asked] == [wire.LOSS_BEFORE]:
@@ -372,7 +388,29 @@ class _Training:
                 terms.measure, scores[row], rows.work_done(row, work, 0 if terms.local_only else member.steps)
             )
             metrics = {wire.NUM_EXAMPLES: member.size, **done}
+            if terms.of_client(member.local.name).state_round is not None:
+                metrics[wire.STATE_ROUND] = rules[row].origin if rules else 0
             self.replies[member.local.name] = Reply(member.place, metrics, others, others)
+
+    def _start_rules(self, block: Sequence[Member], work: LocalWork) -> list[StartedRule]:
+        """Return the rule of each client in this round; none where the work has no rule."""
+        found = [
+            each.local.start_rule(work, self._received, self._terms.of_client(each.local.name), self._sent)
+            for each in block
+        ]
+        return [rule for rule in found if rule is not None]
+
+    def _shift(self, rules: Sequence[StartedRule]) -> list[Tensor]:
+        """Return what rules add to the gradients of each trainable array, shape (k, *shape); nothing without rules."""
+        shifts = [started.rule.shift for started in rules]
+        return [torch.stack([shift[name] for shift in shifts]) for name in self._layout.trainable] if shifts else []
+
+    def _finish_rules(self, block: Sequence[Member], rules: Sequence[StartedRule], rows: Rows, work: LocalWork) -> None:
+        """Keep what the rules have each client keep."""
+        for row, (member, rule) in enumerate(zip(block, rules, strict=False)):
+            count = 0 if self._terms.local_only else member.steps
+            trained = {name: array[row] for name, array in zip(self._layout.trainable, rows.arrays, strict=True)}
+            member.local.finish_rule(rule, trained, StepsTaken((work.learning_rate,) * count), self._terms)
 
     def _note(
         self, scores: Sequence[Metrics], block: Sequence[Member], which: Measurement, found: Sequence[Measures]
@@ -383,7 +421,8 @@ class _Training:
 
     def alone(self, member: Member) -> None:
         """Train the global model on one client, as it would by itself."""
-        update = member.local.train(self._received, replace(self._terms, personal_lambda=None))
+        terms = replace(self._terms, personal_lambda=None).of_client(member.local.name)
+        update = member.local.train(self._received, terms, self._sent)
         trained = self._trained
         self.replies[member.local.name] = store_reply(trained.updates, trained.second, member.place, update)
 
@@ -402,15 +441,21 @@ class _Training:
 
     def personal_alone(self, member: Member) -> None:
         """Train the personal model of one client, as it would by itself."""
-        member.local.train(self._received, replace(self._terms, local_only=True, measure=()))
+        member.local.train_personal(self._received, self._terms)
 
 
 def train_together(
-    program: Program, task: Task, rows: Rows, steps: Iterable[Step], work: LocalWork, parts: Sequence[Examples]
+    program: Program,
+    task: Task,
+    rows: Rows,
+    steps: Iterable[Step],
+    work: LocalWork,
+    parts: Sequence[Examples],
+    shift: Sequence[Tensor] = (),
 ) -> tuple[Rows, Tensor | None]:
     """Take the local steps of many clients in place, as `fairbloom.client.training.train` does for one.
 
-    `parts` are the training examples of each.
+    `parts` are the training examples of each, and `shift` is what a rule adds to their gradients, shape (k, *shape).
 
     Returns
     -------
@@ -424,8 +469,10 @@ def train_together(
     halfway, first = rows, None
     take = program.step_of(work)
     for number, step in enumerate(steps, start=1):
-        weights, moving = ([array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity))
-        arrays = StepArrays(weights, moving, anchor, optimizer)
+        weights, moving, added = (
+            [array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity, shift)
+        )
+        arrays = StepArrays(weights, moving, anchor, optimizer, added)
         losses = take(arrays, step.inputs, partial(minimised_loss, task, step, work, tables))
         if first is None:
             first = step.means(losses.double())

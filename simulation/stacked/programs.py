@@ -67,12 +67,15 @@ class StepArrays(NamedTuple):
         What they are pulled to, shape (1, *shape) each, where there is a pull; else empty.
     optimizer
         Which moves them; None: SGD, without further parameters.
+    shift
+        What is added to their gradients, of the same shapes; else empty.
     """
 
     weights: Sequence[Tensor]
     velocity: Sequence[Tensor]
     anchor: Sequence[Tensor]
     optimizer: RowOptimizer | None = None
+    shift: Sequence[Tensor] = ()
 
 
 TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
@@ -121,7 +124,17 @@ def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, in
     losses, total = summed(in_full(outputs, work.precision))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
-        descend(leaves, gradients, arrays.anchor, arrays.velocity, work, optimizer=optimizer, stacked=True)
+        correct = partial(torch._foreach_add, arrays.shift) if arrays.shift else None
+        descend(
+            leaves,
+            gradients,
+            arrays.anchor,
+            arrays.velocity,
+            work,
+            optimizer=optimizer,
+            correct=correct,
+            stacked=True,
+        )
     return losses.detach()
 
 

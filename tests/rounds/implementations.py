@@ -61,6 +61,21 @@ CASES: dict[str, Config] = {
         **{"task": "normed", "model": "norm", "method": "drfa", "batch-size": 20},
         **{"server-optimizer": "avgm", "server-optimizer-lr": 0.5},
     },
+    "control variates, a proximal term, personal models, stragglers": {
+        **{"control-variates": True, "proximal-mu": 0.1, "personal-lambda": 0.5, "weighting": "uniform"},
+        **{"stragglers": 0.5, "local-epochs": 3, "schedule": "cosine", "schedule-over": "steps"},
+    },
+    "control variates of a model with buffers": {
+        **{"task": "normed", "model": "norm", "method": "scaffold", "batch-size": 20},
+    },
+    "control variates beside frozen parameters": {"model": "tests.rounds.adapted:Adapted", "control-variates": True},
+    "a dynamic regularizer of a model with buffers": {
+        **{"task": "normed", "model": "norm", "method": "feddyn", "batch-size": 20, "weight-decay": 0.01},
+    },
+    "a rule of the user's own, personal models": {
+        **{"client-rule": "tests.client.own_rules:Momentum", "method": "fedfv", "personal-lambda": 0.5},
+    },
+    "a rule that replies something else": {"client-rule": "tests.client.own_rules:Half"},
     "averaged models with buffers": {"task": "normed", "model": "norm", "average-models": True, "batch-size": 20},
     "averaged and personal models": {"personal-lambda": 0.5, "average-models": True},
     "total losses": {"method": "afl", "reported-loss": "total"},

@@ -69,7 +69,7 @@ def test_a_client_that_knows_nothing_of_a_methods_terms_is_refused_with_the_reme
 
 
 def test_that_is_about_all_terms_and_about_no_other_key() -> None:
-    assert {key for keys in SENT.values() for key in keys} == set(WORK)
+    assert {*(key for keys in SENT.values() for key in keys), "client-rule"} == set(WORK)
     plain = Terms(server_round=3, measure=("loss-before",), agreed="{}", others={"lr": 0.1})
     assert plain.work == {}
 
@@ -146,3 +146,10 @@ def test_an_answer_of_another_kind_honours_nothing(honours: Any) -> None:
 
     _, (finished,) = run(FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), MemoryGrid({"site-0": answer}), rounds=1)
     assert set(finished.refused) == {"site-0"}
+
+
+def test_a_client_that_follows_no_rule_of_the_users_own_is_refused_by_the_rules_key() -> None:
+    clients = {**quadratics(3), "site-1": client("site-1")}
+    ruled = FedAvg(buffers=BUFFERS, client_rule="mine:Rule", unused_rounds=0)
+    _, (finished,) = run(ruled, MemoryGrid(clients), rounds=1)
+    assert "client-rule" in finished.refused["site-1"]
