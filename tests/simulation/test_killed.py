@@ -27,13 +27,16 @@ Kills = tuple[str, int, list[Path]]
 
 
 @pytest.fixture(
-    scope="module", params=[("fedfv", 1), ("fedfv", 2), ("ditto", 1), ("ditto", 2)], ids=lambda param: f"{param}"
+    scope="module",
+    params=[("fedfv", 1), ("fedfv", 2), ("ditto", 1), ("ditto", 2), ("scaffold", 2)],
+    ids=lambda param: f"{param}",
 )
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kills:
     """Return a method with memory, how many rounds share a checkpoint, and the folders of one run.
 
     It was killed before its first, second, … touch of a file; the last one is undisturbed. FedFV keeps old updates on
-    the server, Ditto personal models with the clients; of both the mean of all models is saved.
+    the server, Ditto personal models with the clients, SCAFFOLD vectors on both sides that belong together;
+    of all the mean of all models is saved.
     """
     (method, every), folder = request.param, tmp_path_factory.mktemp("killed")
     command = [sys.executable, "-m", "tests.simulation.disturbed", "killed", str(folder), method, str(every)]
