@@ -37,13 +37,15 @@ from .measuring import Cells, Report, machine
 BASELINE = "fedavg"
 
 BEFORE = (
-    *("fedavg(weighting=uniform)", "fedprox(mu=0.1)", "fedavgn", "qfedavg(q=1,lipschitz=10)"),
+    *("fedavg(local-epochs=3)", "fedavg(weighting=uniform)", "fedprox(mu=0.1)", "fedavgn"),
+    "qfedavg(q=1,lipschitz=10)",
     *("qfedsgd(q=1,lipschitz=10)", "term(tilt=1)", "afl(gamma=0.1)", "drfa(gamma=0.01)", "deltafl(theta=0.5)"),
     *("propfair(baseline=5)", "gifair(strength=0.9)", "vred(beta=0.5)", "semivred(beta=0.5)", "fedfa"),
     *("fedmgda(epsilon=0.1)", "fedmgdaplus", "mgdaprox(mu=0.1)", "fedfv(alpha=0.1)", "adafed", "ditto(lam=0.1)"),
     "local",
 )
-"""The methods up to 2024 that were here before the others, with the parameters of the recipe of the four hospitals."""
+"""The methods that were here before the others, with the parameters of the recipe of the four hospitals. FedAvg with
+three times the local work shows how much of a gain is faster training."""
 
 NEWER = (
     *("aaggff(rule=ons)", "aaggff(rule=ftrl)", "eagle", "fedmdfg", "fedlf", "scaffold", "feddyn"),
@@ -100,11 +102,12 @@ WORKLOADS = {
         },
     ),
     "one-class": Workload(
-        "Fashion-MNIST: ten clients with one class each, linear model",
+        "Fashion-MNIST: T-shirts, pullovers and shirts, a client each, linear model",
         3,
         {
-            **{"task": "fashion-mnist", "model": "logistic", "clients": 10, "partition": "class", "batch-size": 200},
-            **{"fraction": 1.0, "num-rounds": 30, "learning-rate": 0.1, "evaluate-every": 0},
+            **{"task": "fashion-mnist", "fashion-mnist.classes": "0,2,6", "clients": 3, "partition": "class"},
+            **{"model": "logistic", "batch-size": 200, "fraction": 1.0, "num-rounds": 30},
+            **{"learning-rate": 0.1, "evaluate-every": 0},
         },
     ),
     "dirichlet": Workload(
@@ -112,7 +115,7 @@ WORKLOADS = {
         3,
         {
             **{"task": "fashion-mnist", "model": "mlp", "clients": 100, "partition": "dirichlet"},
-            **{"dirichlet-alpha": 0.3, "batch-size": 50, "fraction": 0.1, "num-rounds": 50},
+            **{"dirichlet-alpha": 0.3, "batch-size": 50, "fraction": 0.1, "num-rounds": 40},
             **{"learning-rate": 0.1, "evaluate-every": 0},
         },
     ),

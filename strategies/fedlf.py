@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Pairs, Positive, pairs_in
+from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .guidance import guidance
 from .layers import layers_of
@@ -98,6 +99,7 @@ class FedLF(FairStrategy):
     needs = frozenset({"loss-before"})
     uses_gram = True
     layerwise = True
+    lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 
     def __init__(

@@ -14,6 +14,7 @@ from docs.methods import example, formula, needs, page, scripts
 from fairbloom.cli import app
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.catalogue import describe
+from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg
 from fairbloom.tasks import TASKS, load_task
@@ -184,3 +185,15 @@ def test_a_figure_is_the_same_file_every_time() -> None:
     first = toy.drawn("afl", "AFL")
     assert b"<svg" in first
     assert toy.drawn("afl", "AFL") == first
+
+
+def test_a_page_says_what_a_server_optimizer_takes_from_its_method() -> None:
+    for name in ("fedmgda", "fedmgdaplus", "mgdaprox", "fedfv", "adafed", "fedmdfg", "fedlf"):
+        assert f"(../server-optimizers.md)\n  - One thing no longer holds: {COMMON_DESCENT}." in page(describe(name))
+    for name in ("qfedavg", "qfedsgd"):
+        assert "One thing no longer holds: the length of its step follows from" in page(describe(name))
+    for name in ("fedfa", "feddyn"):
+        assert "It refuses avgm, as it has a momentum of its own on the server." in page(describe(name))
+        with pytest.raises(FairbloomError, match="refuses server_optimizer = 'avgm'"):
+            Settings.of({"method": name, "server-optimizer": "avgm"})
+    assert "server optimizer" not in page(describe("fedavg"))
