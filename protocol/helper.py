@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from .names import BETWEEN_GROUPS
+from .names import BASELINE, BETWEEN_GROUPS, LOSS_BASELINE
 
 HELPER = "app = fair(train_fn, test_fn)"
 """This line stands in place of `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
@@ -16,7 +16,16 @@ OF_GROUPS = (
 )
 """What to do where a client does not compare groups of examples."""
 
+OF_BASELINE = (
+    "let the client be Fairbloom's own, since functions of fair() train for a round and do not say what an "
+    "epoch alone is, or answer it in the client app as docs/flower.md shows"
+)
+"""What to do where a client does not train alone."""
+
 
 def advice_on(lacking: Collection[str], otherwise: str = ADVICE) -> str:
-    """Return what to do where a client does not answer these terms, metrics or records; `otherwise`: not of groups."""
-    return OF_GROUPS if any(name in each for each in lacking for name in BETWEEN_GROUPS) else otherwise
+    """Return what to do where a client does not answer these terms, metrics or records; `otherwise`: usual ones."""
+    if any(name in each for each in lacking for name in BETWEEN_GROUPS):
+        return OF_GROUPS
+    alone = any(LOSS_BASELINE in each or each.startswith(f"{BASELINE}-") for each in lacking)
+    return OF_BASELINE if alone else otherwise

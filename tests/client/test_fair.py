@@ -776,6 +776,8 @@ ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([
         (train_point, {"loss-transform": "sharpen"}, "loss-transform = 'sharpen' is unknown"),
         (train_point, {"measure": ["hits-0"]}, "measure = hits-0: .*docs/subgroups.md"),
         (train_point, {"disparity": "demographic-parity"}, "disparity = demographic-parity: .*docs/subg"),
+        (train_point, {"baseline-epochs": 200}, "baseline-epochs = 200: .*let the client be Fairbloom's own"),
+        (train_point, {"measure": ["loss-baseline"]}, "measure = loss-baseline: .*let the client be Fairbloom's own"),
     ],
 )
 def test_a_term_that_her_function_cannot_keep_is_named(train: Any, told: dict[str, Any], words: str) -> None:

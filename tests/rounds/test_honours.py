@@ -60,7 +60,7 @@ def test_a_client_that_knows_nothing_of_a_methods_terms_is_refused_with_the_reme
     _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
     assert set(finished.refused) == {"site-1"} & set(finished.participants)
     assert set(finished.coefficients) == {"site-0", "site-2"}
-    helps = "docs/subgroups.md" if name == "fcfl" else "app = fair(train_fn, test_fn)"  # which knows no groups
+    helps = {"fcfl": "docs/subgroups.md", "eagle": "be Fairbloom's own"}.get(name, "app = fair(train_fn, test_fn)")
     for words in (helps, "docs/flower.md", "'honours'", *SENT[name]):
         assert all(words in reason for reason in finished.refused.values())
     told = client("site-1", on_query=SENT[name])
