@@ -2,6 +2,9 @@
 
 Prints the time of `aggregate_train` (screening, flattening, weights, step) and the peak of the memory that it adds, in
 units of the updates: m · d numbers in the model's dtype. All sides are measured in this one run.
+
+Then the pass over a round's updates that screens them and computes the Gram matrix, against the one that computes a
+Gram matrix for each array, as layer-wise methods need it: measured in turn, for models of few arrays and of many.
 """
 
 import argparse
@@ -15,19 +18,29 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.app.error import Error
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from fairbloom.client.app import app
-from fairbloom.protocol.names import CLIENT, HONOURS
+from fairbloom.protocol.names import ARRAYS_DISPARITY, CLIENT, HONOURS, STATE_ROUND
 from fairbloom.protocol.terms import WORK
+from fairbloom.rounds.updates import Layout, Updates
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS
 
+from .measuring import Measured, times
+
 SIZES = [(m, d) for m in (10, 100, 1000) for d in (10_000, 1_000_000, 11_000_000)]
 LEFT_OUT = ("drfa",)
 """Exchanges messages a second time within its aggregation."""
+
+BY_ARRAY = [(10, 1_000_000), (100, 1_000_000), (10, 11_000_000)]
+"""Of so many updates of so many numbers one Gram matrix and one for each array are computed."""
+
+MANY = 60
+"""So many arrays has a model of many: a weight of any size and its bias in turn, as in a ResNet-18."""
 
 
 class Replies(InProcessGrid):
@@ -37,8 +50,8 @@ class Replies(InProcessGrid):
         super().__init__(app, {}, m)
         random = np.random.default_rng(0)
         model = {
-            "body": random.standard_normal(d // 2, np.float32),
-            "head": random.standard_normal(d - d // 2, np.float32),
+            "body.weight": random.standard_normal(d // 2, np.float32),
+            "head.weight": random.standard_normal(d - d // 2, np.float32),
         }
         self.model = record(model)
         self.contents = [reply(model, random) for _ in range(m)]
@@ -51,8 +64,16 @@ class Replies(InProcessGrid):
             if message.metadata.message_type == MessageType.QUERY:
                 replies.append(Message(Error(2, "no query"), reply_to=message))
             else:
-                replies.append(Message(self.contents[number], reply_to=message))
+                replies.append(Message(answer(self.contents[number], message), reply_to=message))
         return replies
+
+
+def answer(content: RecordDict, message: Message) -> RecordDict:
+    """Return a client's reply with what the message asks for: the round of its state, and a second model."""
+    config, (metrics,) = message.content.config_records["config"], content.metric_records.values()
+    state = MetricRecord({**metrics, STATE_ROUND: int(str(config.get(STATE_ROUND, 0)))})
+    second = {ARRAYS_DISPARITY: content["arrays"]} if "disparity" in config else {}
+    return RecordDict({**content, "metrics": state, **second})
 
 
 def record(model: dict[str, np.ndarray]) -> ArrayRecord:
@@ -66,8 +87,13 @@ def reply(model: dict[str, np.ndarray], random: np.random.Generator) -> RecordDi
     metrics = {
         "num-examples": int(random.integers(10, 100)),
         "loss-before": float(random.uniform(0.5, 2.0)),
+        "loss-baseline": 0.1,
+        "accuracy-before": float(random.uniform(0.5, 1.0)),
         "accuracy-after": float(random.uniform(0.5, 1.0)),
+        "disparity": float(random.uniform(-0.5, 0.5)),
+        **{"positives-0": 5, "positives-1": 4, "hits-0": 3, "hits-1": int(random.integers(0, 5))},
         "learning-rate": 0.1,
+        "step-sum": 1.0,
     }
     about = ConfigRecord({HONOURS: list(WORK)})
     return RecordDict({"arrays": record(after), "metrics": MetricRecord(metrics), CLIENT: about})
@@ -91,13 +117,57 @@ def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, flo
     return min(seconds[:-1]), peak / updates
 
 
+def arrays_of(count: int, d: int) -> dict[str, NDArray[np.float32]]:
+    """Return a model of d numbers in so many arrays: weights that grow to the end, and small biases."""
+    random, layers = np.random.default_rng(1), count // 2
+    biases = [min(512, 64 * (1 + k // 4)) for k in range(layers)]
+    shares = np.cumsum(np.arange(1.0, layers + 1) ** 2)
+    ends = (shares / shares[-1] * (d - sum(biases))).astype(int)
+    sizes = [size for pair in zip(np.diff(ends, prepend=0).tolist(), biases, strict=True) for size in pair]
+    return {
+        f"{k // 2}.{'bias' if k % 2 else 'weight'}": random.standard_normal(size, np.float32)
+        for k, size in enumerate(sizes)
+    }
+
+
+def measure_by_array(m: int, model: dict[str, NDArray[np.float32]], repeats: int) -> tuple[Measured, Measured]:
+    """Return the seconds of the pass over m updates that computes one Gram matrix, and of that with one an array."""
+    random, stored = np.random.default_rng(2), Updates(Layout(model), m, lent=True)
+    for _ in range(m):
+        stored.add({name: w - random.standard_normal(w.shape, np.float32) for name, w in model.items()})
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(repeats + 1):  # the first time warms up
+        for by_array in (False, True) if number % 2 else (True, False):
+            started = time.perf_counter()
+            stored.settle(gram=True, by_array=by_array)
+            seconds[by_array] += [time.perf_counter() - started] if number else []
+    return Measured(tuple(seconds[False]), "s"), Measured(tuple(seconds[True]), "s")
+
+
+def compare_by_array(gigabytes: float, repeats: int) -> None:
+    """Print what a Gram matrix for each array costs beside a single one."""
+    table = Table(title="One Gram matrix, and one for each array")
+    for heading in ("m", "d", "arrays", "single", "by array", "by array, × single"):
+        table.add_column(heading, justify="right")
+    for m, d in BY_ARRAY:
+        if 4 * m * d > gigabytes * 1e9:
+            continue
+        for count in (2, 2 * MANY // 10, MANY):
+            model = arrays_of(count, d)
+            single, by_array = measure_by_array(m, model, repeats)
+            table.add_row(f"{m}", f"{d:,}", f"{len(model)}", str(single), str(by_array), str(times(by_array, single)))
+    Console(width=max(120, Console().width)).print(table)
+
+
 def main() -> None:
     """Measure all methods at all sizes that fit into memory, and print a table each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=10.0, help="leave out sizes that need more")
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--gram", action="store_true", help="measure only one Gram matrix against one for each array")
     arguments = parser.parse_args()
-    for m, d in SIZES:
+    compare_by_array(arguments.gigabytes, arguments.repeats)
+    for m, d in () if arguments.gram else SIZES:
         if 3 * 4 * m * d > arguments.gigabytes * 1e9:
             print(f"m = {m}, d = {d:,}: left out, needs about {3 * 4 * m * d / 1e9:.0f} GB")
             continue

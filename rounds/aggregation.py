@@ -108,7 +108,7 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
             f"{name} returned {got}: it must return one number for each update and kept row, shape {expected[0]}, or "
             f"such numbers for each array that is trained, shape {expected[1]}"
         )
-    finite = np.isfinite(np.atleast_2d(coefficients)).all(axis=0)
+    finite = np.asarray(np.isfinite(np.atleast_2d(coefficients)).all(axis=0))
     if not finite.all():
         wrong = ", ".join(name for name, good in zip(cohort.names, finite, strict=False) if not good)
         of = f" (of {wrong})" if wrong else ""
@@ -148,7 +148,7 @@ def _shares(cohort: Cohort) -> FloatArray:
     """Return the share of each array in each row's squared length, shape (L, rows); 0 in a row of zeros."""
     squares = np.diagonal(cohort.grams, axis1=1, axis2=2)
     whole = squares.sum(axis=0)
-    return np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0)
+    return np.asarray(np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0))
 
 
 def parts_of(cohort: Cohort, coefficients: FloatArray, lengths: FloatArray) -> dict[str, float]:

@@ -392,7 +392,7 @@ class Rounds:
             method.progress.history = method.progress.history.plus(trained.metrics)
         if method.uses_roster:
             known = method.progress.first_counts
-            method.progress.roster = {n: size or known.get(n, 0.0) for n, size in method.progress.roster.items()}
+            method.progress.roster = {n: size or float(known.get(n, 0.0)) for n, size in method.progress.roster.items()}
         return usual
 
     def _note_states(self, number: int, used: Collection[str]) -> None:

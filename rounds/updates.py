@@ -611,7 +611,7 @@ class Updates:
 
     def gram(self, *, exact: bool) -> FloatArray:
         """Return the Gram matrix of the updates, as `gram_matrix` does; of lent ones, `settle` may know it."""
-        return self._gram_matrices((self.layout.size,), exact)[0]
+        return np.asarray(self._gram_matrices((self.layout.size,), exact)[0])
 
     def grams(self, *, exact: bool) -> FloatArray:
         """Return the Gram matrix of each trainable array, shape (L, m, m); of lent updates, `settle` may know them."""
@@ -716,8 +716,7 @@ def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
     Equal vectors have equal rows, on every processor. `exact` asks for float64 products however many numbers there are;
     see EXACT_NUMBERS.
     """
-    whole: FloatArray = gram_matrices(vectors, (vectors.size,), exact=exact)[0]
-    return whole
+    return np.asarray(gram_matrices(vectors, (vectors.size,), exact=exact)[0])
 
 
 def gram_matrices(vectors: Vectors, ends: Sequence[int], *, exact: bool = False) -> FloatArray:

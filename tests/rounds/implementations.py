@@ -55,6 +55,11 @@ CASES: dict[str, Config] = {
     "replies that are out of proportion": {"max-growth": 1.0, "enrolled-sizes": "client-1=5", "method": "semivred"},
     "evaluated after the last round only": {"evaluate-every": 0},
     "a convolutional network": {"model": "cnn", "method": "fedmgdaplus", "num-rounds": 2},
+    "two layers": {"model": "mlp", "method": "fedlf"},
+    "layers beside frozen parameters, clipped": {
+        **{"model": "tests.rounds.adapted:Adapted", "method": "fedlf", "clip-updates": 1.0},
+    },
+    "layers of a model with buffers": {"task": "normed", "model": "norm", "method": "fedlf", "batch-size": 20},
     "averaged models": {"method": "fedfv", "average-models": True},
     "an adaptive server": {"method": "fedfv", "server-optimizer": "adam", "server-optimizer-lr": 0.05},
     "momentum of the server, buffers": {

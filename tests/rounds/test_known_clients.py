@@ -111,6 +111,7 @@ def test_clients_that_answer_no_query_are_on_it_by_their_node_ids() -> None:
     grid, method = MemoryGrid(clients), Noting()
     method.start(grid, initial_arrays=record(initial_model()), num_rounds=1)
     assert method.rosters == [{str(node): float(EXAMPLES[name]) for node, name in sorted(grid.nodes.items(), key=str)}]
+    assert {type(number) for number in method.rosters[0].values()} == {float}  # SCAFFOLD divides by what it makes of it
 
 
 def test_a_node_that_an_operator_named_is_asked_once() -> None:
