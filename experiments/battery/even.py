@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fairbloom.tasks import Examples, Setup, Task
 from fairbloom.tasks.datasets.digits import SIDE, load
+from fairbloom.tasks.task import AnyExamples
 
 SIDES = ("left", "right")
 
@@ -19,12 +20,12 @@ def task(setup: Setup) -> Task:
         torch.manual_seed(setup.seed)
         return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 2))
 
-    def group(part: Examples) -> Examples:
+    def group(part: AnyExamples) -> Examples:
         inputs, targets = part[slice(None)]
         if not isinstance(inputs, Tensor):
             raise TypeError(f"digits are one tensor, got {type(inputs).__name__}")
-        left, right = inputs.reshape(-1, SIDE, SIDE).sum(dim=1).split(SIDE // 2, dim=1)
-        sides = (right.sum(dim=1) > left.sum(dim=1)).long()
+        columns = inputs.reshape(-1, SIDE, SIDE).sum(dim=1)
+        sides = (columns[:, SIDE // 2 :].sum(dim=1) > columns[:, : SIDE // 2].sum(dim=1)).long()
         return Examples(inputs, 1 - targets % 2, groups=sides[:, None])
 
     return replace(

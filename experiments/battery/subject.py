@@ -119,7 +119,7 @@ class Situation:
 
     def column(self, metric: str) -> FloatArray:
         """Return what the clients report by a metric's name; the loss stands for what nobody here knows."""
-        known = {
+        known: dict[str, FloatArray] = {
             **dict.fromkeys((wire.ACCURACY_BEFORE, wire.ACCURACY_AFTER), self.accuracies),
             **dict.fromkeys((wire.DISPARITY, wire.DISPARITY_HARD), self.disparities),
             **dict(zip((*wire.POSITIVES, *wire.HITS), self.of_groups.T, strict=True)),

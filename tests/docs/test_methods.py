@@ -129,9 +129,33 @@ def test_a_formula_loses_its_indentation() -> None:
 @each_method
 def test_no_method_leaves_the_frame_for_good(name: str) -> None:
     for start in toy.STARTS:
-        end = toy.run(name, start).globally[-1]
+        end = toy.run(name, start, toy.epochs_of(name)).globally[-1]
         assert toy.WIDTH[0] < end[0] < toy.WIDTH[1]
         assert toy.HEIGHT[0] < end[1] < toy.HEIGHT[1]
+
+
+@pytest.mark.parametrize("start", toy.STARTS)
+def test_what_clients_keep_brings_the_model_to_the_minimum_of_the_mean_loss_and_fedavg_drifts_off(
+    start: tuple[float, float],
+) -> None:
+    curvature = sum(client.curvature for client in toy.CLIENTS.values())
+    minimum = np.linalg.solve(curvature, sum(client.curvature @ client.target for client in toy.CLIENTS.values()))
+    keeping = [name for name in METHODS if toy.strategy(name).keeps_states]
+    assert {"scaffold", "feddyn"} <= {*keeping}
+    for name in keeping:
+        np.testing.assert_allclose(toy.run(name, start, toy.epochs_of(name)).globally[-1], minimum, atol=1e-3)
+        assert "the dashed course is FedAvg's" in page(describe(name))
+    assert np.linalg.norm(toy.run("fedavg", start, toy.MANY_EPOCHS).globally[-1] - minimum) > 0.3
+    assert "dashed course" not in page(describe("fedavg"))
+
+
+@pytest.mark.parametrize("name", ["fedmdfg", "fedlf"])
+def test_guidance_ends_nearer_to_equal_losses_than_the_mean_does(name: str) -> None:
+    def gap(method: str) -> float:
+        steep, flat = (toy.run(method, toy.STARTS[0]).losses(client)[-1] for client in toy.CLIENTS)
+        return float(abs(np.log(steep / flat)))
+
+    assert gap(name) < 0.5 * gap("fedavg")
 
 
 def test_the_plain_mean_neglects_the_flat_client() -> None:
