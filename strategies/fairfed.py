@@ -62,10 +62,9 @@ class FairFed(FairStrategy):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return ω of the participants, renormalised."""
         weights = self._moved(cohort)
-        total = weights.sum()
-        if total > 0.0:
-            return weights / total
-        return cohort.counts / cohort.counts.sum()
+        weights = weights if weights.sum() > 0.0 else cohort.counts
+        c: FloatArray = weights / weights.sum()
+        return c
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Keep ω; that of absent clients stays."""

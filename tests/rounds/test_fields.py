@@ -18,7 +18,7 @@ from fairbloom.client.honoured import Honoured, metric_row
 from fairbloom.client.local import HONOURED as BY_A_CLIENT
 from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
 from fairbloom.client.work import LocalWork, client_work, global_work, set_fields
-from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.rounds.clients import Clients, Replies, Trained
@@ -45,6 +45,12 @@ OWN_RULE: Config = {"client-rule": "tests.client.own_rules:Momentum"}
 TWO_GROUPS: Config = {"task": "tests.rounds.agreeing:even", "smallest-group": 1}
 
 
+class Disparate(FedAvg):
+    """FedAvg whose clients reply the model down their disparity as well."""
+
+    second = ARRAYS_DISPARITY
+
+
 @dataclass(frozen=True)
 class Case:
     """What is set in a run's config and in the terms of a round."""
@@ -54,6 +60,8 @@ class Case:
 
     @property
     def method(self) -> Method:
+        if self.terms.disparity:
+            return Disparate()
         return FedAvg() if self.terms.snapshot_step is None else DRFA()
 
     @property
@@ -319,7 +327,7 @@ class Seen:
         """Return all numbers, by where they come from."""
         return {
             "updates": np.array(self.trained.updates.vectors.blocks[0]),
-            "snapshots": None if self.trained.second is None else np.array(self.trained.second.vectors.blocks[0]),
+            "second": None if self.trained.second is None else np.array(self.trained.second.vectors.blocks[0]),
             "reported": {name: dict(report) for name, report in self.trained.metrics.items()},
             "measured": {name: dict(report) for name, report in self.evaluated.metrics.items()},
         }
@@ -342,7 +350,7 @@ def of_a_round(clients: Clients, case: Case) -> dict[str, Any]:
 
 
 def assert_equal(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> None:
-    for name in ("updates", "snapshots"):
+    for name in ("updates", "second"):
         assert (ours[name] is None) == (expected[name] is None)
         if expected[name] is not None:
             np.testing.assert_allclose(ours[name], expected[name], rtol=0, atol=tolerance, err_msg=name)
