@@ -19,9 +19,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fairbloom.client.local import LocalClient, Update
+from fairbloom.client.local import NO_VECTORS, LocalClient, Update
 from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.battery.subject import EVEN
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
@@ -84,9 +85,9 @@ class HostileClient(LocalClient):
     attack: Attack = noise
     rounds: Collection[int] = ()
 
-    def train(self, received: StateDict, terms: Terms) -> Update:
-        """Return what an attack makes of the received arrays, for the snapshot too, with the honest metrics."""
-        update = super().train(received, terms)
+    def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = NO_VECTORS) -> Update:
+        """Return what an attack makes of the received arrays, for a second model too, with the honest metrics."""
+        update = super().train(received, terms, sent)
         if terms.server_round not in self.rounds:
             return update
         random = torch.Generator().manual_seed(terms.server_round)
@@ -112,7 +113,10 @@ class HostileClients(LoopClients):
 
 def run(attack: Attack, hostile_rounds: Collection[int], **changes: Any) -> list[Round]:
     """Return the rounds of a run in which one client attacks in some of them; `changes` differ from PLAIN."""
-    settings = Settings.of({**PLAIN, **{key.replace("_", "-"): value for key, value in changes.items()}})
+    changed = {key.replace("_", "-"): value for key, value in changes.items()}
+    settings = Settings.of({**PLAIN, **changed})
+    if settings.strategy().compares_groups:
+        settings = Settings.of({**PLAIN, **changed, "task": EVEN})
     config, method = settings.run_config(), settings.strategy()
     module = load_task(config).model()
     method.buffers, method.shared = float_buffers(module), shared_parameters(module)

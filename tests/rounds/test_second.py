@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
-from fairbloom.client.local import LocalClient, StateDict, Update
+from fairbloom.client.local import NO_VECTORS, LocalClient, StateDict, Update
 from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
@@ -223,8 +223,8 @@ def test_when_all_lack_the_record_the_run_says_what_it_needs() -> None:
 class TwoModels(LocalClient):
     """A client that replies, as its second model, the received one moved along its update, in its trainable arrays."""
 
-    def train(self, received: StateDict, terms: Terms) -> Update:
-        update = super().train(received, terms)
+    def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = NO_VECTORS) -> Update:
+        update = super().train(received, terms, sent)
         second = {name: received[name] + 3.0 * (update.arrays[name] - received[name]) for name in received}
         return Update({name: each.clone() for name, each in update.arrays.items()}, update.metrics, second)
 

@@ -11,6 +11,7 @@ from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
+from tests.rounds.implementations import GROUPED
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -47,13 +48,13 @@ def bits(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_finite_and_repeats_and_resumes_to_the_same_bits(method: str, objective: str, tmp_path: Path) -> None:
     """The second run, which is interrupted, repeats two rounds of the first before it goes on from its folder."""
-    config = {**SMALL, **OBJECTIVES[objective], "method": method}
+    config = {**SMALL, **OBJECTIVES[objective], "method": method, **GROUPED.get(method, {})}
     if any((method, term) in OWN_TERMS for term in objective.split(", ")):
         with pytest.raises(SettingsError, match="by its own parameter"):
             Settings.of(config)
         return
-    if (method, "momentum" in objective) == ("qfedsgd", True):
-        with pytest.raises(SettingsError, match="QFedSGD reads each client's gradient"):
+    if METHODS[method].needs_plain_sgd and "momentum" in objective:
+        with pytest.raises(SettingsError, match=f"momentum = 0.9: {METHODS[method].__name__} .*plain SGD"):
             Settings.of(config)
         return
     whole, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "ab")
