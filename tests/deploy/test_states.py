@@ -1,0 +1,89 @@
+"""What clients keep between rounds, on real nodes: through kill −9 of a client and of the server, and a lost folder."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.simulation.helpers import assert_same_model
+
+pytestmark = pytest.mark.federation
+
+CLIENTS = names(3)
+SETTINGS: dict[str, Any] = {
+    "method": "scaffold",
+    "clients": 3,
+    "fraction": 1.0,
+    "min-clients": 3,
+    "evaluate-every": 0,
+    "local-epochs": 2,
+    "device": "cpu",
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with federation(tmp_path_factory.mktemp("states") / "home", len(CLIENTS)) as runtime:
+        for name in CLIENTS:
+            runtime.start_client(name)
+        runtime.wait_for_clients(*CLIENTS)
+        yield runtime
+
+
+def restart(there: Deployment, name: str, *, without_state: bool = False) -> None:
+    """Kill a client as a power cut does, perhaps take its folder away, and start it again."""
+    there.kill(there.clients[name])
+    if without_state:
+        shutil.rmtree(there.home / f"state-{name}")
+    there.start_client(name)
+    there.wait_for_clients(name)
+
+
+def test_a_killed_client_and_a_killed_server_leave_no_trace_in_the_numbers(there: Deployment, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "num-rounds": 30}
+    submitted = there.submitting({**settings, "out": str(tmp_path / "run")})
+    wait_for_rounds(tmp_path / "run", 3)
+    restart(there, CLIENTS[1])
+    wait_for_rounds(tmp_path / "run", len(rounds(tmp_path / "run")) + 2)
+    there.kill(there.server)
+    killed_after = len(rounds(tmp_path / "run"))
+    there.start_server()
+    assert submitted.wait(timeout=240) == 0, there.log(submitted)[-3000:]
+    assert killed_after < 30
+    rows = rounds(tmp_path / "run")
+    assert [int(row["round"]) for row in rows] == [*range(1, 31)]
+    assert {row["lost_states"] for row in rows} == {""}
+    assert {row["replies_used"] for row in rows} == {"3"}
+    assert_same_model(tmp_path / "run", simulate(Settings.of({**settings, "out": str(tmp_path / "undisturbed")})))
+
+
+def test_a_device_that_loses_its_folder_makes_all_begin_anew_and_at_the_second_time_is_refused(
+    there: Deployment, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "num-rounds": 60, "out": str(out)})
+
+    def losses() -> list[dict[str, str]]:
+        return [row for row in rounds(out) if row["lost_states"]]
+
+    for number in (1, 2):
+        wait_for_rounds(out, (int(losses()[-1]["round"]) if number == 2 else 0) + 3)
+        restart(there, CLIENTS[2], without_state=True)
+        wait_until(lambda number=number: len(losses()) == number, 120, lambda: there.log(submitted)[-3000:])
+    assert submitted.wait(timeout=240) == 0, there.log(submitted)[-3000:]
+    first, second = (int(row["round"]) for row in losses())
+    for row in rounds(out):
+        lost, after = int(row["round"]) in (first, second), int(row["round"]) > second
+        assert row["lost_states"] == (CLIENTS[2] if lost else "")
+        assert row["replies_used"] == ("2" if lost or after else "3")
+        assert ("it has lost what it keeps between rounds: it went on from its state of" in row["refused"]) == lost
+        assert ("2 times: give it a folder that stays (state-dir in its client.toml)" in row["refused"]) == after
+    assert second < 60
+    assert f"{CLIENTS[2]} lost what clients keep between rounds" in there.log(there.server)
