@@ -149,9 +149,10 @@ def decision(A: FloatArray, b1: FloatArray, b2: FloatArray) -> FloatArray:
 def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     """Return the decision of all clients known, restricted to the participants."""
     decided = dict(zip(memory["names"], decision(memory["A"], memory["b1"], memory["b2"]), strict=True))
-    c = np.array([decided[name] for name in cohort.names])
-    c[c < NOTHING] = 0.0
-    return c / c.sum() if c.any() else np.full(cohort.size, 1.0 / cohort.size)
+    c: FloatArray = np.array([decided[name] for name in cohort.names])
+    c = np.where(c < NOTHING, 0.0, c) if c.max() >= NOTHING else np.ones(cohort.size)
+    c /= c.sum()
+    return c
 
 
 # Many clients: follow the regularised leader ------------------------------------------------------------------------
@@ -172,7 +173,8 @@ def leader_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     kappa = math.sqrt(math.log(N)) / ((2.0 + cohort.size / N) * math.sqrt(steps + 1.0))
     Z = np.array([memory["scores"][name] for name in cohort.names])
     c: FloatArray = np.exp(kappa * (Z - Z.max()))
-    return c / c.sum()
+    c /= c.sum()
+    return c
 
 
 def roster_size(cohort: Cohort) -> int:
