@@ -33,6 +33,10 @@ both = pytest.mark.parametrize("rule", ["ons", "ftrl"])
 positive = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6)
 
 
+def roster_of(N: int) -> dict[str, float]:
+    return dict.fromkeys(client_names(N), 0.0)
+
+
 def play(strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None = None) -> list[dict[str, float]]:
     """Return c by client name in each round, for the losses of whoever takes part; `known` is N in each."""
     steps = []
@@ -43,7 +47,7 @@ def play(strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None
             losses=[losses[name] for name in names],
             names=names,
             round=t,
-            roster={} if known is None else {f"client-{k:03}": 0.0 for k in range(known[t - 1])},
+            roster=roster_of(known[t - 1] if known else 0),
         )
         c = strategy.weigh(cohort)
         assert strategy.remember(cohort, c, {}) == {}
@@ -52,9 +56,10 @@ def play(strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None
 
 
 def seen(rounds: Sequence[Losses], known: Sequence[int] | None = None) -> list[Seen]:
+    rosters = [roster_of(N) for N in known or [0] * len(rounds)]
     return [
-        Seen(t, 10, dict.fromkeys(sorted(losses), np.zeros(1)), losses, {}, known=known[t - 1] if known else 0)
-        for t, losses in enumerate(rounds, start=1)
+        Seen(t, 10, dict.fromkeys(sorted(losses), np.zeros(1)), losses, {}, roster=roster)
+        for t, (losses, roster) in enumerate(zip(rounds, rosters, strict=True), start=1)
     ]
 
 
