@@ -44,8 +44,8 @@ class FromScalarizer(FairStrategy):
 
     Objective: that of the scalarization
     Good for: the smooth maximum, the preference vectors and the penalties of multi-task learning among clients.
-    Hurts when: S changes fast where losses are small, as COSMOS and the geometric mean do: steps get longer and longer.
-    Weights below 0, which COSMOS and PBI may have, raise a loss.
+    Hurts when: losses get small: COSMOS then takes longer and longer steps, and the geometric mean follows the client
+    whose loss is the lowest. Weights below 0, which COSMOS and PBI may have, raise a loss.
     Memory: none
     Cost: a weighted sum
     """
