@@ -4,7 +4,7 @@ Prints the time of `aggregate_train` (screening, flattening, weights, step) and 
 units of the updates: m · d numbers in the model's dtype. All sides are measured in this one run.
 
 Then the pass over a round's updates that screens them and computes the Gram matrix, against the one that computes a
-Gram matrix for each array, as layer-wise methods need it: measured in turn, for models of few arrays and of many.
+Gram matrix for each array, as layer-wise methods need it: processor time, in turn, since neighbours change that less.
 """
 
 import argparse
@@ -39,8 +39,8 @@ LEFT_OUT = ("drfa",)
 BY_ARRAY = [(10, 1_000_000), (100, 1_000_000), (10, 11_000_000)]
 """Of so many updates of so many numbers one Gram matrix and one for each array are computed."""
 
-MANY = 60
-"""So many arrays has a model of many: a weight of any size and its bias in turn, as in a ResNet-18."""
+ARRAYS = (2, 12, 60)
+"""So many arrays the models have for that, weights and their biases in turn: a ResNet-18 has 62."""
 
 
 class Replies(InProcessGrid):
@@ -131,28 +131,28 @@ def arrays_of(count: int, d: int) -> dict[str, NDArray[np.float32]]:
 
 
 def measure_by_array(m: int, model: dict[str, NDArray[np.float32]], repeats: int) -> tuple[Measured, Measured]:
-    """Return the seconds of the pass over m updates that computes one Gram matrix, and of that with one an array."""
+    """Return the processor time of the pass over m updates with one Gram matrix, and of that with one an array."""
     random, stored = np.random.default_rng(2), Updates(Layout(model), m, lent=True)
     for _ in range(m):
         stored.add({name: w - random.standard_normal(w.shape, np.float32) for name, w in model.items()})
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for number in range(repeats + 1):  # the first time warms up
         for by_array in (False, True) if number % 2 else (True, False):
-            started = time.perf_counter()
+            started = time.process_time()
             stored.settle(gram=True, by_array=by_array)
-            seconds[by_array] += [time.perf_counter() - started] if number else []
+            seconds[by_array] += [time.process_time() - started] if number else []
     return Measured(tuple(seconds[False]), "s"), Measured(tuple(seconds[True]), "s")
 
 
 def compare_by_array(gigabytes: float, repeats: int) -> None:
     """Print what a Gram matrix for each array costs beside a single one."""
-    table = Table(title="One Gram matrix, and one for each array")
+    table = Table(title="One Gram matrix, and one for each array: processor time")
     for heading in ("m", "d", "arrays", "single", "by array", "by array, × single"):
         table.add_column(heading, justify="right")
     for m, d in BY_ARRAY:
         if 4 * m * d > gigabytes * 1e9:
             continue
-        for count in (2, 2 * MANY // 10, MANY):
+        for count in ARRAYS:
             model = arrays_of(count, d)
             single, by_array = measure_by_array(m, model, repeats)
             table.add_row(f"{m}", f"{d:,}", f"{len(model)}", str(single), str(by_array), str(times(by_array, single)))

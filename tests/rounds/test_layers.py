@@ -15,7 +15,7 @@ from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, Probed
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import CHUNK, Layout, Updates, Vectors, gram_matrices, gram_matrix, weighted_sum
-from fairbloom.strategies import FairStrategy, FedMGDA
+from fairbloom.strategies import FairStrategy, FedLF, FedMGDA
 from tests.strategies.helpers import BUFFERS, MemoryGrid, flat, initial_model, quadratics, unpack
 
 from .helpers import run
@@ -265,6 +265,18 @@ def test_a_round_takes_the_step_of_each_array_and_records_coefficients_weighted_
         np.testing.assert_allclose(list(finished.coefficients.values()), expected, rtol=1e-5)
         before, kept = after, U.mean(axis=0)
     assert unpack(result.arrays).keys() == initial_model().keys()
+
+
+@pytest.mark.parametrize("method", [FedLF, FedMGDA])
+def test_large_replies_are_multiplied_in_the_pass_that_screens_them_alone(
+    method: type[FairStrategy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (expected,) = run(method(buffers=BUFFERS), rounds=1)
+    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    monkeypatch.setattr(updates, "gram_matrices", None)
+    _, (finished,) = run(method(buffers=BUFFERS), rounds=1)
+    for name, c in expected.coefficients.items():
+        assert finished.coefficients[name] == pytest.approx(c, rel=1e-4, abs=1e-6)
 
 
 def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> tuple[Cohort, Vectors]:
