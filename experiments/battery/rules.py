@@ -19,7 +19,6 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Trained
-from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
@@ -27,7 +26,7 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy, FedAvg
 
 from .properties import LEARNED_ROUNDS, Answer, Verdict, client_losses, round_bits
-from .subject import Failure, initial_model, other_generators, run_config
+from .subject import Failure, initial_model, other_generators, run_config, run_rounds
 
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
 """The trainable parameters of a made-up model."""
@@ -150,12 +149,7 @@ class RuleSubject:
         """
         with self.explain_errors("In rounds with real clients, "):
             config = run_config(method, client_rule=self.name, batch_size=20, learning_rate=0.1, **settings)
-            engine = clients(method, config)
-            first = initial_model(method) if model is None else model
-            loop = Rounds(method, engine, rounds).run(first, measure=lambda number: (), measure_after=())
-            finished = list(islice(loop, rounds))
-        engine.keep(since=method.progress.finished_rounds)
-        return finished
+            return run_rounds(clients(method, config), rounds, model)
 
     @contextmanager
     def explain_errors(self, given: str) -> Iterator[None]:
@@ -276,7 +270,7 @@ def check_resume(subject: RuleSubject) -> Answer:
         save_checkpoint(file, before[-1].arrays, stopped.state_dict())
         model, state = load_checkpoint(file)
         continued.load_state_dict(state)
-        after = subject.run_rounds(continued, 6, model, state_dir=folder)
+        after = subject.run_rounds(continued, 3, model, state_dir=folder)
     for one, other in zip(whole, [*before, *after], strict=True):
         _refuse_refused(other)
         if round_bits(one) != round_bits(other):

@@ -22,7 +22,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.rounds.aggregation import cohort_of, rows_after, weighed
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, UnneededMetricError
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model, Updates, Vectors
@@ -382,14 +382,10 @@ class Subject:
         method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
         reporters = ("needs", "shape", "memory")
         with self.explain_errors("In rounds with real clients, ", *reporters, method=method):
-            clients = LoopClients(method, run_config(method, **settings))
-            first = initial_model(method) if model is None else model
-            loop = Rounds(method, clients, ROUNDS)
-            finished = list(islice(loop.run(first, measure=lambda number: (), measure_after=()), rounds))
+            finished = run_rounds(LoopClients(method, run_config(method, **settings)), rounds, model)
         refused = sorted({why for each in finished for why in each.refused.values()})
         if refused:
             raise Failure(f"In rounds with real clients, replies were refused: {refused[0]}.", *reporters)
-        clients.keep(since=method.progress.finished_rounds)
         return finished
 
     @contextmanager
@@ -434,14 +430,24 @@ class Subject:
 # Rounds with real clients -------------------------------------------------------------------------------------------
 
 
-def run_config(method: FairStrategy, **settings: Value) -> Mapping[str, Value]:
+def run_config(method: Method, **settings: Value) -> Mapping[str, Value]:
     """Return the run config of six clients that take one step in a round; `settings` differ from it."""
     task = EVEN if method.compares_groups else "digits"
     small: dict[str, Value] = {"task": task, "clients": 6, "device": "cpu", "batch-size": 0, "learning-rate": 0.5}
     return Settings.of(small | {name.replace("_", "-"): value for name, value in settings.items()}).run_config()
 
 
-def initial_model(method: FairStrategy) -> Model:
+def run_rounds(clients: LoopClients, rounds: int, model: Model | None) -> list[Round]:
+    """Return the next rounds of these clients' method; what they keep is stored at the end, if they have a folder."""
+    method = clients.method
+    first = initial_model(method) if model is None else model
+    loop = Rounds(method, clients, ROUNDS).run(first, measure=lambda number: (), measure_after=())
+    finished = list(islice(loop, rounds))
+    clients.keep(since=method.progress.finished_rounds)
+    return finished
+
+
+def initial_model(method: Method) -> Model:
     """Return the model that the clients of a method begin with."""
     state = load_task(run_config(method)).model().state_dict()
     return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}

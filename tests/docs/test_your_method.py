@@ -14,8 +14,9 @@ from types import ModuleType
 import pytest
 
 from fairbloom.experiments.battery.check import PROPERTIES, Verdict, check, check_rule
-from fairbloom.experiments.battery.rules import RULE_PROPERTIES
+from fairbloom.experiments.battery.rules import RULE_PROPERTIES, RuleSubject
 from fairbloom.rounds.method import Cohort, Method
+from fairbloom.strategies import FedAvg
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "your-method.md").read_text()
@@ -54,7 +55,7 @@ def run(arguments: list[str | Path], folder: Path) -> str:
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
     classes = [block for block in PYTHON if block.startswith("class ")]
-    assert len(classes) == len(METHODS) + len(RULES) == 8
+    assert len(classes) == len(METHODS) + len(RULES) == 10
     assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
 
 
@@ -69,6 +70,21 @@ def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: M
 def test_the_rule_passes_the_battery_without_a_remark(name: str, my_methods: ModuleType) -> None:
     report = check_rule(f"{my_methods.__name__}:{name}")
     assert {result.verdict for result in report.results} == {Verdict.PASSED}
+
+
+def test_clients_follow_what_the_method_sends(my_methods: ModuleType) -> None:
+    """In the first round nothing is sent yet, and it is FedAvg's."""
+    rule = f"{my_methods.__name__}:Following"
+    heading, fedavg = (
+        RuleSubject(rule).run_rounds(method(client_rule=rule, fraction_evaluate=0.0), 2)
+        for method in (my_methods.Heading, FedAvg)
+    )
+    differ = [
+        [bool((one.arrays[name] != other.arrays[name]).any()) for name in one.arrays]
+        for one, other in zip(heading, fedavg, strict=True)
+    ]
+    assert not any(differ[0])
+    assert all(differ[1])
 
 
 def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
