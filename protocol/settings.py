@@ -214,7 +214,7 @@ class RunSettings(BaseModel):
         description="Threshold of f1, sensitivity and specificity: half, or by validation, per client or together",
     )
     smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.LATER] = Field(
-        5, description="Fewest test examples of a group whose count and scores a client reports"
+        5, description="Fewest examples of a group of which a client reports a count, scores or a disparity"
     )
     round_timeout: Annotated[float, Range("(0, inf)")] = Field(
         600.0, description="Seconds that deployed clients have to reply in a round"

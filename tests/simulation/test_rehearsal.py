@@ -30,6 +30,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "snapshots": {"method": "deltafl"},
     "moments": {"csv.standardise": "together", "method": "afl"},
     "a quantity": {"csv.target": "dose", "csv.ignore": "target", "method": "semivred"},
+    "counts of two groups": {"csv.group": "age>=50", "method": "fairfed"},
+    "a disparity": {"csv.group": "age>=50", "method": "fcfl"},
 }
 
 
@@ -95,11 +97,11 @@ def test_all_that_a_client_sends_in_a_run_is_what_was_shown(tmp_path: Path, whic
             if what == "keep":
                 assert found["client/kept"] in ("", MODEL.read_checksum(tmp_path / "run"))
                 continue
-            of_model = [key for key in found if key.startswith(("arrays/", "snapshot/"))]
+            of_model = [key for key in found if key.startswith(("arrays/", "arrays-disparity/", "snapshot/"))]
             assert set(found) - {"client/packs"} == set(shown[what]) - {"client/packs"}
             for key, value in found.items():
                 if key.startswith("metrics/") and key != "metrics/num-examples":
-                    assert isinstance(value, float)  # of another round, or of a model from other clients, too
+                    assert isinstance(value, int | float)  # of another round, or of a model from other clients, too
                 elif key not in of_model or what != "train":
                     assert value == shown[what].get(key, True)
         assert b"hospice" not in b"".join(sent for _, sent in wire.bytes[name])
@@ -168,6 +170,32 @@ def test_it_is_read_in_sentences_and_as_json(tmp_path: Path, capsys: pytest.Capt
     (found,) = json.loads(capsys.readouterr().out)
     assert found["client"] == "lund"
     assert [each["asked"] for each in found["messages"]] == ["query", "about", "train", "evaluate", "keep", "keep"]
+
+
+@pytest.mark.parametrize(
+    ("method", "sentences"),
+    [
+        ("fairfed", ["positives-0 = 11, positives-1 = 15", "hits-0 = ", "accuracy-before = "]),
+        (
+            "fcfl",
+            [
+                "it sends the received model one step further down the disparity between its groups: 1.weight",
+                "disparity =",
+            ],
+        ),
+    ],
+)
+def test_what_a_method_between_groups_takes_from_a_client_is_read_in_sentences(
+    method: str, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = devices(tmp_path / "devices", lund=csv_of(60, 1))["lund"]
+    asked = ("data", there, "--leaves", "--set", "csv.group=age>=50", "--set", f"method={method}")
+    assert fairbloom(*asked) == 0
+    said = capsys.readouterr().out
+    assert all(sentence in said for sentence in sentences), said
+    assert fairbloom(*asked, "--set", "smallest-group=40") == 0
+    held_back = capsys.readouterr().out
+    assert ("disparity = 0," if method == "fcfl" else "hits-0 = 0, hits-1 = 0,") in held_back
 
 
 def test_every_client_of_a_folder_is_shown_as_if_each_were_a_device(
