@@ -78,6 +78,15 @@ def test_every_metric_is_needed_by_the_methods_that_ask_for_it_alone(metric: str
             assert bits(result.arrays) == bits(one_faulty(name, None)[0].arrays)
 
 
+@pytest.mark.parametrize("disparity", [1.0000001, -1.5, 1e300])
+def test_a_disparity_that_is_no_difference_of_shares_is_refused_by_the_method_that_needs_it(disparity: float) -> None:
+    _, finished = one_faulty("fcfl", metrics({"disparity": disparity}))
+    assert finished.refused == {"site-2": f"metric 'disparity' must lie in [-1, 1], got {disparity}"}
+    for fine in (-1.0, 0, 1):
+        assert one_faulty("fcfl", metrics({"disparity": fine}))[1].refused == {}
+    assert one_faulty("fedfv", metrics({"disparity": disparity}))[1].refused == {}
+
+
 @pytest.mark.parametrize("rate", [0.0, -0.1])
 def test_a_learning_rate_that_is_not_positive_is_refused_by_the_method_that_divides_by_it(rate: float) -> None:
     _, finished = one_faulty("qfedsgd", metrics({"learning-rate": rate}))
