@@ -270,7 +270,7 @@ class RunSettings(BaseModel):
         "", description="Settings of user-defined tasks and methods that a run config lacks, as in 'mine.share=0.5'"
     )
     state_dir: Annotated[str, Mark.PLACE, Mark.DEVICE] = Field(
-        "", description='Folder in which clients keep personal models; in process, "" keeps them in the run folder'
+        "", description='Folder of what clients keep between rounds; in process, "" keeps it in the run folder'
     )
     out: Annotated[str, Mark.FREE] = Field(
         "", description='Folder that the run is written to; "" names one under runs/ by the settings'

@@ -403,8 +403,9 @@ PERSONAL = Entry(
     holds=(
         "where all clients are on one machine, a folder of each client: its [personal "
         "models](flower.md#personal-models), where the method has them, what else it keeps between rounds, as EAGLE's "
-        "loss alone in `baseline/`, and its `preprocessing.json` with its own means and deviations, where each client "
-        "standardises by those; `state-dir` names another folder"
+        "loss alone in `baseline/` and [what corrects its steps](client-states.md) in `rule/`, and its "
+        "`preprocessing.json` with its own means and deviations, where each client standardises by those; `state-dir` "
+        "names another folder"
     ),
 )
 

@@ -12,9 +12,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient, Update
+from fairbloom.client.settings import SettingRefusedError, accepted_settings
 from fairbloom.client.work import descend
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
+from fairbloom.server.settings import Settings
 
 from .helpers import ask, context, run_config, work, work_of
 from .quadratic import COUNTS, CURVATURES, MINIMA, minimiser
@@ -427,3 +429,31 @@ def test_a_parameter_that_the_loss_does_not_depend_on_has_a_gradient_of_zero() -
         touched, other = torch.ones(2), torch.ones(3)
         descend([touched, other], [torch.zeros(2), None], [], [], work(), correct=correct)
         torch.testing.assert_close(other, torch.full((3,), expected))
+
+
+def test_a_device_takes_a_rule_that_its_owner_allows_and_no_other() -> None:
+    config = config_of(task="digits", client_rule=f"{OWN}Plain")
+    with pytest.raises(SettingRefusedError, match=f"client-rule = '{OWN}Plain', and this client allows no path"):
+        accepted_settings(config)
+    assert accepted_settings(config, allow=[f"{OWN}Plain"])["client-rule"] == f"{OWN}Plain"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"client_rule": f"{OWN}Plain", "momentum": 0.9}, "corrects the steps of plain SGD: leave out momentum = 0.9"),
+        ({"client_rule": f"{OWN}Plain", "method": "scaffold"}, "control-variates = True and client-rule = .* each"),
+        ({"client_rule": f"{OWN}Plain", "method": "feddyn"}, "dynamic-alpha = 0.01 and client-rule = .* each"),
+        ({"client_rule": f"{OWN}Plain", "method": "qfedsgd"}, "reads each client's gradient off the distance"),
+        ({"method": "scaffold", "gradient_clip": 1.0}, "leave out gradient-clip = 1.0"),
+        ({"method": "feddyn", "optimizer": "adam"}, "leave out optimizer = 'adam'"),
+        ({"control_variates": True, "precision": "bfloat16"}, "leave out precision = 'bfloat16'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_the_first_round_with_what_to_leave_out(changes: Changes, words: str) -> None:
+    settings = {key.replace("_", "-"): value for key, value in changes.items()}
+    with pytest.raises(FairbloomError, match=words):
+        Settings.of(settings).check_training()
+    last = list(settings)[-1]
+    Settings.of({key: value for key, value in settings.items() if key != last}).check_training()

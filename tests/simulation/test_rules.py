@@ -1,0 +1,180 @@
+"""Runs whose clients keep something between rounds that corrects their steps, with the server's side of it."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.method import Method
+from fairbloom.server.checkpoint import load_model
+from fairbloom.server.run_folder.files import ENGINE
+from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.dispatch.workers import WorkerClients
+from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.stacked.clients import StackedClients
+from fairbloom.strategies import SCAFFOLD, FedAvg, FedDyn
+from tests.client.quadratic import minimiser
+
+from .helpers import config_of, model_of, run, table
+
+QUADRATIC: dict[str, Any] = {"task": "tests.client.quadratic:task", "batch_size": 0, "local_epochs": 6}
+SCAFFOLDS: dict[str, Any] = {"method": "scaffold"}
+FEDDYNS: dict[str, Any] = {"method": "feddyn", "feddyn.alpha": 0.5}
+WHICH = [(SCAFFOLDS, {"a": 1.0, "b": 3.0, "c": 2.0}), (FEDDYNS, {"a": 1.0, "b": 1.0, "c": 1.0})]
+
+
+def last_model(folder: Path) -> np.ndarray[Any, Any]:
+    arrays, _ = load_model(folder / "model.safetensors")
+    return np.concatenate([arrays["x"], arrays["bias"][None]])
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize(("method", "weights"), WHICH, ids=["scaffold", "feddyn"])
+def test_a_run_rests_at_the_minimiser_also_where_a_part_of_the_clients_takes_part(
+    tmp_path: Path, method: dict[str, Any], weights: dict[str, float], fraction: float
+) -> None:
+    rounds = {"num_rounds": 120 if fraction == 1.0 else 250, "evaluate_every": 0, "clients": 3}
+    folder = run(tmp_path / "run", **QUADRATIC, **method, **rounds, fraction=fraction, learning_rate=0.1)
+    np.testing.assert_allclose(last_model(folder), minimiser(weights), atol=2e-3)
+
+
+def test_without_control_variates_a_run_rests_elsewhere(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", **QUADRATIC, clients=3, num_rounds=100, evaluate_every=0, fraction=1.0)
+    assert np.abs(last_model(folder) - minimiser({"a": 1.0, "b": 3.0, "c": 2.0})).max() > 0.03
+
+
+# Whoever computes -----------------------------------------------------------------------------------------------------
+
+CONFIG: dict[str, Any] = {
+    "task": "tests.simulation.doubled:doubled",
+    "batch_size": 8,
+    "local_epochs": 2,
+    "model": "mlp",
+}
+OWN = "tests.client.own_rules:Momentum"
+METHODS: dict[str, Callable[[], Method]] = {
+    "scaffold": lambda: SCAFFOLD(personal_lambda=0.5, proximal_mu=0.1, fraction_train=0.6),
+    "feddyn": lambda: FedDyn(alpha=0.3, fraction_train=0.6),
+    "a rule of one's own": lambda: FedAvg(client_rule=OWN, fraction_train=0.6),
+}
+
+
+def by_ray(method: Method, config: dict[str, Any]) -> LocalClients:
+    from fairbloom.simulation.dispatch.ray import RayClients
+
+    return RayClients(method, config, shards=2)
+
+
+ENGINES: dict[str, Callable[[Method, dict[str, Any]], LocalClients]] = {
+    "loop": LoopClients,
+    "workers": lambda method, config: WorkerClients(method, config, workers=2),
+    "stacked": lambda method, config: StackedClients(method, config, block=2),
+    "ray": by_ray,
+}
+
+
+def played(name: str, engine: str) -> tuple[np.ndarray[Any, Any], dict[tuple[str, str, int], dict[str, bytes | float]]]:
+    """Return the models after five rounds, flat, and all that clients keep in memory then."""
+    method = METHODS[name]()
+    config = config_of(**CONFIG, client_rule=method.client_rule)
+    with closing(ENGINES[engine](method, config)) as clients:
+        rounds = Rounds(method, clients, 5).run(model_of(config), measure=lambda number: (), measure_after=())
+        models = [np.concatenate([array.ravel() for array in each.arrays.values()]) for each in rounds]
+        kept = {
+            (client, what, made): {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+            for client in clients.online(1)
+            for what, versions in clients.states(client).in_memory.items()
+            for made, state in versions.items()
+        }
+    return np.array(models), kept
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """Return what comes of one client after the other."""
+    return {name: played(name, "loop") for name in METHODS}
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("engine", ["workers", pytest.param("ray", marks=pytest.mark.federation)])
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
+def test_on_several_workers_models_and_states_have_the_bits_of_one_process(
+    name: str, engine: str, expected: dict[str, Any]
+) -> None:
+    models, kept = played(name, engine)
+    assert models.tobytes() == expected[name][0].tobytes()
+    assert kept == expected[name][1]
+    assert {what for _, what, _ in kept} == ({"rule", "personal"} if name == "scaffold" else {"rule"})
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", METHODS)
+def test_side_by_side_the_numbers_are_the_same_and_a_rule_of_ones_own_is_left_to_one_after_the_other(
+    name: str, expected: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "flwr"):
+        models, kept = played(name, "stacked")
+    np.testing.assert_allclose(models, expected[name][0], rtol=0, atol=1e-12)
+    assert kept.keys() == expected[name][1].keys()
+    assert ("client-rule" in caplog.text) == (name == "a rule of one's own")
+
+
+@pytest.mark.parametrize("engine", ["auto", "stacked", "loop", "workers"])
+def test_the_engine_that_is_chosen_for_a_rule_of_ones_own_is_recorded_with_the_reason(
+    tmp_path: Path, engine: str
+) -> None:
+    folder = run(tmp_path / "run", client_rule=OWN, num_rounds=1, engine=engine)
+    recorded = ENGINE.read(folder)
+    assert recorded is not None
+    assert recorded["engine"] in ({engine, "loop"} if engine != "auto" else {"loop", "workers"})
+    if engine in ("auto", "stacked"):
+        assert f"stacked clients do not honour client-rule = '{OWN}'" in recorded["reason"]
+
+
+# What is on disk ------------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_clients_keep_a_few_versions_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda opened: None)  # the disk is not what this is about
+    method = SCAFFOLD()
+    config = {**config_of(clients=1000, task="tests.client.quadratic:many", batch_size=0), "state-dir": str(tmp_path)}
+    with closing(StackedClients(method, config, block=100)) as clients:
+        rounds = Rounds(method, clients, 4).run(model_of(config), measure=lambda number: (), measure_after=())
+        for finished in rounds:
+            assert not finished.refused
+            clients.keep(since=finished.number - 1)
+        counts = Counter(path.parent for path in tmp_path.rglob("*.safetensors"))
+        assert len(counts) == 1000
+        assert max(counts.values()) <= 3
+
+
+@pytest.mark.parametrize("harm", ["lost", "damaged"])
+def test_a_state_that_is_not_there_any_more_lets_all_begin_anew_and_the_run_still_rests_at_the_minimiser(
+    tmp_path: Path, harm: str
+) -> None:
+    told = {**QUADRATIC, **SCAFFOLDS, "clients": 3, "fraction": 1.0, "evaluate_every": 0, "learning_rate": 0.1}
+    folder = run(tmp_path / "run", **told, num_rounds=20)
+    for file in folder.glob("clients/*/b/rule/*.safetensors"):
+        if harm == "lost":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-1])
+    run(folder, **told, num_rounds=170)
+    np.testing.assert_allclose(last_model(folder), minimiser({"a": 1.0, "b": 3.0, "c": 2.0}), atol=1e-3)
+    rows = {int(row["round"]): row for row in table(folder / "rounds.csv")}
+    assert [number for number, row in rows.items() if row["lost_states"] not in ("", "0", "0.0")] == [21]
+
+
+def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", **QUADRATIC, **SCAFFOLDS, num_rounds=2, clients=2, fraction=1.0)
+    kept = [*folder.glob("clients/*/*/rule"), *folder.glob("clients/*/*/rule/*")]
+    assert len(kept) >= 4
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
