@@ -221,7 +221,7 @@ class FlowerClients:
         return replies
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
-        """Return how many training examples these clients say they have, of those that are online and say it when asked.
+        """Return how many training examples these clients say they have, of those online that say it when asked.
 
         A node that an operator has named was not asked for its name, so it is asked now, once.
         """

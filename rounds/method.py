@@ -492,8 +492,9 @@ class Method:
     def _checked_control_variates(self, control_variates: bool) -> bool:
         if control_variates and not self.fixed_weights:
             raise ValueError(
-                f"control_variates = {control_variates}: they presume that a client's weight is its prior in every round, "
-                f"which {type(self).__name__}'s is not: leave them out, or choose FedAvg, FedProx, Ditto or PropFair"
+                f"control_variates = {control_variates}: they presume that a client's weight is its prior in every "
+                f"round, which {type(self).__name__}'s is not: leave them out, or choose FedAvg, FedProx, Ditto or "
+                "PropFair"
             )
         return control_variates
 
@@ -501,8 +502,8 @@ class Method:
         """Raise ValueError where updates are shortened here while clients keep what they make of whole ones."""
         if self.clip_updates:
             raise ValueError(
-                f"clip_updates = {self.clip_updates:g}: with {type(self).__name__} clients keep what their whole updates "
-                "make of it, and shortened ones would contradict that: leave it out"
+                f"clip_updates = {self.clip_updates:g}: with {type(self).__name__} clients keep something that goes by "
+                "whole updates, which shortened ones would contradict: leave it out"
             )
 
     def _checked_sampling(self, sampling: str | Draw) -> Scheme | None:

@@ -38,8 +38,8 @@ class FedDyn(FairStrategy):
 
     Reductions: the first round in which all take part is a step twice as long as FedAvg's with uniform weights.
 
-    Departures: none from the paper; the authors' code can weigh alpha by the number of examples, which minimises another
-    mean, and is not offered.
+    Departures: none from the paper. The authors' code can weigh alpha by numbers of examples, which minimises another
+    mean; that is not offered.
 
     Objective: the mean loss over clients
     Good for: many local steps on unlike data, with clients that come again.

@@ -17,10 +17,10 @@ class SCAFFOLD(FedAvg):
         w \leftarrow w - \text{server\_lr} \sum_k p_k u_k, \qquad
         C \leftarrow C + \sum_k n_k \Big(\frac{u_k}{H_k} - c\Big)
 
-    with g_k a client's gradient and H_k the sum of its steps' learning rates η_s. c_k, at first zero, is what the client
-    keeps: an estimate of its gradient. c = C / Σ n_k, summed over all clients that the server has known, is the weighted
-    mean of these estimates, and is sent with the model. So clients that take many steps do not drift to optima of their
-    own, and rounds come to rest at the minimum of Σ p_k F_k.
+    with g_k a client's gradient and H_k the sum of its steps' learning rates η_s. c_k, at first zero, is what a client
+    keeps: an estimate of its gradient. c = C / Σ n_k, summed over all clients that the server has known, is the mean of
+    these estimates by weight, and is sent with the model. So clients that take many steps do not drift to optima of
+    their own, and rounds come to rest at the minimum of Σ p_k F_k.
 
     Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
     Algorithm 1, option II, doi:10.48550/arXiv.1910.06378.

@@ -310,8 +310,8 @@ class RunRecorder:
         try:
             yield
         except BaseException as stopped:
-            # What the disk has refused is not tried again. Clients that keep models or states may be in the midst of the
-            # next round, with which they cannot go back to the last finished one: that is run again.
+            # What the disk has refused is not tried again. Clients that keep something may be in the midst of the next
+            # round, with which they cannot go back to the last finished one: that is run again.
             if not isinstance(stopped, RunFolderError) and not self._kept_by_clients:
                 try:
                     self.write()

@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairbloom.client.states import RULE
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.states import MOST_LOSSES, States
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
+from fairbloom.tasks import load_task
+from fairbloom.tasks.models import arrays_of
 from tests.strategies.helpers import MemoryGrid, metrics
 from tests.strategies.keeping import Keeping, keeping, minimiser
 from tests.strategies.stateful import PLAIN, Course, rest, row, run
@@ -173,3 +179,35 @@ def test_the_round_of_the_state_is_no_number_of_the_round(name: str) -> None:
     assert all("state-round" not in finished.metrics for finished in course.rounds)
     assert all("state-round" not in each for finished in course.rounds for each in finished.train_metrics.values())
     assert row(course.method).shape == (3,)
+
+
+# With the real clients ------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("extra", [{}, {"proximal-mu": 0.3, "personal-lambda": 0.5}])
+def test_what_real_clients_and_the_server_keep_belongs_together(name: str, extra: Mapping[str, Any]) -> None:
+    """On digits, in float32, with sampled clients of unequal sizes that take unequal numbers of steps."""
+    config = {"clients": 5, "fraction": 0.6, "partition": "dirichlet", "device": "cpu", "stragglers": 0.5, **extra}
+    settings = Settings.of({**config, "method": name, "local-epochs": 3, "num-rounds": 5, "evaluate-every": 0})
+    method, clients = settings.strategy(), LoopClients(settings.strategy(), settings.run_config())
+    model = arrays_of(load_task(settings).model().state_dict())
+    loop = Rounds(method, clients, 5)
+    finished = list(loop.run(model, measure=lambda number: [], measure_after=[]))
+    assert all(not each.refused and not each.lost_states for each in finished)
+    layout = method.layout_of(model)
+    states = {}
+    for client, number in method.progress.states.of(clients.online(1)).items():
+        kept = clients.local(client).states[RULE].at(number) if number else None
+        zeros = np.zeros(layout.size)
+        flat = zeros if kept is None else np.concatenate([kept[each].numpy().ravel() for each in layout.trainable])
+        states[client] = flat.astype(np.float64)
+    if isinstance(method, FedDyn):
+        ours, theirs = method.alpha * row(method), sum(states.values())
+    else:
+        n = method.progress.roster
+        ours, theirs = row(method), sum(n[client] * state for client, state in states.items())
+    scale = np.abs(theirs).max()
+    assert scale > 0.0
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * scale)
+    assert len(finished[-1].participants) == 3
