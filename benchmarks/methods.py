@@ -59,7 +59,7 @@ NEWER = (
 COSTS, TIMED_ROUNDS = "costs.json", 10
 """Where the processor times of a workload are kept, beside its comparison; how many rounds each is measured over."""
 
-OF_GROUPS = ("fcfl", "fairfed")
+OF_GROUPS = ("fcfl(stage1-rounds=50)", "fairfed")
 """The methods that need groups, which not every task has."""
 
 
@@ -130,8 +130,8 @@ WORKLOADS = {
         "Adult: people with a doctorate, and those without",
         3,
         {
-            **{"task": "adult", "model": "logistic", "partition": "phd", "batch-size": 200, "fraction": 1.0},
-            **{"num-rounds": 100, "learning-rate": 0.1, "evaluate-every": 0},
+            **{"task": "adult", "adult.group": "sex", "model": "logistic", "partition": "phd", "batch-size": 200},
+            **{"fraction": 1.0, "num-rounds": 100, "learning-rate": 0.1, "evaluate-every": 0},
         },
         groups=True,
     ),
