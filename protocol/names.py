@@ -63,8 +63,8 @@ BETWEEN_GROUPS = frozenset({DISPARITY, DISPARITY_HARD, *POSITIVES, *HITS})
 """All that is measured of two groups of a client's training examples."""
 
 BASELINE, LOSS_BASELINE = "baseline", "loss-baseline"
-"""What follows the name of a number that the best model has, on a client's training examples, which it meets by training
-alone, once in a run: loss-baseline is its least loss."""
+"""What follows the name of a number that a client's best model has on its training examples, of those that it meets by
+training alone, once in a run: loss-baseline is the least loss."""
 
 LEARNING_RATE = "learning-rate"
 """The client trained with this learning rate."""

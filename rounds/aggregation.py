@@ -83,9 +83,9 @@ def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:
     """Raise MethodError when a vector that is kept has not as many numbers as the model that is trained."""
     if numbers != layout.size:
         raise MethodError(
-            f"{type(method).__name__} keeps {what} with {numbers} numbers, and {layout.size} are trained: other parameters "
-            "are frozen now, or an earlier version kept those that are. Begin a new run, or go on with the model and the "
-            "version of before"
+            f"{type(method).__name__} keeps {what} with {numbers} numbers, and {layout.size} are trained: other "
+            "parameters are frozen now, or an earlier version kept those that are. Begin a new run, or go on with the "
+            "model and the version of before"
         )
 
 
@@ -133,8 +133,8 @@ def rows_after(method: Method, remembered: Mapping[Kept, FloatArray | None], vec
     kept = method.progress.kept
     if missing := [key for key, mix in remembered.items() if mix is None and key not in kept]:
         raise MethodError(
-            f"{type(method).__name__}.remember returned None for {missing[0]}, which is no kept row: only one that is in "
-            "self.progress.kept can stay as it is"
+            f"{type(method).__name__}.remember returned None for {missing[0]}, which is no kept row: only one that is "
+            "in self.progress.kept can stay as it is"
         )
     return {key: kept[key] if mix is None else combine(mix, vectors) for key, mix in remembered.items()}
 

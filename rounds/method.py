@@ -8,7 +8,15 @@ from functools import cached_property, wraps
 from typing import Annotated, Any, ClassVar, TypedDict, Unpack, get_type_hints
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ARRAYS, ARRAYS_DISPARITY, BETWEEN_GROUPS, CONFIG, LOSS_BEFORE, NUM_EXAMPLES, SNAPSHOT
+from fairbloom.protocol.names import (
+    ARRAYS,
+    ARRAYS_DISPARITY,
+    BETWEEN_GROUPS,
+    CONFIG,
+    LOSS_BEFORE,
+    NUM_EXAMPLES,
+    SNAPSHOT,
+)
 from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, key_of
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.protocol.terms import Terms

@@ -73,7 +73,8 @@ class MissingSecondError(MissingError):
 
     def __init__(self, record: str) -> None:
         which = ", the model after `snapshot-step` of the `local-steps` steps" if record == SNAPSHOT else ""
-        super().__init__(f"the ArrayRecord {record!r}", f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
+        missing = f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}"
+        super().__init__(f"the ArrayRecord {record!r}", missing)
 
 
 class Refusals:
