@@ -67,9 +67,7 @@ class Bowls:
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         return {name: float(self._clients[name].examples) for name in names}
 
-    def train(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         layout, refused, second = Layout(model), Refusals(terms.server_round), self._method.second_record
         trained = Trained.empty(layout, len(names), refused=refused, missing=(), second=second)
         for client in map(self._clients.__getitem__, names):
