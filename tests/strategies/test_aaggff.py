@@ -197,6 +197,9 @@ def test_beta_grows_with_the_number_of_clients() -> None:
     A, b1, b2 = np.eye(4), np.zeros(4), np.array([0.0, 0.0, 0.0, 1.0])
     # K = 4: β = 1, so min ½·5‖p‖² − p₄: p = (0.2, 0.2, 0.2, 0.4)
     np.testing.assert_allclose(decision(A, b1, b2), [0.2, 0.2, 0.2, 0.4], atol=1e-9)
+    # K = 8: β = 2, so min ½·4‖p‖² + ½·2 p₁²: 6 p₁ = 4 p_k
+    A, nothing = np.diag([1.0, *[0.0] * 7]), np.zeros(8)
+    np.testing.assert_allclose(decision(A, nothing, nothing), np.array([2.0, *[3.0] * 7]) / 23.0, atol=1e-9)
 
 
 def test_a_newcomer_gets_the_mean_clients_past_and_a_missing_one_the_mean_response() -> None:
