@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD
 from fairbloom.protocol.schedules import UNCHANGED, Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
-from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, Terms
 from fairbloom.tasks.optimizers import PLAIN_SGD, OptimizerChoice
 
 from .objectives import Transform, transform_of, unchanged
@@ -140,16 +141,7 @@ def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
     whole = terms.full_batch_step
     if whole and settings.beyond_plain_sgd:
         raise ReportableError(f"full-batch-step = True is a step of plain SGD: leave out {settings.beyond_plain_sgd}")
-    if terms.disparity and settings.weight_decay:
-        raise ReportableError(
-            f"disparity = {terms.disparity!r} goes with the gradient of the plain loss: leave out weight-decay = "
-            f"{settings.weight_decay!r}"
-        )
-    if terms.disparity and terms.snapshot_step is not None:
-        raise ReportableError(
-            f"disparity = {terms.disparity!r} and snapshot-step = {terms.snapshot_step} ask for a second model each, "
-            "and a reply has one: leave out one of them"
-        )
+    check_disparity(settings, terms)
     return LocalWork(
         epochs=1 if whole else settings.local_epochs,
         batch_size=0 if whole else settings.batch_size,
@@ -168,6 +160,26 @@ def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
         transform=transform_of(terms),
         rule=rule_of(settings, terms),
     )
+
+
+def check_disparity(settings: RunSettings, terms: Terms) -> None:
+    """Raise FairbloomError where a disparity is asked for and is not named, or does not go with what else is asked."""
+    asked = [name for name in terms.measure if name in (DISPARITY, DISPARITY_HARD)]
+    if asked and not terms.disparity:
+        raise ReportableError(
+            f"measure = {asked[0]}: the terms do not say which disparity: let the method's terms have one, as in "
+            f"replace(super().terms(server_round), disparity={DEMOGRAPHIC_PARITY!r})"
+        )
+    if terms.disparity and settings.weight_decay:
+        raise ReportableError(
+            f"disparity = {terms.disparity!r} goes with the gradient of the plain loss: leave out weight-decay = "
+            f"{settings.weight_decay!r}"
+        )
+    if terms.disparity and terms.snapshot_step is not None:
+        raise ReportableError(
+            f"disparity = {terms.disparity!r} and snapshot-step = {terms.snapshot_step} ask for a second model each, "
+            "and a reply has one: leave out one of them"
+        )
 
 
 def personal_work(settings: RunSettings, terms: Terms) -> LocalWork:

@@ -371,7 +371,7 @@ def test_examples_of_a_dataset_say_what_those_in_tensors_say() -> None:
 def test_the_second_model_keeps_buffers_and_frozen_parameters_and_leaves_the_training_alone() -> None:
     """BatchNorm and dropout are as in evaluation: Δ is measured, and its gradient taken, of one and the same model."""
     named = f"{__name__}:normed"
-    _, plain = trained(replace(terms_of(""), measure=()), task=named)
+    _, plain = trained(terms_of("", measure=()), task=named)
     local, update = trained(terms_of(), task=named)
     received = normed(Setup).model().state_dict()  # type: ignore[arg-type]
     assert update.second.keys() == received.keys()
@@ -448,6 +448,7 @@ def test_outputs_and_targets_of_more_classes_are_an_error() -> None:
         ({"kind": "equalised-odds"}, {}, "'equalised-odds'.* demographic-parity and equal-opportunity"),
         ({"disparity_sharpness": 0.0}, {}, "disparity-sharpness = 0.0"),
         ({"disparity_sharpness": float("nan")}, {}, "disparity-sharpness = nan"),
+        ({"kind": ""}, {}, "measure = disparity: .* disparity='demographic-parity'"),
         ({}, {"weight_decay": 0.1}, "leave out weight-decay = 0.1"),
         ({}, {"momentum": 0.9}, "full-batch-step = True .*leave out momentum = 0.9"),
         ({"snapshot_step": 1}, {}, "disparity = 'demographic-parity' and snapshot-step = 1"),

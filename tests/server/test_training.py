@@ -30,12 +30,23 @@ OTHER_STEPS: dict[str, Any] = {
 @pytest.mark.parametrize("key", OTHER_STEPS)
 def test_methods_that_read_gradients_off_distances_refuse_other_steps_by_name(key: str) -> None:
     """The remedies are to leave it out, or to take another method."""
-    assert {"qfedsgd"} == PLAIN_SGD_ALONE
+    assert {"fcfl", "qfedsgd"} == PLAIN_SGD_ALONE
     given = {key: OTHER_STEPS[key]} | ({"schedule": "cosine"} if key == "schedule-over" else {})
     with pytest.raises(SettingsError, match=rf"{key} = .*: QFedSGD reads each client's gradient .*: leave .* out, or"):
         Settings.of({"method": "qfedsgd", **given})
     Settings.of({"method": "qfedavg", **given})
     Settings.of({"method": "qfedsgd", "learning-rate-decay": 0.9, "schedule": "cosine", "weight-decay": 0.001})
+
+
+def test_a_method_that_goes_by_gradients_of_a_disparity_refuses_weight_decay_too() -> None:
+    with pytest.raises(
+        SettingsError, match=r"weight-decay = 0\.01: FCFL .*: leave weight-decay out, or choose another"
+    ):
+        Settings.of({"method": "fcfl", "weight-decay": 0.01})
+    with pytest.raises(SettingsError, match="momentum = 0.9: FCFL"):
+        Settings.of({"method": "fcfl", "momentum": 0.9})
+    for remedy in ({"method": "fcfl"}, {"method": "fairfed", "weight-decay": 0.01}):
+        Settings.of(remedy)
 
 
 def test_every_setting_that_changes_a_step_is_refused_so() -> None:
