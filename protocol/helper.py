@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from .names import BASELINE, BETWEEN_GROUPS, LOSS_BASELINE
+from .names import BASELINE, BETWEEN_GROUPS, BY_STATES, LOSS_BASELINE, STATE_ROUND
 
 HELPER = "app = fair(train_fn, test_fn)"
 """This line stands in place of `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
@@ -22,10 +22,18 @@ OF_BASELINE = (
 )
 """What to do where a client does not train alone."""
 
+OF_STATES = (
+    "let the client be Fairbloom's own, since functions of fair() keep nothing between rounds, or answer it in the "
+    "client app as docs/flower.md shows"
+)
+"""What to do where a client does not correct its steps by what it keeps."""
+
 
 def advice_on(lacking: Collection[str], otherwise: str = ADVICE) -> str:
     """Return what to do where a client does not answer these terms, metrics or records; `otherwise`: usual ones."""
     if any(name in each for each in lacking for name in BETWEEN_GROUPS):
         return OF_GROUPS
+    if any(name in each for each in lacking for name in (*BY_STATES, STATE_ROUND)):
+        return OF_STATES
     alone = any(LOSS_BASELINE in each or each.startswith(f"{BASELINE}-") for each in lacking)
     return OF_BASELINE if alone else otherwise

@@ -217,7 +217,7 @@ class FlowerClients:
         for node_id, reply in replies.items():
             if reply.has_content() or has_no_query(reply):
                 self._honours[node_id] = honoured(reply.content) if reply.has_content() else frozenset()
-            self._sizes[node_id] = examples_in(reply)
+            self._sizes[node_id] = examples_in(reply.content) if reply.has_content() else 0
         return replies
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
@@ -242,6 +242,7 @@ class FlowerClients:
             asked.messages[name] = message
         reported: dict[str, Mapping[str, Any]] = {}
         for name, content in asked.sort(self.deliver(asked.messages.values()), self._roster.online, refused):
+            self._sizes[asked.messages[name].metadata.dst_node_id] = examples_in(content)
             try:
                 reported[name] = usable_about(content)
             except ValueError as reason:
@@ -675,10 +676,9 @@ def name_in(reply: Message) -> str:
     return str(client[NAME]) if client and client.get(NAME) else ""
 
 
-def examples_in(reply: Message) -> int:
+def examples_in(content: RecordDict) -> int:
     """Return how many training examples a client says it has in its answer to a QUERY, 0 where that is no number."""
-    client = reply.content.config_records.get(CLIENT, ConfigRecord()) if reply.has_content() else ConfigRecord()
-    said = client.get(NUM_EXAMPLES)
+    said = content.config_records.get(CLIENT, ConfigRecord()).get(NUM_EXAMPLES)
     return said if type(said) is int and 1 <= said <= LARGEST_COUNT else 0
 
 

@@ -130,6 +130,29 @@ def test_a_node_that_an_operator_named_is_asked_once() -> None:
     assert sorted(asked) == sorted(clients)
 
 
+def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
+    """As where clients of a federation, whose names an operator registered, agree on something before the first round."""
+    asked: list[str] = []
+
+    def answering(client: Quadratic) -> Answer:
+        def answer(message: Message) -> Message:
+            reply = client(message)
+            if message.metadata.message_type == MessageType.QUERY:
+                asked.append(client.name)
+                reply.content["client"] = ConfigRecord({**reply.content.config_records["client"], "about": "{}"})
+            return reply
+
+        return answer
+
+    clients = {name: answering(client) for name, client in quadratics(3).items()}
+    method = Noting()
+    nodes = FlowerClients(method, MemoryGrid(clients, registered=clients), 60.0)
+    assert nodes.about(nodes.online(1)) == (dict.fromkeys(clients, {}), {})
+    list(Rounds(method, nodes, 2).run(initial_model(), measure=lambda number: [], measure_after=[]))
+    assert method.rosters == [{name: EXAMPLES[name] for name in clients}] * 2
+    assert sorted(asked) == sorted(clients)
+
+
 def test_the_number_stays_as_first_known_when_a_clients_data_grow() -> None:
     growing = {("site-1", 2): metrics({"num-examples": EXAMPLES["site-1"] + 5})}
     rosters = run(Noting(), quadratics(3), rounds=3, faults=growing)

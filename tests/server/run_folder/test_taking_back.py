@@ -299,8 +299,9 @@ def test_a_folder_without_a_run_is_refused_and_the_likely_one_is_named(
     assert str(there) in str(refusal.value)
 
 
-def test_personal_models_reach_back_over_the_last_two_rounds(tmp_path: Path) -> None:
-    personal = PLAIN | {"method": "ditto"}
+@pytest.mark.parametrize("method", ["ditto", "scaffold"])
+def test_what_clients_keep_reaches_back_over_the_last_two_rounds(tmp_path: Path, method: str) -> None:
+    personal = PLAIN | {"method": method}
     folder = run(tmp_path / "run", **personal)
     assert kept(folder) == [7, 8]
     whole = Outcome.of(folder)
