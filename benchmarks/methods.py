@@ -27,6 +27,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.variants import Variant, variants
 from fairbloom.experiments.results.comparison import Plan, personal_label
 from fairbloom.experiments.results.differences import Difference
+from fairbloom.experiments.results.groups import ALL
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
@@ -34,7 +35,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS as THERE
 from fairbloom.system.files import write_whole
 
-from .measuring import Cells, Report, machine
+from .measuring import Cell, Cells, Report, machine
 
 BASELINE = "fedavg"
 
@@ -168,13 +169,16 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     chosen = parser.parse_args()
     report = Report(chosen)
+    compared: dict[str, tuple[Comparison, Running]] = {}
     for name in chosen.workloads:
         workload = WORKLOADS[name]
         run = Running(
             workload, chosen.out / name, chosen.seeds or workload.seeds, chosen.rounds, chosen.jobs, chosen.repeats
         )
         comparison = run.compare(chosen.methods)
+        compared[name] = comparison, run
         report.add(workload.title, list(rows_of(comparison, run)), notes_of(comparison, run))
+    report.add("Gain of the worst-served client, or tenth, over FedAvg", list(summary_of(compared)))
 
 
 # Running --------------------------------------------------------------------------------------------------------------
@@ -277,12 +281,14 @@ def rows_of(comparison: Comparison, run: Running) -> Iterator[Cells]:
     worst = "worst client" if len(comparison.values[comparison.baseline][0]) <= 10 else "worst 10 %"
     bytes_by = {label: [bytes_of(run.out / name) for name in names] for label, names in Plan.read(run.out).runs.items()}
     gains = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
+    gaps = gaps_of(comparison)
     yield {
         "method": comparison.baseline,
         "mean": shown(comparison, comparison.baseline, "mean"),
         "gain, mean": "",
         worst: shown(comparison, comparison.baseline, "worst_10"),
         f"gain, {worst}": "",
+        **gaps.get(comparison.baseline, {}),
         "time": "1",
         "bytes": "1",
     }
@@ -301,8 +307,33 @@ def rows_of(comparison: Comparison, run: Running) -> Iterator[Cells]:
                     "gain, mean": gain(gains["mean"][served]),
                     worst: shown(comparison, served, "worst_10"),
                     f"gain, {worst}": gain(gains["worst_10"][served]),
+                    **gaps.get(served, {}),
                     **cost,
                 }
+
+
+def summary_of(compared: Mapping[str, tuple[Comparison, Running]]) -> Iterator[Cells]:
+    """Yield a row a method: by how much its worst-served tenth is better off than under FedAvg, workload by workload.
+
+    Of methods with personal models it is these that count.
+    """
+    for words in (*BEFORE, *NEWER, *OF_GROUPS):
+        row: dict[str, Cell] = {"method": words}
+        for name, (comparison, run) in compared.items():
+            variant = run.variants.get(run.workload.changed.get(words, words))
+            labels = (personal_label(variant.label), variant.label) if variant else ()
+            served = next((label for label in labels if label in comparison.finals), "")
+            row[name] = gain(comparison.difference(served, "worst_10"), brief=True) if served else "–"
+        yield row
+
+
+def gaps_of(comparison: Comparison) -> dict[str, Cells]:
+    """Return by how many points the shares of positive decisions differ between groups, over all clients, by method."""
+    found: dict[str, list[float]] = {}
+    for row in comparison.gap_rows():
+        if row["client"] == ALL and row["score"] == "selection-rate":
+            found.setdefault(row["method"], []).append(row["gap"])
+    return {label: {"gap between groups": f"{statistics.fmean(gaps):.1f}"} for label, gaps in found.items()}
 
 
 def shown(comparison: Comparison, method: str, measure: str) -> str:
@@ -310,12 +341,12 @@ def shown(comparison: Comparison, method: str, measure: str) -> str:
     return f"{comparison.spread(method, measure)[0]:.1f}"
 
 
-def gain(found: Difference) -> str:
+def gain(found: Difference, *, brief: bool = False) -> str:
     """Return a difference with its interval; in bold where that is without 0, with * where Holm's correction agrees."""
     words = f"{found.mean:+.1f}".replace("-0.0", "+0.0")
     if math.isnan(found.low):  # a single seed, or the same difference with all
         return words
-    words = f"{words} ({found.low:+.1f} to {found.high:+.1f})"
+    words = words if brief else f"{words} ({found.low:+.1f} to {found.high:+.1f})"
     apart = found.low > 0.0 or found.high < 0.0
     return f"**{words}**{'*' if found.clear else ''}" if apart else words
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.methods import BASELINE, OF_GROUPS, WORKLOADS, Running, Workload, notes_of, rows_of
+from benchmarks.methods import BASELINE, OF_GROUPS, WORKLOADS, Running, Workload, notes_of, rows_of, summary_of
 from fairbloom.experiments.recipes.variants import variants
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings, check_used
@@ -58,3 +58,5 @@ def test_the_table_has_gains_and_costs_and_says_what_is_missing(tmp_path: Path) 
     notes = notes_of(comparison, running)
     assert any("neverheardof(a=1): is not part of this version" in note for note in notes)
     assert any("fedprox(proximal-mu=1): " in note and "by its own parameter" in note for note in notes)
+    (row,) = [each for each in summary_of({"small": (comparison, running)}) if each["method"] == "ditto(lam=0.1)"]
+    assert str(rows[5]["gain, worst client"]).replace("**", "").startswith(str(row["small"]).strip("*"))

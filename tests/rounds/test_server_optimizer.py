@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fairbloom.rounds.aggregation import MethodError
-from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.method import Cohort, FloatArray, MethodError
 from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
 from fairbloom.rounds.updates import CHUNK
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFa, FedMGDA, Local, QFedAvg, Round
