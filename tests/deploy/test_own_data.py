@@ -127,6 +127,24 @@ def test_four_nodes_train_with_adamw_a_schedule_and_class_weights_as_in_process(
     assert {row["refused"] for row in rounds(deployed)} == {""}
 
 
+@pytest.mark.parametrize(
+    "chosen", [{"method": "fairfed", "fairfed.beta": 0.1}, {"method": "fcfl", "fcfl.stage1-rounds": 2}], ids=str
+)
+def test_four_nodes_train_for_fairness_between_women_and_men_as_in_process(
+    chosen: dict[str, Any], there: Deployment, hospitals: Path, tmp_path: Path
+) -> None:
+    deployed, here = tmp_path / "deployed", tmp_path / "in-process"
+    asked = {**SETTINGS, **chosen, "csv.group": "sex"}
+    assert there.submit({**asked, "out": str(deployed)}) == 0, there.log(there.submitted)
+    simulate(Settings.of({**asked, "data-dir": str(hospitals), "out": str(here)}))
+    assert_same_model(deployed, here)
+    assert {row["refused"] for row in rounds(deployed)} == {""}
+    found, expected = (
+        [float(row["coefficient"] or 0.0) for row in table(folder / "clients.csv")] for folder in (deployed, here)
+    )
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_four_nodes_keep_their_rare_categories_to_themselves(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "rare"
     asked = {key: value for key, value in SETTINGS.items() if key != "csv.smallest-category"}
