@@ -131,7 +131,7 @@ def test_a_node_that_an_operator_named_is_asked_once() -> None:
 
 
 def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
-    """As where clients of a federation, whose names an operator registered, agree on something before the first round."""
+    """As where clients, whose names an operator registered, agree on something before the first round."""
     asked: list[str] = []
 
     def answering(client: Quadratic) -> Answer:
@@ -147,7 +147,7 @@ def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
     clients = {name: answering(client) for name, client in quadratics(3).items()}
     method = Noting()
     nodes = FlowerClients(method, MemoryGrid(clients, registered=clients), 60.0)
-    assert nodes.about(nodes.online(1)) == (dict.fromkeys(clients, {}), {})
+    assert nodes.about(nodes.online(1)) == ({name: {} for name in clients}, {})
     list(Rounds(method, nodes, 2).run(initial_model(), measure=lambda number: [], measure_after=[]))
     assert method.rosters == [{name: EXAMPLES[name] for name in clients}] * 2
     assert sorted(asked) == sorted(clients)

@@ -476,7 +476,7 @@ def test_more_rows_allow_longer_updates_here_too() -> None:
     np.testing.assert_allclose(unpack(finished.arrays)["w"], -(1.0 + 1.0 + 20.0) / 3.0 / math.sqrt(SIZE), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"scaffold", "feddyn"}))  # which refuse to shorten them
 def test_a_shortened_update_is_used_as_if_the_client_had_sent_it_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With kept rows and snapshots too; the buffers and integers of such a reply are as they came."""
     plain = limits.clip

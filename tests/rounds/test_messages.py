@@ -25,6 +25,7 @@ MEASURED = {
     **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},
     **{name: ["loss-before"] for name in ("aaggff", "fedfv", "adafed", "fedmdfg", "fedlf")},
     "eagle": ["loss-baseline", "loss-before"],
+    "scaffold": ["step-sum"],
     "qfedsgd": ["learning-rate", "loss-before"],
     "fedfa": ["accuracy-after"],
     "fairfed": ["accuracy-before", "hits-0", "hits-1", "positives-0", "positives-1"],
@@ -47,6 +48,8 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
         "disparity": disparity,
         "disparity-sharpness": 10.0,
     },
+    "scaffold": lambda **_: {"control-variates": True},
+    "feddyn": lambda alpha=0.01: {"dynamic-alpha": alpha},
     "fedfa": lambda client_momentum=0.9, **_: {"client-momentum": client_momentum},
     "drfa": lambda local_steps=10, **_: {"local-steps": local_steps},
     "eagle": lambda **_: {"baseline-patience": 5, "baseline-tolerance": 1e-4, "baseline-epochs": 200},
@@ -64,9 +67,12 @@ def test_train_messages_hold_the_arrays_and_the_config_to_the_letter(name: str, 
     if name != "drfa":
         assert [m.content.config_records["config"]["server-round"] for _, m in sent] == [1] * 4 + [2] * 4
     for _, message in sent:
-        assert set(message.content) == {"arrays", "config"}
         config = dict(message.content.config_records["config"])
-        assert type(config.pop("server-round")) is int
+        number = config.pop("server-round")
+        assert type(number) is int
+        assert set(message.content) == {"arrays", "config", *(["control"] if name == "scaffold" and number > 1 else [])}
+        if name in ("scaffold", "feddyn"):
+            assert config.pop("state-round") in range(number)
         if name == "drfa":
             assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
         expected = {"measure": MEASURED.get(name, []), **TERMS.get(name, lambda **_: {})(**arguments)}

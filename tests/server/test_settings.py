@@ -32,7 +32,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"local_epochs": 2}, ("local_epochs = 2", "did you mean local-epochs?")),
     ({"fedfv.alhpa": 0.2}, ("fedfv.alhpa = 0.2", "did you mean fedfv.alpha?")),
     ({"rotated-clients": 3}, ("unknown setting rotated-clients = 3", "did you mean digits.rotated-clients?")),
-    ({"alpha": 0.2}, ("unknown setting alpha = 0.2", "did you mean fedfa.alpha?")),
+    ({"alpha": 0.2}, ("unknown setting alpha = 0.2", "did you mean feddyn.alpha?")),
     ({"alpha": 0.2, "method": "fedfv"}, ("unknown setting alpha = 0.2", "did you mean fedfv.alpha?")),
     ({"target": "y", "task": "csv"}, ("unknown setting target = 'y'", "did you mean csv.target?")),
     ({"classes": "0,1", "task": "npz"}, ("unknown setting classes = '0,1'", "did you mean npz.classes?")),
@@ -357,9 +357,10 @@ def test_limits_and_enrolled_sizes_reach_every_method() -> None:
         "enrolled-sizes": " site-a=1200  client.7_b=300 ",
     }
     for method in (*METHODS, "torchjd:upgrad"):
-        strategy = Settings.of({**config, "method": method}).strategy()
+        shortened = 0.0 if method in ("scaffold", "feddyn") else 5.0  # whose clients go by whole updates
+        strategy = Settings.of({**config, "clip-updates": shortened, "method": method}).strategy()
         assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
-        assert (strategy.update_limit, strategy.clip_updates) == (50.0, 5.0)
+        assert (strategy.update_limit, strategy.clip_updates) == (50.0, shortened)
         assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
         assert strategy.unused_rounds == 5
     assert assigned(["enrolled-sizes=site-a=1200 site-b=300"]) == {"enrolled-sizes": "site-a=1200 site-b=300"}
@@ -461,7 +462,8 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     of_work = {"local-epochs", "batch-size", "learning-rate", "learning-rate-decay"}
     of_steps = {"optimizer", "optimizer-parameters", "momentum", "gradient-clip", "class-weights", "precision"}
     of_steps |= {"schedule-over"}
-    of_methods = {"weighting", "proximal-mu", "personal-lambda", "average-models"}
+    of_methods = {"weighting", "proximal-mu", "personal-lambda", "average-models", "control-variates"}
+    of_steps |= {"client-rule"}
     of_methods |= {f"server-optimizer{end}" for end in ("", "-lr", "-beta1", "-beta2", "-tau")}
     assert set(marked(Mark.VARIANT)) == of_methods | of_work | of_steps | {"weight-decay", "schedule", "warmup"}
     assert set(marked(Mark.STEP)) == of_steps
