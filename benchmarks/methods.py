@@ -164,7 +164,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="fewer or more than a workload has")
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements of the processor time of a round")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="measurements of the processor time of a round; 0: none are made"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows there")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     chosen = parser.parse_args()
@@ -256,7 +258,7 @@ class Running:
             base, mine = {**self.settings, "method": BASELINE}, {**self.settings, **self.variants[words].config}
             known[words] = [cpu_seconds(mine) / cpu_seconds(base) for _ in range(self.repeats)]
             write_whole(file, json.dumps(known, indent=2).encode())
-        return times(known[words])
+        return times(known[words]) if words in known else "–"
 
 
 # The tables -----------------------------------------------------------------------------------------------------------
