@@ -22,7 +22,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fairbloom import Comparison, compare, load
+from fairbloom import Comparison, compare, load, run
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.variants import Variant, variants
 from fairbloom.experiments.results.comparison import Plan, personal_label
@@ -164,7 +164,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="fewer or more than a workload has")
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements of the processor time of a round")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="measurements of the processor time of a round; 0: none are made"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows there")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     chosen = parser.parse_args()
@@ -172,12 +174,12 @@ def main() -> None:
     compared: dict[str, tuple[Comparison, Running]] = {}
     for name in chosen.workloads:
         workload = WORKLOADS[name]
-        run = Running(
+        running = Running(
             workload, chosen.out / name, chosen.seeds or workload.seeds, chosen.rounds, chosen.jobs, chosen.repeats
         )
-        comparison = run.compare(chosen.methods)
-        compared[name] = comparison, run
-        report.add(workload.title, list(rows_of(comparison, run)), notes_of(comparison, run))
+        comparison = running.compare(chosen.methods)
+        compared[name] = comparison, running
+        report.add(workload.title, list(rows_of(comparison, running)), notes_of(comparison, running))
     report.add("Gain of the worst-served client, or tenth, over FedAvg", list(summary_of(compared)))
 
 
@@ -224,13 +226,19 @@ class Running:
                 wanted.append(words)
         try:
             return self._compare(wanted)
-        except FairbloomError:  # one of them fails: the others are run without it
-            for words in wanted:
-                try:
-                    self._compare([words])
-                except FairbloomError as error:
-                    self.failed[words] = str(error)
-            return self._compare([])
+        except FairbloomError:  # one of them fails: the others are compared without it
+            return self._compare([words for words in wanted if self._can_be_run(words)])
+
+    def _can_be_run(self, words: str) -> bool:
+        """Return whether all runs of a method end well, those that are missing after running them; note why not."""
+        variant = self.variants[words]
+        try:
+            for seed in range(self.seeds):
+                folder = self.out / "runs" / f"{variant.folder_name}-seed{seed}"
+                run(out=folder, settings={**self.settings, **variant.config, "seed": seed}, progress=False)
+        except FairbloomError as error:
+            self.failed[words] = str(error)
+        return words not in self.failed
 
     def _compare(self, methods: Sequence[str]) -> Comparison:
         return compare(
@@ -250,7 +258,7 @@ class Running:
             base, mine = {**self.settings, "method": BASELINE}, {**self.settings, **self.variants[words].config}
             known[words] = [cpu_seconds(mine) / cpu_seconds(base) for _ in range(self.repeats)]
             write_whole(file, json.dumps(known, indent=2).encode())
-        return times(known[words])
+        return times(known[words]) if words in known else "–"
 
 
 # The tables -----------------------------------------------------------------------------------------------------------
@@ -276,10 +284,12 @@ def bytes_of(folder: Path) -> float:
     return statistics.median(float(row["bytes_sent"]) + float(row["bytes_received"]) for row in rows)
 
 
-def rows_of(comparison: Comparison, run: Running) -> Iterator[Cells]:
+def rows_of(comparison: Comparison, running: Running) -> Iterator[Cells]:
     """Yield FedAvg's row of the table, then those of the methods in the workload's order, also of what is missing."""
     worst = "worst client" if len(comparison.values[comparison.baseline][0]) <= 10 else "worst 10 %"
-    bytes_by = {label: [bytes_of(run.out / name) for name in names] for label, names in Plan.read(run.out).runs.items()}
+    bytes_by = {
+        label: [bytes_of(running.out / name) for name in names] for label, names in Plan.read(running.out).runs.items()
+    }
     gains = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
     gaps = gaps_of(comparison)
     yield {
@@ -292,13 +302,13 @@ def rows_of(comparison: Comparison, run: Running) -> Iterator[Cells]:
         "time": "1",
         "bytes": "1",
     }
-    for words in run.workload.methods:
-        if words not in run.variants or run.variants[words].label not in bytes_by:
-            yield {"method": words, "mean": "missing" if words not in run.failed else "not run"}
+    for words in running.workload.methods:
+        if words not in running.variants or running.variants[words].label not in bytes_by:
+            yield {"method": words, "mean": "missing" if words not in running.failed else "not run"}
             continue
-        label = run.variants[words].label
+        label = running.variants[words].label
         sent = zip(bytes_by[label], bytes_by[comparison.baseline], strict=True)
-        cost = {"time": run.times(words), "bytes": times(mine / theirs for mine, theirs in sent)}
+        cost = {"time": running.times(words), "bytes": times(mine / theirs for mine, theirs in sent)}
         for served in (label, personal_label(label)):
             if served in comparison.finals:
                 yield {
@@ -319,8 +329,8 @@ def summary_of(compared: Mapping[str, tuple[Comparison, Running]]) -> Iterator[C
     """
     for words in (*BEFORE, *NEWER, *OF_GROUPS):
         row: dict[str, Cell] = {"method": words}
-        for name, (comparison, run) in compared.items():
-            variant = run.variants.get(run.workload.changed.get(words, words))
+        for name, (comparison, running) in compared.items():
+            variant = running.variants.get(running.workload.changed.get(words, words))
             labels = (personal_label(variant.label), variant.label) if variant else ()
             served = next((label for label in labels if label in comparison.finals), "")
             row[name] = gain(comparison.difference(served, "worst_10"), brief=True) if served else "–"
@@ -356,13 +366,13 @@ def times(ratios: Iterable[float]) -> str:
     return f"{statistics.median(ratios):.2g}"
 
 
-def notes_of(comparison: Comparison, run: Running) -> list[str]:
+def notes_of(comparison: Comparison, running: Running) -> list[str]:
     """Return what is to be said below a table: seeds, engines, what could not be run and what limits the numbers."""
-    names = Plan.read(run.out).runs[comparison.baseline]
-    engine = (load(run.out / names[0]).engine or {}).get("engine")
-    settings = ", ".join(f"{key}={value}" for key, value in run.settings.items())
-    notes = [f"{run.seeds} seeds, computed by {engine}: {settings}.", f"{machine()}."]
-    return notes + [f"{words}: {reason}" for words, reason in run.failed.items()]
+    names = Plan.read(running.out).runs[comparison.baseline]
+    engine = (load(running.out / names[0]).engine or {}).get("engine")
+    settings = ", ".join(f"{key}={value}" for key, value in running.settings.items())
+    notes = [f"{running.seeds} seeds, computed by {engine}: {settings}.", f"{machine()}."]
+    return notes + [f"{words}: {reason}" for words, reason in running.failed.items()]
 
 
 if __name__ == "__main__":
