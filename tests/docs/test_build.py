@@ -40,13 +40,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_method_has_a_page(built: Path) -> None:
     written = {file.name for file in (built.parent / "docs" / "methods").iterdir()}
-    assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".svg")} | {"index.md", "torchjd.svg"}
+    assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".svg")} | {
+        "index.md",
+        "torchjd.svg",
+        "scalarizers.svg",
+    }
     compared = (built / "methods" / "index.html").read_text()
     for name in METHODS:
         html = (built / "methods" / f"{name}.html").read_text()
         assert METHODS[name].__name__ in html
         assert f'href="{name}.html"' in compared
     assert "torchjd:upgrad" in compared
+    assert "torchjd:stch" in compared
 
 
 def test_every_public_name_is_in_the_reference(built: Path) -> None:
