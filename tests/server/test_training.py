@@ -24,6 +24,7 @@ OTHER_STEPS: dict[str, Any] = {
     "class-weights": "balanced",
     "precision": "bfloat16",
     "schedule-over": "steps",
+    "client-rule": "my_rules:Mine",
 }
 
 
