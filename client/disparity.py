@@ -82,20 +82,20 @@ def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms
     counts = members.sum(dim=1)
     if counts.min() < smallest:
         return Disparity(0.0, 0.0, [])
-    first, second = members.double() / counts[:, None]
-    weights = second - first
+    of_each = members.double()
+    first, second = of_each / counts[:, None]
+    weights, sums = second - first, torch.zeros(2, 2, dtype=torch.float64)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.grad = None
-    smooth = hard = 0.0
     with drawing_from(0, examples.device):  # a model may draw in evaluation too, and then always the same
         for place, logits in _logits_of(model, task, examples):
-            part = weights[place]
             decisions = torch.sigmoid(sharpness * logits)
             if decisions.requires_grad:
-                torch.autograd.backward((part.to(decisions) * decisions).sum())
-            smooth += float(part @ _in_double(decisions))
-            hard += float(part @ _in_double(logits >= 0.0))
+                torch.autograd.backward((weights[place].to(decisions) * decisions).sum())
+            sums += of_each[:, place] @ torch.stack([_in_double(decisions), _in_double(logits >= 0.0)], dim=1)
+    of_first, of_second = sums / counts[:, None]  # no mean is beyond 1, as a sum of shares may be
+    smooth, hard = (of_second - of_first).tolist()
     gradient = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

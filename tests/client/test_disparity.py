@@ -338,6 +338,22 @@ def test_a_disparity_of_zero_has_no_gradient() -> None:
     assert (at_zero.smooth, at_zero.gradient) == (0.0, [])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_that_are_wholly_apart_have_a_disparity_of_one_and_no_more(kind: str) -> None:
+    """A server refuses one beyond 1, however little: the mean of n ones is 1, whatever n is."""
+    model = linear(1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1e6, 0.0, 0.0]]))  # type: ignore[operator,union-attr]
+        model.bias.zero_()  # type: ignore[operator,union-attr]
+    for count in range(1, 100):
+        signs = torch.tensor([-1.0] * 7 + [1.0] * count).double()
+        inputs = torch.stack([signs, torch.zeros_like(signs), torch.zeros_like(signs)], dim=1)
+        examples = Examples(inputs, torch.ones(len(signs), dtype=torch.int64), groups=(signs > 0).long()[:, None])
+        for turned in (examples, replace(examples, groups=1 - examples.groups)):  # type: ignore[operator]
+            found = measure_disparity(model, task_of(), turned, terms_of(kind), 1)
+            assert abs(found.smooth) == abs(found.hard) == 1.0
+
+
 # Batches, buffers, modes --------------------------------------------------------------------------------------------
 
 

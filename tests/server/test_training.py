@@ -24,6 +24,7 @@ OTHER_STEPS: dict[str, Any] = {
     "class-weights": "balanced",
     "precision": "bfloat16",
     "schedule-over": "steps",
+    "client-rule": "my_rules:Mine",
 }
 
 
@@ -43,7 +44,7 @@ def test_a_method_that_goes_by_gradients_of_a_disparity_refuses_weight_decay_too
         SettingsError, match=r"weight-decay = 0\.01: FCFL .*: leave weight-decay out, or choose another"
     ):
         Settings.of({"method": "fcfl", "weight-decay": 0.01})
-    with pytest.raises(SettingsError, match="momentum = 0.9: FCFL"):
+    with pytest.raises(SettingsError, match=r"momentum = 0\.9: FCFL"):
         Settings.of({"method": "fcfl", "momentum": 0.9})
     for remedy in ({"method": "fcfl"}, {"method": "fairfed", "weight-decay": 0.01}):
         Settings.of(remedy)
