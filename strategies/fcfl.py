@@ -18,8 +18,8 @@ from .strategy import FairStrategy
 SHARPNESS = 10.0
 """Clients measure the disparity with σ(10 z) in place of the decision 1[z ≥ 0], which has no gradient."""
 
-
 TEMPERATURES = ("delta-loss", "delta-disparity")
+"""What the memory calls δ_l and δ_g."""
 
 FAR_BELOW = -800.0
 """An entry of a softmax that is so many temperatures below the largest is 0."""
