@@ -31,7 +31,7 @@ from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
 from fairbloom.client.honoured import Honoured
-from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.protocol.names import BETWEEN_GROUPS, LOSS_BASELINE
 from fairbloom.protocol.terms import WORK
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, FedMGDA, QFedAvg, Round
@@ -89,9 +89,9 @@ class InOrder:
 BY_FUNCTIONS = [
     (name, arguments)
     for name, arguments in CASES
-    if not METHODS[name].needs & BETWEEN_GROUPS and not make(name, arguments).keeps_states
+    if not METHODS[name].needs & {*BETWEEN_GROUPS, LOSS_BASELINE} and not make(name, arguments).keeps_states
 ]
-"""The cases that ask for nothing which her functions lack: two groups, and something that is kept between rounds."""
+"""The cases that ask for nothing that her functions lack: two groups, training alone, what is kept between rounds."""
 
 
 @pytest.mark.parametrize("batch_size", [0, 16])
