@@ -31,7 +31,7 @@ from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
 from fairbloom.client.honoured import Honoured
-from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.protocol.names import BETWEEN_GROUPS, LOSS_BASELINE
 from fairbloom.protocol.terms import WORK
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, FedMGDA, QFedAvg, Round
@@ -86,8 +86,16 @@ class InOrder:
     random = staticmethod(lambda: 1.0)
 
 
+BY_FUNCTIONS = [
+    (name, arguments)
+    for name, arguments in CASES
+    if not METHODS[name].needs & {*BETWEEN_GROUPS, LOSS_BASELINE} and not make(name, arguments).keeps_states
+]
+"""The cases that ask for nothing that her functions lack: two groups, training alone, what is kept between rounds."""
+
+
 @pytest.mark.parametrize("batch_size", [0, 16])
-@pytest.mark.parametrize(("name", "arguments"), [each for each in CASES if not METHODS[each[0]].needs & BETWEEN_GROUPS])
+@pytest.mark.parametrize(("name", "arguments"), BY_FUNCTIONS)
 def test_every_method_makes_the_same_model_with_her_functions_as_with_our_own_client(
     name: str, arguments: dict[str, Any], batch_size: int, quickstart: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
