@@ -114,7 +114,7 @@ WORKLOADS = {
         3,
         {
             **{"task": "fashion-mnist", "fashion-mnist.classes": "0,2,6", "clients": 3, "partition": "class"},
-            **{"model": "logistic", "batch-size": 200, "fraction": 1.0, "num-rounds": 30},
+            **{"model": "logistic", "batch-size": 0, "fraction": 1.0, "num-rounds": 60},
             **{"learning-rate": 0.1, "evaluate-every": 0},
         },
     ),
