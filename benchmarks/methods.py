@@ -111,7 +111,7 @@ WORKLOADS = {
     ),
     "one-class": Workload(
         "Fashion-MNIST: T-shirts, pullovers and shirts, a client each, linear model",
-        3,
+        5,
         {
             **{"task": "fashion-mnist", "fashion-mnist.classes": "0,2,6", "clients": 3, "partition": "class"},
             **{"model": "logistic", "batch-size": 0, "fraction": 1.0, "num-rounds": 60},
