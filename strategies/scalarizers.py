@@ -16,7 +16,7 @@ from .vred import count_negative
 
 
 class FromScalarizer(FairStrategy):
-    r"""A scalarization of TorchJD as a strategy: STCH, COSMOS, PBI, the geometric mean, ….
+    r"""A scalarization of TorchJD as a strategy, such as STCH, COSMOS, PBI and the geometric mean.
 
     .. math:: c_k = \frac{\partial S(F)}{\partial F_k}
 

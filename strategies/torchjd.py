@@ -24,7 +24,7 @@ STARTING_POINTS: dict[str, dict[str, float]] = {
 
 
 class FromTorchJD(FairStrategy):
-    r"""A weighting of TorchJD as a strategy: UPGrad, Aligned-MTL, CAGrad, PCGrad, ….
+    r"""A weighting of TorchJD as a strategy, such as UPGrad, Aligned-MTL, CAGrad and PCGrad.
 
     .. math:: c = \text{weighting}(G)
 

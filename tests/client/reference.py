@@ -5,15 +5,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fairbloom.client.training import StateDict, batches
+from fairbloom.client.training import WorkOver, batches
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Task
 
 
 def train_by_torch(
-    model: nn.Module, task: Task, examples: Examples, work: LocalWork, anchor: Sequence[Tensor] | None = None
-) -> StateDict:
-    """Stand in for fairbloom.client.training.train, without its snapshots and its limit of time.
+    model: nn.Module,
+    task: Task,
+    examples: Examples,
+    work: LocalWork,
+    anchor: Sequence[Tensor] | None = None,
+    rule: None = None,
+) -> WorkOver:
+    """Stand in for fairbloom.client.training.train, without its snapshots, its limit of time, and rules.
 
     A last batch of one example is left out where there is BatchNorm. The optimizer's two ways, of which `foreach` is
     one, differ by a rounding in float16 alone.
@@ -44,4 +49,4 @@ def train_by_torch(
                 torch.nn.utils.clip_grad_norm_(trainable, work.gradient_clip)
             optimizer.step()
     optimizer.zero_grad()
-    return {}
+    return WorkOver()

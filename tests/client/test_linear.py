@@ -81,7 +81,7 @@ def test_training_with_it_is_training_by_autograd(
             snapshot_step=5,
             random=np.random.default_rng(0),
         )
-        snapshot = training.train(model, task_with(), examples, mixed)
+        snapshot = training.train(model, task_with(), examples, mixed).snapshot
         trained.append((model.state_dict(), snapshot))
     for ours, autograds in zip(*trained, strict=True):
         for name, found in ours.items():

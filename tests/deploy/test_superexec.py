@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,7 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.run_folder.errors import RunFolderError
 
 TOKEN = "a-token-that-is-nobodys-business"
-HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-WAITING = HEEDING + "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"
+WAITING = "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"
 
 
 def spec(task_id: int = 1) -> Any:
@@ -44,7 +44,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def start(command: list[str], **given: Any) -> Any:
         started.append(command)
-        return popen([sys.executable, "-c", WAITING, *command[4:]], stdout=subprocess.DEVNULL, **given)
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which tests in the background would not
+        waiting = [sys.executable, "-c", WAITING, *command[4:]]
+        return popen(waiting, stdout=subprocess.DEVNULL, preexec_fn=heed, **given)
 
     monkeypatch.setattr(superexec.subprocess, "Popen", start)
     monkeypatch.setattr(superexec, "AGAIN_SECONDS", 0.0)

@@ -270,7 +270,7 @@ def test_a_weigh_that_returns_no_coefficients_is_named_with_what_it_returned_and
     with pytest.raises(MethodError) as raised:
         run(returning(value), grid_of(None))
     assert str(raised.value).startswith(f"Mine.weigh, in round 1, returned {got}: it must return one number for each")
-    assert str(raised.value).endswith("shape (4,)")
+    assert str(raised.value).endswith("shape (4,), or such numbers for each array that is trained, shape (3, 4)")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

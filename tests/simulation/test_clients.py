@@ -21,10 +21,10 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> None:
     """One client fails in the second round, and another one whenever it evaluates."""
     train, evaluate = LocalClient.train, LocalClient.evaluate
 
-    def fails_once(self: LocalClient, received: StateDict, terms: Terms) -> Update:
+    def fails_once(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         if self.name == "client-2" and terms.server_round == 2:
             raise RuntimeError("the disk of clinic 2 is gone")
-        return train(self, received, terms)
+        return train(self, received, terms, sent)
 
     def fails(self: LocalClient, received: StateDict, terms: Terms) -> Metrics:
         if self.name == "client-3":

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fairbloom.errors import ReportableError
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.simulation.run import simulate
@@ -56,6 +57,10 @@ def test_a_run_is_finite_and_repeats_and_resumes_to_the_same_bits(method: str, o
     if METHODS[method].needs_plain_sgd and "momentum" in objective:
         with pytest.raises(SettingsError, match=f"momentum = 0.9: {METHODS[method].__name__} .*plain SGD"):
             Settings.of(config)
+        return
+    if method in ("scaffold", "feddyn") and "momentum" in objective:
+        with pytest.raises(ReportableError, match=r"corrects the steps of plain SGD.* momentum"):
+            simulate(Settings.of({**config, "out": str(tmp_path / "a")}))
         return
     whole, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "ab")
     expected = bits(simulate(whole))

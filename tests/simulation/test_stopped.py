@@ -72,9 +72,9 @@ def test_a_short_run_without_any_step_is_no_success_either_and_is_finished_where
 def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     train = LocalClient.train
 
-    def broken(self: LocalClient, received: StateDict, terms: Terms) -> Update:
+    def broken(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         if terms.server_round < 3:
-            return train(self, received, terms)
+            return train(self, received, terms, sent)
         raise OSError("the sensors of all clinics are off")
 
     with monkeypatch.context() as patch:
@@ -146,7 +146,7 @@ def test_a_straggler_that_is_left_out_is_no_crash(tmp_path: Path, engine: str) -
 
 
 def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def torn(self: LocalClient, received: StateDict, terms: Terms) -> Update:
+    def torn(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         load_file(tmp_path / "torn.safetensors")
         raise AssertionError("it can be read")
 

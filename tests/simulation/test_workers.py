@@ -51,9 +51,9 @@ def patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[LocalClient, Term
     """Let something happen in a client before it trains."""
     train: Train = LocalClient.train
 
-    def other(self: LocalClient, received: StateDict, terms: Terms) -> Update:
+    def other(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         before(self, terms)
-        return train(self, received, terms)
+        return train(self, received, terms, sent)
 
     monkeypatch.setattr(LocalClient, "train", other)
 
