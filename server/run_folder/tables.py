@@ -5,7 +5,8 @@ import io
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fairbloom.system.files import write_whole
@@ -49,7 +50,8 @@ def _read_begun(path: Path) -> list[Cells]:
             content = path.read_bytes()
         except FileNotFoundError:
             return []
-        rows = [row for row in _read_csv(_drop_torn_line(content)) if None not in row.values()]
+        with _csv_reader(_drop_torn_line(content)) as reader:
+            rows = [row for row in reader if None not in row.values()]
         if rows and not all(row.get("round", "").isdecimal() for row in rows):
             raise ValueError("it is no table of rounds")
         return rows
@@ -188,22 +190,30 @@ def _parse(content: bytes, last: float = math.inf) -> tuple[list[str], list[Cell
         When this is no table of rounds, or a row up to round `last` is torn.
     """
     # Rows after round `last` may end within quotes, which the library takes for torn where it is strict.
-    reader = _read_csv(content, strict=last == math.inf)
-    header, rows = list(reader.fieldnames or ()), []
-    if "round" not in header:
-        raise ValueError("its first line has no column round")
-    for row in reader:
-        if not (row["round"] or "").isdecimal():
-            raise ValueError(f"the round in line {reader.line_num} is {row['round']!r}")
-        if int(row["round"]) <= last and (None in row or None in row.values()):
-            raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
-        rows.append(row)
+    with _csv_reader(content, strict=last == math.inf) as reader:
+        header, rows = list(reader.fieldnames or ()), []
+        if "round" not in header:
+            raise ValueError("its first line has no column round")
+        for row in reader:
+            if not (row["round"] or "").isdecimal():
+                raise ValueError(f"the round in line {reader.line_num} is {row['round']!r}")
+            if int(row["round"]) <= last and (None in row or None in row.values()):
+                raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
+            rows.append(row)
     return header, rows
 
 
-def _read_csv(content: bytes, *, strict: bool = False) -> "csv.DictReader[str]":
-    csv.field_size_limit(sys.maxsize)  # the reasons of many refused clients, in one cell, may exceed the library's
-    return csv.DictReader(io.StringIO(content.decode(), newline=""), strict=strict)
+@contextmanager
+def _csv_reader(content: bytes, *, strict: bool = False) -> Iterator["csv.DictReader[str]"]:
+    """Yield a reader of cells of any length: the reasons of many refused clients, in one cell, may exceed the limit.
+
+    The limit is that of the whole process, in which clients may read their files by it, so it is put back.
+    """
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        yield csv.DictReader(io.StringIO(content.decode(), newline=""), strict=strict)
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _write_at(path: Path, size: int, content: bytes) -> None:

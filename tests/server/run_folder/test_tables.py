@@ -1,5 +1,6 @@
 """The tables of a finished run: read where they are whole, refused with file and fault where not."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,17 @@ def test_names_without_spaces_stand_as_they_are_and_those_of_an_older_version_ar
     assert format_round(a_round(1, missing=("site-a", "site_b.c")), 0.0)["missing"] == "site-a site_b.c"
     assert parse_names("O'Brien b") == ["O'Brien", "b"]
     assert [name for name, _ in parse_refusals("O'Brien: late | b: late")] == ["O'Brien", "b"]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_cell_of_any_length_is_read_and_the_limit_by_which_clients_read_files_stays(
+    tmp_path: Path, finished: bool
+) -> None:
+    limit = csv.field_size_limit()
+    reasons = "site-a: " + "it was refused " * limit
+    (tmp_path / "rounds.csv").write_text(
+        format_csv(("round", "refused"), [{"round": 1, "refused": reasons}], header=True)
+    )
+    (row,) = read_table(tmp_path / "rounds.csv", ["round", "refused"], finished=finished)
+    assert row["refused"] == reasons
+    assert csv.field_size_limit() == limit
