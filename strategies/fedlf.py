@@ -10,13 +10,10 @@ from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Pairs, Positive, pairs_in
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
-from .guidance import guidance
+from .guidance import NOTHING_COMMON, guidance
 from .layers import layers_of
 from .simplex import min_norm_weights
 from .strategy import FairStrategy
-
-NOTHING_COMMON = 1e-3
-"""A layer has no common direction where its shortest one has at most this share of its rows' length."""
 
 NO_GUIDANCE = 1e-6
 """A guidance row that is shorter than this share of the rows that it combines is rounding, and is left out."""

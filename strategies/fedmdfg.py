@@ -10,12 +10,9 @@ from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
-from .guidance import guidance
+from .guidance import NOTHING_COMMON, guidance
 from .simplex import min_norm_weights
 from .strategy import FairStrategy
-
-NOTHING_COMMON = 1e-3
-"""A combination that is shorter than this share of a scaled update is rounding: no step is taken."""
 
 
 class FedMDFG(FairStrategy):

@@ -9,6 +9,9 @@ from fairbloom.rounds.method import FloatArray
 EQUAL_LOSSES = 1e-6
 """The sine of the angle between the losses and equal ones up to which they count as equal."""
 
+NOTHING_COMMON = 1e-3
+"""A shortest combination of rows of one length that has at most this share of it is no common direction."""
+
 
 class Guidance(NamedTuple):
     """How far the losses are from equal ones, and where to.
