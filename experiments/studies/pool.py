@@ -124,7 +124,7 @@ class Workers:
         if at_a_time > self._size:
             self._start(at_a_time)
         try:
-            with hide_main():
+            with hide_main(), hold_interrupts():
                 started = {
                     self._pool.submit(run_quietly, run, at_a_time, self._log_level): key
                     for key, run in unfinished.items()
@@ -176,6 +176,19 @@ def hide_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+@contextlib.contextmanager
+def hold_interrupts() -> Iterator[None]:
+    """Let Ctrl-C wait, also in processes that are spawned here: one that still imports would print its traceback."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def begin_worker(ended: Connection, tables: Mapping[FileStamp, Table]) -> None:
     """Prepare a worker process, which is given the tables that its driver has read, so that it does not read them."""
     end_with_driver(ended)
@@ -188,6 +201,8 @@ def end_with_driver(ended: Connection) -> None:
     The driver says what there is to say. Without it the worker would wait for another run for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it has waited since the process began
     threading.Thread(target=_end_with_pipe, args=(ended,), daemon=True).start()
 
 

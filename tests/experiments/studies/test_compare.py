@@ -235,6 +235,32 @@ def test_an_interrupted_comparison_ends_with_130_and_finishes_no_run_first(tmp_p
     assert list(tmp_path.rglob("model.safetensors")) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 1.0])
+def test_a_comparison_is_interrupted_without_a_traceback_while_its_processes_are_started(
+    tmp_path: Path, seconds: float
+) -> None:
+    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 150, "--jobs", 2)
+    process = start(*words, "--out", tmp_path, start_new_session=True)
+    while process.poll() is None and len(spawned_by(process.pid)) < 2:
+        time.sleep(0.005)
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told == "interrupted: the same command continues after the last finished round\n"
+
+
+def spawned_by(parent: int) -> list[int]:
+    """Return the processes that multiprocessing has spawned for another."""
+    found = []
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
 def test_a_second_comparison_into_a_folder_is_refused_by_name_of_the_first_until_that_was_killed(
     tmp_path: Path,
 ) -> None:
