@@ -12,7 +12,7 @@ from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .guidance import NOTHING_COMMON, guidance
 from .layers import layers_of
-from .simplex import min_norm_weights
+from .simplex import shortest_combination
 from .strategy import FairStrategy
 
 NO_GUIDANCE = 1e-6
@@ -153,8 +153,7 @@ class FedLF(FairStrategy):
         length = np.sqrt((q @ G @ q).clip(0.0))
         if length > NO_GUIDANCE * unit:
             rows = np.vstack([rows, mu / length * q])
-        products = rows @ G @ rows.T
-        direction = min_norm_weights((products + products.T) / 2.0, np.full(len(rows), 1.0 / len(rows)), 1.0) @ rows
+        direction = shortest_combination(rows, G)
         squared_length = float((direction @ G @ direction).clip(0.0))
         return Layer(arrays, G, direction, squared_length, squared_length <= (NOTHING_COMMON * mu) ** 2)
 

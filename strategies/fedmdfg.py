@@ -11,7 +11,7 @@ from fairbloom.rounds.ranges import Choices, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .guidance import NOTHING_COMMON, guidance
-from .simplex import min_norm_weights
+from .simplex import shortest_combination
 from .strategy import FairStrategy
 
 
@@ -89,8 +89,7 @@ class FedMDFG(FairStrategy):
         v = self._scaled(cohort)
         absent = [row for row, kept in enumerate(cohort.memory, cohort.size) if self.recalls(kept, cohort.names)]
         rows = np.vstack([v[live], self._guidance_row(cohort, v), v[absent]])
-        weights = min_norm_weights(rows @ G @ rows.T, np.full(len(rows), 1.0 / len(rows)), epsilon=1.0)
-        shortest, mean = weights @ rows, v[live].mean(axis=0)
+        shortest, mean = shortest_combination(rows, G), v[live].mean(axis=0)
         squared_length = shortest @ G @ shortest
         if squared_length <= (NOTHING_COMMON * self._mean_length(cohort)) ** 2:
             return np.zeros(len(G))

@@ -75,6 +75,24 @@ def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> Flo
     return _nearest_minimiser(G, weights, prior, lower, upper)
 
 
+def shortest_combination(rows: FloatArray, gram: FloatArray) -> FloatArray:
+    """Return the shortest vector in the hull of some combinations of vectors, as coefficients of these, shape (m,).
+
+    Parameters
+    ----------
+    rows
+        The combinations, one a row, shape (r, m).
+    gram
+        G, the inner products of the vectors, shape (m, m).
+    """
+    products = rows @ gram @ rows.T
+    products = (products + products.T) / 2.0
+    nothing = np.diag(products) <= 0.0  # of a combination that cancels out, rounding is left, of either sign
+    products[nothing], products[:, nothing] = 0.0, 0.0
+    shortest: FloatArray = min_norm_weights(products, np.full(len(rows), 1.0 / len(rows)), epsilon=1.0) @ rows
+    return shortest
+
+
 def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
     """Return argmax gainsᵀα over α in the simplex with Gα ≥ 0, shape (m,); zeros where G is zero.
 

@@ -401,6 +401,14 @@ def test_a_guidance_of_zero_length_is_a_row_and_stops_the_step() -> None:
     assert step(FedMDFG(guidance="gradient"), U, losses=[1.0, 3.0]).tolist() == [0.0, 0.0]
 
 
+@given(seed=st.integers(0, 2**32 - 1), guidance=st.sampled_from(("scaled", "gradient")))
+def test_a_guidance_that_cancels_out_but_for_rounding_stops_the_step(seed: int, guidance: str) -> None:
+    """Losses of (0, 0, 5) guide along −u_1 − u_2, and these are opposite; what is left may have a negative square."""
+    U = np.random.default_rng(seed).normal(size=(3, 9))
+    U[1] = -U[0]
+    assert step(FedMDFG(guidance=guidance), U, losses=[0.0, 0.0, 5.0]).tolist() == [0.0] * 9
+
+
 def test_tiny_updates_are_no_zero_updates() -> None:
     """The authors' code takes lengths below 1e-6 for zero."""
     U = 1e-9 * np.eye(2)
