@@ -31,7 +31,12 @@ Row = Mapping[str, object]
 
 
 def client_columns(
-    scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False, threshold: bool = False, personal: bool = False
+    scores: Iterable[Score] = (ACCURACY,),
+    *,
+    validated: bool = False,
+    threshold: bool = False,
+    personal: bool = False,
+    disparity: bool = False,
 ) -> tuple[str, ...]:
     """Return the columns of clients.csv.
 
@@ -45,6 +50,8 @@ def client_columns(
         Whether a threshold is chosen by these.
     personal
         Whether they have personal models, which are then measured on these as well.
+    disparity
+        Whether the method asks for their disparities between groups.
     """
     scores = tuple(scores)
     of_personal = [score.column("personal", "validation") for score in scores] if personal else []
@@ -53,6 +60,7 @@ def client_columns(
         *("round", "client", "participated", "coefficient", "test_examples"),
         *(score.column(model) for score in scores for model in ("global", "personal")),
         *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
+        *(("train_disparity_before_round",) if disparity else ()),
         *((*on_validation, *of_personal) if validated else ()),
         *((THRESHOLD,) if threshold else ()),
     )
@@ -141,6 +149,7 @@ def format_clients(
     validated: bool = False,
     threshold: bool = False,
     personal: bool = False,
+    disparity: bool = False,
     loss: str = names.LOSS,
 ) -> list[tuple[object, ...]]:
     """Return the cells of `client_columns` for each client that evaluated the round's model.
@@ -165,6 +174,7 @@ def format_clients(
             measured.get(loss),
             trained.get(name, nothing).get(names.LOSS_BEFORE),
             measured.get(names.TRAIN_LOSS),
+            *([trained.get(name, nothing).get(names.DISPARITY)] if disparity else []),
             *[_cell(score, measured.get(metric)) for score, metric in validation],
             *([measured.get(f"{names.LOSS}-{names.VALIDATION}")] if validated else []),
             *[_cell(score, measured.get(metric)) for score, metric in of_personal],
