@@ -24,6 +24,9 @@ ABSENT = ("refused", "missing", "offline")
 WORDS = ("client", *ABSENT, "decided_by", "clipped", "lost_states", "model", "grouping", "group", "phase", "metric")
 """The columns of the tables that hold words, however much they look like numbers."""
 
+DISPARITIES = (names.DISPARITY, names.DISPARITY_HARD)
+"""What clients.csv has of the groups of a client's training examples, where the method asks for their disparity."""
+
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""
 
@@ -60,7 +63,7 @@ def client_columns(
         *("round", "client", "participated", "coefficient", "test_examples"),
         *(score.column(model) for score in scores for model in ("global", "personal")),
         *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
-        *(("train_disparity_before_round",) if disparity else ()),
+        *((f"train_{metric.replace('-', '_')}_before_round" for metric in DISPARITIES) if disparity else ()),
         *((*on_validation, *of_personal) if validated else ()),
         *((THRESHOLD,) if threshold else ()),
     )
@@ -174,7 +177,7 @@ def format_clients(
             measured.get(loss),
             trained.get(name, nothing).get(names.LOSS_BEFORE),
             measured.get(names.TRAIN_LOSS),
-            *([trained.get(name, nothing).get(names.DISPARITY)] if disparity else []),
+            *([trained.get(name, nothing).get(metric) for metric in DISPARITIES] if disparity else []),
             *[_cell(score, measured.get(metric)) for score, metric in validation],
             *([measured.get(f"{names.LOSS}-{names.VALIDATION}")] if validated else []),
             *[_cell(score, measured.get(metric)) for score, metric in of_personal],
