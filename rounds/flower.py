@@ -841,10 +841,12 @@ def usable_second(content: RecordDict, record: str, into: Updates | None) -> tup
     if record not in content.array_records:
         raise MissingSecondError(record)
     received, layout = content.array_records[record], into.layout
-    if record == SNAPSHOT:
-        return _readable(received, layout), 0
-    used = {name: array for name, array in received.items() if name in layout.arrays}
-    return _readable(used, layout), sum(len(array.data) for name, array in received.items() if name not in used)
+    used = {name: array for name, array in received.items() if record == SNAPSHOT or name in layout.arrays}
+    try:
+        arrays = _readable(used, layout)
+    except ValueError as error:
+        raise ValueError(f"ArrayRecord {record!r}: {error}") from error
+    return arrays, sum(len(array.data) for name, array in received.items() if name not in used)
 
 
 def _readable(record: Mapping[str, Array], layout: Layout) -> Model:

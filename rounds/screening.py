@@ -250,6 +250,8 @@ def _check_group_counts(metrics: Mapping[str, float]) -> None:
             value = metrics.get(name, 0)
             if value != int(value) or not 0 <= value <= most:
                 raise ValueError(f"metric {name!r} must be a whole number from 0 to {most:g}, got {value!r}")
+    if (together := sum(metrics.get(name, 0) for name in POSITIVES)) > metrics[NUM_EXAMPLES]:
+        raise ValueError(f"{' and '.join(POSITIVES)} are {together:g} together, of {metrics[NUM_EXAMPLES]:g} examples")
 
 
 def check_counts(

@@ -14,7 +14,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import module_digests, modules_behind
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
-from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
+from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, digest, split_names
 from fairbloom.protocol.thresholds import HALF, TOGETHER, apply_common_threshold, shown_scores
@@ -236,8 +236,9 @@ def _run_rounds(
         )
 
     def measure(number: int) -> list[str]:
-        # Needed for the share of improved participants; costs a pass over the data, so only in evaluated rounds.
-        return [LOSS_BEFORE] if rounds.evaluates(number) else []
+        # For the records alone: losses cost a pass over the data, so only evaluated rounds ask for them.
+        between = [DISPARITY_HARD] if DISPARITY in method.needs else []
+        return [LOSS_BEFORE, *between] if rounds.evaluates(number) else []
 
     page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
     run = TrackedRun(recorder.path, settings.run_config(), score, recorder.saved)

@@ -26,6 +26,9 @@ FOLDER = Path(__file__).parent
 CLIENT = "client:"
 """What a measure of one client begins with."""
 
+GAP = "gap:"
+"""What a measure of the gap between groups begins with: a score follows, and `:NAME` where it is of one client."""
+
 AGAINST = ("suffering_improved", "suffering_change", "well_degraded", "well_change", "overall_change")
 """The measures of a row against the baseline's."""
 
@@ -33,7 +36,7 @@ PERCENTILES = {"percentile_5": 5.0, "percentile_95": 95.0}
 """The measures that are percentiles over clients, and which."""
 
 OTHERS = ("angle", "uniform", "improved", *PERCENTILES, *AGAINST)
-"""The measures beside those of a run's tables, and beside single clients."""
+"""The measures beside those of a run's tables, of single clients and of groups."""
 
 ROUND = "round"
 """What a figure has on its x-axis where it draws curves over the rounds."""
@@ -219,8 +222,8 @@ class Recipe(Section):
     def _check_measures(self) -> None:
         """Raise ValueError where a measure is unknown or lacks its baseline, or one is judged that is not measured."""
         for measure in self.measures:
-            if measure not in (*MEASURES, *OTHERS) and not measure.startswith(CLIENT):
-                there = ", ".join((*MEASURES, *OTHERS, f"{CLIENT}NAME"))
+            if measure not in (*MEASURES, *OTHERS) and not measure.startswith((CLIENT, GAP)):
+                there = ", ".join((*MEASURES, *OTHERS, f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME"))
                 raise ValueError(f"measures: unknown measure {measure!r}: there are {there}")
             if measure in AGAINST and not self.baseline:
                 raise ValueError(f"measures: {measure} is against a baseline: name a row's label by baseline")

@@ -1,4 +1,4 @@
-"""The measures that recipes name, of a run: fairness over clients, single clients, and against a baseline's run."""
+"""The measures that recipes name, of a run: over clients, of single ones, between groups, and against a baseline."""
 
 import math
 import re
@@ -11,7 +11,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.fairness import against_baseline, count_of_share
 from fairbloom.server.run_folder.rows import MEASURES
 
-from ..recipes.recipe import AGAINST, CLIENT, PERCENTILES, Case
+from ..recipes.recipe import AGAINST, CLIENT, GAP, PERCENTILES, Case
+from .groups import ALL
 from .run import Run, final_of, measures
 
 IMPROVED = "percent_of_participants_improved"
@@ -35,9 +36,12 @@ def decimals(measure: str, unit: str) -> int:
 
 
 def in_title(measure: str, unit: str) -> str:
-    """Return what tables and figures call a measure: "worst 10 %", a client's name."""
+    """Return what tables and figures call a measure: "worst 10 %", a client's name, "selection rate gap, site-a"."""
     if measure.startswith(CLIENT):
         return measure.removeprefix(CLIENT)
+    if measure.startswith(GAP):
+        score, _, client = measure.removeprefix(GAP).partition(":")
+        return f"{score.replace('-', ' ')} gap" + (f", {client}" if client else "")
     if measure in PERCENTILES:
         return f"{PERCENTILES[measure]:.0f}th percentile"
     words = re.sub(r"^(worst|best) (\d+)$", r"\1 \2 %", measure.replace("_", " "))
@@ -69,7 +73,7 @@ def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:
     Raises
     ------
     FairbloomError
-        When the run's clients have no score, or there is no client of a name.
+        When the run's clients have no score, or there is no client of a name, or no such gap between groups.
     """
     evaluated, unit = case.row.evaluated, case.recipe.unit
     values = scores_of(run, evaluated)
@@ -80,7 +84,7 @@ def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:
         against = {**against_baseline(values, base), "overall_change": change}
     spread = measures(values, run.score)
     return {
-        measure: scaled(_measure(measure, run, values, spread | against), measure, unit)
+        measure: scaled(_measure(measure, run, evaluated, values, spread | against), measure, unit)
         for measure in case.recipe.measures
     }
 
@@ -140,7 +144,7 @@ def _column(run: Run, column: str) -> dict[int, float]:
     return {int(row["round"]): float(row[column]) for row in run.rows_of_rounds() if row.get(column)}
 
 
-def _measure(measure: str, run: Run, values: Mapping[str, float], known: Mapping[str, float]) -> float:
+def _measure(measure: str, run: Run, evaluated: str, values: Mapping[str, float], known: Mapping[str, float]) -> float:
     """Return one measure, in percent where it is of accuracies."""
     if measure in MEASURES or measure in AGAINST:
         return known[measure]
@@ -153,10 +157,27 @@ def _measure(measure: str, run: Run, values: Mapping[str, float], known: Mapping
     if measure == "uniform":
         examples = run.test_examples()
         return sum(examples[name] * value for name, value in values.items()) / sum(examples[name] for name in values)
+    if measure.startswith(GAP):
+        return _gap(measure, run, evaluated)
     name = measure.removeprefix(CLIENT)
     if name not in values:
         raise FairbloomError(f"{measure}: {run.folder} has no client of that name: there are {', '.join(values)}")
     return values[name]
+
+
+def _gap(measure: str, run: Run, evaluated: str) -> float:
+    """Return how far the groups of the first grouping are apart in a score: a client's, or those over all clients."""
+    score, _, client = measure.removeprefix(GAP).partition(":")
+    if (report := run.by_group(evaluated)) is None:
+        raise FairbloomError(f"{measure}: {run.folder} has no groups: name them, as the setting csv.group = 'sex' does")
+    grouping = next(iter(report.grouped.groupings))
+    sizes = {each.score.name: each.size for each in report.gaps(client or ALL) if each.grouping == grouping}
+    if score not in sizes:
+        raise FairbloomError(
+            f"{measure}: {run.folder} has no gap in {score} by {grouping} of {client or ALL}: there are gaps in "
+            f"{', '.join(sizes) or 'nothing'}, and {', '.join(report.clients) or 'no client'} report groups"
+        )
+    return sizes[score]
 
 
 def _angle(cosine: float) -> float:

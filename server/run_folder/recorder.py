@@ -14,7 +14,7 @@ import numpy as np
 
 from fairbloom import __version__
 from fairbloom.logs import log
-from fairbloom.protocol.names import LOSS
+from fairbloom.protocol.names import DISPARITY, LOSS
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.limits import BrokenModelError
@@ -147,7 +147,10 @@ class RunRecorder:
         self._best_by = mean_column(self._score, validated=validated)
         self._personal = method.terms(1).personal_lambda is not None
         self._kept_by_clients = self._personal or method.keeps_states
-        columns = client_columns(scores, validated=validated, threshold=threshold, personal=self._personal)
+        self._disparity = DISPARITY in method.needs
+        columns = client_columns(
+            scores, validated=validated, threshold=threshold, personal=self._personal, disparity=self._disparity
+        )
         self._clients = TableWriter(CLIENTS.path_in(path), columns)
         self._loss, self._stopping = loss, stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
@@ -230,6 +233,7 @@ class RunRecorder:
             validated=self._validated,
             threshold=self._threshold,
             personal=self._personal,
+            disparity=self._disparity,
             loss=self._loss,
         )
         self._clients.add(rows)

@@ -24,6 +24,9 @@ ABSENT = ("refused", "missing", "offline")
 WORDS = ("client", *ABSENT, "decided_by", "clipped", "lost_states", "model", "grouping", "group", "phase", "metric")
 """The columns of the tables that hold words, however much they look like numbers."""
 
+DISPARITIES = (names.DISPARITY, names.DISPARITY_HARD)
+"""What clients.csv has of the groups of a client's training examples, where the method asks for their disparity."""
+
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""
 
@@ -31,7 +34,12 @@ Row = Mapping[str, object]
 
 
 def client_columns(
-    scores: Iterable[Score] = (ACCURACY,), *, validated: bool = False, threshold: bool = False, personal: bool = False
+    scores: Iterable[Score] = (ACCURACY,),
+    *,
+    validated: bool = False,
+    threshold: bool = False,
+    personal: bool = False,
+    disparity: bool = False,
 ) -> tuple[str, ...]:
     """Return the columns of clients.csv.
 
@@ -45,6 +53,8 @@ def client_columns(
         Whether a threshold is chosen by these.
     personal
         Whether they have personal models, which are then measured on these as well.
+    disparity
+        Whether the method asks for their disparities between groups.
     """
     scores = tuple(scores)
     of_personal = [score.column("personal", "validation") for score in scores] if personal else []
@@ -53,6 +63,7 @@ def client_columns(
         *("round", "client", "participated", "coefficient", "test_examples"),
         *(score.column(model) for score in scores for model in ("global", "personal")),
         *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
+        *((f"train_{metric.replace('-', '_')}_before_round" for metric in DISPARITIES) if disparity else ()),
         *((*on_validation, *of_personal) if validated else ()),
         *((THRESHOLD,) if threshold else ()),
     )
@@ -141,6 +152,7 @@ def format_clients(
     validated: bool = False,
     threshold: bool = False,
     personal: bool = False,
+    disparity: bool = False,
     loss: str = names.LOSS,
 ) -> list[tuple[object, ...]]:
     """Return the cells of `client_columns` for each client that evaluated the round's model.
@@ -165,6 +177,7 @@ def format_clients(
             measured.get(loss),
             trained.get(name, nothing).get(names.LOSS_BEFORE),
             measured.get(names.TRAIN_LOSS),
+            *([trained.get(name, nothing).get(metric) for metric in DISPARITIES] if disparity else []),
             *[_cell(score, measured.get(metric)) for score, metric in validation],
             *([measured.get(f"{names.LOSS}-{names.VALIDATION}")] if validated else []),
             *[_cell(score, measured.get(metric)) for score, metric in of_personal],

@@ -175,9 +175,9 @@ NAN = np.array([np.nan, 0.0, 0.0], np.float32)
     [
         (without(ARRAYS_DISPARITY), "ArrayRecord 'arrays-disparity' is missing"),
         (without("arrays"), "ArrayRecord 'arrays' is missing"),
-        (changed(bias=None), "array 'bias' is missing"),
-        (changed(bias=np.zeros(4, np.float32)), "array 'bias' has shape (4,)"),
-        (changed(bias=np.zeros(3, np.int64)), "array 'bias' has dtype int64"),
+        (changed(bias=None), "ArrayRecord 'arrays-disparity': array 'bias' is missing"),
+        (changed(bias=np.zeros(4, np.float32)), "ArrayRecord 'arrays-disparity': array 'bias' has shape (4,)"),
+        (changed(bias=np.zeros(3, np.int64)), "ArrayRecord 'arrays-disparity': array 'bias' has dtype int64"),
         (changed(bias=NAN), "array 'bias' of the arrays-disparity is not finite"),
         (changed(bias=np.full(3, 1e30, np.float32)), "its arrays-disparity has the length 1.73205e+30"),
     ],

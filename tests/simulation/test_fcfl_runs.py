@@ -45,6 +45,12 @@ def test_each_site_comes_within_its_budget_in_both_stages(tmp_path: Path) -> Non
     assert max(gaps_of(bound).values()) < 0.7 * max(gaps_of(free).values())  # on test examples, and of decisions
     assert set(free.rounds["over_budget"]) == {0.0}
     assert max(bound.rounds["over_budget"]) > 0.0
+    last = bound.clients["train_disparity_before_round"]  # which the budgets are for
+    assert (last.abs() > 0.1).sum() == bound.rounds["over_budget"].iloc[-1]
+    assert last.abs().max() == pytest.approx(0.1, abs=0.01)
+    of_decisions = bound.clients["train_disparity_hard_before_round"]
+    np.testing.assert_allclose(of_decisions, last, atol=0.05)
+    assert (of_decisions != last).all()
     specific = {"fcfl.budgets": "site-0=0.9 site-1=0.9 site-2=0.9 site-3=0.9", "fcfl.budget": 0.1}
     loose = load(simulate(settings_of(data, tmp_path / "loose", **long, **specific)))
     np.testing.assert_allclose(model_of(loose.folder), model_of(free.folder), rtol=1e-4, atol=1e-5)

@@ -181,6 +181,7 @@ def test_it_is_read_in_sentences_and_as_json(tmp_path: Path, capsys: pytest.Capt
             [
                 "it sends the received model one step further down the disparity between its groups: 1.weight",
                 "disparity =",
+                "disparity-hard =",
             ],
         ),
     ],

@@ -242,6 +242,7 @@ def saying(**metrics: float) -> Any:
         ({"positives_1": 3, "hits_1": 4}, "'hits-1' must be a whole number from 0 to 3, got 4"),
         ({"positives_0": 10**6}, "'positives-0' must be a whole number from 0 to"),
         ({"positives_1": 2.5}, "'positives-1' must be a whole number"),
+        ({"num_examples": 9, "positives_0": 5, "positives_1": 5, "hits_0": 0, "hits_1": 0}, "10 together, of 9 exam"),
         ({"hits_0": float("nan")}, "'hits-0' must be a finite number"),
         ({"accuracy_before": 1.5}, "accuracy-before"),
     ],

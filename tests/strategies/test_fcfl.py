@@ -346,6 +346,16 @@ def test_temperatures_fall_twice_and_then_stay() -> None:
     assert seen == pytest.approx([0.005, 0.00005, 0.00005, 0.00005])
 
 
+def test_a_temperature_that_nothing_holds_up_never_reaches_zero() -> None:
+    """A softmax at a temperature of 0 is 0/0."""
+    method = FCFL(delta_min=0.0)
+    for number in range(1, 201):
+        cohort = cohort_of(**drawn(number, 2) | {"seconds": np.zeros((2, 8))}, round=number)
+        _, delta = remembered(method, cohort)
+        assert np.isfinite(method.weigh(cohort)).all()
+    assert 0.0 < delta < 1e-300
+
+
 def test_a_round_uses_the_temperature_that_it_begins_with() -> None:
     replies = drawn(4, 3) | {"U": 1e-3 * drawn(4, 3)["U"]}
     method = FCFL()

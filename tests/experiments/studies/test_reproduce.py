@@ -19,6 +19,7 @@ import pytest
 from fairbloom import Reproduction, reproduce
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.recipe import Printed, Recipe, names
+from fairbloom.experiments.results.measured import in_title
 from fairbloom.experiments.results.outcome import agree
 from fairbloom.experiments.results.run import REPORT, Run, load
 from fairbloom.experiments.views.figures import draw_reproduction
@@ -444,6 +445,69 @@ def test_a_name_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_client_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, shared: Path) -> None:
     text = f'{SMALL}[[rows]]\nlabel = "A"\n'.replace("client:client-1", "client:shirt")
     with pytest.raises(FairbloomError, match=r"client:shirt: .* has no client of that name: there are client-0, cl"):
+        reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False)
+
+
+GROUPED = """
+seeds = 1
+measures = ["gap:selection-rate", "gap:true-positive-rate:porto", "client:porto"]
+[settings]
+task = "csv"
+csv.group = "sex,age>=60"
+num-rounds = 3
+device = "cpu"
+[[rows]]
+label = "FedAvg"
+published = ["1.5", "", ""]
+"""
+
+
+@pytest.fixture(scope="module")
+def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with patients of two hospitals, whose women have another blood pressure when they are sick."""
+    folder, random = tmp_path_factory.mktemp("clinics"), np.random.default_rng(0)
+    for name in ("lund", "porto"):
+        woman, age, sick = random.random(120) < 0.5, random.integers(35, 85, 120), random.random(120) < 0.5
+        pressure = random.normal(np.where(sick, np.where(woman, 130, 160), 120), 12).round(1)
+        rows = zip(np.where(woman, "female", "male"), age, pressure, np.where(sick, "sick", "healthy"), strict=True)
+        lines = ["sex,age,pressure,target", *(",".join(map(str, row)) for row in rows)]
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_gaps_between_groups_are_measures_of_all_clients_and_of_one(clinics: Path, tmp_path: Path) -> None:
+    """They are those of the first grouping, which `Run.gaps` has too."""
+    about: dict[str, Any] = {"data_dir": clinics, "out": tmp_path / "out", "jobs": 1, "progress": False}
+    done = reproduce(saved(tmp_path, GROUPED), **about)
+    (run,) = done.runs(0)
+    gaps = run.gaps[run.gaps["grouping"] == "sex"].set_index(["client", "score"])["gap"]
+    assert done.outcomes[0].measured == {
+        "gap:selection-rate": (gaps["all clients", "selection-rate"], 0.0),
+        "gap:true-positive-rate:porto": (gaps["porto", "true-positive-rate"], 0.0),
+        "client:porto": (run.final()["porto"], 0.0),
+    }
+    assert (gaps > 0.0).all()
+    titles = [in_title(measure, "percent") for measure in done.recipe.measures]
+    assert titles == ["selection rate gap", "true positive rate gap, porto", "porto"]
+    fraction = reproduce(saved(tmp_path, f'unit = "fraction"\n{GROUPED}'), run=False, **about)
+    assert fraction.outcomes[0].measured["gap:selection-rate"][0] == pytest.approx(
+        gaps["all clients", "selection-rate"] / 100.0
+    )
+
+
+def test_a_gap_that_is_not_there_is_an_error_that_says_which_are(clinics: Path, tmp_path: Path, shared: Path) -> None:
+    about: dict[str, Any] = {"out": tmp_path / "out", "jobs": 1, "progress": False}
+    for wrong, words in (
+        ("gap:selection", r"no gap in selection by sex of all clients: there are gaps in accuracy, selection-rate, tr"),
+        (
+            "gap:selection-rate:oslo",
+            r"selection-rate by sex of oslo: there are gaps in nothing, and lund, porto report",
+        ),
+    ):
+        with pytest.raises(FairbloomError, match=words):
+            reproduce(saved(tmp_path, GROUPED.replace("gap:selection-rate", wrong)), data_dir=clinics, **about)
+    text = f'{SMALL}[[rows]]\nlabel = "A"\n'.replace("client:client-1", "gap:accuracy")
+    with pytest.raises(FairbloomError, match=r"gap:accuracy: .* has no groups: name them, as the setting csv.group"):
         reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False)
 
 
