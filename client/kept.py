@@ -47,20 +47,25 @@ class About:
         That of the model in the server's run folder.
     serves
         "personal" where the run trained no global model, so that this one is as it began; else "global".
+    threshold
+        The probability from which it predicts the positive one of two classes, where the run's clients have chosen one
+        together, or this client its own; None: the class with the higher probability is predicted.
     """
 
     run: str
     round: int
     checksum: str
     serves: str = "global"
+    threshold: float | None = None
 
     @classmethod
-    def of(cls, run: object, round_: object, checksum: object, serves: object) -> Self:
+    def of(cls, run: object, round_: object, checksum: object, serves: object, threshold: object = None) -> Self:
         """Return what a server says of a model; raise ReportableError where that cannot be."""
         if not isinstance(checksum, str) or not isinstance(run, str) or not isinstance(round_, int):
             raise ReportableError("the server does not say of which run the final model is, or which one")
         name = "".join(each if each.isprintable() else "\ufffd" for each in run[:LONGEST_NAME])
-        return cls(name, round_, checksum, PERSONAL if serves == PERSONAL else "global")
+        chosen = threshold if isinstance(threshold, float) and 0.0 < threshold < 1.0 else None
+        return cls(name, round_, checksum, PERSONAL if serves == PERSONAL else "global", chosen)
 
 
 def find_kept(folder: Path) -> About | None:
@@ -70,7 +75,8 @@ def find_kept(folder: Path) -> About | None:
         return None
     try:
         _, about = load_model(path)
-        return About(str(about["run"]), int(about["round"]), str(about["checksum"]), str(about["serves"]))
+        run, checksum, serves = (str(about[key]) for key in ("run", "checksum", "serves"))
+        return About(run, int(about["round"]), checksum, serves, about.get("threshold"))
     except (DamagedFileError, KeyError, TypeError, ValueError) as error:
         log.warning("%s; the server gives it again when the finished run is submitted once more", error)
         return None

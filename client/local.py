@@ -13,7 +13,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.thresholds import CLIENT, apply_own_threshold
+from fairbloom.protocol.thresholds import CLIENT, THRESHOLD, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import sendable
 
@@ -238,6 +238,10 @@ class LocalClient:
     def conclude(self, metrics: Metrics) -> Metrics:
         """Return what an evaluation has measured with this client's own threshold, where each client has one."""
         return apply_own_threshold(metrics) if self.settings.threshold == CLIENT else metrics
+
+    def choose_threshold(self, received: StateDict, terms: Terms) -> float | None:
+        """Return this client's own threshold for a model, None where not each client has one."""
+        return float(self.evaluate(received, terms)[THRESHOLD]) if self.settings.threshold == CLIENT else None
 
     def report(self, measurement: Measurement, scores: Mapping[str, float], terms: Terms) -> dict[str, float]:
         """Return what was measured as this client reports it, by names on the wire."""

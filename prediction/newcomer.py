@@ -1,6 +1,7 @@
 """A site that took no part in a run: how the run's model serves it on its own data, and a personal model from that."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fairbloom.protocol.names import NUM_EXAMPLES, PERSONAL
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.thresholds import shown_scores
+from fairbloom.protocol.thresholds import TOGETHER, apply_threshold, shown_scores
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, ROUNDS, is_finished
 from fairbloom.strategies import served_model
@@ -25,7 +26,7 @@ from fairbloom.system.sealed import Arrays
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.files.targets import join_names
 
-from .predictor import settings_in
+from .predictor import find_threshold, settings_in
 
 EPOCHS, STRENGTH = 10, 1.0
 """Passes over a newcomer's training examples, and the strength of the pull to the global model if the run has none."""
@@ -132,6 +133,8 @@ class Newcomer:
         A score that has no meaning there, as an AUC of a single class, is left out.
         """
         found = self._local.evaluate(self._received, self._terms())
+        if self._about.threshold is not None:
+            found = apply_threshold(found, self._about.threshold)
         if not found[NUM_EXAMPLES]:
             raise NewcomerError(f"{self.name} has no test examples: it needs more rows")
         models = {"global": "", **({} if self.strength is None else {PERSONAL: f"-{PERSONAL}"})}
@@ -149,8 +152,10 @@ class Newcomer:
             When the folder holds something, or cannot be written.
         """
         check_free(folder)
+        threshold = self._local.choose_threshold(self._received, self._terms())
+        about = self._about if threshold is None else replace(self._about, threshold=threshold)
         with explain_write_errors("what predicts here", folder):
-            keep_model(folder, self._config, self._agreed, self._arrays, self._about)
+            keep_model(folder, self._config, self._agreed, self._arrays, about)
             keep_preprocessing(folder, self._local.task, self._local.key)
             if (last := self._local.personal.last) is not None:
                 KeptVersions(folder).keep(*last)
@@ -196,7 +201,9 @@ def _model_in(folder: Path, model: str) -> tuple[Arrays, About]:
             "method, ditto say"
         )
     last = written.get("round") or max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
-    about = About(str(written.get("run", folder.name)), int(last), file.read_checksum(folder))
+    settings = settings_in(folder)
+    threshold = find_threshold(folder, model, "", settings) if settings.get("threshold") == TOGETHER else None
+    about = About(str(written.get("run", folder.name)), int(last), file.read_checksum(folder), threshold=threshold)
     return file.read(folder), about
 
 

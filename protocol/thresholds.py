@@ -51,13 +51,13 @@ def shown_scores(scores: Iterable[Score]) -> tuple[Score, ...]:
 
 def apply_own_threshold(report: Report) -> dict[str, int | float]:
     """Return what a client reports with the scores at the threshold that is best for its validation examples."""
-    return _at(report, _best([report]))
+    return apply_threshold(report, _best([report]))
 
 
 def apply_common_threshold(reports: Mapping[str, Report]) -> dict[str, dict[str, int | float]]:
     """Return what clients report with the scores at the threshold that is best for them on average."""
     threshold = _best(list(reports.values()))
-    return {client: _at(report, threshold) for client, report in reports.items()}
+    return {client: apply_threshold(report, threshold) for client, report in reports.items()}
 
 
 def _best(reports: Sequence[Report]) -> float:
@@ -75,7 +75,7 @@ def _best(reports: Sequence[Report]) -> float:
     return max(found, key=lambda each: (found[each], -abs(each - 0.5)), default=0.5)
 
 
-def _at(report: Report, threshold: float) -> dict[str, int | float]:
+def apply_threshold(report: Report, threshold: float) -> dict[str, int | float]:
     """Return a report without scores at other thresholds, and with those at this one under their own names."""
     rest = {key: value for key, value in report.items() if "-at-0." not in key}
     for score in BY_THRESHOLD.values():

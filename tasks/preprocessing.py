@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -127,6 +127,9 @@ class Preprocessing:
         The names of the classes in the order of the model's outputs; () for a quantity.
     target_center, target_scale
         Of a quantity, which is predicted in units of `target_scale` around `target_center`.
+    positive, threshold
+        Of two classes, the one that is predicted where its probability is at least the threshold; "": the class with
+        the higher probability is predicted.
     shape
         Of one example, as the model takes it; () for a table.
     white
@@ -148,6 +151,8 @@ class Preprocessing:
     classes: tuple[str, ...] = ()
     target_center: float = 0.0
     target_scale: float = 1.0
+    positive: str = ""
+    threshold: float = 0.5
     shape: tuple[int, ...] = ()
     white: float = 0.0
     resized: bool = False
@@ -161,6 +166,11 @@ class Preprocessing:
     def width(self) -> int:
         """How many inputs a row of a table becomes."""
         return sum(column.width for column in self.columns)
+
+    @property
+    def rule(self) -> str:
+        """How a class is chosen by a threshold, in words: "sick from a probability of 0.45"; "" without a threshold."""
+        return f"{self.positive} from a probability of {self.threshold:g}" if self.positive else ""
 
     def inputs(self, table: Table, rows: Rows | None = None) -> Tensor:
         """Return the inputs of a table's rows, shape (rows, width), torch.float32; of all rows by default.
@@ -195,12 +205,24 @@ class Preprocessing:
         return torch.from_numpy(as_floats(x, self.white)).reshape(-1, *self.shape)
 
     def decode(self, outputs: Tensor) -> Predictions:
-        """Return what a model's outputs predict: the class with the highest one, or a quantity in its own unit."""
+        """Return what a model's outputs predict: a class, or a quantity in its own unit."""
         if not self.classes:
             values = outputs.reshape(len(outputs)).double().numpy()
             return Predictions(values * self.target_scale + self.target_center, None)
-        chosen = outputs.argmax(dim=1).numpy()
-        return Predictions(np.array(self.classes, object)[chosen], outputs.double().softmax(dim=1).numpy())
+        probabilities = outputs.double().softmax(dim=1).numpy()
+        return Predictions(self.choose(probabilities), probabilities)
+
+    def choose(self, probabilities: NDArray[Any]) -> NDArray[Any]:
+        """Return the class that is predicted with these probabilities, shape (examples, classes), for each example."""
+        places = probabilities.argmax(axis=1)
+        if self.positive:
+            positive = self.classes.index(self.positive)
+            places = np.where(probabilities[:, positive] >= self.threshold, positive, 1 - positive)
+        return np.array(self.classes, object)[places]
+
+    def with_threshold(self, threshold: float | None, positive: int) -> Preprocessing:
+        """Return it with a threshold for the positive class, whose place among the classes is given; None: none."""
+        return self if threshold is None else replace(self, positive=self.classes[positive], threshold=threshold)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can carry it, numbers exactly; `from_json` reads it."""
@@ -211,6 +233,7 @@ class Preprocessing:
         """Return what `to_json` has written; raise ValueError, KeyError or TypeError for anything else."""
         if written["format"] != FORMAT:
             raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
+        written = {"positive": "", "threshold": 0.5, **written}  # files of earlier versions lack them
         given = {each.name: written[each.name] for each in fields(cls)}
         columns = tuple(InputColumn(**{**each, "categories": tuple(each["categories"])}) for each in given["columns"])
         lists = {name: tuple(given[name]) for name in ("ignored", "classes", "shape", "sheets")}

@@ -124,5 +124,5 @@ def predict(
 
     check_new(out)
     kept = choose_kept(place, run_name)
-    count = load_predictor(kept.folder, model=model).predict_file(file, out)
-    print(f"{count:,} predictions by {kept.folder}: {out}")
+    predictor = load_predictor(kept.folder, model=model)
+    print(f"{predictor.describe(predictor.predict_file(file, out))} by {kept.folder}: {out}")

@@ -43,5 +43,5 @@ def predict(
     from fairbloom.prediction.predictor import check_new  # imported late, as PyTorch is with it
 
     check_new(out)
-    count = load(run).predictor(client, model).predict_file(file, out)
-    console.print(f"{count:,} predictions: {escape(str(out))}", soft_wrap=True)
+    predictor = load(run).predictor(client, model)
+    console.print(escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True)

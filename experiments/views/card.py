@@ -14,7 +14,8 @@ from functools import cached_property
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.export.described import DescribedModel
 from fairbloom.protocol.scores import COUNT, Score
-from fairbloom.protocol.settings import SETTINGS, Mark
+from fairbloom.protocol.settings import SETTINGS, Mark, split_names
+from fairbloom.protocol.thresholds import BY_THRESHOLD, CLIENT, HALF, THRESHOLD
 from fairbloom.server.run_folder.files import BEST, CLIENTS, ENVIRONMENT, SPLIT
 from fairbloom.tasks.files.agreement import make_printable
 from fairbloom.tasks.files.targets import join_names
@@ -130,9 +131,20 @@ class ModelCard:
         if described.preprocessing and described.preprocessing.classes:
             classes = escaped(join_names(described.preprocessing.classes))
             sentences.append(f"It predicts {escaped(described.target)}: {classes}.")
+            sentences += self._threshold(described.preprocessing.rule)
         elif described.preprocessing:
             sentences.append(f"It predicts {escaped(described.target)}, a quantity in its own unit.")
         return [" ".join(sentences)]
+
+    def _threshold(self, rule: str) -> list[str]:
+        """Return in sentences which threshold predictions and scores go by, where one was chosen."""
+        chosen = str(self.run.settings.get(THRESHOLD, HALF))
+        if chosen == HALF or self.described.model == "personal":
+            return []
+        scores = join_names([name for name in BY_THRESHOLD if name in split_names(self.run.settings.get("scores", ""))])
+        by = f"{scores} are measured by a threshold of {'each client' if chosen == CLIENT else 'all clients together'}"
+        sentences = [f"Its {by}, chosen on validation examples; all other scores go by the higher probability."]
+        return [*([f"It predicts {escaped(rule)}."] if rule else []), *sentences]
 
     def _use(self) -> list[str]:
         described = self.described

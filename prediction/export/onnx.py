@@ -124,8 +124,7 @@ class _Graph:
             rows = self.add("Reshape", refused, self.constant(np.array([-1]))) if refused else ""
             self._unless(rows, math.nan, found, names[0], np.float64)
             return [_value(names[0], _onnx_type("DOUBLE"))]
-        best = self.add("ArgMax", found, axis=1, keepdims=0)
-        label = self.add("Gather", self.constant(np.array(preprocessing.classes)), best)
+        label = self.add("Gather", self.constant(np.array(preprocessing.classes)), self._place(preprocessing, found))
         rows = self.add("Reshape", refused, self.constant(np.array([-1]))) if refused else ""
         self._unless(rows, "", label, names[0], np.str_)
         self._unless(refused, math.nan, found, names[1], np.float32)
@@ -133,6 +132,16 @@ class _Graph:
             _value(names[0], _onnx_type("STRING")),
             _value(names[1], _onnx_type("FLOAT"), len(preprocessing.classes)),
         ]
+
+    def _place(self, preprocessing: Preprocessing, found: str) -> str:
+        """Add which class is predicted; return the name of its place among the classes."""
+        if not preprocessing.positive:
+            return self.add("ArgMax", found, axis=1, keepdims=0)
+        place = preprocessing.classes.index(preprocessing.positive)
+        chance = self.add("Gather", found, self.constant(np.array(place)), axis=1)
+        exact = self.add("Cast", chance, to=_onnx_type("DOUBLE"))
+        positive = self.add("GreaterOrEqual", exact, self.constant(np.array(preprocessing.threshold)))
+        return self.add("Where", positive, self.constant(np.array(place)), self.constant(np.array(1 - place)))
 
     def _unless(self, refused: str, nothing: float | str, values: str, name: str, dtype: type) -> None:
         """Add an output that is `nothing` for the rows without a prediction, where there may be such rows."""

@@ -53,7 +53,11 @@ class ServedModel(PythonModel):
         predicted = f"predicted_{how['target'] or 'target'}"
         if not how["classes"]:
             return pd.DataFrame({predicted: found}, index=index)
-        values = {predicted: np.array(how["classes"], object)[found.argmax(axis=1)]}
+        places = found.argmax(axis=1)
+        if how["positive"]:
+            positive = how["classes"].index(how["positive"])
+            places = np.where(found[:, positive] >= how["threshold"], positive, 1 - positive)
+        values = {predicted: np.array(how["classes"], object)[places]}
         values |= {f"probability_{name}": found[:, place] for place, name in enumerate(how["classes"])}
         return pd.DataFrame(values, index=index)
 

@@ -92,6 +92,7 @@ class Subject:
             "task": predictor.task_name,
             "model": predictor.model,
             "client": predictor.client,
+            **({} if predictor.threshold is None else {"threshold": f"{predictor.threshold:g}"}),
         }
 
     @property
@@ -112,7 +113,8 @@ def _of_task(predictor: Predictor) -> tuple[Preprocessing, Inputs]:
     numbers = range(task.classes or predictor.outputs(map_inputs(inputs, lambda tensor: tensor[:1])).shape[1])
     classes = task.class_names or tuple(map(str, numbers))
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
-    return Preprocessing(form=ARRAYS, classes=classes if len(classes) > 1 else (), shape=shape), inputs
+    how = Preprocessing(form=ARRAYS, classes=classes if len(classes) > 1 else (), shape=shape)
+    return how.with_threshold(predictor.threshold, task.positive), inputs
 
 
 def array_names(inputs: Inputs) -> list[str]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -76,7 +75,7 @@ def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
     """Return predictions with the names of classes, of what a program returns."""
     if not preprocessing.classes:
         return Predictions(found.numpy(), None)
-    return Predictions(np.array(preprocessing.classes, object)[found.argmax(dim=1)], found.numpy())
+    return Predictions(preprocessing.choose(found.numpy()), found.numpy())
 
 
 def zeros_of(subject: Subject) -> list[str]:

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairbloom.tasks.preprocessing import Predictions
+from fairbloom.tasks.preprocessing import Predictions, Preprocessing
 
 from .errors import ExportError
 from .subject import Subject
+
+Numbers = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 TOLERANCE = 1e-4
 """Largest difference of a probability, or of a quantity in units of its deviation in training."""
@@ -21,19 +23,18 @@ class Trial:
     ----------
     expected
         The predictions.
-    unit
-        What differences of predictions are measured in: 1 for probabilities, the target's scale for a quantity.
+    preprocessing
+        How outputs become predictions.
     """
 
     expected: Predictions
-    unit: float
+    preprocessing: Preprocessing
 
     @classmethod
     def of(cls, subject: Subject) -> "Trial":
         """Return a trial of a model."""
         preprocessing = subject.preprocessing
-        outputs = subject.predictor.outputs(subject.inputs)
-        return cls(preprocessing.decode(outputs), 1.0 if preprocessing.classes else preprocessing.target_scale)
+        return cls(preprocessing.decode(subject.predictor.outputs(subject.inputs)), preprocessing)
 
     def check(self, found: Predictions, form: str) -> float:
         """Return the largest difference from what is expected.
@@ -43,7 +44,9 @@ class Trial:
         ExportError
             When it is beyond TOLERANCE, or another class is predicted although the probabilities tell two apart.
         """
-        expected, other = (_numbers(each) / self.unit for each in (self.expected, found))
+        # Differences of a quantity are measured in its deviation in training.
+        unit = 1.0 if self.preprocessing.classes else self.preprocessing.target_scale
+        expected, other = (_numbers(each) / unit for each in (self.expected, found))
         if expected.shape != other.shape:
             raise ExportError(f"the model exported to {form} returns shape {other.shape}, and not {expected.shape}")
         differences = np.abs(other - expected).reshape(len(expected), -1).max(axis=1)
@@ -55,8 +58,7 @@ class Trial:
                 f"{TOLERANCE:g} is the most. Nothing was written: choose another form, or compute in float32"
             )
         if found.probabilities is not None:
-            top = np.sort(expected, axis=1)
-            apart = top[:, -1] - top[:, -2] > 2 * TOLERANCE
+            apart = self._margins(expected) > 2 * TOLERANCE
             if len(strange := np.flatnonzero(apart & (found.values != self.expected.values))):
                 raise ExportError(
                     f"the model exported to {form} predicts {found.values[strange[0]]!r} for a row, and the "
@@ -64,8 +66,16 @@ class Trial:
                 )
         return float(differences.max())
 
+    def _margins(self, probabilities: Numbers) -> Numbers:
+        """Return how far the probabilities of each row are from those with which another class is predicted."""
+        if self.preprocessing.positive:
+            positive = self.preprocessing.classes.index(self.preprocessing.positive)
+            return np.abs(probabilities[:, positive] - self.preprocessing.threshold)
+        top = np.sort(probabilities, axis=1)
+        return np.asarray(top[:, -1] - top[:, -2])
 
-def _numbers(predictions: Predictions) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+
+def _numbers(predictions: Predictions) -> Numbers:
     """Return the numbers of predictions: probabilities, or quantities."""
     numbers = predictions.values if predictions.probabilities is None else predictions.probabilities
     return np.asarray(numbers, np.float64)
