@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Unpack
 
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
@@ -16,6 +17,7 @@ from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.strategies import name_of
 from fairbloom.tasks import forget_user_defined_tasks
 
+from .options import CommonOptions, as_settings, expand_options, merge_settings
 from .recipes.axes import values_in
 from .recipes.labels import label_of, title
 from .recipes.recipe import Recipe, load_recipe, recipe_of
@@ -58,26 +60,19 @@ METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
 """The methods that are compared where none are named."""
 
 
+@expand_options
 def run(
     task: str | None = None,
     *,
-    data_dir: str | os.PathLike[str] | None = None,
     method: Named | None = None,
-    model: str | None = None,
-    clients: int | None = None,
-    partition: str | None = None,
-    rounds: int | None = None,
-    fraction: float | None = None,
     seed: int | None = None,
-    engine: str | None = None,
-    device: str | None = None,
-    memory: float | None = None,
     out: str | os.PathLike[str] | None = None,
     from_round: int | None = None,
     settings: Mapping[str, Value] | None = None,
     on_round: OnRound = ignore,
     progress: bool = True,
     debug: bool = False,
+    **options: Unpack[CommonOptions],
 ) -> Run:
     """Train with one method, all clients on this machine.
 
@@ -141,14 +136,8 @@ def run(
     from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
-    options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
-    options |= {
-        "method": None if method is None else name_of(method),
-        "seed": seed,
-        "out": None if out is None else os.fspath(out),
-        "from-round": from_round,
-    }
-    config = merge_settings(options, settings or {})
+    named = {"method": None if method is None else name_of(method), "seed": seed, "out": out, "from_round": from_round}
+    config = merge_settings(as_settings({"task": task, **named, **options}), settings or {})
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
@@ -169,26 +158,19 @@ def run(
     return load(folder)
 
 
+@expand_options
 def compare(
     task: str | None = None,
     *,
-    data_dir: str | os.PathLike[str] | None = None,
     methods: Named | Sequence[Named] = METHODS,
     baseline: Named | None = None,
     seeds: int = 3,
     seed: int = 0,
-    model: str | None = None,
-    clients: int | None = None,
-    partition: str | None = None,
-    rounds: int | None = None,
-    fraction: float | None = None,
-    engine: str | None = None,
-    device: str | None = None,
-    memory: float | None = None,
     out: str | os.PathLike[str] = "runs/comparison",
     jobs: int | None = None,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
+    **options: Unpack[CommonOptions],
 ) -> Comparison:
     """Train with several methods over several seeds and see who gains and who loses.
 
@@ -196,10 +178,10 @@ def compare(
     continues what was interrupted, and extends the runs where `rounds` is higher than before. Methods that were
     compared in the same folder before, with the same seeds and settings, stay in the tables.
 
+    The parameters that are not described here are those of `run`; all runs share them.
+
     Parameters
     ----------
-    task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory
-        As in `run`; all runs share them.
     methods
         The methods, with their parameters in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
         list of such and of classes.
@@ -229,8 +211,7 @@ def compare(
     FairbloomError
         When a setting is unknown, impossible or unused, a folder cannot be used, or a run fails.
     """
-    options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
-    config = merge_settings(options, settings or {})
+    config = merge_settings(as_settings({"task": task, **options}), settings or {})
     among = variants(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
@@ -244,11 +225,11 @@ Grid = Mapping[str, Value | Sequence[Value]] | Iterable[str]
 """Values of settings: {"alpha": [0, 0.1], "tau": "1,2", "learning-rate": "0.001..0.3:log"}, or ["alpha=0,0.1"]."""
 
 
+@expand_options
 def sweep(
     file: str | os.PathLike[str] | None = None,
     *,
     task: str | None = None,
-    data_dir: str | os.PathLike[str] | None = None,
     method: Named | Sequence[Named] | None = None,
     grid: Grid | None = None,
     criterion: str | None = None,
@@ -256,29 +237,22 @@ def sweep(
     baseline: Named | None = None,
     seeds: int | None = None,
     seed: int = 0,
-    model: str | None = None,
-    clients: int | None = None,
-    partition: str | None = None,
-    rounds: int | None = None,
-    fraction: float | None = None,
-    engine: str | None = None,
-    device: str | None = None,
-    memory: float | None = None,
     out: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
+    **options: Unpack[CommonOptions],
 ) -> Sweep:
     """Try values of settings, choose the best point on validation examples, and test that point alone.
 
     The same call continues what was interrupted. With more values, seeds or rounds only what is missing is run.
 
+    The parameters that are not described here are those of `run`; all runs share them.
+
     Parameters
     ----------
     file
         The path of a TOML file that says what is tried, in place of `method`, `grid` and `baseline`.
-    task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory
-        As in `run`; all runs share them.
     method
         The method, or several with commas between them, with parameters in parentheses as in `compare`; by default
         FedAvg.
@@ -315,8 +289,7 @@ def sweep(
     FairbloomError
         When a setting is unknown, impossible, unused or cannot be tried, a folder cannot be used, or all runs fail.
     """
-    options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
-    config = merge_settings(options, settings or {})
+    config = merge_settings(as_settings({"task": task, **options}), settings or {})
     if file is None:
         recipe = _recipe_of(method or "fedavg", grid or (), baseline, config)
     elif method or grid or baseline:
@@ -388,35 +361,28 @@ def _axes(grid: Grid) -> dict[str, list[Value]]:
     return axes
 
 
+@expand_options
 def recommend(
     task: str | None = None,
     *,
     wish: str,
     budget: str = "10m",
-    data_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
-    model: str | None = None,
-    clients: int | None = None,
-    partition: str | None = None,
-    rounds: int | None = None,
-    fraction: float | None = None,
-    engine: str | None = None,
-    device: str | None = None,
-    memory: float | None = None,
     out: str | os.PathLike[str] = "runs/recommendation",
     jobs: int | None = None,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
+    **options: Unpack[CommonOptions],
 ) -> Recommendation:
     """Find the method for a wish: which one, with which parameters, what it gains, what it costs, and who pays.
 
     Candidates are compared on validation examples, and the best is measured on the test examples of fresh seeds. The
     same call continues what was interrupted, and a higher budget goes on from there.
 
+    The parameters that are not described here are those of `run`; all runs share them.
+
     Parameters
     ----------
-    task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory
-        As in `run`; all runs share them.
     wish
         What the method is to be good at and what it may not cost: "worst as high as possible, mean within 1 point of
         FedAvg".
@@ -445,8 +411,7 @@ def recommend(
         impossible or unused, a folder cannot be used, or the baseline cannot be run.
     """
     wished, seconds = Wish.of(wish), parse_budget(budget)
-    options = _options(task, data_dir, model, clients, partition, rounds, fraction, engine, device, memory)
-    config = merge_settings(options, settings or {})
+    config = merge_settings(as_settings({"task": task, **options}), settings or {})
     begun = time.monotonic()
     with study_progress("searching", seconds, Path(out), counted="seconds of the budget", shown=progress) as bars:
 
@@ -454,49 +419,6 @@ def recommend(
             bars.set_stage(stage, min(seconds, time.monotonic() - begun))
 
         return recommend_method(config, wished, seconds, seed, Path(out), jobs or processors_here(), notify)
-
-
-def merge_settings(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings of the options that were given and of the other settings.
-
-    Raises
-    ------
-    SettingsError
-        When a setting is given two values.
-    """
-    config = {key: value for key, value in options.items() if value is not None}
-    for key, value in settings.items():
-        if key in config and config[key] != value:
-            raise SettingsError(f"{key} is given two values, {config[key]!r} and {value!r}: give it one")
-        config[key] = value
-    return config
-
-
-def _options(
-    task: str | None,
-    data_dir: str | os.PathLike[str] | None,
-    model: str | None,
-    clients: int | None,
-    partition: str | None,
-    rounds: int | None,
-    fraction: float | None,
-    engine: str | None,
-    device: str | None,
-    memory: float | None,
-) -> dict[str, Value | None]:
-    """Return the settings of the options that runs and comparisons have in common."""
-    return {
-        "task": task,
-        "data-dir": None if data_dir is None else os.fspath(data_dir),
-        "model": model,
-        "clients": clients,
-        "partition": partition,
-        "num-rounds": rounds,
-        "fraction": fraction,
-        "engine": engine,
-        "device": device,
-        "memory": memory,
-    }
 
 
 def evaluate(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 from rich.console import Console
@@ -24,22 +24,23 @@ from fairbloom.experiments.commands.evaluate import EXAMPLE as EVALUATE_EXAMPLE
 from fairbloom.experiments.commands.evaluate import evaluate
 from fairbloom.experiments.commands.export import export
 from fairbloom.experiments.commands.options import (
+    DEFAULT_JOBS,
     ClientsOption,
     DataOption,
     DeviceOption,
-    EngineOption,
     FigureOption,
     FractionOption,
+    JobsOption,
     JsonOption,
-    MemoryOption,
     MethodOption,
     ModelOption,
     PartitionOption,
-    RoundsOption,
     SeedOption,
     SetOption,
     SpreadOption,
     TaskOption,
+    offer_common_options,
+    setting_option,
     settings_of,
 )
 from fairbloom.experiments.commands.predict import predict
@@ -48,6 +49,7 @@ from fairbloom.experiments.commands.report import report
 from fairbloom.experiments.commands.sweep import EXAMPLE as SWEEP_EXAMPLE
 from fairbloom.experiments.commands.sweep import sweep
 from fairbloom.experiments.commands.watch import watch
+from fairbloom.experiments.options import CommonOptions, merge_settings
 from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.ranks import name_tasks, ranks_of
@@ -75,7 +77,6 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.scaffold.new import new
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used, default_config
-from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.strategies import METHODS, find_method
 from fairbloom.tasks import TASKS, describe_data, find_task, load_task
 
@@ -125,19 +126,11 @@ def uncaught(debug: bool) -> Iterator[None]:
 
 
 @app.command(epilog="Example: fairbloom run --method fedfv --set fedfv.alpha=0.2 --rounds 50 --out runs/a")
+@offer_common_options(method="data_dir", seed="fraction", out="memory")
 def run(
     task: TaskOption = None,
-    data_dir: DataOption = None,
     method: MethodOption = None,
-    model: ModelOption = None,
-    clients: ClientsOption = None,
-    partition: PartitionOption = None,
-    rounds: RoundsOption = None,
-    fraction: FractionOption = None,
     seed: SeedOption = None,
-    engine: EngineOption = None,
-    device: DeviceOption = None,
-    memory: MemoryOption = None,
     out: Annotated[
         str | None, typer.Option(help="The run folder; by default one under runs/ that the settings name.")
     ] = None,
@@ -151,6 +144,7 @@ def run(
         ),
     ] = False,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    **options: Unpack[CommonOptions],
 ) -> None:
     """Train with one method, all clients on this machine.
 
@@ -159,28 +153,20 @@ def run(
     with uncaught(debug):
         api.run(
             task,
-            data_dir=data_dir,
             method=method,
-            model=model,
-            clients=clients,
-            partition=partition,
-            rounds=rounds,
-            fraction=fraction,
             seed=seed,
-            engine=engine,
-            device=device,
-            memory=memory,
             out=out,
             from_round=from_round,
             settings=settings_of(settings),
             debug=debug,
+            **options,
         ).show()
 
 
 @app.command(epilog="Example: fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp")
+@offer_common_options(methods="data_dir", out="memory")
 def compare(
     task: TaskOption = None,
-    data_dir: DataOption = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -193,20 +179,11 @@ def compare(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="The number of seeds.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="The first seed; the others count on from there.")] = 0,
-    model: ModelOption = None,
-    clients: ClientsOption = None,
-    partition: PartitionOption = None,
-    rounds: RoundsOption = None,
-    fraction: FractionOption = None,
-    engine: EngineOption = None,
-    device: DeviceOption = None,
-    memory: MemoryOption = None,
     out: Annotated[str, typer.Option(help="The folder of the tables, the figure and the runs.")] = "runs/comparison",
-    jobs: Annotated[
-        int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")
-    ] = processors_here(),
+    jobs: JobsOption = DEFAULT_JOBS,
     spread: SpreadOption = "interval",
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    **options: Unpack[CommonOptions],
 ) -> None:
     """Train with several methods over several seeds and see who gains and who loses.
 
@@ -214,22 +191,14 @@ def compare(
     """
     api.compare(
         task,
-        data_dir=data_dir,
         methods=methods,
         baseline=baseline,
         seeds=seeds,
         seed=seed,
-        model=model,
-        clients=clients,
-        partition=partition,
-        rounds=rounds,
-        fraction=fraction,
-        engine=engine,
-        device=device,
-        memory=memory,
         out=out,
         jobs=jobs,
         settings=settings_of(settings),
+        **options,
     ).show(spread)
 
 
@@ -265,9 +234,7 @@ def reproduce(
         str | None,
         typer.Option(help="The folder of the table, the figure and the runs; by default runs/reproduce/NAME."),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")
-    ] = processors_here(),
+    jobs: JobsOption = DEFAULT_JOBS,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
@@ -460,9 +427,7 @@ def data(
     folder: Annotated[
         str | None, typer.Argument(metavar="[DIR]", help="The folder or file that the task reads its data from.")
     ] = None,
-    task: Annotated[
-        str, typer.Option(help="The task: one that fairbloom tasks lists, or a user-defined one as my_module:task.")
-    ] = "csv",
+    task: Annotated[str, setting_option("task")] = "csv",
     clients: ClientsOption = None,
     partition: PartitionOption = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
@@ -489,9 +454,8 @@ def data(
     if leaves:
         show_leaving(task, data_dir or folder, settings_of(settings), as_json)
         return
-    options: dict[str, Value | None] = {"task": task, "data-dir": folder, "clients": clients, "partition": partition}
-    named = {} if data_dir is None else {"data-dir": data_dir}
-    config = api.merge_settings(options | {"seed": seed}, api.merge_settings(named, settings_of(settings)))
+    options = {"task": task, "data-dir": folder, "clients": clients, "partition": partition, "seed": seed}
+    config = merge_settings(options, merge_settings({"data-dir": data_dir}, settings_of(settings)))
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)
     described = describe_data(chosen)
@@ -515,7 +479,7 @@ def show_leaving(task: str, place: str | None, settings: dict[str, Value], as_js
     from fairbloom.simulation.rehearsal import rehearse
 
     device = ClientSettings.of({}, Path(place)) if place and place.endswith(".toml") else None
-    config = api.merge_settings({"task": task, "data-dir": device.data_dir if device else place}, settings)
+    config = merge_settings({"task": task, "data-dir": device.data_dir if device else place}, settings)
     chosen = Settings.of(config)
     check_used(config, [chosen.method], task)
     allow = device.allow if device else [value for value in config.values() if isinstance(value, str)]
@@ -569,7 +533,7 @@ def tune(
 
     options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "method": method, "model": model}
     options |= {"clients": clients, "partition": partition, "fraction": fraction, "device": device}
-    config = api.merge_settings(options, settings_of(settings))
+    config = merge_settings(options, settings_of(settings))
     if "engine" in config:
         raise SettingsError(f"engine = {config['engine']!r}: fairbloom tune measures all engines: leave it out")
     chosen = Settings.of(config)

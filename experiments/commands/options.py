@@ -1,15 +1,17 @@
 """The options that several commands have, each with its help; `fairbloom.cli` makes commands of functions with them."""
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import click
 import typer
 
 from fairbloom.protocol.settings import SETTINGS, Value, assigned, parsed
+from fairbloom.simulation.dispatch.processes import processors_here
 
-from ..api import merge_settings
+from ..options import Function, merge_settings, optional, without_options
 
 
 class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
@@ -25,64 +27,46 @@ class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click
         return self._setting.checked(parsed(value) if isinstance(value, str) else value, called)
 
 
+def setting_option(key: str, more: str = "", metavar: str | None = None) -> Any:
+    """Return the option that stands for a setting: it means what the setting does, and has its range."""
+    setting = SETTINGS[key]
+    number = OneValue(key) if setting.kind in (int, float) else None
+    return typer.Option(click_type=number, metavar=metavar, help=f"{setting.description}. {more}".strip())
+
+
+TaskOption = Annotated[str | None, setting_option("task")]
+DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
+MethodOption = Annotated[str | None, setting_option("method")]
+ModelOption = Annotated[str | None, setting_option("model")]
+ClientsOption = Annotated[int | None, setting_option("clients")]
+PartitionOption = Annotated[str | None, setting_option("partition")]
+FractionOption = Annotated[float | None, setting_option("fraction")]
+SeedOption = Annotated[int | None, setting_option("seed")]
+DeviceOption = Annotated[str | None, setting_option("device")]
+
+ENGINES = (
+    "loop computes one after the other, stacked many at once, workers several processes side by side. All give the "
+    "same numbers, up to rounding; fairbloom tune measures them."
+)
+COMMON: Mapping[str, Any] = {
+    "data_dir": DataOption,
+    "model": ModelOption,
+    "clients": ClientsOption,
+    "partition": PartitionOption,
+    "rounds": Annotated[int | None, setting_option("num-rounds")],
+    "fraction": FractionOption,
+    "engine": Annotated[str | None, setting_option("engine", ENGINES)],
+    "device": DeviceOption,
+    "memory": Annotated[float | None, setting_option("memory", metavar="GB")],
+}
+"""What the command line says of the common options."""
+
 SetOption = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Set any setting; fairbloom settings lists them. May be repeated."),
 ]
-TaskOption = Annotated[
-    str | None,
-    typer.Option(help="The task to learn: one that fairbloom tasks lists, or a user-defined one as my_module:task."),
-]
-DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
-MethodOption = Annotated[
-    str | None,
-    typer.Option(help="The method: one that fairbloom methods lists, or a user-defined one as my_module:Mine."),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(help="The model: one of the task's, one of torchvision's, as resnet18, or yours as my_module:Net."),
-]
-PartitionOption = Annotated[
-    str | None, typer.Option(help="How the data is split among the clients: shards, dirichlet or iid, say.")
-]
-RoundsOption = Annotated[
-    int | None, typer.Option("--rounds", click_type=OneValue("num-rounds"), help="The number of rounds of a run.")
-]
-FractionOption = Annotated[
-    float | None,
-    typer.Option(
-        click_type=OneValue("fraction"),
-        help="The share of the clients that train in a round; by default all of up to nine clients, and half of more.",
-    ),
-]
-ClientsOption = Annotated[
-    int | None,
-    typer.Option(click_type=OneValue("clients"), help="The number of clients that the data is split into."),
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        click_type=OneValue("seed"), help="Seed of the data split, initial model, client sampling and batch order."
-    ),
-]
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        help="How the clients are computed: auto takes what should be fastest here; loop computes one after the other, "
-        "stacked many at once, workers several processes side by side, ray a Ray cluster. All give the same numbers, "
-        "up to rounding; fairbloom tune measures them."
-    ),
-]
-DeviceOption = Annotated[str | None, typer.Option(help="What the clients compute on: auto, cpu, cuda or mps.")]
-MemoryOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="GB",
-        click_type=OneValue("memory"),
-        help="Gigabytes that the clients' updates may take in memory; more lie in a temporary file. "
-        "By default half of the machine's.",
-    ),
-]
+DEFAULT_JOBS = processors_here()
+JobsOption = Annotated[int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")]
 FigureOption = Annotated[
     Path | None, typer.Option("--figure", metavar="PATH", help="Draw a figure into PATH.png and PATH.svg as well.")
 ]
@@ -108,3 +92,24 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     for assignment in assignments:
         config = merge_settings(config, assigned([assignment]))
     return config
+
+
+def offer_common_options(**after: str) -> Callable[[Function], Function]:
+    """Let a command have the common options in place of its `**options`; typer reads its signature.
+
+    The command's other parameters stand first; those from one that is named here on stand after a common option: with
+    `seed="fraction", out="memory"`, those from `seed` on follow the option `fraction`, and from `out` on `memory`.
+    """
+
+    def expand(command: Function) -> Function:
+        parameters = [*map(optional, COMMON, COMMON.values())]
+        place = 0
+        for own in without_options(inspect.signature(command)):
+            if own.name in after:
+                place = 1 + [each.name for each in parameters].index(after[own.name])
+            parameters.insert(place, own.replace(kind=own.KEYWORD_ONLY))
+            place += 1
+        vars(command)["__signature__"] = inspect.Signature(parameters)
+        return command
+
+    return expand

@@ -1,43 +1,28 @@
 """The command `fairbloom sweep`."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
-from fairbloom.simulation.dispatch.processes import processors_here
-
 from .. import api
+from ..options import CommonOptions
 from ..recipes.axes import SYNTAX
 from ..studies.criterion import GRAMMAR
-from .options import (
-    ClientsOption,
-    DataOption,
-    DeviceOption,
-    EngineOption,
-    FractionOption,
-    JsonOption,
-    MemoryOption,
-    ModelOption,
-    PartitionOption,
-    RoundsOption,
-    SetOption,
-    TaskOption,
-    settings_of,
-)
+from .options import DEFAULT_JOBS, JobsOption, JsonOption, SetOption, TaskOption, offer_common_options, settings_of
 
 EXAMPLE = (
     "Example: fairbloom sweep --method fedfv --grid alpha=0,0.1,0.5 --grid learning-rate=0.01,0.1 --baseline fedavg"
 )
 
 
+@offer_common_options(method="data_dir", out="memory")
 def sweep(
     file: Annotated[
         str | None,
         typer.Argument(metavar="[FILE]", help="A TOML file that says what is tried, in place of --method and --grid."),
     ] = None,
     task: TaskOption = None,
-    data_dir: DataOption = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -74,25 +59,16 @@ def sweep(
         int | None, typer.Option(min=1, help="The number of seeds; by default 3, or as many as FILE says.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first seed; the others count on from there.")] = 0,
-    model: ModelOption = None,
-    clients: ClientsOption = None,
-    partition: PartitionOption = None,
-    rounds: RoundsOption = None,
-    fraction: FractionOption = None,
-    engine: EngineOption = None,
-    device: DeviceOption = None,
-    memory: MemoryOption = None,
     out: Annotated[
         str | None,
         typer.Option(
             help="The folder of the tables, the figure and the runs; by default runs/sweep, or runs/NAME of NAME.toml."
         ),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")
-    ] = processors_here(),
+    jobs: JobsOption = DEFAULT_JOBS,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
+    **options: Unpack[CommonOptions],
 ) -> None:
     """Try values of settings, choose the best point on validation examples, and test that point alone.
 
@@ -101,7 +77,6 @@ def sweep(
     swept = api.sweep(
         file,
         task=task,
-        data_dir=data_dir,
         method=method,
         grid=grid,
         criterion=criterion,
@@ -109,17 +84,10 @@ def sweep(
         baseline=baseline,
         seeds=seeds,
         seed=seed,
-        model=model,
-        clients=clients,
-        partition=partition,
-        rounds=rounds,
-        fraction=fraction,
-        engine=engine,
-        device=device,
-        memory=memory,
         out=out,
         jobs=jobs,
         settings=settings_of(settings),
+        **options,
     )
     if as_json:
         print(json.dumps(swept.as_json, indent=2))

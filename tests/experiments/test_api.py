@@ -1,5 +1,6 @@
 """The Python functions: what they return, in scripts and in notebooks."""
 
+import inspect
 import json
 import logging
 import os
@@ -7,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_type_hints
 
 import matplotlib.figure
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 
 import fairbloom as api
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.options import CommonOptions
 from fairbloom.experiments.results.run import frame
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import summarize
@@ -69,6 +72,26 @@ def test_what_is_exported_is_there(name: str) -> None:
 def test_what_is_not_exported_is_refused_as_of_any_module() -> None:
     with pytest.raises(AttributeError, match="module 'fairbloom' has no attribute 'nonsense'"):
         api.nonsense  # type: ignore[attr-defined] # noqa: B018
+
+
+WITH_COMMON_OPTIONS = [api.run, api.compare, api.sweep, api.recommend]
+
+
+@pytest.mark.parametrize("function", WITH_COMMON_OPTIONS)
+def test_help_names_the_common_options_with_their_types(function: Callable[..., object]) -> None:
+    shown = inspect.signature(function).parameters
+    for name, annotation in get_type_hints(CommonOptions).items():
+        assert (shown[name].annotation, shown[name].default) == (annotation, None)
+        assert re.search(rf"^    {name}\n        \S", str(api.run.__doc__), re.MULTILINE), f"run says nothing of {name}"
+    assert "options" not in shown
+
+
+@pytest.mark.parametrize("function", WITH_COMMON_OPTIONS)
+def test_an_unknown_keyword_is_refused_by_its_name(function: Callable[..., object]) -> None:
+    refused = rf"{function.__name__}\(\) got an unexpected keyword argument 'learning_rate'"
+    required = {"wish": "mean"} if function is api.recommend else {}
+    with pytest.raises(TypeError, match=refused):
+        function(learning_rate=0.1, **required)
 
 
 # A run --------------------------------------------------------------------------------------------------------------

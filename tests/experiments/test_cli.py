@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import typer
 
 from fairbloom import __version__
 from fairbloom.cli import app, settings_of
-from fairbloom.experiments.api import merge_settings
-from fairbloom.protocol.settings import Value, parsed
+from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
+from fairbloom.protocol.settings import SETTINGS, Value, parsed
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.server.settings import Settings, SettingsError, default_config, parameters
 from fairbloom.simulation.run import simulate
@@ -478,6 +479,32 @@ def test_the_help_of_commands_that_work_has_an_example_that_is_taken(
     assert GROUP.commands[command].make_context(command, words).params["out"]
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend"])
+def test_options_that_commands_have_in_common_say_what_their_settings_do(command: str) -> None:
+    offered = {option.name: option for option in GROUP.commands[command].params if isinstance(option, click.Option)}
+    assert [name for name in offered if name in CommonOptions.__annotations__] == [*CommonOptions.__annotations__]
+    for name in CommonOptions.__annotations__.keys() - {"data_dir"}:
+        (key,) = as_settings({name: None})
+        assert str(offered[name].help).startswith(SETTINGS[key].description)
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (
+            "run",
+            "task data_dir method model clients partition rounds fraction seed engine device memory out",
+        ),
+        ("compare", "task data_dir methods baseline seeds seed model"),
+        ("sweep", "file task data_dir method grid"),
+        ("recommend", "wish task data_dir budget seed model"),
+    ],
+)
+def test_the_help_lists_task_and_method_before_how_they_are_computed(command: str, names: str) -> None:
+    first = [option.name for option in GROUP.commands[command].params][: len(names.split())]
+    assert first == names.split()
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("--help") == 0
     printed = capsys.readouterr().out
@@ -532,3 +559,7 @@ def test_options_and_assignments_that_agree_are_one_setting() -> None:
 def test_two_values_of_a_setting_are_refused(options: dict[str, Value], assignments: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         merge_settings(options, settings_of(assignments))
+
+
+def test_the_keys_of_assignments_stay_as_they_are_written() -> None:
+    assert settings_of(["state_dir=a", "rounds=2", "mine.a_b=1"]) == {"state_dir": "a", "rounds": 2, "mine.a_b": 1}

@@ -1,0 +1,82 @@
+"""The options that runs, comparisons, sweeps and recommendations have in common."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypedDict, TypeVar, get_type_hints
+
+from fairbloom.protocol.settings import SettingsError, Value, key_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class CommonOptions(TypedDict, total=False):
+    """Settings that a run, and every study of several runs, takes by name; one that is None keeps its default.
+
+    `fairbloom.run` says what each means.
+    """
+
+    data_dir: str | os.PathLike[str] | None
+    model: str | None
+    clients: int | None
+    partition: str | None
+    rounds: int | None
+    fraction: float | None
+    engine: str | None
+    device: str | None
+    memory: float | None
+
+
+def expand_options(function: Function) -> Function:
+    """Let a function's signature name the common options in place of `**options`, and let it refuse all other names."""
+    types = get_type_hints(CommonOptions)
+    signature = inspect.signature(function)
+    signature = signature.replace(parameters=[*without_options(signature), *map(optional, types, types.values())])
+
+    @wraps(function)
+    def checked(*values: Any, **named: Any) -> Any:
+        try:
+            signature.bind(*values, **named)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}") from None
+        return function(*values, **named)
+
+    vars(checked)["__signature__"] = signature
+    return checked  # type: ignore[return-value]  # what type checkers know of it is unchanged
+
+
+def without_options(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """Return the parameters of a signature without its `**options`."""
+    return [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+
+
+def optional(name: str, annotation: Any) -> inspect.Parameter:
+    """Return a parameter that is given by its name, and that is None where it is not."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def as_settings(options: Mapping[str, Any]) -> dict[str, Value | None]:
+    """Return the settings that options stand for, which have their names in Python."""
+    return {
+        "num-rounds" if name == "rounds" else key_of(name): os.fspath(value)
+        if isinstance(value, os.PathLike)
+        else value
+        for name, value in options.items()
+    }
+
+
+def merge_settings(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings of the options that were given and of the other settings.
+
+    Raises
+    ------
+    SettingsError
+        When a setting is given two values.
+    """
+    config = {key: value for key, value in options.items() if value is not None}
+    for key, value in settings.items():
+        if key in config and config[key] != value:
+            raise SettingsError(f"{key} is given two values, {config[key]!r} and {value!r}: give it one")
+        config[key] = value
+    return config
