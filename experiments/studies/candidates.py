@@ -14,13 +14,14 @@ SPACE: tuple[tuple[str, Mapping[str, Value]], ...] = (
     ("local", {}),
     ("ditto", {"ditto.lam": 0.1}),
     ("fedfv", {"fedfv.alpha": 0.1}),
+    ("fedlf", {}),
     ("qfedavg", {"qfedavg.q": 1.0}),
     ("drfa", {"drfa.gamma": 0.01}),
     ("fedmgdaplus", {"fedmgdaplus.server-lr": 0.1}),
     ("term", {"term.tilt": 1.0}),
     ("ditto", {"ditto.lam": 1.0}),
+    ("fedmdfg", {}),
     ("afl", {"afl.gamma": 0.1}),
-    ("propfair", {"propfair.baseline": 5.0}),
     ("fedmgda", {"fedmgda.epsilon": 0.1}),
     ("qfedavg", {"qfedavg.q": 0.1}),
     ("term", {"term.tilt": 5.0}),
@@ -36,7 +37,6 @@ SPACE: tuple[tuple[str, Mapping[str, Value]], ...] = (
     ("drfa", {"drfa.gamma": 0.1}),
     ("afl", {"afl.gamma": 0.01}),
     ("fedprox", {"fedprox.mu": 0.1}),
-    ("propfair", {"propfair.baseline": 2.0}),
 )
 """The candidates in the order in which they are tried: where time is short, the last are left out. The first is the
 baseline, and the second the simplest change of it: every client counts the same.

@@ -88,9 +88,10 @@ def recommend_method(
     stages = ["searching"]
     with carry_out(out, jobs, lambda: notify(stages[-1]), log_level=logging.ERROR) as work:
         trials = Trials(work, out, contenders, wish, score)
-        check_runs({(label, seed): trials.search_settings(label, seed, trials.rounds) for label in trials.contenders})
+        candidates = [label for label in trials.contenders if label not in trials.failed]
+        check_runs({(label, seed): trials.search_settings(label, seed, trials.rounds) for label in candidates})
         notify(stages[-1])
-        search = Search(trials, [*trials.contenders], seed, jobs)
+        search = Search(trials, candidates, seed, jobs)
         search.run(until=begun + SEARCH_SHARE * budget)
         stages.append("measuring with fresh seeds")
         notify(stages[-1])

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fairbloom.protocol.scores import Score
-from fairbloom.protocol.settings import Value
+from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import is_run_folder
 from fairbloom.server.settings import Settings
 
@@ -85,6 +85,11 @@ class Trials:
         The rounds of the run that is wished for.
     failed
         Why candidates could not be run or judged, by their labels.
+
+    Raises
+    ------
+    SettingsError
+        When the baseline, or the method of a constraint, refuses the settings; of the others, it is why they failed.
     """
 
     def __init__(self, work: Execution, out: Path, contenders: Sequence[Contender], wish: Wish, score: Score) -> None:
@@ -99,9 +104,21 @@ class Trials:
         ]
         self.always: Sequence[str] = list(dict.fromkeys([self.baseline, self.equal, *self.references]))
         self.rounds = Settings.of(contenders[0].config).num_rounds
-        self.failed: dict[str, str] = {}
+        self.failed = self._refused()
         self._work = work
         self._seen: dict[tuple[str, int, int], Values] = {}
+
+    def _refused(self) -> dict[str, str]:
+        """Return why candidates refuse the settings that all runs share, as FedFa does a server with momentum."""
+        refused = {}
+        for label, contender in self.contenders.items():
+            try:
+                Settings.of(contender.config)
+            except SettingsError as error:
+                if label in (self.baseline, *self.references):
+                    raise
+                refused[label] = str(error)
+        return refused
 
     def search_settings(self, label: str, seed: int, rounds: int) -> Settings:
         """Return the settings of a run of the search, which is judged after so many rounds."""

@@ -19,6 +19,7 @@ from scipy.stats import t
 from fairbloom import load, load_comparison, recommend
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.commands import deploy_command, run_command
+from fairbloom.experiments.results import recommendation
 from fairbloom.experiments.results.differences import difference_of
 from fairbloom.experiments.studies import answer, candidates, ladder, pool
 from fairbloom.experiments.studies.answer import is_better
@@ -264,6 +265,39 @@ def test_a_budget_for_nothing_says_so_and_stays_with_the_baseline(
     assert printed(capsys, *words)["method"] == "local"
 
 
+def test_candidates_that_refuse_the_settings_are_left_out_with_their_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbloom.experiments.studies.recommend.SEARCH_SHARE", 0.0)
+    monkeypatch.setattr(candidates, "SPACE", (*candidates.SPACE, ("fedfa", {})))
+    for setting, refusing, reason in (
+        ("server-optimizer=avgm", ["FedFa"], "FedFa could not be judged: FedFa has a momentum of its own"),
+        (
+            "control-variates=true",
+            ["Local", "QFedAvg (q=1, lipschitz=20)", "FedFa"],
+            "Local could not be judged: control_variates = True",
+        ),
+    ):
+        out = tmp_path / setting
+        words = ("--wish", WISH, "--budget", "1s", *SMALL, "--set", setting, "--out", out)
+        assert fairbloom("recommend", *words) == 0
+        assert reason in " ".join(capsys.readouterr().out.split())
+        record = json.loads((out / "recommendation.json").read_text())
+        assert [*record["failed"]] == refusing
+        assert {"FedAvg", "FedAvg (weighting=uniform)"} <= {*record["untried"]}
+        assert {*record["untried"]}.isdisjoint(refusing)
+
+
+def test_where_many_could_not_be_judged_the_reasons_are_in_the_folder_alone() -> None:
+    failed = {name: "it lacks clients" for name in ("Local", "FedFa", "FedLF", "AFL")}
+    gain, price = recommendation.Gain("worst", 0.0, 0.0, 0.0, "FedAvg"), recommendation.Price()
+    found = recommendation.Recommendation("", "FedAvg", "fedavg", {}, {}, gain, price, "", failed=failed)
+    said = " ".join(found.sentences)
+    assert "4 could not be judged (recommendation.json says why): Local, FedFa, FedLF, AFL." in said
+    assert "it lacks clients" not in said
+    assert found.record["failed"] == failed
+
+
 def test_what_clients_of_files_predict_decides_which_wish_is_for_better_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,6 +370,7 @@ def test_two_rows_are_too_few_and_the_words_say_which_setting(
         (("--wish", WISH, "--budget", "-5m"), "10m, 90s"),
         (("--wish", WISH, "--set", "method=fedfv"), "method = 'fedfv'"),
         (("--wish", WISH, "--set", "seed=3"), "use --seed"),
+        (("--wish", f"{WISH}, mean within 1 point of fedfa", "--set", "server-optimizer=avgm"), "refuses"),
         (("--wish", WISH, "--set", "validation-share=0"), "leave it out"),
         (("--wish", WISH, "--set", "learning-rat=3"), "learning-rate"),
         (("--wish", WISH, "--set", "adult.groups=described"), "adult.groups has no effect"),
@@ -448,7 +483,7 @@ def test_every_candidate_can_be_run_and_the_baseline_and_equal_weights_are_the_f
     monkeypatch.setattr(candidates, "SPACE", ALL)
     among = candidates_for({}, [])
     assert [each.label for each in among[:2]] == ["FedAvg", "FedAvg (weighting=uniform)"]
-    assert {"local", "ditto"} <= {each.method for each in among}
+    assert {"local", "ditto", "fedlf", "fedmdfg"} <= {each.method for each in among}
     assert len(among) == len(ALL)
     for each in among:
         Settings.of(each.config).strategy()
