@@ -289,7 +289,7 @@ def test_candidates_that_refuse_the_settings_are_left_out_with_their_reasons(
 
 
 def test_where_many_could_not_be_judged_the_reasons_are_in_the_folder_alone() -> None:
-    failed = {name: "it lacks clients" for name in ("Local", "FedFa", "FedLF", "AFL")}
+    failed = dict.fromkeys(("Local", "FedFa", "FedLF", "AFL"), "it lacks clients")
     gain, price = recommendation.Gain("worst", 0.0, 0.0, 0.0, "FedAvg"), recommendation.Price()
     found = recommendation.Recommendation("", "FedAvg", "fedavg", {}, {}, gain, price, "", failed=failed)
     said = " ".join(found.sentences)
