@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -586,7 +587,8 @@ class Interrupted(BaseException):
 
 
 def interrupt(signal_number: int, frame: object) -> None:
-    """Raise Interrupted."""
+    """Raise Interrupted; Ctrl-C once more ends the process at once, wherever the first one has brought it."""
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     raise Interrupted
 
 

@@ -14,10 +14,12 @@ def until_interrupted() -> Iterator[None]:
     """Let Ctrl-C end the block, as the way that is meant and not as an error."""
 
     def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once more, it would end what is on its way to the end
         raise _Ended
 
-    before = signal.signal(signal.SIGINT, end)
+    before = signal.getsignal(signal.SIGINT)
     try:
+        signal.signal(signal.SIGINT, end)
         yield
     except _Ended:
         pass

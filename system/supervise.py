@@ -24,6 +24,8 @@ CANNOT_RUN = 78
 LOOK_SECONDS = 0.2
 """The pause between two looks at whether programs are still running."""
 
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
 
 class Supervised(ABC):
     """A program that is started again whenever it ends.
@@ -111,12 +113,16 @@ class CannotStartError(Exception):
 
 
 class StopSignal:
-    """Whether SIGTERM or SIGINT has come to this process, which goes on until it looks."""
+    """Whether SIGTERM or SIGINT has come to this process, which goes on until it looks.
+
+    What came since `become` counts, too.
+    """
 
     def __init__(self) -> None:
         self.came = False
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             signal.signal(number, self._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
     def _note(self, number: int, frame: object) -> None:
         self.came = True
@@ -141,5 +147,9 @@ def exit_reason(code: int) -> str:
 
 
 def become(module: str, argument: str) -> None:
-    """Go on as a module of ours with one argument, in a small process without the libraries that are loaded here."""
+    """Go on as a module of ours with one argument, in a small process without the libraries that are loaded here.
+
+    Signals that come before the module has its StopSignal wait for that.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, argument])  # noqa: S606 (this Python)

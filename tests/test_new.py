@@ -8,9 +8,8 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,6 +26,8 @@ from fairbloom import __version__
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.round import Round
 from fairbloom.scaffold.new import TEMPLATE
+from fairbloom.server.run_folder import recorder
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, FedMGDAPlus
 from tests.experiments.helpers import ROOT, fairbloom
@@ -226,9 +227,23 @@ def run_app(folder: Path, *words: str) -> None:
     runpy.run_module("my_hearts", run_name="__main__")
 
 
+def run_app_until_killed(folder: Path, *words: str) -> None:
+    """Do the same, and be killed once two rounds are written."""
+    record = recorder.RunRecorder.record
+
+    def recorded(self: recorder.RunRecorder, finished: Round, seconds: float) -> Row:
+        if len(rows(folder / "killed" / "rounds.csv")) >= 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return record(self, finished, seconds)
+
+    recorder.SHARED_SECONDS = 0.0
+    recorder.RunRecorder.record = recorded  # type: ignore[method-assign]
+    run_app(folder, *words)
+
+
 def test_killed_in_mid_run_it_goes_on_to_the_same_numbers(app: Path) -> None:
-    def start(out: str) -> BaseProcess:
-        process = STARTED.Process(target=run_app, args=(app, "num-rounds=6", f"out={out}"))
+    def start(out: str, run: Callable[..., None] = run_app) -> BaseProcess:
+        process = STARTED.Process(target=run, args=(app, "num-rounds=6", f"out={out}"))
         process.start()
         return process
 
@@ -236,12 +251,9 @@ def test_killed_in_mid_run_it_goes_on_to_the_same_numbers(app: Path) -> None:
         process.join(120)
         return process.exitcode
 
-    whole, killed = start("whole"), start("killed")
-    while len(rows(app / "killed" / "rounds.csv")) < 2:
-        assert killed.is_alive()
-        time.sleep(0.02)
-    killed.kill()
+    whole, killed = start("whole"), start("killed", run_app_until_killed)
     assert end(killed) == -signal.SIGKILL
+    assert len(rows(app / "killed" / "rounds.csv")) >= 2
     assert not (app / "killed" / "model.safetensors").exists()
     assert end(start("killed")) == end(whole) == 0
     for table in ("rounds.csv", "clients.csv"):

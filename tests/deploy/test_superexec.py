@@ -67,7 +67,7 @@ def process(apps: ServerAppExecutor, task_id: int = 1) -> subprocess.Popen[bytes
 def end(apps: ServerAppExecutor, number: int, task_id: int = 1) -> None:
     found = process(apps, task_id)
     found.send_signal(number)
-    found.wait(10)
+    found.wait(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
@@ -90,7 +90,7 @@ def test_a_process_that_ended_by_itself_is_forgotten(
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "WAITING", f"raise SystemExit({code})")
     apps.launch(spec())
-    process(apps).wait(10)
+    process(apps).wait(60)
     apps.reconcile()
     assert apps._started == {}
     assert len(commands) == 1

@@ -42,7 +42,7 @@ def lines_of(loop: subprocess.Popen[str]) -> Iterator[Iterator[str]]:
         yield map(str.rstrip, loop.stderr)
     finally:
         loop.terminate()
-        code = loop.wait(timeout=10)
+        code = loop.wait(timeout=60)
         loop.stderr.close()
     assert code == 0
 

@@ -168,7 +168,7 @@ def test_keep_hands_on_exit_code_and_signal(tmp_path: Path) -> None:
     kept = subprocess.Popen([*KEEP, "--", "sh", "-c", f"trap 'exit 3' TERM; touch {tmp_path / 'up'}; sleep 30 & wait"])
     wait_for(tmp_path / "up")
     kept.terminate()
-    assert kept.wait(timeout=10) == 3
+    assert kept.wait(timeout=60) == 3
 
 
 def test_keep_ends_when_the_experiment_is_over(tmp_path: Path) -> None:
@@ -176,16 +176,21 @@ def test_keep_ends_when_the_experiment_is_over(tmp_path: Path) -> None:
     for lock in ("running", "serving"):
         (tmp_path / lock).touch()
     environment = os.environ | {"ENDS_WITH": str(end)}
-    client = subprocess.Popen([*KEEP, "--", "sh", "-c", "trap 'sleep 2; exit' TERM; sleep 60 & wait"], env=environment)
+    up, farewell = tmp_path / "up", tmp_path / "farewell"
+    leave = f"until [ -e {farewell} ]; do sleep 0.1; done; exit"
+    words = ["sh", "-c", f"trap '{leave}' TERM; touch {up}; sleep 60 & wait"]
+    client = subprocess.Popen([*KEEP, "--", *words], env=environment)
     server = subprocess.Popen([*KEEP, "--last", "--", "sleep", "60"], env=environment)
+    wait_for(up)
     for kept in (client, server):
         with pytest.raises(subprocess.TimeoutExpired):
             kept.wait(timeout=1.0)
     end.touch()
     with pytest.raises(subprocess.TimeoutExpired):  # a server outlives its clients, which take their leave of it
         server.wait(timeout=2.0)
-    assert client.wait(timeout=10) == 0
-    assert server.wait(timeout=10) == 0
+    farewell.touch()
+    assert client.wait(timeout=60) == 0
+    assert server.wait(timeout=60) == 0
 
 
 def test_keep_gives_way_to_who_holds_the_lock(tmp_path: Path) -> None:
@@ -203,7 +208,7 @@ def test_keep_gives_way_to_who_holds_the_lock(tmp_path: Path) -> None:
         first.wait()
 
 
-def wait_for(path: Path, seconds: float = 10.0) -> None:
+def wait_for(path: Path, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come"

@@ -22,11 +22,16 @@ from fairbloom import __version__
 from fairbloom.cli import app, settings_of
 from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
 from fairbloom.protocol.settings import SETTINGS, Value, parsed
+from fairbloom.rounds.round import Round
 from fairbloom.server.checkpoint import list_checkpoints
+from fairbloom.server.run_folder import recorder
+from fairbloom.server.run_folder.rows import Row
 from fairbloom.server.settings import Settings, SettingsError, default_config, parameters
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
+from tests.commands import STARTED, forked
+from tests.commands import fairbloom as in_a_process
 from tests.simulation.helpers import Outcome, table
 
 from .helpers import ROOT, SMALL, fairbloom, start
@@ -300,36 +305,67 @@ def test_a_run_whose_checkpoints_are_damaged_is_refused_in_one_line(
     assert "2.safetensors is damaged: it is empty. Put back a copy, or choose another folder (--out)" in line
 
 
+def before_each_round(act: Callable[[], None]) -> None:
+    """Let the runs of this process write each round at once, and do something before they record one."""
+    record = recorder.RunRecorder.record
+
+    def recorded(self: recorder.RunRecorder, finished: Round, seconds: float) -> Row:
+        act()
+        return record(self, finished, seconds)
+
+    recorder.SHARED_SECONDS = 0.0
+    recorder.RunRecorder.record = recorded  # type: ignore[method-assign]
+
+
+def run_when_allowed(go: Path, words: list[str]) -> None:
+    """Run a command in a process of its own; its runs wait for a file before they record a round."""
+
+    def wait() -> None:
+        while not go.exists():
+            time.sleep(0.01)
+
+    before_each_round(wait)
+    sys.exit(fairbloom(*words))
+
+
+def run_until_interrupted(rows: str, *words: str) -> None:
+    """Run a command in a process of its own to which Ctrl-C comes once a run has written three rounds."""
+
+    def interrupt() -> None:
+        if Path(rows).exists() and len(Path(rows).read_bytes().splitlines()) > 3:
+            signal.raise_signal(signal.SIGINT)
+
+    before_each_round(interrupt)
+    sys.exit(fairbloom(*words))
+
+
 def test_two_runs_into_one_folder_at_once_are_one_run_and_a_refusal_that_names_it(tmp_path: Path) -> None:
-    words = ["run", "--clients", "5", "--rounds", "40", "--device", "cpu", "--method", "fedfv", "--out", tmp_path / "a"]
-    first, rows = start(*words), tmp_path / "a" / "rounds.csv"
-    while first.poll() is None and not rows.exists():
+    words = ["run", *SMALL, "--method", "fedfv", "--out", str(tmp_path / "a")]
+    first, lock = STARTED.Process(target=run_when_allowed, args=(tmp_path / "go", words)), tmp_path / "a" / ".lock"
+    first.start()
+    while first.is_alive() and not (lock.exists() and lock.read_text()):
         time.sleep(0.005)
-    first.send_signal(signal.SIGSTOP)
-    second = start(*words)
-    printed, told = second.communicate()
-    first.send_signal(signal.SIGCONT)
+    second = in_a_process(ROOT, *words)
+    (tmp_path / "go").touch()
     who = f"process {first.pid} on {socket.gethostname()}"
-    assert (second.returncode, printed) == (2, "")
-    assert f"error: {tmp_path}/a is written by {who}: wait for it to end, or choose another folder (--out)" in told
-    assert "Traceback" not in told
-    first.communicate()
-    assert first.returncode == 0
+    assert (second.returncode, second.stdout) == (2, "")
+    told = f"error: {tmp_path}/a is written by {who}: wait for it to end, or choose another folder (--out)"
+    assert told in second.stderr
+    assert "Traceback" not in second.stderr
+    first.join()
+    assert first.exitcode == 0
     assert fairbloom(*words[:-1], tmp_path / "b") == 0
     assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
 
 
 def test_an_interrupted_run_ends_with_130_and_the_same_command_finishes_it(tmp_path: Path) -> None:
-    words = ["run", "--clients", "5", "--rounds", "150", "--device", "cpu", "--method", "fedfv"]
-    process, rows = start(*words, "--out", tmp_path / "a"), tmp_path / "a" / "rounds.csv"
-    while process.poll() is None and (not rows.exists() or len(rows.read_bytes().splitlines()) < 4):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    printed, told = process.communicate()
-    assert process.returncode == 130
-    assert "the same command continues" in told
-    assert "Traceback" not in told
-    assert printed == ""
+    words = ["run", "--clients", "5", "--rounds", "10", "--device", "cpu", "--method", "fedfv"]
+    rows = tmp_path / "a" / "rounds.csv"
+    ended = forked(ROOT, run_until_interrupted, str(rows), *words, "--out", str(tmp_path / "a"))
+    assert ended.returncode == 130
+    assert ended.stderr == "interrupted: the same command continues after the last finished round\n"
+    assert ended.stdout == ""
+    assert len(rows.read_bytes().splitlines()) > 3
     assert not (tmp_path / "a" / "model.safetensors").exists()
     for out in ("a", "b"):
         assert fairbloom(*words, "--out", tmp_path / out) == 0

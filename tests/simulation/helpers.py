@@ -133,8 +133,8 @@ def both_of(clients: Clients, names: Sequence[str], model: Model, terms: Terms) 
 
 
 def is_gone(process: int) -> bool:
-    """Return whether a process ends within ten seconds; one that has ended and that nobody has waited for has."""
-    ends = time.monotonic() + 10.0
+    """Return whether a process ends within a minute; one that has ended and that nobody has waited for has."""
+    ends = time.monotonic() + 60.0
     while time.monotonic() < ends:
         try:
             if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

@@ -240,7 +240,7 @@ def test_ctrl_c_ends_the_workers_and_what_they_were_computing_answers_no_later_c
     (place / "stall").touch()
 
     def interrupt() -> None:
-        ends = time.monotonic() + 30.0
+        ends = time.monotonic() + 60.0
         while len(list(place.glob("*.stalled"))) < 2 and time.monotonic() < ends:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)

@@ -17,7 +17,7 @@ from .disturbed import SHORT
 from .helpers import ROOT, Outcome, checkpoints_every, drafts, run, small, table
 
 ROUNDS = 40
-"""Of the runs that are killed from outside: long enough to be caught at work."""
+"""Of the runs that are killed from outside."""
 
 SHARED = 0.005
 """Seconds of one or a few of their rounds, which share a checkpoint."""
@@ -71,9 +71,9 @@ def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: Kil
 
 
 def slowly(folder: str) -> None:
-    """Run with a pause after each round, in which the process may be met."""
+    """Run with a pause after each round, in which the process may be met; it waits to be killed before the last one."""
     recorder.SHARED_SECONDS = SHARED
-    simulate(small(folder, num_rounds=ROUNDS), lambda row: time.sleep(0.005))
+    simulate(small(folder, num_rounds=ROUNDS), lambda row: time.sleep(600.0 if row.number == ROUNDS - 1 else 0.005))
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:

@@ -176,16 +176,19 @@ def test_rounds_of_a_federation_share_no_checkpoint_since_its_clients_keep_their
     assert [path.stem for path in list_checkpoints(tmp_path / "b" / "checkpoint")] == ["6"]
 
 
-ROUNDS = 60
-"""Rounds of the runs that are stopped by Ctrl-C: long enough to be caught at work."""
+ROUNDS = 30
+"""Rounds of the runs that are stopped by Ctrl-C."""
 
 
 def tell_rounds(folder: str, method: str, shared: str) -> None:
-    """Run in a process of its own that tells each finished round, with a pause in which it may be met."""
+    """Run in a process of its own that tells each finished round, with a pause in which it may be met.
+
+    Before the last round it waits to be stopped.
+    """
 
     def tell(recorded: RecordedRound) -> None:
         print(recorded.number, flush=True)
-        time.sleep(0.01)
+        time.sleep(600.0 if recorded.number == ROUNDS - 1 else 0.01)
 
     recorder.SHARED_SECONDS = float(shared)
     simulate(small(folder, method=method, num_rounds=ROUNDS), tell)

@@ -212,7 +212,7 @@ def busy_run(folder: Path) -> int:
     """
     parent = os.fork()
     if parent:
-        ends = time.monotonic() + 20.0
+        ends = time.monotonic() + 60.0
         while len(list(folder.glob("[0-9]*"))) < 2 and time.monotonic() < ends:
             time.sleep(0.01)
         return parent

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -40,7 +39,7 @@ class Sleeper(Supervised):
     def end(self, number: int = signal.SIGKILL) -> None:
         """Let its process end, and see it."""
         self.process.send_signal(number)
-        self.process.wait(10)
+        self.process.wait(60)
         self.check()
 
 
@@ -151,9 +150,13 @@ def test_a_program_that_does_not_end_in_order_is_killed(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_programs_are_looked_after_until_a_signal_comes(sleeper: Sleeper, handlers: None, number: int) -> None:
+    def stop_once_it_runs() -> bool:
+        if sleeper._process is not None:
+            os.kill(os.getpid(), number)
+        return False
+
     stopped = StopSignal()
-    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
-    supervise.supervise([sleeper], stopped)
+    supervise.supervise([sleeper], stopped, stop_once_it_runs)
     assert stopped.came
     assert sleeper.process.poll() is None  # who supervises ends it
 

@@ -224,7 +224,7 @@ def test_too_many_clients_are_refused_and_nothing_is_written(
 
 def test_an_interrupted_comparison_ends_with_130_and_finishes_no_run_first(tmp_path: Path) -> None:
     """Ctrl-C in a terminal reaches the workers as well."""
-    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 150, "--jobs", 1)
+    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 100_000, "--jobs", 1)
     process = start(*words, "--out", tmp_path, start_new_session=True)
     while process.poll() is None and not list(tmp_path.rglob("checkpoint/*.safetensors")):
         time.sleep(0.005)
@@ -236,17 +236,17 @@ def test_an_interrupted_comparison_ends_with_130_and_finishes_no_run_first(tmp_p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.parametrize("seconds", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
 def test_a_comparison_is_interrupted_without_a_traceback_while_its_processes_are_started(
     tmp_path: Path, seconds: float
 ) -> None:
-    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 150, "--jobs", 2)
+    words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 100_000, "--jobs", 2)
     process = start(*words, "--out", tmp_path, start_new_session=True)
     while process.poll() is None and len(spawned_by(process.pid)) < 2:
         time.sleep(0.005)
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=300)
     assert process.returncode == 130
     assert told == "interrupted: the same command continues after the last finished round\n"
 
@@ -285,7 +285,7 @@ def test_a_second_comparison_into_a_folder_is_refused_by_name_of_the_first_until
 
 def test_a_run_whose_process_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
     """As the system kills the largest process when memory runs short."""
-    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 60, "--jobs", 1)
+    words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 100_000, "--jobs", 1)
     process = start(*words, "--out", tmp_path)
     lock = tmp_path / "runs" / "fedavg-seed0" / ".lock"
     while process.poll() is None and not (lock.exists() and lock.read_text()):
@@ -315,7 +315,7 @@ def test_a_comparison_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
             time.sleep(0.005)
         command.kill()
         command.wait()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not is_free(run) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert is_free(run)

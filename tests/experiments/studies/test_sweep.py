@@ -249,7 +249,7 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(done: Path, tmp_path: P
 
 
 def test_ctrl_c_ends_a_sweep_with_130(tmp_path: Path) -> None:
-    words = ("sweep", "--grid", "learning-rate=0.1,0.2", "--clients", 5, "--rounds", 300, "--jobs", 1)
+    words = ("sweep", "--grid", "learning-rate=0.1,0.2", "--clients", 5, "--rounds", 100_000, "--jobs", 1)
     process = start(*words, "--out", tmp_path, start_new_session=True)
     while process.poll() is None and not list(tmp_path.rglob("checkpoint/*.safetensors")):
         time.sleep(0.005)

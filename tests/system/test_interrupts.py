@@ -1,0 +1,97 @@
+"""Ctrl-C and SIGTERM end a program in order at any moment: before it has begun, in its midst, and on its way out."""
+
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom import cli
+from fairbloom.system.interrupts import until_interrupted
+from fairbloom.system.supervise import become
+from tests.checkout import ROOT
+from tests.commands import forked
+
+LINE = "interrupted: the same command continues after the last finished round\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_ctrl_c_while_the_command_line_is_imported_ends_it_without_a_word(tmp_path: Path) -> None:
+    words = ("run", "--clients", "5", "--rounds", "1000000", "--out", str(tmp_path / "a"))
+    command = [sys.executable, "-m", "fairbloom", *words]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    # Where this process had to wait for its turn, the command line may have begun.
+    assert (process.returncode, said) in {(-signal.SIGINT, ""), (130, LINE)}
+
+
+class Impatient(io.StringIO):
+    """A terminal whose user presses Ctrl-C once more while it is written to."""
+
+    def write(self, text: str) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def press_once() -> None:
+    cli.app = lambda: signal.raise_signal(signal.SIGINT)
+    cli.main()
+
+
+def press_again_while_that_is_said() -> None:
+    sys.stderr = Impatient()
+    press_once()
+
+
+def press_again_on_the_way_out() -> None:
+    def run() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            print("an end that takes long")
+
+    cli.app = run
+    cli.main()
+
+
+def test_ctrl_c_once_more_ends_at_once_with_the_same_code(tmp_path: Path) -> None:
+    """Anything that is said later would be a traceback."""
+    ended = forked(tmp_path, press_once)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", LINE)
+    for press in (press_again_while_that_is_said, press_again_on_the_way_out):
+        ended = forked(tmp_path, press)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_ctrl_c_once_more_while_the_handler_of_before_is_put_back_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put_back(number: int, handler: Any) -> Any:
+        if handler is before:
+            signal.raise_signal(signal.SIGINT)
+        return put(number, handler)
+
+    put, before = signal.signal, signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(signal, "signal", put_back)
+    with until_interrupted():
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the block went on")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def begin_and_be_stopped(number: str) -> None:
+    become("tests.system.stopped", number)
+
+
+def test_a_signal_waits_until_a_program_looks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules are being imported meanwhile: by SIGINT, it would end with a traceback."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        ended = forked(tmp_path, begin_and_be_stopped, str(int(number)))
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped in order\n", "")
