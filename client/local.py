@@ -209,8 +209,8 @@ class LocalClient:
     def find_baseline(self, received: StateDict, terms: Terms) -> dict[str, float]:
         """Return what this client reports of the best model that it has met by training alone, where it is asked for.
 
-        It trains alone once, from the model that it then receives, and keeps what came of it. The model holds what was
-        received then, as before.
+        It trains alone once, from the model that it then receives, and keeps what came of it, unless no model that it
+        met had a finite loss. The model holds what was received then, as before.
         """
         if terms.baseline_epochs is None or not OF_BASELINE.applies(terms, self.splits):
             return {}
@@ -220,7 +220,8 @@ class LocalClient:
             self.model.load_state_dict(received)
             best = reach_alone(self.model, self.task, self.splits.train, self.settings, terms, self.key)
             found = {name: torch.tensor(score, dtype=torch.float64) for name, score in best.items()}
-            kept.keep(terms.server_round, found, origin=0)
+            if found[wire.LOSS].isfinite():  # else the reply is refused, and the next model may be whole
+                kept.keep(terms.server_round, found, origin=0)
             self.model.load_state_dict(received)
         return self.report(OF_BASELINE, {name: score.item() for name, score in found.items()}, terms)
 

@@ -20,6 +20,10 @@ weights do that sum to one with a huge one among them, nobody can have much more
 cancel each other, one that is not much larger than theirs makes up the step without deciding it."""
 
 
+LARGEST_METRIC = 1e150
+"""A metric beyond this is out of all measure: its square may be beyond the range of numbers."""
+
+
 class NoStepError(Exception):
     """A round whose step cannot be taken, because it is beyond the range of numbers."""
 
@@ -97,7 +101,8 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
     MethodError
         When the method returns anything else.
     NoStepError
-        When the method asks for inner products that are not finite.
+        When the method asks for inner products that are not finite, or when its coefficients are not, because a client
+        reports a number out of all measure.
     """
     coefficients = np.asarray(method.weigh(cohort))
     expected = (cohort.rows,), (len(cohort.arrays), cohort.rows)
@@ -110,10 +115,21 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
         )
     finite = np.asarray(np.isfinite(np.atleast_2d(coefficients)).all(axis=0))
     if not finite.all():
+        if absurd := absurd_metric(cohort):
+            raise NoStepError(f"the coefficients are beyond the range of numbers, since {absurd}")
         wrong = ", ".join(name for name, good in zip(cohort.names, finite, strict=False) if not good)
         of = f" (of {wrong})" if wrong else ""
         raise MethodError(f"{name} returned coefficients that are not finite{of}: correct the method")
     return coefficients.astype(np.float64, copy=False)
+
+
+def absurd_metric(cohort: Cohort) -> str:
+    """Return in words which number of a client is out of all measure, "" where none is."""
+    for metric, values in cohort.metrics.items():
+        place = int(np.argmax(np.abs(values)))
+        if abs(values[place]) > LARGEST_METRIC:
+            return f"client {cohort.names[place]} reports {values[place]:g} as {metric!r}: lower loss_limit"
+    return ""
 
 
 def _finite(products: FloatArray) -> FloatArray:

@@ -495,7 +495,8 @@ class Method:
     def _checked_weighting(self, weighting: str | None) -> str:
         if self.default_weighting is None and weighting is not None:
             raise ValueError(f"{type(self).__name__} has no prior: leave weighting out, got {weighting!r}")
-        return one_of(("examples", "uniform"), weighting=weighting or self.default_weighting or "uniform")
+        default = self.default_weighting or "uniform"
+        return one_of(("examples", "uniform"), weighting=default if weighting is None else weighting)
 
     def _checked_control_variates(self, control_variates: bool) -> bool:
         if control_variates and not self.fixed_weights:

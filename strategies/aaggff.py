@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Unpack
 
 import numpy as np
@@ -61,14 +62,15 @@ class AAggFF(FairStrategy):
     Departures: the poster and the authors' code were read, not the paper's main text. Their code's normal ρ falls with
     the loss, its ons has another ridge and lacks a term, and its ftrl forgets the mean response; here all three are as
     derived. Weights are those of the decision after the round's losses, restricted to its clients. A client that is
-    missing under ons counts with the mean response, and a newcomer gets the mean client's past. A negative loss counts
-    as 0, and where every loss is 0 all are alike.
+    missing under ons counts with the mean response, and a newcomer gets the mean client's past. A weight below 1e-9 of
+    an ons decision counts as 0, since the solver leaves as much where there is none; clients that all have none are
+    averaged. A negative loss counts as 0, and where every loss is 0 all are alike.
 
     Objective: the regret of Σ log(1 + ⟨p, r⟩) over all rounds
     Good for: noisy losses, to which single rounds are no guide, and few rounds; ftrl for thousands of clients.
     Hurts when: a client's loss cannot fall: its weight grows from round to round, though never as fast as a loss does.
     Memory: K² + 2K numbers for K clients, or with ftrl one number a client
-    Cost: three QPs of K variables, or with ftrl a weighted sum
+    Cost: a QP of K variables, and another one where clients join, or with ftrl a weighted sum
     """
 
     needs = frozenset({"loss-before"})
@@ -139,11 +141,20 @@ def decision(A: FloatArray, b1: FloatArray, b2: FloatArray) -> FloatArray:
     On the simplex the linear term may be centred and written into the matrix, with a multiple of 11ᵀ that makes it
     positive semidefinite: p is then the shortest combination of vectors with these inner products.
     """
+    return _decision(A.tobytes(), b1.tobytes(), b2.tobytes())
+
+
+@lru_cache(maxsize=2)  # a round needs the decisions before and after its losses, and the next one begins with the last
+def _decision(*memory: bytes) -> FloatArray:
+    """Return `decision` of float64 arrays with these bytes; it is solved once, and is not to be written to."""
+    A, b1, b2 = (np.frombuffer(each) for each in memory)
     K = len(b1)
     b = b1 - 0.25 * K * b2
     b = b - b.mean()
-    H = RIDGE * np.eye(K) + 0.25 * K * A + b[:, None] + b[None, :] + 0.25 * (b @ b)
-    return min_norm_weights(H, np.full(K, 1.0 / K), epsilon=1.0)
+    H = RIDGE * np.eye(K) + 0.25 * K * A.reshape(K, K) + b[:, None] + b[None, :] + 0.25 * (b @ b)
+    p = min_norm_weights(H, np.full(K, 1.0 / K), epsilon=1.0)
+    p.flags.writeable = False
+    return p
 
 
 def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:

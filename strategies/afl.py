@@ -11,6 +11,9 @@ from fairbloom.rounds.ranges import NonNegative
 from .simplex import project
 from .strategy import FairStrategy
 
+LARGEST_GAIN = 1e300
+"""A gain beyond this counts as this one, since the projection takes differences."""
+
 
 class AFL(FairStrategy):
     r"""AFL: descends the mixture of losses that is worst for the model, found by ascent on the weights.
@@ -58,7 +61,8 @@ class AFL(FairStrategy):
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Ascend λ by the participants' losses."""
-        gains = dict(zip(cohort.names, self.gamma * cohort.losses, strict=True))
+        with np.errstate(over="ignore"):
+            gains = dict(zip(cohort.names, (self.gamma * cohort.losses).tolist(), strict=True))
         self.memory = {"weights": ascended(self._weights(cohort), gains), "examples": self._examples(cohort)}
         return {}
 
@@ -82,5 +86,6 @@ def entered(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[s
 def ascended(weights: Mapping[str, float], gains: Mapping[str, float]) -> dict[str, float]:
     """Return the projection of `weights` plus `gains` on the simplex, in the order of names."""
     names = sorted(weights)
-    moved = np.array([weights[name] + gains.get(name, 0.0) for name in names])
+    most = np.clip([gains.get(name, 0.0) for name in names], -LARGEST_GAIN, LARGEST_GAIN)
+    moved = np.array([weights[name] for name in names]) + most
     return dict(zip(names, project(moved).tolist(), strict=True))

@@ -39,8 +39,8 @@ class FromScalarizer(FairStrategy):
 
     Departures: a scalarization that learns from step to step (DWA, FAMO, IMTL-L, UW) is refused: what it learns belongs
     to a fixed set of losses, and begun afresh in every round it would weigh by nothing that was learned. Random weights
-    are drawn from (seed, round). The uniform weights 1/m take the place of a scalarization that has no finite gradient
-    at a round's losses, as the geometric mean where one is 0, or is not defined for so many.
+    are drawn from (seed, round). The uniform weights 1/m take its place where every loss is 0, where it has no finite
+    gradient, as the geometric mean where one is 0, or where it is not defined for so many.
 
     Objective: that of the scalarization
     Good for: the smooth maximum, the preference vectors and the penalties of multi-task learning among clients.
@@ -69,8 +69,8 @@ class FromScalarizer(FairStrategy):
             try:
                 made = self.scalarizer if is_scalarizer(self.scalarizer) else self.scalarizer(cohort.size)
                 (gradient,) = torch.autograd.grad(made(losses), losses)
-                finite = cohort.losses.any() and gradient.isfinite().all()
-                why = "" if finite else "it has no finite gradient there"
+                why = "" if gradient.isfinite().all() else "it has no finite gradient there"
+                why = why if cohort.losses.any() else "every loss is 0"
             except ValueError as error:
                 why = str(error)
         if why:

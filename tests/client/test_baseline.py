@@ -170,6 +170,13 @@ def test_a_device_without_a_folder_trains_alone_again_from_the_model_that_it_has
     assert again["loss-baseline"] != first["loss-baseline"]
 
 
+def test_a_client_that_received_a_broken_model_first_trains_alone_from_the_next_one() -> None:
+    """Kept, a loss of NaN would have it refused to the end of the run."""
+    where = context(1)
+    assert math.isnan(reported(where, moved(dict(where.run_config), math.nan))["loss-baseline"])
+    assert reported(where, server_round=2)["loss-baseline"] == reported(context(1))["loss-baseline"]
+
+
 def test_a_server_that_goes_back_before_it_has_another_one_made_which_then_stays(tmp_path: Path) -> None:
     config = run_config(state_dir=str(tmp_path))
     late = reported(context(1, config), moved(config, 0.5), server_round=5)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds.aggregation import decides
 from fairbloom.rounds.flower import reported
+from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.screening import (
     check_counts,
     largest_in_proportion,
@@ -26,6 +27,7 @@ from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
     CASES,
+    TRAINABLE,
     Fault,
     MemoryGrid,
     Quadratic,
@@ -87,6 +89,36 @@ def test_without_a_limit_every_finite_loss_is_used() -> None:
     for value in HUGE:
         _, finished = one_lying("term", metrics({"loss-before": value}), loss_limit=INF)
         assert finished.refused == {}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("limit", [1000.0, INF])
+def test_losses_at_the_ends_of_the_range_of_numbers_end_no_run(name: str, limit: float) -> None:
+    """One of them alone is refused, or used where there is no limit; where all lie together, no limit stops them."""
+    liars = {f"site-{k}": (1.7e308 if k % 2 else -1.7e308) for k in range(6)}
+    alone: dict[tuple[str, int], Fault] = {("site-2", 1): metrics({"loss-before": 1.7e308, "loss-baseline": -1.7e308})}
+    together: dict[tuple[str, int], Fault] = {
+        (site, 1): metrics({"loss-before": loss, "loss-baseline": -loss}) for site, loss in liars.items()
+    }
+    for arguments in ARGUMENTS[name]:
+        for faults in (alone, together):
+            strategy = make(name, arguments, buffers=BUFFERS, loss_limit=limit, unused_rounds=0)
+            with np.errstate(all="ignore"):
+                model, finished = run(strategy, rounds=2, faults=faults)
+            assert len(finished) == 2
+            assert all(np.isfinite(np.frombuffer(model[name], np.float32)).all() for name in TRAINABLE)
+
+
+def test_a_round_that_cannot_be_weighed_for_a_clients_number_is_skipped_and_names_the_client() -> None:
+    strategy = make("vred", {"beta": 5.0}, buffers=BUFFERS, loss_limit=INF, unused_rounds=1)
+    faults: dict[tuple[str, int], Fault] = {("site-2", 1): metrics({"loss-before": 1.7e308})}
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(NothingLearnedError, match=r"client site-2 reports 1.7e\+308 as 'loss-before': lower loss_limit"),
+    ):
+        run(strategy, faults=faults)
+    (_, finished) = one_lying("vred", metrics({"loss-before": 1.7e308}))  # with the limit, it is refused alone
+    assert list(finished.refused) == ["site-2"]
 
 
 # The rule for losses ------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds.method import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
-from fairbloom.strategies import AAggFF
+from fairbloom.strategies import AAggFF, aaggff
 from fairbloom.strategies.aaggff import CDFS, decision, responses
+from fairbloom.strategies.simplex import min_norm_weights
 
 from .helpers import (
     BUFFERS,
@@ -218,6 +219,21 @@ def test_a_newcomer_gets_the_mean_clients_past_and_a_missing_one_the_mean_respon
     np.testing.assert_allclose(after["A"], M @ before["A"] @ M.T + np.outer(g, g), atol=1e-12)
     p = decision(after["A"], after["b1"], after["b2"])
     np.testing.assert_allclose(list(step.values()), p[1:] / p[1:].sum(), atol=1e-9)
+
+
+def test_each_decision_is_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one after a round's losses is the one before the next round's, but where clients have joined."""
+    sizes: list[int] = []
+
+    def counted(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
+        sizes.append(len(prior))
+        return min_norm_weights(gram, prior, epsilon)
+
+    monkeypatch.setattr(aaggff, "min_norm_weights", counted)
+    play(
+        AAggFF(), [{"a": 1.25, "b": 3.5}, {"a": 2.0, "b": 2.5}, {"b": 1.0}, {"b": 1.0, "c": 2.0}, {"a": 1.0, "c": 3.0}]
+    )
+    assert sizes == [2, 2, 2, 2, 3, 3, 3]
 
 
 def test_clients_without_any_share_of_the_decision_are_averaged() -> None:

@@ -158,7 +158,10 @@ def test_the_client_whose_loss_stays_highest_gets_all_the_weight() -> None:
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("F", "expected"), [([0.0, 0.0], [0.5, 0.5]), ([0.0, 1e30], [0.0, 1.0])])
+@pytest.mark.parametrize(
+    ("F", "expected"),
+    [([0.0, 0.0], [0.5, 0.5]), ([0.0, 1e30], [0.0, 1.0]), ([1.0, 1.7e308], [0.0, 1.0]), ([-1.7e308, 1.0], [0.0, 1.0])],
+)
 @pytest.mark.parametrize("gamma", [1e-9, 1.0, 1e30])
 def test_extreme_losses(F: list[float], expected: list[float], gamma: float) -> None:
     strategy = AFL(gamma=gamma, weighting="uniform")

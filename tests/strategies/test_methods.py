@@ -170,8 +170,9 @@ def test_weighting_is_as_documented(name: str) -> None:
                 make(name, arguments, weighting=weighting)
     else:
         assert make(name, arguments).weighting == WEIGHTING[name]
-        with pytest.raises(ValueError, match="weighting = 'loss': allowed is examples or uniform"):
-            make(name, arguments, weighting="loss")
+        for weighting in ("loss", ""):
+            with pytest.raises(ValueError, match=f"weighting = '{weighting}': allowed is examples or uniform"):
+                make(name, arguments, weighting=weighting)
 
 
 @pytest.mark.parametrize("name", METHODS)

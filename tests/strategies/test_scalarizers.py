@@ -216,6 +216,17 @@ def test_uniform_weights_take_the_place_of_a_scalarization_without_a_gradient_th
     np.testing.assert_array_equal(c, np.full(3, 1 / 3))
 
 
+@every_name
+def test_where_every_loss_is_zero_weights_are_uniform_and_the_log_says_why(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gradient of COSMOS is -6e7 there; that of the sum would be 1."""
+    with caplog.at_level("WARNING", logger="fairbloom"):
+        c = weigh(by_name(name), np.zeros(3))
+    np.testing.assert_array_equal(c, np.full(3, 1 / 3))
+    assert "in round 1: every loss is 0" in caplog.text
+
+
 def test_weights_for_another_number_of_clients_are_replaced_by_uniform_ones() -> None:
     strategy = FromScalarizer(scalarization.Constant(torch.ones(4)))
     np.testing.assert_array_equal(weigh(strategy, np.array([1.0, 2.0, 3.0])), np.full(3, 1 / 3))
