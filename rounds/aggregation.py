@@ -44,7 +44,8 @@ def cohort_of(
     """
     updates, counts = trained.updates, trained.column(method.weighted_by_key)
     size = len(counts)
-    kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, trained.names)}
+    remembered, names = method.progress.kept, trained.names
+    kept = {key: row for key, row in remembered.items() if method.recalls(key, names, server_round)}
     for key, row in kept.items():
         check_row(method, f"an update of round {key.round}", row.size, updates.layout)
     if method.progress.moments is not None:
@@ -65,7 +66,7 @@ def cohort_of(
     cohort = Cohort(
         round=server_round,
         num_rounds=num_rounds,
-        names=trained.names,
+        names=names,
         online=tuple(online),
         counts=counts,
         prior=counts / counts.sum() if method.weighting == "examples" else np.full(size, 1.0 / size),

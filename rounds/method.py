@@ -581,7 +581,7 @@ class Method:
         """
         return {}
 
-    def recalls(self, kept: Kept, names: Collection[str]) -> bool:
+    def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
         """Return whether `weigh` needs a kept row in a round with the replies of `names`; others are dropped."""
         return True
 

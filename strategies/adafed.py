@@ -13,6 +13,9 @@ from .strategy import FairStrategy
 NO_NEW_DIRECTION = 1e-6
 """An update that is, to this share of its norm, a combination of the earlier ones is left out."""
 
+LARGEST = np.finfo(np.float64).max
+"""Coefficients beyond it, as losses near 0 give for a large gamma, are this: no model can take such a step."""
+
 
 class AdaFed(FairStrategy):
     r"""AdaFed: a direction that descends every client's loss, the faster the higher the loss.
@@ -76,4 +79,8 @@ class AdaFed(FairStrategy):
                 directions.append((r, s, square))
                 weights += s / square * r
                 total += s**2 / square
-        return weights * (self.server_lr / total / largest**self.gamma) if total > 0.0 else weights
+        if total == 0.0:
+            return weights
+        with np.errstate(over="ignore", divide="ignore"):
+            factor = np.minimum(self.server_lr / total / np.power(largest, self.gamma), LARGEST)
+            return np.clip(weights * factor, -LARGEST, LARGEST)

@@ -118,20 +118,22 @@ class FedFV(FairStrategy):
             products = G @ g
             con = np.zeros(len(G))
             for row, kept in enumerate(cohort.memory, start=m):
-                absent = self.recalls(kept, cohort.names)
+                absent = self.recalls(kept, cohort.names, cohort.round)
                 con[row] = absent and kept.round == cohort.round - age and products[row] < 0.0
             squared_length = con @ G @ con
             if con @ products < 0.0 and squared_length > 0.0:
                 g = g - (con @ products) / squared_length * con
         return g
 
-    def recalls(self, kept: Kept, names: Collection[str]) -> bool:
+    def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
         """Return whether a row is of a client that is not there: the others' latest update is of this round."""
         return kept.key not in names
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Keep every client's latest update for tau rounds."""
         rows = np.eye(cohort.size + len(cohort.memory))
-        latest = {k: rows[i] for i, k in enumerate(cohort.memory, cohort.size) if self.recalls(k, cohort.names)}
+        latest = {
+            k: rows[i] for i, k in enumerate(cohort.memory, cohort.size) if self.recalls(k, cohort.names, cohort.round)
+        }
         latest |= {Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)}
         return {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}

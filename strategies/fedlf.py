@@ -89,8 +89,8 @@ class FedLF(FairStrategy):
     Good for: clients in conflict, in some layers more than in others, of which few take part in a round.
     Hurts when: groups are many and small: the shortest combination of each is short, and directions are mostly noise. A
     client whose loss cannot fall is guided towards all the same.
-    Memory: every client's last update
-    Cost: a Gram matrix by array, and a QP a group
+    Memory: the last update of every client, unless it is older, in rounds, than there are clients
+    Cost: a Gram matrix by array over the rows of the hulls, and a QP a group
     """
 
     needs = frozenset({"loss-before"})
@@ -130,24 +130,23 @@ class FedLF(FairStrategy):
 
     def _merged(self, cohort: Cohort, groups: Sequence[tuple[NDArray[np.intp], FloatArray]]) -> list[Layer]:
         """Return the layers, merged until each has a common direction or only one is left."""
-        found, rounds = guidance(cohort.losses), len(self.memory.get("seen", {})) // cohort.size
+        found = guidance(cohort.losses)
         h = np.zeros(cohort.size) if found is None else found.direction
-        respected = [*[True] * cohort.size, *(kept.round >= cohort.round - rounds for kept in cohort.memory)]
-        layers = [self._layer(*group, h, np.array(respected)) for group in groups]
+        layers = [self._layer(*group, h) for group in groups]
         while len(layers) > 1 and any(layer.is_stationary for layer in layers):
             first = min([layer.is_stationary for layer in layers].index(True), len(layers) - 2)
             one, other = layers[first : first + 2]
             both = np.concatenate([one.arrays, other.arrays]), one.gram + other.gram
-            layers[first : first + 2] = [self._layer(*both, h, np.array(respected))]
+            layers[first : first + 2] = [self._layer(*both, h)]
         return layers
 
-    def _layer(self, arrays: NDArray[np.intp], G: FloatArray, h: FloatArray, respected: NDArray[np.bool_]) -> Layer:
-        """Return a layer with its direction; of the rows of G, only those `respected` are in the hull."""
+    def _layer(self, arrays: NDArray[np.intp], G: FloatArray, h: FloatArray) -> Layer:
+        """Return a layer with its direction."""
         m, lengths = len(h), np.sqrt(np.diag(G))
         moving = lengths > 0.0
         inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=moving)
         mu = lengths[:m][moving[:m]].mean()
-        rows = np.diag(mu * inverse)[moving & respected]
+        rows = np.diag(mu * inverse)[moving]
         q, unit = np.zeros(len(G)), 1.0 if self.guidance == "scaled" else mu
         q[:m] = h * (inverse[:m] if self.guidance == "scaled" else 1.0)
         length = np.sqrt((q @ G @ q).clip(0.0))
@@ -157,16 +156,17 @@ class FedLF(FairStrategy):
         squared_length = float((direction @ G @ direction).clip(0.0))
         return Layer(arrays, G, direction, squared_length, squared_length <= (NOTHING_COMMON * mu) ** 2)
 
-    def recalls(self, kept: Kept, names: Collection[str]) -> bool:
-        """Return whether a row is of a client that is not there: the others' last update is of this round."""
-        return kept.key not in names
+    def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
+        """Return whether a row is of the last ⌊M/m⌋ rounds, of a client whose last update is not of this round."""
+        return kept.key not in names and kept.round >= server_round - len(self.memory.get("seen", {})) // len(names)
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
-        """Keep every client's last update, and who was seen; ⌊M/m⌋ is never more than the clients that are known."""
+        """Keep who was seen, and the last updates that a later round may need; ⌊M/m⌋ ≤ the clients that are known."""
         if not self.history:
             return {}
         self.memory = {"seen": self.memory.get("seen", {}) | dict.fromkeys(cohort.names, cohort.round)}
-        oldest = cohort.round - len({*self.memory["seen"], *cohort.online})
-        still: dict[Kept, FloatArray | None] = dict.fromkeys(kept for kept in cohort.memory if kept.round >= oldest)
+        oldest = cohort.round + 1 - len({*self.memory["seen"], *cohort.online})
+        absent = (kept for kept in self.progress.kept if kept.key not in cohort.names and kept.round >= oldest)
         rows = np.eye(cohort.rows)
-        return still | {Kept(name, cohort.round): rows[k] for k, name in enumerate(cohort.names)}
+        latest: dict[Kept, FloatArray | None] = dict.fromkeys(absent)
+        return latest | {Kept(name, cohort.round): rows[k] for k, name in enumerate(cohort.names)}

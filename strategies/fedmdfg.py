@@ -87,8 +87,7 @@ class FedMDFG(FairStrategy):
         if not live.size:
             return np.zeros(len(G))
         v = self._scaled(cohort)
-        absent = [row for row, kept in enumerate(cohort.memory, cohort.size) if self.recalls(kept, cohort.names)]
-        rows = np.vstack([v[live], self._guidance_row(cohort, v), v[absent]])
+        rows = np.vstack([v[live], self._guidance_row(cohort, v), v[cohort.size :]])
         shortest, mean = shortest_combination(rows, G), v[live].mean(axis=0)
         squared_length = shortest @ G @ shortest
         if squared_length <= (NOTHING_COMMON * self._mean_length(cohort)) ** 2:
@@ -126,7 +125,7 @@ class FedMDFG(FairStrategy):
         rose = [loss > expected.get(name, loss) for name, loss in zip(cohort.names, cohort.losses, strict=True)]
         return any(rose) and not all(rose)
 
-    def recalls(self, kept: Kept, names: Collection[str]) -> bool:
+    def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
         """Return whether a row is of a client that is absent."""
         return kept.key not in names
 

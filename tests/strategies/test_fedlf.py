@@ -7,7 +7,9 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray, Kept
+from fairbloom.rounds.aggregation import rows_after
+from fairbloom.rounds.method import Cohort, FloatArray, Kept
+from fairbloom.rounds.updates import Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FedLF, FedMGDAPlus
 from tests.rounds.helpers import OPTIONS, bits, run
@@ -234,8 +236,7 @@ def test_gram_form_equals_the_papers_vectors(U: FloatArray, losses: list[float],
 def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, guidance: str) -> None:
     """Random participation over ten rounds, one of them skipped; the memory goes through `remember` alone."""
     rng, strategy = np.random.default_rng(seed), FedLF(history=history, guidance=guidance)
-    everybody = client_names(5)
-    memory: dict[Kept, FloatArray] = {}
+    everybody, progress = client_names(5), strategy.progress
     past: list[Seen] = []
     for t in range(1, 11):
         names = [name for name in everybody if rng.random() < 0.4]
@@ -243,8 +244,12 @@ def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, 
             continue
         U, F = rng.normal(size=(len(names), 7)) + 0.3, rng.uniform(size=len(names))
         U[rng.random(len(names)) < 0.2, :3] = 0.0
+        recalled = {kept: row for kept, row in progress.kept.items() if strategy.recalls(kept, names, t)}
+        respected = latest(past).items() if history else ()
+        rounds = len(latest(past)) // len(names)
+        assert set(recalled) == {Kept(name, r) for name, r in respected if name not in names and r >= t - rounds}
         past.append(seen_of(U, F.tolist(), t, names))
-        memory = {kept: row for kept, row in memory.items() if strategy.recalls(kept, names)}
+        memory = {kept: row.scales[0] * row.blocks[0][0] for kept, row in recalled.items()}
         cohort = {"losses": F, "names": names, "round": t, "memory": memory, "online": everybody}
         expected = fedlf(past, history, guidance, layers=COLUMNS)
         groups = fedlf_groups(past, history, guidance, COLUMNS)
@@ -252,9 +257,9 @@ def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, 
         made = cohort_of(U, arrays=LAYERS, **cohort)
         rows = np.vstack([U, *memory.values()])
         remembered = strategy.remember(made, strategy.weigh(made), {})
-        memory = {kept: memory[kept] if mix is None else mix @ rows for kept, mix in remembered.items()}
-        kept_on = {Kept(name, r) for name, r in latest(past).items() if history and r >= t - len(everybody)}
-        assert set(memory) == kept_on
+        progress.kept = rows_after(strategy, remembered, Vectors((rows,), np.ones(len(rows))))
+        kept_on = {Kept(name, r) for name, r in latest(past).items() if history and r > t - len(everybody)}
+        assert set(progress.kept) == kept_on
 
 
 def latest(past: Sequence[Seen]) -> dict[str, int]:
@@ -277,6 +282,26 @@ def test_a_run_over_flower_ends_where_the_papers_vectors_end() -> None:
         np.testing.assert_allclose(flat(model) - flat(after), expected, rtol=1e-3, atol=1e-3 * np.linalg.norm(expected))
         model = after
     assert any(len(finished.coefficients) < 6 for finished in rounds)
+
+
+def test_inner_products_are_made_with_the_rows_that_count_and_no_others() -> None:
+    """Other rows stay, and count again in a round of fewer clients."""
+    online = {1: 4, 2: 2, 3: 3, 4: 1}
+    rows: dict[int, tuple[int, int]] = {}
+
+    class Watched(FedLF):
+        def weigh(self, cohort: Cohort) -> FloatArray:
+            rows[cohort.round] = len(cohort.gram) - cohort.size, len(self.progress.kept)
+            return super().weigh(cohort)
+
+    strategy, grid, model = Watched(buffers=BUFFERS), MemoryGrid(quadratics(4)), record(initial_model())
+    nodes = dict(grid.nodes)
+    for t, some in online.items():
+        grid.nodes = dict(list(nodes.items())[:some])
+        messages = list(strategy.configure_train(t, model, ConfigRecord(), grid))
+        model, _ = strategy.aggregate_train(t, grid.send_and_receive(messages))
+    # τ = ⌊4/2⌋ and ⌊4/3⌋ rounds for the third and fourth client, the last of which is from round 1; then 4 rounds
+    assert rows == {1: (0, 0), 2: (2, 4), 3: (0, 4), 4: (3, 4)}
 
 
 # Absent clients by hand ---------------------------------------------------------------------------------------------
@@ -312,16 +337,13 @@ def test_it_is_respected_for_as_many_rounds_as_the_clients_seen_take(
 ) -> None:
     """τ = ⌊M/m⌋, with M the clients that were seen before, wherever their rows may be."""
     strategy = remembering("absent", *(f"other-{k}" for k in range(seen - 1)))
-    U = np.tile([2.0, 0.0], (present, 1))
-    memory = {Kept("absent", kept_in): np.array([0.0, 9.0])}
-    got = step(strategy, U, round=5, memory=memory, losses=np.ones(present))
-    assert (got[1] > 0.1) == respected
+    assert strategy.recalls(Kept("absent", kept_in), client_names(present), 5) is respected
 
 
 def test_a_client_that_is_back_is_no_absent_one() -> None:
     strategy = remembering("client-000")
-    assert not strategy.recalls(Kept("client-000", 4), ("client-000",))
-    assert strategy.recalls(Kept("client-001", 4), ("client-000",))
+    assert not strategy.recalls(Kept("client-000", 4), ("client-000",), 5)
+    assert strategy.recalls(Kept("client-001", 4), ("client-000",), 5)
 
 
 def test_an_absent_client_is_no_part_of_the_mean_length_and_a_layer_where_it_alone_moves_stays() -> None:
@@ -332,9 +354,11 @@ def test_an_absent_client_is_no_part_of_the_mean_length_and_a_layer_where_it_alo
 
 
 def test_rows_older_than_the_clients_that_are_known_are_dropped_and_their_names_count_on() -> None:
+    """A row stays that this round does not recall, as a round of fewer clients may."""
     strategy = remembering("gone", "client-001")
-    memory = {Kept("gone", 1): np.ones(2), Kept("client-001", 7): np.ones(2)}
-    cohort = cohort_of(np.eye(2)[:1], round=9, memory=memory, losses=[1.0])
+    row = Vectors.of(np.ones(2))
+    strategy.progress.kept = {Kept("gone", 6): row, Kept("client-001", 7): row, Kept("client-000", 8): row}
+    cohort = cohort_of(np.eye(2)[:1], round=9, losses=[1.0])
     kept = strategy.remember(cohort, strategy.weigh(cohort), {})
     assert list(kept) == [Kept("client-001", 7), Kept("client-000", 9)]
     assert strategy.memory == {"seen": {"gone": 1, "client-001": 1, "client-000": 9}}

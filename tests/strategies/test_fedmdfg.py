@@ -53,7 +53,7 @@ class Run:
         F = [1.0 if losses is None else losses[name] for name in names]
         columns = (dict(zip(names, column, strict=True)) for column in (U, F))
         self.history.append(Seen(t, 10, *columns, {}))
-        kept = {key: row for key, row in progress.kept.items() if self.strategy.recalls(key, names)}
+        kept = {key: row for key, row in progress.kept.items() if self.strategy.recalls(key, names, t)}
         memory = {key: row.scales[0] * row.blocks[0][0] for key, row in kept.items()}
         cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory)
         rows = np.vstack([U, *memory.values()])
