@@ -54,15 +54,15 @@ class FCFL(FairStrategy):
     budgets
         Budgets of single clients, as site-a=0.02 site-b=0.1.
     stage1_rounds
-        Rounds of stage 1; all later ones are stage 2.
+        Rounds of stage 1; all later ones are stage 2, of which a run of no more rounds has none.
     delta
         Temperature of both softmaxes at first; the smaller it is, the more the largest entry alone counts.
     delta_decay
-        Factor by which a temperature falls, and then falls again.
+        What a temperature is multiplied by each time it falls.
     delta_factor
-        A temperature falls where so many times the length of its gradient is not above it.
+        A temperature falls after a round in which so many times the length of its gradient was at most the temperature.
     delta_min
-        A temperature that is not above this stays.
+        A temperature that is not above this falls no further.
     disparity
         Difference between the groups: of the rates of positive predictions, or of these among the positive examples.
 

@@ -29,6 +29,9 @@ CLIENT = "client:"
 GAP = "gap:"
 """What a measure of the gap between groups begins with: a score follows, and `:NAME` where it is of one client."""
 
+NAMED = (f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME")
+"""How errors spell the measures that hold a name."""
+
 AGAINST = ("suffering_improved", "suffering_change", "well_degraded", "well_change", "overall_change")
 """The measures of a row against the baseline's."""
 
@@ -67,6 +70,12 @@ class Printed:
             raise ValueError(f'{text!r} is no printed number: write it as "80.42 ± 0.76", "80.42", or "" for none')
         mean, spread = match.groups()
         return None if mean is None else cls(float(mean), None if spread is None else float(spread))
+
+
+def parse_gap(measure: str) -> tuple[str, str]:
+    """Return the score and the client of a measure of a gap between groups; "" for all clients together."""
+    score, _, client = measure.removeprefix(GAP).partition(":")
+    return score, client
 
 
 def _flatten(settings: object) -> object:
@@ -223,7 +232,7 @@ class Recipe(Section):
         """Raise ValueError where a measure is unknown or lacks its baseline, or one is judged that is not measured."""
         for measure in self.measures:
             if measure not in (*MEASURES, *OTHERS) and not measure.startswith((CLIENT, GAP)):
-                there = ", ".join((*MEASURES, *OTHERS, f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME"))
+                there = ", ".join((*MEASURES, *OTHERS, *NAMED))
                 raise ValueError(f"measures: unknown measure {measure!r}: there are {there}")
             if measure in AGAINST and not self.baseline:
                 raise ValueError(f"measures: {measure} is against a baseline: name a row's label by baseline")

@@ -19,7 +19,7 @@ from fairbloom.server.run_folder.files import ROUNDS, is_finished
 from fairbloom.server.run_folder.rows import MEASURES
 from fairbloom.system.files import write_whole
 
-from ..recipes.recipe import CLIENT
+from ..recipes.recipe import CLIENT, GAP, NAMED, parse_gap
 from .caveats import caveats_of_comparison
 from .differences import Difference, differences_of
 from .groups import GroupReport
@@ -282,8 +282,9 @@ class Comparison:
         method
             One of `methods`.
         measure
-            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or "others", the mean
-            over the clients that are not in the tenth which the baseline serves worst.
+            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; "others", the mean
+            over the clients that are not in the tenth which the baseline serves worst; or "gap:SCORE", the gap between
+            groups over all clients, and "gap:SCORE:NAME", that of one client.
 
         Raises
         ------
@@ -293,10 +294,7 @@ class Comparison:
         for name in (method, self.baseline):
             if name not in self.finals:
                 raise FairbloomError(f"method = {name!r}: this comparison has {', '.join(self.methods)}")
-        pairs = [
-            (self._measure(measure, mine, base), self._measure(measure, base, base))
-            for mine, base in zip(self.values[method], self.values[self.baseline], strict=True)
-        ]
+        pairs = zip(self._by_seed(measure, method), self._by_seed(measure, self.baseline), strict=True)
         sign = self._sign_of(measure)
         found = [
             0.0 if math.isclose(value, base, rel_tol=EQUAL, abs_tol=1e-12) else sign * (value - base)
@@ -329,6 +327,15 @@ class Comparison:
         """What the comparison shows, in sentences."""
         return verdict_of(self)
 
+    def _by_seed(self, measure: str, method: str) -> list[float]:
+        """Return a measure of each seed; NaN where there is none."""
+        if measure.startswith(GAP):
+            score, client = parse_gap(measure)
+            reports = self.by_group.get(method, [None] * len(self.seeds))
+            return [report.sizes(client).get(score, math.nan) if report else math.nan for report in reports]
+        values = zip(self.values[method], self.values[self.baseline], strict=True)
+        return [self._measure(measure, mine, base) for mine, base in values]
+
     def _measure(self, measure: str, values: Values, base: Values) -> float:
         """Return a measure of one seed; NaN where its clients have none."""
         if measure.startswith(CLIENT):
@@ -337,7 +344,7 @@ class Comparison:
             spared = _served_worst(base, self.score)
             return statistics.fmean([values[client] for client in base if client not in spared] or [math.nan])
         if measure not in MEASURES:
-            there = ", ".join((*MEASURES, OTHERS, f"{CLIENT}NAME"))
+            there = ", ".join((*MEASURES, OTHERS, *NAMED))
             raise FairbloomError(f"measure = {measure!r}: there are {there}")
         return measures(values, self.score)[measure]
 
@@ -346,7 +353,7 @@ class Comparison:
         return self._sign_of(measure) * self.spread(method, measure)[0]
 
     def _sign_of(self, measure: str) -> float:
-        if measure in SMALLER_IS_FAIRER:
+        if measure in SMALLER_IS_FAIRER or measure.startswith(GAP):
             return -1.0
         return 1.0 if measure in LARGER_IS_FAIRER else self.score.better(1.0, 0.0)
 
@@ -424,7 +431,7 @@ class Comparison:
 
         The measures are those of fairness, "others", and each client where a client is the same with all seeds.
         """
-        measured = [m for m in (*MEASURES, OTHERS) if any(map(math.isfinite, self._of_baseline(m)))]
+        measured = [m for m in (*MEASURES, OTHERS) if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
         clients = [] if self.shared.dealt else sorted(set.intersection(*map(set, self.values[self.baseline])))
         rows = []
         for measure in (*measured, *(f"{CLIENT}{client}" for client in clients)):
@@ -443,9 +450,6 @@ class Comparison:
     def served_worst(self, place: int) -> frozenset[str]:
         """Return the tenth of the clients that the baseline serves worst, rounded up, with the seed at a place."""
         return _served_worst(self.values[self.baseline][place], self.score)
-
-    def _of_baseline(self, measure: str) -> list[float]:
-        return [self._measure(measure, base, base) for base in self.values[self.baseline]]
 
     @property
     def as_json(self) -> dict[str, Any]:

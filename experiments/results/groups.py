@@ -171,6 +171,11 @@ class GroupReport:
         )
         return Gap(client, grouping, score, lowest, highest, values[lowest], values[highest])
 
+    def sizes(self, client: str = "") -> dict[str, float]:
+        """Return the gaps of the first grouping by score: of a client, or by default of all clients together."""
+        grouping = next(iter(self.grouped.groupings))
+        return {each.score.name: each.size for each in self.gaps(client or ALL) if each.grouping == grouping}
+
     def gaps(self, client: str = "") -> list[Gap]:
         """Return every gap there is: of a client, of ALL, or by default of all clients together and then of each."""
         found = (

@@ -11,7 +11,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.fairness import against_baseline, count_of_share
 from fairbloom.server.run_folder.rows import MEASURES
 
-from ..recipes.recipe import AGAINST, CLIENT, GAP, PERCENTILES, Case
+from ..recipes.recipe import AGAINST, CLIENT, GAP, PERCENTILES, Case, parse_gap
 from .groups import ALL
 from .run import Run, final_of, measures
 
@@ -40,7 +40,7 @@ def in_title(measure: str, unit: str) -> str:
     if measure.startswith(CLIENT):
         return measure.removeprefix(CLIENT)
     if measure.startswith(GAP):
-        score, _, client = measure.removeprefix(GAP).partition(":")
+        score, client = parse_gap(measure)
         return f"{score.replace('-', ' ')} gap" + (f", {client}" if client else "")
     if measure in PERCENTILES:
         return f"{PERCENTILES[measure]:.0f}th percentile"
@@ -167,14 +167,12 @@ def _measure(measure: str, run: Run, evaluated: str, values: Mapping[str, float]
 
 def _gap(measure: str, run: Run, evaluated: str) -> float:
     """Return how far the groups of the first grouping are apart in a score: a client's, or those over all clients."""
-    score, _, client = measure.removeprefix(GAP).partition(":")
+    score, client = parse_gap(measure)
     if (report := run.by_group(evaluated)) is None:
         raise FairbloomError(f"{measure}: {run.folder} has no groups: name them, as the setting csv.group = 'sex' does")
-    grouping = next(iter(report.grouped.groupings))
-    sizes = {each.score.name: each.size for each in report.gaps(client or ALL) if each.grouping == grouping}
-    if score not in sizes:
+    if score not in (sizes := report.sizes(client)):
         raise FairbloomError(
-            f"{measure}: {run.folder} has no gap in {score} by {grouping} of {client or ALL}: there are gaps in "
+            f"{measure}: {run.folder} has no such gap: of {client or ALL} there are gaps in "
             f"{', '.join(sizes) or 'nothing'}, and {', '.join(report.clients) or 'no client'} report groups"
         )
     return sizes[score]

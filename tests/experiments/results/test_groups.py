@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import accuracy_score
 
 import fairbloom as api
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.caveats import caveats_of_comparison
 from fairbloom.experiments.results.groups import ALL, GroupReport
 from fairbloom.experiments.results.run import Run
@@ -198,6 +199,15 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
         if (each["method"], each["client"], each["score"]) == ("FedAvg", ALL, "accuracy")
     ]
     assert f"{np.mean(sizes):.1f} ±" in printed
+    gaps = comparison.gaps.set_index(["method", "seed", "client", "score"])["gap"]
+    for measure, client in (("gap:accuracy", ALL), ("gap:accuracy:a", "a")):
+        ends = [
+            [gaps[method, seed, client, "accuracy"] for seed in (0, 1)] for method in ("FedAvg", "Ditto (personal)")
+        ]
+        expected = [base - mine for base, mine in zip(*ends, strict=True)]  # a narrower gap is better
+        assert comparison.gains("Ditto (personal)", measure) == pytest.approx(expected)
+    with pytest.raises(FairbloomError, match="'gap:auc': it is not there"):
+        comparison.difference("Ditto", "gap:auc")
     assert fairbloom("show", out, "--json") == 0
     assert json.loads(capsys.readouterr().out)["gaps"] == comparison.gap_rows()
 

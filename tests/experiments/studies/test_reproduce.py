@@ -498,10 +498,13 @@ def test_gaps_between_groups_are_measures_of_all_clients_and_of_one(clinics: Pat
 def test_a_gap_that_is_not_there_is_an_error_that_says_which_are(clinics: Path, tmp_path: Path, shared: Path) -> None:
     about: dict[str, Any] = {"out": tmp_path / "out", "jobs": 1, "progress": False}
     for wrong, words in (
-        ("gap:selection", r"no gap in selection by sex of all clients: there are gaps in accuracy, selection-rate, tr"),
+        (
+            "gap:selection",
+            r"no such gap: of all clients there are gaps in accuracy, selection-rate, true-positive-rate",
+        ),
         (
             "gap:selection-rate:oslo",
-            r"selection-rate by sex of oslo: there are gaps in nothing, and lund, porto report",
+            r"no such gap: of oslo there are gaps in nothing, and lund, porto report groups",
         ),
     ):
         with pytest.raises(FairbloomError, match=words):
