@@ -15,7 +15,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.thresholds import CLIENT, THRESHOLD, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
-from fairbloom.tasks.models import sendable
+from fairbloom.tasks.models import frozen_parameters, sendable
 
 from .baseline import reach_alone
 from .device import choose_device
@@ -310,10 +310,10 @@ class LocalClient:
         return WorkDone(lambda: work.learning_rate, changes, lambda: steps.rate_sum)
 
     def _load_personal(self, before: int) -> None:
-        """Load the personal model; where there is none yet, that is the model as it is."""
+        """Load the personal model into the global one; where there is none yet, that is the model as it is."""
         model = self.personal.before(before)
         if model is not None:
-            self.model.load_state_dict(model)
+            self.model.load_state_dict({**self.model.state_dict(), **model})
 
     def train_personal(self, received: StateDict, terms: Terms) -> None:
         """Train the personal model, pulled to the received one, and keep it."""
@@ -322,7 +322,12 @@ class LocalClient:
         self._load_personal(before=terms.server_round)
         work = client_work(personal_work(self.settings, terms), self.settings, terms, self.key, personal=True)
         train(self.model, self.task, self.splits.train, work, anchor)
-        self.personal.keep(terms.server_round, self.model.state_dict())
+        self.keep_personal(terms.server_round, self.model.state_dict())
+
+    def keep_personal(self, number: int, model: StateDict) -> None:
+        """Keep the personal model of a round, without frozen parameters: these are as in the global model."""
+        frozen = frozen_parameters(self.model)
+        self.personal.keep(number, {name: tensor for name, tensor in model.items() if name not in frozen})
 
 
 def describe_data(

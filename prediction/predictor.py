@@ -1,7 +1,7 @@
 """A finished run's model with its preprocessing: what predicts for new data."""
 
 import csv
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import chain
@@ -41,6 +41,7 @@ from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
+from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import TABLE, Predictions, Preprocessing
 
 from .rows import NewRows
@@ -204,7 +205,8 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
     else:  # what a client keeps, of itself alone
         place, client = folder, _check_own(folder, preprocessing, client)
     module = task.model()
-    _load(module, _arrays(folder, model, client, place, settings))
+    arrays = _arrays(folder, model, client, place, settings)
+    _load(module, _complete(arrays, folder, frozen_parameters(module)) if model == PERSONAL_MODEL else arrays)
     threshold = find_threshold(folder, model, client, settings)
     if preprocessing is not None:
         preprocessing = preprocessing.with_threshold(threshold, task.positive)
@@ -366,16 +368,21 @@ def _kept(folder: Path, model: str) -> Mapping[str, Any]:
     """Return the model that a client keeps of a run."""
     if model == BEST_MODEL:
         raise PredictionError(f"{folder} is what a client keeps of a run, the final model: take model last or personal")
+    arrays, about = _read_kept(folder)
+    if about.get("serves") == PERSONAL_MODEL:
+        raise PredictionError(f"the run in {folder} trained no global model: take model personal")
+    return arrays
+
+
+def _read_kept(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the arrays that came to a client with the end of a run, and what was written about them."""
     again = "it comes again from the server, when the finished run is submitted once more"
     if not MODEL.exists_in(folder):
         raise PredictionError(f"{folder} has no {MODEL.name} (yet, or no longer): {again}")
     try:
-        arrays, about = MODEL.read(folder), MODEL.read_about(folder)
+        return MODEL.read(folder), MODEL.read_about(folder)
     except RunFolderError as error:
         raise PredictionError(f"{error}: delete it; {again}") from error
-    if about.get("serves") == PERSONAL_MODEL:
-        raise PredictionError(f"the run in {folder} trained no global model: take model personal")
-    return arrays
 
 
 def _personal(folder: Path, client: str, place: Path | None) -> StateDict:
@@ -388,6 +395,15 @@ def _personal(folder: Path, client: str, place: Path | None) -> StateDict:
             "models (ditto), or with the setting personal-lambda, and a deployed client keeps its own on its device"
         )
     return found[1]
+
+
+def _complete(personal: Mapping[str, Any], folder: Path, frozen: Sequence[str]) -> Mapping[str, Any]:
+    """Return a personal model with the frozen parameters, which the global model has; earlier versions kept both."""
+    lacking = [name for name in frozen if name not in personal]
+    if not lacking:
+        return personal
+    shared = _read_kept(folder)[0] if is_kept(folder) else read_model(folder)
+    return {name: array for name, array in (shared or {}).items() if name in lacking} | dict(personal)
 
 
 def _load(module: nn.Module, arrays: Mapping[str, Any]) -> None:

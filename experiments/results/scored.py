@@ -1,6 +1,6 @@
 """Over which clients each score of a run is a mean, and why it lacks the others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,11 @@ class Scored:
 
     def sentences(self) -> Iterator[str]:
         """Yield over which clients it is a mean, a sentence a reason; nothing where all have it."""
+        name = self.score.name if self.model == "global" else f"{self.score.name} of personal models"
         for reason in dict.fromkeys(self.lacking.values()):
             names = ", ".join(name for name, why in self.lacking.items() if why == reason)
             over = f"{len(self.values)} of {self.clients} clients"
-            yield f"{self.score.name} is the mean of {over}; without a test {self.score.name} ({reason}): {names}"
+            yield f"{name} is the mean of {over}; without a test {self.score.name} ({reason}): {names}"
 
     def as_row(self) -> dict[str, Any]:
         """Return it in plain values: its measures of fairness, and over which clients they are."""
@@ -75,3 +76,12 @@ def scores_of(run: Run) -> list[Scored]:
                 lacking = {name: why if name in tested else UNTESTED for name in run.without(score, model)}
                 found.append(Scored(score, model, values, lacking))
     return found
+
+
+def sentences_of(found: Sequence[Scored]) -> list[str]:
+    """Return over which clients each score is a mean; once where personal models lack it for the same clients."""
+    shown: list[str] = []
+    for place, each in enumerate(found):
+        if not any((each.score, each.lacking) == (before.score, before.lacking) for before in found[:place]):
+            shown += each.sentences()
+    return shown

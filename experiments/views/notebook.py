@@ -10,7 +10,7 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.recommendation import Recommendation
 from ..results.run import Run
-from ..results.scored import scores_of
+from ..results.scored import scores_of, sentences_of
 from ..results.sweep import Sweep
 from .figures import encode_png
 from .recommendation import tried_grid
@@ -22,7 +22,7 @@ def html_of_run(run: Run) -> str:
     """Return a run with its figure."""
     parts = [f"<p>{escape(repr(run))}</p>"]
     if run.final():
-        over = [line for each in scores_of(run) for line in each.sentences()]
+        over = sentences_of(scores_of(run))
         lines = [f"<p>{escape(line)}</p>" for line in (*over, *caveats_of_run(run))]
         report = run.by_group()
         groups = [] if report is None else [_table(group_grid(report, each)) for each in report.grouped.groupings]

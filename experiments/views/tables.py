@@ -35,7 +35,7 @@ from ..results.groups import ALL, Gap, Group, GroupReport
 from ..results.measured import decimals, in_title, measure_title
 from ..results.ranks import Ranks
 from ..results.run import REPORT, Rows, Run, final_of, measures
-from ..results.scored import scores_of
+from ..results.scored import scores_of, sentences_of
 from .catalogue import REQUIRED, MethodDoc, default_of, describe
 
 if TYPE_CHECKING:
@@ -207,9 +207,8 @@ def show_run(run: Run) -> None:
     ascending = sorted(final, key=lambda name: run.score.better(final[name], 0.0))
     worst = ", ".join(f"{name} {run.score.written(final[name])}" for name in ascending[:NEGLECTED])
     console.print(f"worst served: {escape(worst)}", soft_wrap=True)
-    for each in scores_of(run):
-        for sentence_of_it in each.sentences():
-            console.print(escape(sentence_of_it), soft_wrap=True)
+    for line in sentences_of(scores_of(run)):
+        console.print(escape(line), soft_wrap=True)
     for model in ("global", "personal"):
         if (report := run.by_group(model)) is not None:
             show_groups(report, model)

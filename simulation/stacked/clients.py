@@ -318,7 +318,7 @@ class StackedClients(LocalClients):
         self, local: LocalClient, measurement: Measurement, received: StateDict, before: int
     ) -> Measures:
         """Return what is measured of a client's personal model of rounds before this one, at first the received one."""
-        local.model.load_state_dict(local.personal.before(before) or received)
+        local.model.load_state_dict({**received, **(local.personal.before(before) or {})})
         return measure(local.model, local.task, measurement.of(local.splits), self.settings.smallest_group)
 
 
@@ -437,7 +437,7 @@ class _Training:
                 rows.load(row, last)
         train_together(program, task, rows, self._engine.steps(block, work, terms, personal=True), work, parts)
         for row, member in enumerate(block):
-            member.local.personal.keep(terms.server_round, rows.model(row))
+            member.local.keep_personal(terms.server_round, rows.model(row))
 
     def personal_alone(self, member: Member) -> None:
         """Train the personal model of one client, as it would by itself."""

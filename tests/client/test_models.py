@@ -114,9 +114,10 @@ def test_a_personal_model_keeps_frozen_layers_and_trains_the_others() -> None:
     client = LocalClient.of(run_config(**{**HARDEST, "model": named(Frozen)}), 0)
     received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
     client.train(received, Terms(server_round=1, personal_lambda=0.5, personal_epochs=2))
-    assert client.personal.last is not None
-    for name, tensor in client.personal.last[1].items():
+    for name, tensor in client.model.state_dict().items():  # which is the personal one now
         assert torch.equal(tensor, received[name]) == name.startswith("first"), name
+    assert client.personal.last is not None
+    assert client.personal.last.state.keys() == {name for name in received if not name.startswith("first")}
 
 
 # Shared parameters ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from ...results.comparison import personal_label
 from ...results.groups import GroupReport
 from ...results.measured import measure_title
 from ...results.run import Run, measures
-from ...results.scored import scores_of
+from ...results.scored import scores_of, sentences_of
 from ..tables import SHOWN, Digits
 from . import charts
 from .lines import NAMED, Line, groups_of
@@ -134,7 +134,7 @@ def _measures_table(scene: Scene) -> Table:
         count = Cell(f"{len(each.values)} of {each.clients}" if each.lacking else str(each.clients), len(each.values))
         cells.append([Cell(name), count, *(number_cell(spread[key], digits) for key in (*SHOWN, "gap"))])
     titles = [measure_title(key, scene.clients) for key in (*SHOWN, "gap")]
-    note = " ".join(f"{sentence}." for each in found for sentence in each.sentences())
+    note = " ".join(f"{sentence}." for sentence in sentences_of(found))
     return Table("measures", "Scores over clients", ["test score", "clients", *titles], cells, note)
 
 

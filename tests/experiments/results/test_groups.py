@@ -249,6 +249,8 @@ def test_every_score_says_over_which_clients_it_is_a_mean_and_why_others_lack_it
     assert (scores["brier"]["clients"], scores["brier"]["without"]) == (3, {})
     final = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[2])
     assert scores["auc"]["mean"] == pytest.approx(np.mean(list(final.values())))
+    assert fairbloom(*words[:-1], tmp_path / "own", "--set", "csv.classes=0,1", "--set", "personal-lambda=0.1") == 0
+    assert capsys.readouterr().out.count("auc is the mean of 2 of 3 clients") == 1  # by global and personal models
 
 
 def test_a_threshold_by_validation_is_in_the_table_and_changes_the_scores(tmp_path: Path) -> None:

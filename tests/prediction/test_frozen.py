@@ -1,0 +1,62 @@
+"""Personal models with frozen parameters: a client keeps what is trained, and predicts by the whole model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairbloom
+from fairbloom.client.kept import About, keep_model
+from fairbloom.client.states import load_last, save_version
+from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import load_predictor
+from fairbloom.server.run_folder.files import CONFIG, MODEL
+
+CLIENT = "client-1"
+
+
+@pytest.fixture(scope="module", params=["loop", "stacked", "workers"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
+    """Three clients with personal models, whose first layer is frozen."""
+    settings = {"model": "tests.client.nets:Frozen", "engine": request.param, "personal-lambda": 0.1}
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    return fairbloom.run("digits", clients=3, rounds=2, device="cpu", progress=False, out=out, settings=settings)
+
+
+def kept_by(run: fairbloom.Run) -> Path:
+    """Return the folder of a client."""
+    (folder,) = (run.folder / "clients").glob(f"*/{CLIENT}")
+    return folder
+
+
+def test_what_is_trained_is_kept_and_the_whole_model_predicts_as_it_was_measured(run: fairbloom.Run) -> None:
+    kept, model = load_last(kept_by(run)), run.model(CLIENT, "personal").state_dict()
+    assert kept is not None
+    assert model.keys() - kept.state.keys() == {name for name in model if name.startswith("first")}
+    shared = run.model().state_dict()
+    for name, tensor in model.items():
+        assert torch.equal(tensor, shared[name]) == name.startswith("first"), name
+
+
+def test_a_personal_model_that_was_kept_whole_predicts_as_before(run: fairbloom.Run, tmp_path: Path) -> None:
+    """Earlier versions kept it so; the frozen parameters are then those in its file."""
+    whole = {name: tensor + 1.0 for name, tensor in run.model(CLIENT, "personal").state_dict().items()}
+    copied = Path(shutil.copytree(run.folder, tmp_path / "run"))
+    (folder,) = (copied / "clients").glob(f"*/{CLIENT}")
+    save_version(folder / "9.safetensors", whole)
+    for name, tensor in load_predictor(copied, client=CLIENT, model="personal").module.state_dict().items():
+        assert torch.equal(tensor, whole[name]), name
+
+
+def test_on_a_device_the_frozen_parameters_are_those_of_the_final_model(run: fairbloom.Run, tmp_path: Path) -> None:
+    folder = tmp_path / CLIENT
+    shutil.copytree(kept_by(run), folder)
+    arrays = MODEL.read(run.folder)
+    keep_model(folder, CONFIG.read(run.folder).settings, "", arrays, About("run", 2, "checksum"))
+    found = load_predictor(folder, model="personal").module.state_dict()
+    for name, tensor in run.model(CLIENT, "personal").state_dict().items():
+        assert torch.equal(tensor, found[name]), name
+    (folder / MODEL.name).unlink()
+    with pytest.raises(FairbloomError, match=r"has no model\.safetensors .*it comes again from the server"):
+        load_predictor(folder, model="personal")
