@@ -164,69 +164,36 @@ In round $t$ the server sends out the model $w$; each client $k$ of the $m$ whos
 | $G$ | the Gram matrix, $G_{{ij}} = \\langle u_i, u_j \\rangle$ |
 | $\\eta$ | a learning rate |
 
-## TorchJD's weightings
+{torchjd}
+"""
+
+TORCHJD = """\
+## TorchJD's {those}
 
 {explanation}
 
 With `pip install "fairbloom[torchjd]"` each is a method by the name of its class, as in
-`fairbloom run --method torchjd:upgrad`:
+`fairbloom run --method {shown}`:
 
-{weightings}
+{names}
 
 {facts}
 
-Arguments without a default are {starting_points}. For others, or a weighting of your own:
+Arguments without a default are {starting_points}{equal}. For others, {otherwise}:
 
-```{{py:class}} fairbloom.strategies.FromTorchJD(weighting, **options)
+```{{py:class}} fairbloom.strategies.{maker}({argument}, **options)
 ```
 
 ```python
-from fairbloom.strategies import FromTorchJD
-from torchjd.aggregation import UPGradWeighting
+from fairbloom.strategies import {maker}
+from torchjd.{module} import {example}
 
-strategy = FromTorchJD(UPGradWeighting())
+strategy = {maker}({example}())
 ```
 
 {figure}
 
 **Source**: {source}
-
-**Departures**: {departures}
-
-{scalarizations}
-"""
-
-SCALARIZATIONS = """\
-## TorchJD's scalarizations of losses
-
-{explanation}
-
-With `pip install "fairbloom[torchjd]"` these are methods by the names of their classes:
-
-{scalarizers}
-
-{facts}
-
-Arguments without a default are {starting_points}; weights are equal. For others, give an object, or a function that
-makes one for m clients:
-
-```{{py:class}} fairbloom.strategies.FromScalarizer(scalarizer, **options)
-```
-
-```python
-from fairbloom.strategies import FromScalarizer
-from torchjd.scalarization import GeometricMean
-
-strategy = FromScalarizer(GeometricMean())
-```
-
-{figure}
-
-**Source**: {source}
-
-**Reductions**: {reductions}
-
-**Departures**: {departures}
 """
 
 
@@ -252,7 +219,6 @@ def write(folder: Path) -> None:
 
 def page(method: MethodDoc) -> str:
     """Return the page of one method."""
-    notes = {"": method.source, "**Reductions**: ": method.reductions, "**Departures**: ": method.departures}
     return PAGE.format(
         title=method.title,
         explanation=explanation(method),
@@ -263,51 +229,76 @@ def page(method: MethodDoc) -> str:
         parameters=parameters(method),
         needs=needs(method),
         figure=figure(method.name, method.title, f"{method.name}.svg"),
-        source="\n\n".join(label + scripts(text) for label, text in notes.items() if text),
+        source=source(method),
     )
 
 
 def index(methods: Iterable[MethodDoc]) -> str:
     """Return the page that compares all methods."""
-    methods, torchjd, of_losses = list(methods), describe("torchjd"), describe("torchjd:stch")
-    names = sorted(
-        name.removesuffix("Weighting").lower()
-        for name, value in vars(aggregation).items()
-        if inspect.isclass(value) and not name.startswith("_") and takes_gram(value)
-    )
+    methods, weightings, scalarizations = list(methods), describe("torchjd"), describe("torchjd:stch")
     rows = [(f"[{method.title}]({method.name}.md)", *compared(method)) for method in methods]
-    rows.append(("[torchjd:NAME](#torchjds-weightings)", *compared(torchjd)))
-    rows.append(("[torchjd:NAME](#torchjds-scalarizations-of-losses)", *compared(of_losses)))
+    rows.append(("[torchjd:NAME](#torchjds-weightings)", *compared(weightings)))
+    rows.append(("[torchjd:NAME](#torchjds-scalarizations-of-losses)", *compared(scalarizations)))
     return INDEX.format(
         count=len(methods),
         pages="\n".join(method.name for method in methods),
         table=table(("Method", "Objective", "Asks of clients", "Memory", "Cost"), rows),
-        explanation=explanation(torchjd),
-        weightings=", ".join(f"`torchjd:{name}`" for name in names),
-        facts=facts(torchjd),
-        starting_points=assigned(STARTING_POINTS),
-        figure=figure("torchjd:upgrad", "UPGrad", "torchjd.svg"),
-        source=scripts(torchjd.source),
-        departures=scripts(torchjd.departures),
-        scalarizations=scalarizations(of_losses),
+        torchjd="\n".join((of_weightings(weightings), of_scalarizations(scalarizations))),
     )
 
 
-def scalarizations(of_losses: MethodDoc) -> str:
-    """Return what is said of all scalarizations of losses."""
+def of_weightings(method: MethodDoc) -> str:
+    """Return the section on TorchJD's weightings."""
+    return of_torchjd(
+        method,
+        (
+            name.removesuffix("Weighting").lower()
+            for name, value in vars(aggregation).items()
+            if inspect.isclass(value) and not name.startswith("_") and takes_gram(value)
+        ),
+        those="weightings",
+        shown="torchjd:upgrad",
+        starting_points=assigned(STARTING_POINTS),
+        equal="",
+        otherwise="or a weighting of your own",
+        maker="FromTorchJD",
+        argument="weighting",
+        module="aggregation",
+        example="UPGradWeighting",
+        figure=figure("torchjd:upgrad", "UPGrad", "torchjd.svg"),
+    )
+
+
+def of_scalarizations(method: MethodDoc) -> str:
+    """Return the section on TorchJD's scalarizations of losses."""
     names = sorted(name for name, kind in scalarizer_classes().items() if not why_nameless(name, kind))
     numbers = {
         name: {key: value for key, value in starting_points(name, 1).items() if key != "weights"} for name in names
     }
-    return SCALARIZATIONS.format(
-        explanation=explanation(of_losses),
-        scalarizers=", ".join(f"`torchjd:{name}`" for name in names),
-        facts=facts(of_losses),
+    return of_torchjd(
+        method,
+        names,
+        those="scalarizations of losses",
+        shown="torchjd:stch",
         starting_points=assigned(numbers),
+        equal="; weights are equal",
+        otherwise="give an object, or a function that\nmakes one for m clients",
+        maker="FromScalarizer",
+        argument="scalarizer",
+        module="scalarization",
+        example="GeometricMean",
         figure=figure("torchjd:stch", "STCH", "scalarizers.svg"),
-        source=scripts(of_losses.source),
-        reductions=scripts(of_losses.reductions),
-        departures=scripts(of_losses.departures),
+    )
+
+
+def of_torchjd(method: MethodDoc, names: Iterable[str], **parts: str) -> str:
+    """Return the section on methods of TorchJD."""
+    return TORCHJD.format(
+        explanation=explanation(method),
+        names=", ".join(f"`torchjd:{name}`" for name in sorted(names)),
+        facts=facts(method),
+        source=source(method),
+        **parts,
     )
 
 
@@ -344,6 +335,12 @@ def facts(method: MethodDoc) -> str:
         rows["With a [server optimizer](../server-optimizers.md)"] = method.server_optimizer
     lines = [f"* - {name}\n  - {scripts(text)}" for name, text in rows.items()]
     return "\n".join(["```{list-table}", ":stub-columns: 1", ":widths: 20 80", "", *lines, "```"])
+
+
+def source(method: MethodDoc) -> str:
+    """Return the method's source, what it reduces to, and where it departs from the source."""
+    notes = {"": method.source, "**Reductions**: ": method.reductions, "**Departures**: ": method.departures}
+    return "\n\n".join(label + scripts(text) for label, text in notes.items() if text)
 
 
 def example(method: MethodDoc) -> dict[Parameter, Value]:

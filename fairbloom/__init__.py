@@ -20,6 +20,30 @@ try:
 except PackageNotFoundError:  # a checkout on the path that nobody installed
     __version__ = "0+unknown"
 
+__all__ = [
+    "Comparison",
+    "Evaluation",
+    "FairbloomError",
+    "Recommendation",
+    "RecordedRound",
+    "Reproduction",
+    "Run",
+    "RunFolder",
+    "Score",
+    "StopRun",
+    "Sweep",
+    "__version__",
+    "compare",
+    "evaluate",
+    "load",
+    "load_comparison",
+    "load_sweep",
+    "recommend",
+    "reproduce",
+    "run",
+    "sweep",
+]
+
 if TYPE_CHECKING:
     from fairbloom.errors import FairbloomError
     from fairbloom.experiments.api import (
@@ -45,19 +69,13 @@ if TYPE_CHECKING:
     from fairbloom.server.run_folder.recorded import RecordedRound
 else:
     _PLACES = {
+        **dict.fromkeys(__all__, "fairbloom.experiments.api"),
         "FairbloomError": "fairbloom.errors",
         "RecordedRound": "fairbloom.server.run_folder.recorded",
         "RunFolder": "fairbloom.server.run_folder.flower",
         "Score": "fairbloom.protocol.scores",
         "StopRun": "fairbloom.rounds.round",
     }
-    _PLACES |= dict.fromkeys(
-        (
-            *("Comparison", "Reproduction", "Run", "Sweep", "compare", "load", "load_comparison", "load_sweep"),
-            *("Evaluation", "evaluate", "Recommendation", "recommend", "reproduce", "run", "sweep"),
-        ),
-        "fairbloom.experiments.api",
-    )
 
     def __getattr__(name: str) -> Any:
         """Return what is exported, from where it lies."""
@@ -68,28 +86,3 @@ else:
     def __dir__() -> list[str]:
         """Return the names that are exported, for completion."""
         return sorted({*globals(), *_PLACES})
-
-
-__all__ = [
-    "Comparison",
-    "Evaluation",
-    "FairbloomError",
-    "Recommendation",
-    "RecordedRound",
-    "Reproduction",
-    "Run",
-    "RunFolder",
-    "Score",
-    "StopRun",
-    "Sweep",
-    "__version__",
-    "compare",
-    "evaluate",
-    "load",
-    "load_comparison",
-    "load_sweep",
-    "recommend",
-    "reproduce",
-    "run",
-    "sweep",
-]

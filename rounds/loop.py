@@ -514,16 +514,23 @@ class Rounds:
         terms = Terms(server_round=cohort.round, measure=(TRAIN_LOSS,), agreed=self._agreed)
         replies = self.clients.evaluate(names, model, terms, names)
         self._more_probed = replies.more_sent
-        for name, why in replies.refused.reasons.items():
-            trained.refused.add(name, f"loss at the snapshot: {why}")
-        losses = {name: report[TRAIN_LOSS] for name, report in replies.metrics.items() if TRAIN_LOSS in report}
-        for name in replies.metrics.keys() - losses.keys():
-            trained.refused.add(name, f"loss at the snapshot: metric {TRAIN_LOSS!r} is missing or no finite number")
-        reports = {name: {TRAIN_LOSS: loss} for name, loss in losses.items()}
-        for name, why in out_of_proportion(reports, {TRAIN_LOSS}, self._method.loss_limit).items():
-            del losses[name]
+        losses, refused = self._screen_probed(replies)
+        for name, why in refused.items():
             trained.refused.add(name, f"loss at the snapshot: {why}")
         return losses
+
+    def _screen_probed(self, replies: Replies) -> tuple[Probed, Mapping[str, str]]:
+        """Return the losses that can be used, and why the others cannot, by the names of the clients."""
+        losses = {name: report[TRAIN_LOSS] for name, report in replies.metrics.items() if TRAIN_LOSS in report}
+        missing = f"metric {TRAIN_LOSS!r} is missing or no finite number"
+        reports = {name: {TRAIN_LOSS: loss} for name, loss in losses.items()}
+        too_large = out_of_proportion(reports, {TRAIN_LOSS}, self._method.loss_limit)
+        refused = {
+            **replies.refused.reasons,
+            **dict.fromkeys(replies.metrics.keys() - losses.keys(), missing),
+            **too_large,
+        }
+        return {name: loss for name, loss in losses.items() if name not in too_large}, refused
 
     def _summed_up(self, asked: int, replies: Replies) -> Metrics:
         """Return the means of what the used replies report, and how many replies there were."""

@@ -219,40 +219,18 @@ def _run_rounds(
     deployed: bool,
 ) -> None:
     log.info("run folder: %s", recorder.path)
-    continued = recorder.resume()
-    model: Model = arrays_of(module.state_dict())
-    if continued is not None:
-        model, state = continued
-        method.load_state_dict(state)
+    model = _resume(recorder, method, module)
     if settings.log_format == "json":
         log_as_json(recorder.path.name)
     method.summary()
-    if (usual := usual_learning_rate(settings)) is not None:
-        log.warning(
-            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say",
-            settings.learning_rate,
-            settings.optimizer,
-            usual,
-        )
+    _suggest_learning_rate(settings)
 
     def measure(number: int) -> list[str]:
         # For the records alone: losses cost a pass over the data, so only evaluated rounds ask for them.
         between = [DISPARITY_HARD] if DISPARITY in method.needs else []
         return [LOSS_BEFORE, *between] if rounds.evaluates(number) else []
 
-    page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
-    run = TrackedRun(recorder.path, settings.run_config(), score, recorder.saved)
-    with page as metrics, tracked(settings.track, run) as track:
-        if metrics is not None:
-            recorder.listeners.append(lambda recorded: metrics.observe(recorded, connected=len(rounds.online)))
-
-        def call(recorded: RecordedRound) -> None:
-            try:
-                on_round(recorded)
-            except StopRun as stop:
-                recorder.stopped = stop.reason
-
-        recorder.listeners += [track, call]
+    with _listening(settings, recorder, rounds, score, on_round):
         with recorder.suggest_taking_back(), suggest_shorter_steps(settings, rounds), recorder.write_at_end():
             started = time.perf_counter()
             # A run that was lost between its last round and its model has stopped already.
@@ -270,6 +248,48 @@ def _run_rounds(
                     break
                 started = time.perf_counter()
         recorder.finish(rounds.averaged(model))
+
+
+def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:
+    """Return the model that the next round begins with; a run that is continued gives the method its memory back."""
+    continued = recorder.resume()
+    if continued is None:
+        return arrays_of(module.state_dict())
+    model, state = continued
+    method.load_state_dict(state)
+    return model
+
+
+def _suggest_learning_rate(settings: Settings) -> None:
+    """Warn of a learning rate that is mostly too large for the clients' optimizer."""
+    if (usual := usual_learning_rate(settings)) is not None:
+        log.warning(
+            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say",
+            settings.learning_rate,
+            settings.optimizer,
+            usual,
+        )
+
+
+@contextmanager
+def _listening(
+    settings: Settings, recorder: RunRecorder, rounds: Rounds, score: Score, on_round: OnRound
+) -> Iterator[None]:
+    """Show each recorded round to Prometheus, the tracker and the caller meanwhile, as far as there are such."""
+    page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
+    run = TrackedRun(recorder.path, settings.run_config(), score, recorder.saved)
+
+    def call(recorded: RecordedRound) -> None:
+        try:
+            on_round(recorded)
+        except StopRun as stop:
+            recorder.stopped = stop.reason
+
+    with page as metrics, tracked(settings.track, run) as track:
+        if metrics is not None:
+            recorder.listeners.append(lambda recorded: metrics.observe(recorded, connected=len(rounds.online)))
+        recorder.listeners += [track, call]
+        yield
 
 
 def _log_round(recorder: RunRecorder, finished: Round, row: Row, score: Score, *, last: bool) -> None:

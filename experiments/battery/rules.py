@@ -1,7 +1,6 @@
 """What a client-side rule must keep to: each property has a function that checks it and says what it found."""
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy, FedAvg
 
 from .properties import LEARNED_ROUNDS, Answer, Verdict, client_losses, round_bits
-from .subject import Failure, initial_model, other_generators, run_config, run_rounds
+from .subject import Failure, Raised, initial_model, other_generators, run_config, run_rounds
 
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
 """The trainable parameters of a made-up model."""
@@ -162,17 +161,9 @@ class RuleSubject:
         except FairbloomError as error:
             raise Failure(f"{given}{error}. {end}", "arrays") from error
         except Exception as error:
-            frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == self._file]
-            what = f"{type(error).__name__}: {error}".removesuffix(".")
-            if not frames:
-                raise Failure(f"{given}this came up: {what}.", "arrays") from error
-            place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: `{frames[-1].line}`"
-            raise Failure(f"{given}{frames[0].name} raised {what} ({place}). {end}", "arrays") from error
-
-    @property
-    def _file(self) -> str:
-        """The file in which the rule is written."""
-        return str(inspect.getsourcefile(self.rule))
+            raised = Raised.of(error, [str(inspect.getsourcefile(self.rule))])
+            words = f"{given}{raised.words}"
+            raise Failure(f"{words} {end}" if raised.function else words, "arrays") from error
 
 
 # The properties -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import random
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -81,6 +81,25 @@ class Failure(Exception):  # noqa: N818 (it is no error of the program: a proper
 
 class NotApplicable(Exception):  # noqa: N818 (as above)
     """A property cannot be checked with this method; the message says why."""
+
+
+class Raised(NamedTuple):
+    """An error: the function of the code under test that raised, "" for none, its line there, and a sentence on it."""
+
+    function: str
+    line: str
+    words: str
+
+    @classmethod
+    def of(cls, error: Exception, files: Collection[str]) -> "Raised":
+        """Return what is known of an error where the code under test lies in these files."""
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+        what = f"{type(error).__name__}: {error}".removesuffix(".")
+        if not frames:
+            return cls("", "", f"this came up: {what}.")
+        function, last = frames[0].name, frames[-1]
+        place = f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`"
+        return cls(function, last.line or "", f"{function} raised {what} ({place}).")
 
 
 # Cohorts ------------------------------------------------------------------------------------------------------------
@@ -401,24 +420,19 @@ class Subject:
         except MethodError as error:
             raise Failure(f"{given}{error}. A run would end there.", "shape") from error
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            frames_of_method = [frame for frame in frames if frame.filename in self._files]
-            where, line = ("", "")
-            if frames_of_method:
-                where, line = frames_of_method[0].name, frames_of_method[-1].line or ""
+            raised = Raised.of(error, self._files)
             missing = error.metric if isinstance(error, UnneededMetricError) else ""
             if method and missing:
                 raise Failure(
-                    f"{where} reads the metric {missing!r} (`{line}`), which `needs` does not ask for: write needs = "
-                    f"{{{', '.join(map(repr, sorted({*method.needs, missing})))}}}.",
+                    f"{raised.function} reads the metric {missing!r} (`{raised.line}`), which `needs` does not ask "
+                    f"for: write needs = {{{', '.join(map(repr, sorted({*method.needs, missing})))}}}.",
                     "needs",
                 ) from error
-            what = f"{type(error).__name__}: {error}".removesuffix(".")
-            if frames_of_method:
-                place = f"{Path(frames_of_method[-1].filename).name}, line {frames_of_method[-1].lineno}: `{line}`"
-                words = f"{given}{where} raised {what} ({place}). A run would end there."
-                raise Failure(words, *([REPORTED_BY[where]] if where in REPORTED_BY else reporters)) from error
-            raise Failure(f"{given}this came up: {what}.", *reporters) from error
+            if not raised.function:
+                raise Failure(f"{given}{raised.words}", *reporters) from error
+            reported_by = REPORTED_BY.get(raised.function)
+            words = f"{given}{raised.words} A run would end there."
+            raise Failure(words, *([reported_by] if reported_by else reporters)) from error
 
     @property
     def _files(self) -> set[str]:

@@ -354,8 +354,8 @@ class _Training:
 
     def block(self, block: Sequence[Member]) -> None:
         """Train the global model on a block of clients."""
-        terms, trained = self._terms, self._trained
-        task, model, parts = block[0].local.task, block[0].local.model, [member.examples for member in block]
+        terms, task, model = self._terms, block[0].local.task, block[0].local.model
+        parts = [member.examples for member in block]
         baselines = [member.local.find_baseline(self._received, terms) for member in block]
         program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
@@ -366,6 +366,20 @@ class _Training:
             halfway, first = train_together(program, task, rows, steps, work, parts, self._shift(rules))
         self._finish_rules(block, rules, rows, work)
         scores: list[Metrics] = [{**baseline} for baseline in baselines]
+        self._measure_received(scores, block, parts, first)
+        if AFTER.requests(terms.measure):
+            self._note(scores, block, AFTER, measure_trained(program, task, rows, parts))
+        places = [member.place for member in block]
+        rows.write(self._trained.updates.matrix, places)
+        if self._trained.second is not None:
+            halfway.write(self._trained.second.matrix, places)
+        self._store_replies(block, scores, rows, work, rules)
+
+    def _measure_received(
+        self, scores: Sequence[Metrics], block: Sequence[Member], parts: Sequence[Examples], first: Tensor | None
+    ) -> None:
+        """Add what is asked for of the received model; `first` has each client's loss in the first step, if known."""
+        terms, task, model = self._terms, block[0].local.task, block[0].local.model
         if asked := BEFORE.requests(terms.measure):
             if first is not None and takes_all(block) and [*asked] == [wire.LOSS_BEFORE]:
                 self._note(scores, block, BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])
@@ -376,12 +390,17 @@ class _Training:
             model.load_state_dict(self._received)
             for noted, member in zip(scores, block, strict=True):
                 noted.update(member.local.count_hits(terms))
-        if AFTER.requests(terms.measure):
-            self._note(scores, block, AFTER, measure_trained(program, task, rows, parts))
-        places = [member.place for member in block]
-        rows.write(trained.updates.matrix, places)
-        if trained.second is not None:
-            halfway.write(trained.second.matrix, places)
+
+    def _store_replies(
+        self,
+        block: Sequence[Member],
+        scores: Sequence[Metrics],
+        rows: Rows,
+        work: LocalWork,
+        rules: Sequence[StartedRule],
+    ) -> None:
+        """Store what each client replies beside its model."""
+        terms = self._terms
         others = {name: self._layout.arrays[name] for name in (*self._layout.buffers, *self._layout.integers)}
         for row, member in enumerate(block):
             done = requested_metrics(

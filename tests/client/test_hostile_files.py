@@ -37,7 +37,6 @@ ILLS = ("diabetes", "asthma", "migraine")
 ASKED: dict[str, Any] = {"csv.target": "outcome", "csv.ignore": "patient"}
 """What an operator would ask of the files as they should be."""
 
-ASK_NOTHING: dict[str, Any] = {"csv.target": ""}
 GOOD = {"age", "sexus", "diagnosis", "outcome", "patient", *ILLS, "recovered", "deceased", "female", "male", "other"}
 """What may leave from files as they should be: names of columns, and categories and classes of many rows."""
 
