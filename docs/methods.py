@@ -125,7 +125,7 @@ of equal loss, crosses are each client's best model; every dot is a round, stars
 
 DRIFT = """\
 Clients take {steps} steps in a round, in which they drift apart: the dashed course is FedAvg's with as many steps, and
-where it ends, at the black cross, is no minimum of the mean loss.
+where it ends, at the cross, is not a minimum of the mean loss.
 
 """
 

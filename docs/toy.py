@@ -67,7 +67,7 @@ A method that has a parameter without a default needs an entry here.
 """
 
 NOTES = {
-    "scaffold": "Where FedAvg with five local steps ends beside it, this ends at the minimum of the mean loss.",
+    "scaffold": "It ends at the minimum of the mean loss.",
     "feddyn": "It swings past the minimum of the mean loss, and ends there.",
     "fedavgn": "It stops where the updates point against each other, anywhere on the Pareto set.",
     "qfedsgd": "A round is a single gradient step of each client.",

@@ -36,8 +36,9 @@ class AAggFF(FairStrategy):
     With ρ a distribution function and x_k = F_k over the mean loss, a client's response is ρ(x_k). `rule="ons"`, for
     few clients that all take part in every round, decides by an online Newton step over the K clients known:
 
-    .. math:: r_k = \frac{\rho(x_k)}{K}, \qquad g_t = \frac{-r}{1 + \langle q_t, r \rangle}, \qquad
-        c = \arg\min_{p \in \Delta} \sum_{\tau \le t} \langle g_\tau, p \rangle + 2 \lVert p \rVert^2
+    .. math:: r_k = \frac{\rho(x_k)}{K}, \qquad g_t = \frac{-r}{1 + \langle q_t, r \rangle}
+
+    .. math:: c = \arg\min_{p \in \Delta} \sum_{\tau \le t} \langle g_\tau, p \rangle + 2 \lVert p \rVert^2
         + \frac K8 \sum_{\tau \le t} \langle g_\tau, p - q_\tau \rangle^2
 
     with q the decision before this round's losses. `rule="ftrl"`, for many clients of which m of N take part, follows

@@ -20,8 +20,9 @@ class FedDyn(FairStrategy):
     r"""FedDyn: clients whose loss has a linear term, which they keep, and a proximal one.
 
     .. math:: \min_x F_k(x) - \langle h_k, x \rangle + \tfrac{\alpha}{2} \lVert x - w \rVert^2, \qquad
-        h_k \leftarrow h_k + \alpha u_k, \qquad
-        R \leftarrow R + \sum_k u_k, \qquad
+        h_k \leftarrow h_k + \alpha u_k
+
+    .. math:: R \leftarrow R + \sum_k u_k, \qquad
         w \leftarrow w - \frac1m \sum_k u_k - \frac1N R
 
     for N clients that the server has known up to now, also absent ones. h_k, at first zero, is what the client keeps:

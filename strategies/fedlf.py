@@ -46,19 +46,19 @@ class Layer(NamedTuple):
 class FedLF(FairStrategy):
     r"""FedLF: in each layer, the shortest combination of the updates and of the way to equal losses.
 
-    With u_kl the part of u_k in group l of the model's arrays, μ_l the mean length of those that are not zero, and h
+    With u_(kl) the part of u_k in group l of the model's arrays, μ_l the mean length of those that are not zero, and h
     the direction of the losses F to equal ones:
 
     .. math:: d_l = \text{the shortest vector in the hull of } \mu_l \frac{u_{kl}}{\lVert u_{kl} \rVert} \text{ and }
-        \mu_l \frac{q_l}{\lVert q_l \rVert}, \qquad q_l = \sum_k h_k \frac{u_{kl}}{\lVert u_{kl} \rVert}, \qquad
-        h \propto \cos\varphi \, \frac{F}{\lVert F \rVert} - \frac{\mathbf 1}{\sqrt m}
+        \mu_l \frac{q_l}{\lVert q_l \rVert}, \qquad q_l = \sum_k h_k \frac{u_{kl}}{\lVert u_{kl} \rVert}
 
-    .. math:: w \leftarrow w - \eta \, d \, \frac{\lVert \tfrac1m \sum_k u_k \rVert}{\lVert d \rVert}
+    .. math:: h \propto \cos\varphi \, \frac{F}{\lVert F \rVert} - \frac{\mathbf 1}{\sqrt m}, \qquad
+        w \leftarrow w - \eta \, d \, \frac{\lVert \tfrac1m \sum_k u_k \rVert}{\lVert d \rVert}
 
     The last updates of absent clients that replied in the last ⌊M/m⌋ rounds, M being the clients seen before, are rows
     of the hull as well, each part scaled to μ_l. A group with ‖d_l‖ ≤ 1e-3 · μ_l has no common direction: it is merged
     with the next group, the last one with that before it, and solved again. Where all are one such group, no step is
-    taken. So ⟨d_l, u_kl⟩ ≥ 0 for every client in every merged group: to first order no participant's loss rises.
+    taken. So ⟨d_l, u_(kl)⟩ ≥ 0 for every client in every merged group: to first order no participant's loss rises.
 
     Source: Pan et al., FedLF: Layer-Wise Fair Federated Learning, AAAI 2024, Algorithm 1, equations 5–8 and section
     3.3, doi:10.1609/aaai.v38i13.29368; the authors' code, zibinpan/FedLF.

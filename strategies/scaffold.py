@@ -13,14 +13,15 @@ class SCAFFOLD(FedAvg):
     r"""SCAFFOLD: FedAvg of clients that correct each local step by control variates.
 
     .. math:: y \leftarrow y - \eta_s \big(g_k(y) - c_k + c\big), \qquad
-        c_k^+ = c_k - c + \frac{u_k}{H_k}, \qquad
-        w \leftarrow w - \text{server\_lr} \sum_k p_k u_k, \qquad
+        c_k^+ = c_k - c + \frac{u_k}{H_k}
+
+    .. math:: w \leftarrow w - \eta_g \sum_k p_k u_k, \qquad
         C \leftarrow C + \sum_k n_k \Big(\frac{u_k}{H_k} - c\Big)
 
-    with g_k a client's gradient and H_k the sum of its steps' learning rates η_s. c_k, at first zero, is what a client
-    keeps: an estimate of its gradient. c = C / Σ n_k, summed over all clients that the server has known, is the mean of
-    these estimates by weight, and is sent with the model. So clients that take many steps do not drift to optima of
-    their own, and rounds come to rest at the minimum of Σ p_k F_k.
+    with g_k a client's gradient, H_k the sum of its steps' learning rates η_s, and η_g the server's. At first zero, c_k
+    is what a client keeps: an estimate of its gradient. c = C / Σ n_k, summed over all clients that the server has
+    known, is the mean of these estimates by weight, and is sent with the model. So clients that take many steps do not
+    drift to optima of their own, and rounds come to rest at the minimum of Σ p_k F_k.
 
     Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
     Algorithm 1, option II, doi:10.48550/arXiv.1910.06378.
@@ -28,7 +29,7 @@ class SCAFFOLD(FedAvg):
     Parameters
     ----------
     server_lr
-        Learning rate of the server.
+        Learning rate η_g of the server.
 
     Reductions: the first round with `server_lr=1` is FedAvg's; `server_lr=1` is FedAvg with `control_variates=True`.
 

@@ -485,5 +485,7 @@ def test_every_candidate_can_be_run_and_the_baseline_and_equal_weights_are_the_f
     assert [each.label for each in among[:2]] == ["FedAvg", "FedAvg (weighting=uniform)"]
     assert {"local", "ditto", "fedlf", "fedmdfg"} <= {each.method for each in among}
     assert len(among) == len(ALL)
+    page = Path(__file__).parents[3] / "docs" / "recommend.md"
+    assert f"so there are {len(ALL)}," in page.read_text()
     for each in among:
         Settings.of(each.config).strategy()

@@ -1,0 +1,68 @@
+"""The page on the newer methods: what its sentences and its first table say is what the workloads' tables hold."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from .pages import ROOT
+
+PAGE = (ROOT / "docs" / "newer-methods.md").read_text()
+TITLES = {
+    "digits": "### Digits: three of 20",
+    "one-class": "### Fashion-MNIST: a class a client",
+    "dirichlet": "### Fashion-MNIST: a hundred clients",
+    "adult": "### Adult:",
+    "hospitals": "### Four hospitals",
+}
+LABELS = {
+    "Adam on the server": "FedAvg (adam, lr 0.1)",
+    "FedAvgM": "FedAvg (avgm, lr 0.3)",
+    "AAggFF": "AAggFF (rule=ons)",
+}
+
+
+def rows_after(title: str) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of the first table after a title, without the parameters that differ between workloads."""
+    head, _, *lines = PAGE[PAGE.index(f"\n{title}") :].partition("\n| ")[2].partition("\n\n")[0].splitlines()
+    columns = [cell.strip(" `|") for cell in head.split(" |")]
+    for line in lines:
+        yield dict(zip(columns, (cell.strip() for cell in line.strip("|").split(" | ")), strict=False))
+
+
+def without_tuned(method: str) -> str:
+    """Return a label without the step sizes that a workload has of its own."""
+    return re.sub(r", (lipschitz|server-lr)=[\d.]+| \((server-lr)=[\d.]+\)", "", method)
+
+
+SUMMARY = {row["method"]: row for row in rows_after("## The worst served, on all workloads")}
+VERDICTS = re.findall(
+    r"^- \*\*\[([^]]+)\]\((?:methods|server).*?\*\*(.*?)(?=\n\n|\n- )", PAGE, re.DOTALL | re.MULTILINE
+)
+SAID = [
+    (method, number, workload, "mean" if "mean" in between else "worst")
+    for method, text in VERDICTS
+    for number, between, workload in re.findall(r"([+-]\d+\.\d)( on | for the mean of )`([\w-]+)`", text)
+]
+
+
+@pytest.mark.parametrize("workload", TITLES)
+def test_the_first_table_has_the_gains_of_the_workloads_tables(workload: str) -> None:
+    for row in rows_after(TITLES[workload]):
+        method = without_tuned(row["method"])
+        if method == "FedAvg" or row["mean"] == "not run":
+            continue
+        (gain,) = (value for column, value in row.items() if column.startswith("gain, worst"))
+        assert re.sub(r" \(.*\)", "", gain) == SUMMARY[method][workload], method
+
+
+@pytest.mark.parametrize(("method", "number", "workload", "of"), SAID)
+def test_a_sentence_has_the_number_of_the_table(method: str, number: str, workload: str, of: str) -> None:
+    label = LABELS.get(method, method)
+    (row,) = (each for each in rows_after(TITLES[workload]) if each["method"] == label)
+    (gain,) = (value for column, value in row.items() if column.startswith(f"gain, {of}"))
+    assert re.match(r"\**([+-][\d.]+)", gain)[1] == number  # type: ignore[index]
+
+
+def test_every_newer_method_has_numbers_or_a_verdict() -> None:
+    assert {method for method, *_ in SAID} >= {"FedLF", "FedMDFG", "FedDyn", "AAggFF", "SCAFFOLD", "FedAvgM"}
