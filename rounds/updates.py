@@ -48,6 +48,9 @@ ALIKE = 1e-5
 LARGEST = 1e150
 """Entries of float64 updates beyond this have no finite square, so the reply is refused."""
 
+SMALLEST_SQUARE = 1e-300
+"""Vectors, and parts of them, whose squared norm is less count as zero: precision is lost below the normal numbers."""
+
 USUAL = (1e-20, 1e20)
 """Square sums of updates in this range need no closer look."""
 
@@ -599,8 +602,9 @@ class Updates:
 
     @property
     def squared_norms(self) -> FloatArray:
-        """‖u_k‖², shape (m,)."""
-        return np.asarray(self._unscaled_squares * np.square(self._scales))
+        """‖u_k‖², shape (m,); 0 where it is next to nothing."""
+        squares = self._unscaled_squares * np.square(self._scales)
+        return np.where(squares < SMALLEST_SQUARE, 0.0, squares)
 
     @property
     def _unscaled_squares(self) -> FloatArray:
@@ -620,7 +624,7 @@ class Updates:
     def _gram_matrices(self, ends: Sequence[int], exact: bool) -> FloatArray:
         if self._products is None or len(self._products) != len(ends) or exact:
             return gram_matrices(self.vectors, ends, exact=exact)
-        return _finished(self.vectors, self._products)
+        return _finished(self.vectors, self._products.copy())
 
     def buffer_changes(self) -> FloatArray:
         """Return how far each reply's buffers are from the global model's, as one vector, shape (m,)."""
@@ -764,12 +768,14 @@ def _add(parts: Sequence[tuple[int, NDArray[Any]]], products: FloatArray) -> Non
         products[number] += part
 
 
-def _finished(vectors: Vectors, products: FloatArray) -> FloatArray:
-    """Return the Gram matrices of vectors' parts from the products of the unscaled ones, shape (parts, m, m).
+def _finished(vectors: Vectors, grams: FloatArray) -> FloatArray:
+    """Return the products of unscaled vectors' parts, shape (parts, m, m), turned in place into those of the vectors.
 
-    Equal vectors have equal rows in each.
+    Equal vectors have equal rows in each, and vectors whose part is next to nothing have rows of zeros.
     """
-    grams: FloatArray = products * np.outer(vectors.scales, vectors.scales)
+    grams *= np.outer(vectors.scales, vectors.scales)
+    for part, row in np.argwhere(np.diagonal(grams, axis1=1, axis2=2) < SMALLEST_SQUARE):
+        grams[part, row] = grams[part, :, row] = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         whole = grams.sum(axis=0)
     for row, twin in _equal_vectors(vectors, whole):

@@ -13,7 +13,7 @@ from .strategy import FairStrategy
 NO_NEW_DIRECTION = 1e-6
 """An update that is, to this share of its norm, a combination of the earlier ones is left out."""
 
-LARGEST = np.finfo(np.float64).max
+LARGEST = 1e150
 """Coefficients beyond it, as losses near 0 give for a large gamma, are this: no model can take such a step."""
 
 
@@ -38,7 +38,8 @@ class AdaFed(FairStrategy):
     server_lr
         Step size η.
 
-    Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left out.
+    Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left out. A loss below 0
+    counts as 0.
 
     Objective: a Pareto-stationary point
     Good for: a step that lowers every participant's loss, the worst served one's most.

@@ -13,6 +13,9 @@ from .strategy import FairStrategy
 
 SMALLEST_LOSS = 1e-10
 
+LARGEST = 1e150
+"""Coefficients beyond it, as learning rates near 0 give, are this: no model can take such a step."""
+
 
 class QFedAvg(FairStrategy):
     r"""q-FedAvg: descends the sum of F_k^(q+1) with a step from an estimated Lipschitz constant.
@@ -98,7 +101,9 @@ class QFedSGD(QFedAvg):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c of the gradients u_k / η_k."""
         eta = cohort.metrics["learning-rate"]
-        return _weights(cohort.losses, cohort.squared_norms / eta**2, self.q, self.lipschitz) / eta
+        with np.errstate(over="ignore"):
+            squares = np.minimum((np.sqrt(cohort.squared_norms) / eta) ** 2, np.finfo(np.float64).max)
+            return np.minimum(_weights(cohort.losses, squares, self.q, self.lipschitz) / eta, LARGEST)
 
 
 def _weights(losses: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:

@@ -154,6 +154,16 @@ def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.Mo
         assert gram[0, 0] != gram[1, 1]
 
 
+@pytest.mark.parametrize("tiny", [1e-155, 1e-200, 1e-300])
+def test_a_part_next_to_nothing_has_products_of_zero(tiny: float) -> None:
+    U = np.array([[tiny, 1.0], [3.0, 1.0], [0.0, tiny]])
+    whole, grams = gram_matrix(Vectors((U,), np.ones(3))), gram_matrices(Vectors((U,), np.ones(3)), (1, 2))
+    assert whole[2].tolist() == whole[:, 2].tolist() == [0.0, 0.0, 0.0]
+    assert whole[:2, :2].tolist() == [[1.0, 1.0 + 3.0 * tiny], [1.0 + 3.0 * tiny, 10.0]]
+    assert grams[0].tolist() == [[0.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.0]]
+    assert grams[1].tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+
+
 def test_updates_in_a_file_have_the_gram_matrices_and_the_step_of_those_in_memory() -> None:
     sizes = (3, CHUNK + 5, 0, 1, 2 * CHUNK)
     model = {f"a{k}": np.zeros(size, np.float32) for k, size in enumerate(sizes)}

@@ -19,6 +19,7 @@ from tests.strategies.helpers import (
     BROKEN,
     BUFFERS,
     UNMEASURED,
+    Arrays,
     Fault,
     MemoryGrid,
     arrays,
@@ -334,6 +335,51 @@ def test_updates_without_inner_products_skip_the_round_with_the_reason(monkeypat
     monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", 1e300)
     with np.errstate(all="ignore"), pytest.raises(NothingLearnedError, match="inner products of the updates are not f"):
         run(FedFV(update_limit=np.inf), grid_of(huge(1e200)), rounds=5, initial_arrays=in_float64())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("largest", [1e-158, 1e-300], ids=["its square is no normal number", "its square is 0"])
+def test_an_update_next_to_nothing_counts_as_zero(name: str, largest: float) -> None:
+    """Products of such an update would have lost their precision, or all of it, and methods divide by its length."""
+
+    def tiny(sent: Any, reply: Any) -> list[Any]:
+        moved = {key: np.zeros_like(array) for key, array in initial.items()}
+        return arrays(**moved | {"bias": largest * np.array([1.0, -2.0, 3.0])})(sent, reply)
+
+    def ended(grid: MemoryGrid) -> Arrays:
+        options: dict[str, Any] = {"seed": 4, "unused_rounds": 0, "update_limit": np.inf, "fraction_evaluate": 0.0}
+        with np.errstate(all="ignore"):
+            strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, **options)
+            (only,) = run(strategy, grid, 1, initial_arrays=record(initial))
+        assert {"site-1", "site-2"} & set(only.participants)
+        return unpack(only.arrays)
+
+    initial = {key: np.zeros_like(array) for key, array in unpack(in_float64()).items()}
+    faults = {(site, 1): tiny for site in ("site-1", "site-2")}
+    got = ended(MemoryGrid(quadratics(4), faults=faults))
+    largest = 0.0
+    expected = ended(MemoryGrid(quadratics(4), faults=faults))
+    for key, array in expected.items():
+        np.testing.assert_allclose(got[key], array, rtol=1e-12, atol=1e-100)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reported"),
+    [
+        ("adafed", {"gamma": 3.0}, {"loss-before": 1e-200}),
+        ("qfedsgd", {"q": 0.0, "lipschitz": 10.0}, {"learning-rate": 1e-300}),
+        ("qfedsgd", {"q": 1.0, "lipschitz": 10.0}, {"learning-rate": 1e-300}),
+    ],
+)
+def test_what_a_method_divides_by_may_be_next_to_nothing(
+    name: str, arguments: dict[str, Any], reported: dict[str, float]
+) -> None:
+    """The step would be beyond the range of numbers, or has nothing left: the model stays, and the run goes on."""
+    strategy = make(name, arguments, buffers=BUFFERS, unused_rounds=0, fraction_evaluate=0.0)
+    finished = run(strategy, grid_of(metrics(reported), rounds=[1]), rounds=2)
+    first, second = (unpack(each.arrays) for each in finished)
+    np.testing.assert_allclose(first["weight"], initial_model()["weight"], rtol=1e-6)
+    assert (second["weight"] != first["weight"]).all()
 
 
 class Forgetful(FairStrategy):
