@@ -10,6 +10,7 @@ import torch
 from torch.nn import Parameter
 
 from fairbloom.errors import ReportableError
+from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -40,7 +41,7 @@ from .metrics import (
 from .preprocessing import keep_preprocessing
 from .reporting import apply_reporting
 from .rules import Arrays, RuleAtWork, StepsTaken
-from .states import BASELINE, RULE, ClientStates, KeptVersions, StateDict, folder_of
+from .states import BASELINE, RULE, ClientStates, KeptVersions, StateDict, Version, folder_of
 from .training import WorkOver, measure, train, with_channels_last
 from .work import LocalWork, client_work, global_work, personal_work
 
@@ -292,6 +293,9 @@ class LocalClient:
             return None
         version = self.states.of_rule(terms)
         trainable = {name: received[name] for name, _ in self._trainable()}
+        if version.made and work.rule.is_shift and shapes_of(version.state) != shapes_of(trainable):
+            log.warning("what client %s keeps is of another model than it trains: it begins anew", self.name)
+            version = Version(0, {})
         return StartedRule(RuleAtWork(work.rule, trainable, version.state, sent), version.made)
 
     def finish_rule(self, started: StartedRule, trained: Arrays, steps: StepsTaken, terms: Terms) -> Arrays:
@@ -328,6 +332,11 @@ class LocalClient:
         """Keep the personal model of a round, without frozen parameters: these are as in the global model."""
         frozen = frozen_parameters(self.model)
         self.personal.keep(number, {name: tensor for name, tensor in model.items() if name not in frozen})
+
+
+def shapes_of(arrays: Arrays) -> dict[str, torch.Size]:
+    """Return the shapes of tensors by name."""
+    return {name: array.shape for name, array in arrays.items()}
 
 
 def describe_data(

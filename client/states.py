@@ -8,7 +8,8 @@ server went down and had to go back to the checkpoint before its last.
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fairbloom.errors import ReportableError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -122,17 +124,23 @@ class KeptVersions:
 
         With an `origin`, the version that it was made from stays in memory as well, and those between the two are
         deleted: the replies of their rounds were not used, or the server has gone back to an earlier round.
+
+        Raises
+        ------
+        FairbloomError
+            When the disk does not take it.
         """
         before = {} if origin is None else {made: each for made, each in self.in_memory.items() if made == origin}
         self.in_memory = before | {number: {name: tensor.detach().clone() for name, tensor in state.items()}}
         self._unstored = (self._unstored & before.keys()) | {number}
         self._origin = origin
-        if origin is not None:
-            for made, path in self._files().items():
-                if made > origin:
-                    path.unlink()
-        if self._at_once:
-            self.store(since=number - 1)
+        with explain_disk_errors("written to"):
+            if origin is not None:
+                for made, path in self._files().items():
+                    if made > origin:
+                        path.unlink(missing_ok=True)
+            if self._at_once:
+                self.store(since=number - 1)
 
     def made_in(self, number: int) -> Made | None:
         """Return what `keep` has kept in round `number`, None where it has kept nothing."""
@@ -149,9 +157,9 @@ class KeptVersions:
         self._unstored, last = set(), max(self.in_memory)
         for made, path in self._files().items():
             if made not in range(since, last + 1) and made != earlier and made not in self.in_memory:
-                path.unlink()
+                path.unlink(missing_ok=True)
         for draft in self._folder.glob(".*.draft"):  # of a process that was killed
-            draft.unlink()
+            draft.unlink(missing_ok=True)
 
     def _files(self) -> dict[int, Path]:
         """Return the files of the versions on disk, by the round that made each."""
@@ -160,10 +168,11 @@ class KeptVersions:
     def _read(self, made: int) -> StateDict | None:
         """Return a version that is on disk, None where it is not as it was written: that file is set aside."""
         path = self._files()[made]
-        state = load_version(path)
-        if state is None:
-            damaged = path.replace(path.with_suffix(".damaged"))
-            log.warning("%s does not hold what was written: the client goes on without it", damaged)
+        with explain_disk_errors("read from"):
+            state = load_version(path)
+            if state is None:
+                damaged = path.replace(path.with_suffix(".damaged"))
+                log.warning("%s does not hold what was written: the client goes on without it", damaged)
         return state
 
 
@@ -256,9 +265,25 @@ class ClientStates:
             kept.store(since)
 
 
+@contextmanager
+def explain_disk_errors(what: str) -> Iterator[None]:
+    """Let an error of the disk on which a client keeps something say so, in words that the server may read.
+
+    `what` says what could not be done with it: "written to", "read from".
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ReportableError(
+            f"what this client keeps between rounds cannot be {what} its state-dir "
+            f"({error.strerror or type(error).__name__}): give it a folder with free space that the account which runs "
+            "it may read and write"
+        ) from error
+
+
 def list_versions(folder: Path) -> list[Path]:
-    """Return the files of versions in a folder, each called by the round that made it."""
-    return list(folder.glob("[0-9]*.safetensors"))
+    """Return the files of versions in a folder, each called by the round that made it; others are no versions."""
+    return [path for path in folder.glob("[0-9]*.safetensors") if path.stem.isdecimal()]
 
 
 def load_last(folder: Path) -> Version | None:

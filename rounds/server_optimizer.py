@@ -46,7 +46,9 @@ COMMON_DESCENT = "to first order, its step raises no participant's loss"
 
 @dataclass(frozen=True)
 class Moments:
-    """What a server optimizer keeps between rounds, in the dtype of the model; none of it is changed in place.
+    """What a server optimizer keeps between rounds; none of it is changed in place.
+
+    It is in the dtype of the model, but at least in float32: the squares of usual steps are too small for float16.
 
     Attributes
     ----------
@@ -143,8 +145,8 @@ class ServerOptimizer:
         if not down.any():
             return model, moments
         before = moments or self._first_moments(model)
-        after, first = np.empty_like(model), np.empty_like(model)
-        second = None if before.second is None else np.empty_like(model)
+        after, first = np.empty_like(model), np.empty_like(before.first)
+        second = None if before.second is None else np.empty_like(before.second)
         with np.errstate(over="ignore", invalid="ignore"):
             for place in places(down.size):  # in float64, a chunk at a time
                 d, a = down[place], before.first[place].astype(np.float64)
@@ -163,8 +165,8 @@ class ServerOptimizer:
         return after, Moments(first, second)
 
     def _first_moments(self, like: NDArray[Any]) -> Moments:
-        second = None if self.name == AVGM else np.full_like(like, self.tau**2)
-        return Moments(np.zeros_like(like), second)
+        first = np.zeros(like.shape, np.promote_types(like.dtype, np.float32))
+        return Moments(first, None if self.name == AVGM else np.full_like(first, self.tau**2))
 
     def _second(self, v: FloatArray, squares: FloatArray) -> FloatArray:
         """Return the v after a step with these squares."""

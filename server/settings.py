@@ -1,10 +1,11 @@
 """The settings of a run, checked once before any client works."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
-from fairbloom.errors import did_you_mean
+from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
 from fairbloom.protocol.rules import check_rule
@@ -20,7 +21,7 @@ from fairbloom.protocol.settings import (
     split_names,
 )
 from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
-from fairbloom.rounds.method import OPTIONS
+from fairbloom.rounds.method import OPTIONS, Options
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
@@ -34,6 +35,10 @@ EARLY_STOPPING = "early-stopping"
 
 ONE_CLIENT = 1e-12
 """The fraction that is one client, of however many: shares are rounded up."""
+
+
+IN_PYTHON = re.compile(rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b")
+"""The names in Python of those options of methods that are settings of runs: a method's errors call them so."""
 
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
@@ -154,13 +159,22 @@ class Settings(RunSettings):
                 f"weight-decay = {self.weight_decay!r}: {type(method).__name__} goes by gradients of the plain loss "
                 "and of a disparity: leave weight-decay out, or choose another method"
             )
-        check_rule(self, method.terms(1))
+        self._check_rule(method)
         momentum = method.terms(1).client_momentum
         if momentum and "momentum" not in OptimizerChoice.of(self).arguments:
             raise SettingsError(
                 f"optimizer = {self.optimizer!r} has no momentum, and {type(method).__name__} asks clients for one of "
                 f"{momentum:g}: choose an optimizer with momentum, sgd or rmsprop say, or set the method's to 0"
             )
+
+    def _check_rule(self, method: FairStrategy) -> None:
+        """Raise SettingsError where clients cannot correct their steps as the settings, or the method, ask for it."""
+        terms = method.terms(1)
+        by_method = terms.dynamic_alpha is not None or (terms.control_variates and not self.control_variates)
+        try:
+            check_rule(self, terms)
+        except FairbloomError as error:
+            raise SettingsError(f"method = {self.method!r}: {error}" if by_method else str(error)) from error
 
     def _check_schedule(self) -> None:
         """Raise SettingsError where a schedule has no effect, or warms up for longer than the run."""
@@ -233,7 +247,8 @@ class Settings(RunSettings):
             )
         except ValueError as error:  # how a constructor refuses what it is given
             values = ", ".join(f"{key} = {value!r}" for key, value in given.items())
-            raise SettingsError(f"{error} ({values})" if values else str(error)) from error
+            words = IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))
+            raise SettingsError(f"{words} ({values})" if values else words) from error
 
     @property
     def fraction_train(self) -> float:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -37,6 +38,9 @@ OnTrained = Callable[[int, int], None]
 def ignore(done: int, of: int) -> None:
     """Do nothing with how far a round is."""
 
+
+DISK_THREADS = 8
+"""So many clients' states are written at once: nearly all of the time goes by in waiting for the disk."""
 
 MOST_NAMES = 20
 """An error lists so many clients at most."""
@@ -139,8 +143,9 @@ class LocalClients(ABC):
         """Store what is each client's own, before the run's checkpoint is written; it may go back to round `since`."""
         if not self._kept_preprocessing:
             self._keep_preprocessing()
-        for states in self._states.values():
-            states.store(since)
+        with ThreadPoolExecutor(DISK_THREADS) as pool:
+            kept = [states for states in self._states.values() if states.in_memory]
+            list(pool.map(lambda states: states.store(since), kept))  # which raises what one of them has raised
         while len(self._states) > self._most:
             self._states.popitem(last=False)  # it is on disk
 

@@ -1,7 +1,7 @@
 """Client-side rules: what SCAFFOLD's and FedDyn's clients do and keep, and a user's own rule."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.settings import SettingRefusedError, accepted_settings
+from fairbloom.client.states import save_version
 from fairbloom.client.work import descend
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 
@@ -299,19 +300,69 @@ def test_states_outlive_a_restarted_node_in_its_folder(tmp_path: Path) -> None:
     assert expected[1][1] != expected[2][1]
 
 
-@pytest.mark.parametrize("harm", ["its folder is lost", "a file is damaged"])
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 4
+    file.write_bytes(content)
+
+
+def of_another_model(**arrays: Any) -> Callable[[Path], None]:
+    return lambda file: save_version(file, {name: torch.zeros(shape) for name, shape in arrays.items()})
+
+
+HARM: dict[str, Callable[[Path], None]] = {
+    "its folder is lost": Path.unlink,
+    "a file is damaged": flip_a_bit,
+    "arrays of other shapes": of_another_model(x=5, bias=()),
+    "arrays of shapes that broadcast": of_another_model(x=1, bias=()),
+    "arrays of other names": of_another_model(y=2),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
 def test_a_device_that_has_lost_its_state_says_that_it_began_anew(tmp_path: Path, harm: str) -> None:
     folder = {"state-dir": str(tmp_path)}
     first = states(tell(where(**folder), 1, 0))
     states(tell(where(**folder), 2, 1))
     (file,) = tmp_path.glob("*/*/rule/2.safetensors")
-    if harm == "a file is damaged":
-        content = bytearray(file.read_bytes())
-        content[-3] ^= 4
-        file.write_bytes(content)
-    else:
-        file.unlink()
+    HARM[harm](file)
     assert states(tell(where(**folder), 3, 2)) == first
+
+
+def test_a_file_that_is_no_version_stays_and_troubles_nobody(tmp_path: Path) -> None:
+    folder = {"state-dir": str(tmp_path)}
+    tell(where(**folder), 1, 0)
+    (file,) = tmp_path.glob("*/*/rule/1.safetensors")
+    copy = file.with_name("1 (copy).safetensors")
+    copy.write_bytes(file.read_bytes())
+    assert states(tell(where(**folder), 2, 1))[0] == 1.0
+    assert copy.exists()
+
+
+@pytest.mark.parametrize(
+    ("harmed", "words"),
+    [("rule", "cannot be written to its state-dir"), ("rule/2.safetensors", "cannot be read from its state-dir")],
+)
+def test_a_disk_that_fails_is_said_to_the_server_and_a_remedy_that_is_followed_helps(
+    tmp_path: Path, harmed: str, words: str
+) -> None:
+    """Something else lies in the place of the folder, or of the file."""
+    folder = {"state-dir": str(tmp_path)}
+    expected = [states(tell(where(**folder), number, number - 1)) for number in (1, 2, 3)]
+    (kept,) = tmp_path.glob("*/*/rule")
+    place, aside = kept.parent / harmed, tmp_path / "aside"
+    place.rename(aside)
+    if harmed == "rule":
+        place.write_bytes(b"")
+    else:
+        place.mkdir()
+    number = 1 if harmed == "rule" else 3
+    with pytest.raises(ReportableError, match=f"{words} .* give it a folder") as refused:
+        tell(where(**folder), number, number - 1)
+    assert str(tmp_path) not in reportable(refused.value)
+    place.unlink() if harmed == "rule" else place.rmdir()
+    aside.rename(place)
+    assert states(tell(where(**folder), number, number - 1)) == expected[number - 1]
 
 
 def test_a_round_that_fails_leaves_no_state_behind() -> None:

@@ -10,6 +10,7 @@ from flwr.app import Context, RecordDict
 
 from fairbloom.client.app import load_states, save_states
 from fairbloom.client.states import ClientStates, KeptVersions, StateDict, folder_name, folder_of
+from fairbloom.errors import ReportableError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.tasks.tables import csv_of
@@ -125,7 +126,7 @@ def test_a_write_that_is_cut_off_leaves_the_models_before_it_and_no_draft_for_lo
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(ReportableError, match="No space left"):
             personal.keep(3, model_of(3.0))
     restarted = KeptVersions(tmp_path)
     model = restarted.before(4)

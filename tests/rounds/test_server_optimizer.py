@@ -121,6 +121,17 @@ class Reference:
         return cls(named.pop("server_optimizer"), **named)
 
 
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_squares_that_float16_cannot_hold_scale_its_steps(name: str) -> None:
+    optimizer = ServerOptimizer(name, lr=0.1, beta1=0.9, beta2=0.99, tau=1e-4)
+    reference = Reference(name, lr=0.1, tau=1e-4)
+    w, down = np.zeros(3, np.float16), np.array([1.3e-4, -2e-4, 4e-4])
+    moments = None
+    for _ in range(5):
+        after, moments = optimizer.step(w, down, moments)
+        np.testing.assert_allclose(after - w, reference.step(np.zeros(3), -down), rtol=2e-3)
+
+
 @each_optimizer
 @pytest.mark.parametrize("name", ["fedavg", "fedfv", "fedmgdaplus", "qfedavg", "afl"])
 def test_a_run_takes_the_steps_of_the_reference(name: str, optimizer: str) -> None:

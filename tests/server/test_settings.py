@@ -79,13 +79,13 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"update-limit": math.nan}, ("update-limit = nan", "float in [1, inf]")),
     ({"clip-updates": -1.0}, ("clip-updates = -1.0", "at least 0")),
     ({"server-optimizer": "adamw"}, ("server-optimizer = 'adamw'", "did you mean adam?")),
-    ({"server-optimizer": "adam"}, ("server_optimizer = 'adam' needs server_optimizer_lr", "give one, such as 0.01")),
-    ({"server-optimizer-lr": 0.1}, ("server_optimizer_lr = 0.1 has no effect", "leave it out, or choose")),
+    ({"server-optimizer": "adam"}, ("server-optimizer = 'adam' needs server-optimizer-lr", "give one, such as 0.01")),
+    ({"server-optimizer-lr": 0.1}, ("server-optimizer-lr = 0.1 has no effect", "leave it out, or choose")),
     ({"server-optimizer": "avgm", "server-optimizer-beta1": 1.0}, ("server-optimizer-beta1 = 1.0", "float in [0, 1)")),
-    ({"server-optimizer": "avgm", "server-optimizer-beta2": 0.5}, ("server_optimizer_beta2 = 0.5 has no effect",)),
-    ({"method": "fedfa", "server-optimizer": "avgm"}, ("FedFa", "refuses server_optimizer = 'avgm'", "leave it out")),
+    ({"server-optimizer": "avgm", "server-optimizer-beta2": 0.5}, ("server-optimizer-beta2 = 0.5 has no effect",)),
+    ({"method": "fedfa", "server-optimizer": "avgm"}, ("FedFa", "refuses server-optimizer = 'avgm'", "leave it out")),
     ({"clip-updates": math.inf}, ("clip-updates = inf",)),
-    ({"clip-updates": 100.0}, ("clip_updates must be less than update_limit (100)", "lower it, or raise")),
+    ({"clip-updates": 100.0}, ("clip-updates must be less than update-limit (100)", "or raise update-limit")),
     ({"enrolled-sizes": "site-a"}, ("enrolled-sizes = 'site-a'", "'site-a' does not state", "as site-a=1200")),
     ({"enrolled-sizes": "site-a=0"}, ("enrolled-sizes = 'site-a=0'", "as site-a=1200")),
     ({"enrolled-sizes": "a=5 b=-1"}, ("'b=-1' does not state", "as site-a=1200")),
@@ -109,7 +109,10 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     # what does not go together
     ({"method": "fedfv", "weighting": "uniform"}, ("FedFV", "weighting", "'uniform'", "leave")),
     ({"method": "qfedavg", "weighting": "examples"}, ("QFedAvg", "weighting", "'examples'", "leave")),
-    ({"method": "fedprox", "proximal-mu": 0.5}, ("FedProx", "proximal_mu", "0.5")),
+    ({"method": "fedfv", "control-variates": True}, ("control-variates = True", "FedFV", "choose FedAvg")),
+    ({"method": "scaffold", "momentum": 0.9}, ("method = 'scaffold'", "leave out momentum = 0.9")),
+    ({"method": "feddyn", "clip-updates": 2.0}, ("clip-updates = 2", "FedDyn", "leave it out")),
+    ({"method": "fedprox", "proximal-mu": 0.5}, ("FedProx", "proximal-mu", "0.5")),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairbloom.client.states import state_folder
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.server.checkpoint import load_model
@@ -48,6 +50,22 @@ def test_a_run_rests_at_the_minimiser_also_where_a_part_of_the_clients_takes_par
 def test_without_control_variates_a_run_rests_elsewhere(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", **QUADRATIC, clients=3, num_rounds=100, evaluate_every=0, fraction=1.0)
     assert np.abs(last_model(folder) - minimiser({"a": 1.0, "b": 3.0, "c": 2.0})).max() > 0.03
+
+
+def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None:
+    """States are stored several at once; the error of one of them ends the round's checkpoint."""
+    config = config_of(**QUADRATIC, **SCAFFOLDS, clients=3, state_dir=str(tmp_path))
+    method, folder = SCAFFOLD(), state_folder(config)
+    assert folder is not None
+    with closing(LoopClients(method, config)) as clients:
+        list(Rounds(method, clients, 1).run(model_of(config), measure=lambda number: [], measure_after=[]))
+        folder.mkdir(parents=True)
+        (folder / "b").write_bytes(b"")
+        with pytest.raises(OSError, match=re.escape(str(folder / "b"))):
+            clients.keep(since=0)
+        (folder / "b").unlink()
+        clients.keep(since=0)
+        assert len(list(folder.glob("*/rule/1.safetensors"))) == 3
 
 
 # Whoever computes -----------------------------------------------------------------------------------------------------
