@@ -90,6 +90,10 @@ class LocalWork:
             return self
         return replace(self, learning_rate=self.learning_rate * self.schedule.factor(done, count))
 
+    def rates(self, count: int) -> tuple[float, ...]:
+        """Return the learning rate of each of so many steps."""
+        return tuple(self.at_step(done, count).learning_rate for done in range(count))
+
     def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:
         """Return the optimizer of these parameters; None where `descend` takes the steps by itself, as it does SGD's.
 

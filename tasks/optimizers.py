@@ -25,6 +25,9 @@ ELEMENTWISE = frozenset(
 )
 """Those that move each number by its own gradients alone, and so can move the models of several clients at once."""
 
+IN_PROPORTION = ELEMENTWISE - {"asgd", "rprop"}
+"""Those of them whose steps are proportional to the learning rate, which nothing that they remember depends on."""
+
 SETTINGS_OF = {"lr": "learning-rate", "momentum": "momentum", "weight_decay": "weight-decay"}
 """The arguments of optimizers that are settings of a run."""
 
@@ -67,6 +70,11 @@ class OptimizerChoice:
     def is_elementwise(self) -> bool:
         """Whether it moves each number by its own gradients alone."""
         return self.name in ELEMENTWISE
+
+    @property
+    def is_in_proportion(self) -> bool:
+        """Whether it moves each number by its own gradients alone, and in proportion to the learning rate."""
+        return self.name in IN_PROPORTION
 
     @property
     def maker(self) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global
 from fairbloom.errors import failure_reason
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
@@ -53,7 +54,7 @@ from .together import Measures, losses_of, measure_clients, score_clients, split
 HONOURED = Honoured(
     work=frozenset(
         {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
-        | {"snapshot_step", "transform", "random", "optimizer", "class_weights", "precision", "rule"}
+        | {"snapshot_step", "transform", "random", "optimizer", "schedule", "class_weights", "precision", "rule"}
     ),
     terms=frozenset(
         {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
@@ -67,8 +68,8 @@ HONOURED = Honoured(
         | {"disparity", "disparity-hard", "positives-0", "positives-1", "hits-0", "hits-1"}
     ),
 )
-"""What is honoured side by side: no time budget and no schedule over steps, which are each client's, and nothing that a
-model draws. Of optimizers, `find_unmet` says which are."""
+"""What is honoured side by side: no time budget, which is each client's, and nothing that a model draws. Of optimizers,
+`find_unmet` says which are, and which are with a schedule over steps."""
 
 REMEMBERED_BYTES = 2**26
 """Full batches are remembered from round to round up to this size in all."""
@@ -77,6 +78,11 @@ REMEMBERED_BYTES = 2**26
 def find_unmet(terms: Terms, *works: LocalWork, by_group: bool = False) -> str:
     """Return the first thing that is asked for and is not done side by side, as name = value; "" where all is."""
     apart = [f"optimizer = {work.optimizer}" for work in works if not work.optimizer.is_elementwise]
+    apart += [
+        f"schedule = {work.schedule} over steps of optimizer = {work.optimizer}"
+        for work in works
+        if work.schedule != UNCHANGED and not work.optimizer.is_in_proportion
+    ]
     apart += [str(work.rule) for work in works if work.rule is not None and not work.rule.is_shift]
     return HONOURED.unmet(terms, *works, by_group=by_group) or (apart[0] if apart else "")
 
@@ -106,7 +112,8 @@ class Rows:
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
         """Return the work that has made the model of a row, in so many steps, what it is now."""
-        return WorkDone(lambda: work.learning_rate, partial(self._changes, row), lambda: steps * work.learning_rate)
+        taken = StepsTaken(work.rates(steps))
+        return WorkDone(lambda: work.learning_rate, partial(self._changes, row), lambda: taken.rate_sum)
 
     def _changes(self, row: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Return the trainable arrays of a row, each as received and as it is now."""
@@ -363,7 +370,8 @@ class _Training:
         halfway, first = rows, None
         if not terms.local_only:
             steps = self._engine.steps(block, work, terms, personal=False)
-            halfway, first = train_together(program, task, rows, steps, work, parts, self._shift(rules))
+            counts = [member.steps for member in block]
+            halfway, first = train_together(program, task, rows, steps, work, parts, counts, self._shift(rules))
         self._finish_rules(block, rules, rows, work)
         scores: list[Metrics] = [{**baseline} for baseline in baselines]
         self._measure_received(scores, block, parts, first)
@@ -429,7 +437,7 @@ class _Training:
         for row, (member, rule) in enumerate(zip(block, rules, strict=False)):
             count = 0 if self._terms.local_only else member.steps
             trained = {name: array[row] for name, array in zip(self._layout.trainable, rows.arrays, strict=True)}
-            member.local.finish_rule(rule, trained, StepsTaken((work.learning_rate,) * count), self._terms)
+            member.local.finish_rule(rule, trained, StepsTaken(work.rates(count)), self._terms)
 
     def _note(
         self, scores: Sequence[Metrics], block: Sequence[Member], which: Measurement, found: Sequence[Measures]
@@ -454,7 +462,8 @@ class _Training:
         for row, member in enumerate(block):
             if (last := member.local.personal.before(terms.server_round)) is not None:
                 rows.load(row, last)
-        train_together(program, task, rows, self._engine.steps(block, work, terms, personal=True), work, parts)
+        steps, counts = self._engine.steps(block, work, terms, personal=True), [member.steps for member in block]
+        train_together(program, task, rows, steps, work, parts, counts)
         for row, member in enumerate(block):
             member.local.keep_personal(terms.server_round, rows.model(row))
 
@@ -470,11 +479,13 @@ def train_together(
     steps: Iterable[Step],
     work: LocalWork,
     parts: Sequence[Examples],
+    counts: Sequence[int],
     shift: Sequence[Tensor] = (),
 ) -> tuple[Rows, Tensor | None]:
     """Take the local steps of many clients in place, as `fairbloom.client.training.train` does for one.
 
-    `parts` are the training examples of each, and `shift` is what a rule adds to their gradients, shape (k, *shape).
+    `parts` are the training examples of each, `counts` how many steps each takes, and `shift` is what a rule adds to
+    their gradients, shape (k, *shape).
 
     Returns
     -------
@@ -491,7 +502,12 @@ def train_together(
         weights, moving, added = (
             [array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity, shift)
         )
-        arrays = StepArrays(weights, moving, anchor, optimizer, added)
+        factors = None
+        if work.schedule != UNCHANGED:
+            taking = counts[: step.shape[0]]
+            shares = [work.schedule.factor(number - 1, count) for count in taking]
+            factors = torch.tensor(shares, dtype=torch.float64, device=weights[0].device)
+        arrays = StepArrays(weights, moving, anchor, optimizer, added, factors)
         losses = take(arrays, step.inputs, partial(minimised_loss, task, step, work, tables))
         if first is None:
             first = step.means(losses.double())

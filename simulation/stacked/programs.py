@@ -69,6 +69,8 @@ class StepArrays(NamedTuple):
         Which moves them; None: SGD, without further parameters.
     shift
         What is added to their gradients, of the same shapes; else empty.
+    factors
+        Which share of the learning rate each client's step has, shape (k,); None: all of it.
     """
 
     weights: Sequence[Tensor]
@@ -76,6 +78,7 @@ class StepArrays(NamedTuple):
     anchor: Sequence[Tensor]
     optimizer: RowOptimizer | None = None
     shift: Sequence[Tensor] = ()
+    factors: Tensor | None = None
 
 
 TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
@@ -124,6 +127,7 @@ def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, in
     losses, total = summed(in_full(outputs, work.precision))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
+        before = [] if arrays.factors is None else [leaf.clone() for leaf in leaves]
         correct = partial(torch._foreach_add, arrays.shift) if arrays.shift else None
         descend(
             leaves,
@@ -135,6 +139,10 @@ def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, in
             correct=correct,
             stacked=True,
         )
+        if arrays.factors is not None:
+            for leaf, old in zip(leaves, before, strict=True):
+                shares = arrays.factors.to(leaf.dtype).view(-1, *[1] * (leaf.dim() - 1))
+                leaf.copy_(old.lerp(leaf, shares))
     return losses.detach()
 
 

@@ -15,13 +15,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fairbloom.client.class_weights import class_table
 from fairbloom.client.training import batches, count_steps, train
-from fairbloom.client.work import LocalWork, global_work, personal_work
+from fairbloom.client.work import LocalWork, global_work, personal_work, step_by
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples
-from fairbloom.tasks.optimizers import OptimizerChoice
+from fairbloom.tasks.optimizers import ELEMENTWISE, OptimizerChoice
 
 from .helpers import noise, task_of, work
 
@@ -116,6 +116,25 @@ def test_a_schedule_over_the_steps_is_that_of_a_scheduler(name: str) -> None:
         schedule=course,
         factor=lambda done: course.factor(done, steps),
     )
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENTWISE))
+def test_a_share_of_the_rate_is_that_share_of_the_step_for_those_that_are_said_to_be_in_proportion(name: str) -> None:
+    """Stacked clients scale the steps, since an optimizer has one rate for all of them."""
+    torch.manual_seed(5)
+    start, gradients = torch.randn(7, dtype=torch.float64), torch.randn(6, 7, dtype=torch.float64)
+    choice, shares = OptimizerChoice(name), [1.0, 0.7, 0.4, 0.9, 0.2, 0.1]
+    rates = {"momentum": 0.9 if name == "sgd" else 0.0, "weight_decay": 0.0 if name == "rprop" else 0.1}
+    by_rate, by_share = start.clone().requires_grad_(), start.clone().requires_grad_()
+    scheduled = choice.make([by_rate], learning_rate=0.1, **rates)
+    scaled = choice.make([by_share], learning_rate=0.1, **rates)
+    for gradient, share in zip(gradients, shares, strict=True):
+        before = by_share.detach().clone()
+        step_by(scheduled, [by_rate], [gradient.clone()], 0.1 * share)
+        step_by(scaled, [by_share], [gradient.clone()], 0.1)
+        with torch.no_grad():
+            by_share.copy_(before.lerp(by_share, share))
+    assert torch.allclose(by_rate, by_share, rtol=1e-12, atol=1e-14) == choice.is_in_proportion
 
 
 @pytest.mark.parametrize(("count", "size", "fewest"), [(53, 10, 1), (51, 10, 2), (50, 10, 1), (7, 0, 1), (3, 10, 1)])

@@ -189,6 +189,17 @@ BOTH: Mapping[str, Case] = {
     },
     "sgd with nesterov's momentum": Case({"optimizer-parameters": "nesterov=true", "momentum": 0.9}),
     "an optimizer that looks at a whole array": Case({"optimizer": "adafactor", "learning-rate": 0.01}),
+    **{
+        f"{name} and a schedule over different numbers of steps": Case(
+            {"optimizer": name, "learning-rate": 0.01, "schedule": "cosine", "warmup": 2, "schedule-over": "steps"}
+            | {"batch-size": 3, "dirichlet-alpha": 0.1, "weight-decay": 0.1, "gradient-clip": 0.5}
+        )
+        for name in ("adamw", "asgd")
+    },
+    "momentum, a pull and a schedule over steps of a network": Case(
+        {"schedule": "linear", "schedule-over": "steps", "momentum": 0.9, "model": "mlp", "dirichlet-alpha": 0.1},
+        replace(PERSONAL, proximal_mu=0.5, snapshot_step=2),
+    ),
     "a schedule over steps of personal models": Case(
         {"schedule": "linear", "warmup": 3, "schedule-over": "steps", "optimizer": "adam", "learning-rate": 0.01},
         PERSONAL,
@@ -233,7 +244,6 @@ CASES: Mapping[str, Case] = {
 ONE_BY_ONE = {
     "time_budget": "time-budget = 1e-09",
     "draws": "it draws, as dropout does",
-    "schedule": "schedule = cosine",
 }
 """The fields of the work that stacked clients leave to one after the other, and what the log says of it."""
 
@@ -509,7 +519,7 @@ def test_optimizers_and_precision_are_honoured_side_by_side(
         of_a_round(engines.of("stacked", CASES[case]), CASES[case])
     why = {
         "an optimizer that looks at a whole array": "optimizer = adafactor",
-        "a schedule over steps of personal models": "schedule = linear after a warm-up of 3",
+        "asgd and a schedule over different numbers of steps": "warm-up of 2 over steps of optimizer = asgd",
     }.get(case, "")
     assert (why in caplog.text) if why else caplog.text == ""
 

@@ -119,7 +119,10 @@ def test_work_that_cannot_be_stacked_falls_back_and_the_record_names_the_setting
     ("changes", "named"),
     [
         ({"optimizer": "adafactor", "learning_rate": 0.01}, "optimizer = adafactor"),
-        ({"schedule": "cosine", "schedule_over": "steps"}, "schedule = cosine"),
+        (
+            {"schedule": "cosine", "schedule_over": "steps", "optimizer": "asgd", "learning_rate": 0.01},
+            "schedule = cosine over steps of optimizer = asgd",
+        ),
     ],
     ids=str,
 )
