@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,6 @@ from fairbloom.experiments.commands.options import (
     ClientsOption,
     DataOption,
     DeviceOption,
-    FigureOption,
     FractionOption,
     JobsOption,
     JsonOption,
@@ -43,29 +42,24 @@ from fairbloom.experiments.commands.options import (
     offer_common_options,
     setting_option,
     settings_of,
+    show_result,
 )
 from fairbloom.experiments.commands.predict import predict
 from fairbloom.experiments.commands.recommend import EXAMPLE_COMMAND, recommend
 from fairbloom.experiments.commands.report import report
+from fairbloom.experiments.commands.show import draw_split, show
 from fairbloom.experiments.commands.sweep import EXAMPLE as SWEEP_EXAMPLE
 from fairbloom.experiments.commands.sweep import sweep
 from fairbloom.experiments.commands.watch import watch
 from fairbloom.experiments.options import CommonOptions, merge_settings
 from fairbloom.experiments.recipes.recipe import load_shipped
-from fairbloom.experiments.results.comparison import Plan, load_comparison
-from fairbloom.experiments.results.ranks import name_tasks, ranks_of
-from fairbloom.experiments.results.run import COMPARISON, SWEEP, load
-from fairbloom.experiments.results.scored import scores_of
-from fairbloom.experiments.studies.swept import load_sweep
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.catalogue import about, describe
 from fairbloom.experiments.views.listing import find_runs, table_rows
 from fairbloom.experiments.views.tables import (
     console,
     show_data,
-    show_details,
     show_methods,
-    show_ranks,
     show_recipes,
     show_runs,
     show_settings,
@@ -76,15 +70,12 @@ from fairbloom.experiments.views.tables import (
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.scaffold.new import new
-from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used, default_config
 from fairbloom.strategies import METHODS, find_method
 from fairbloom.tasks import TASKS, describe_data, find_task, load_task
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fairbloom.tasks.split import Split
+    pass
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -263,122 +254,10 @@ def reproduce(
         jobs=jobs,
         run=not finished,
     )
-    if as_json:
-        print(json.dumps(done.as_json, indent=2))
-    else:
-        done.show()
+    show_result(done, as_json)
 
 
-@app.command(epilog="Example: fairbloom show runs/a")
-def show(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="The folder of a run, comparison or sweep; of several comparisons, ranks."
-        ),
-    ],
-    figure: FigureOption = None,
-    split: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Draw who had how many examples of each class into PATH.png and PATH.svg."),
-    ] = None,
-    spread: SpreadOption = "interval",
-    as_json: JsonOption = False,
-) -> None:
-    """Show a run, a comparison or a sweep, finished or not: its tables, how far it is, who was absent, its settings.
-
-    Of several comparisons with the same methods, each of another task, it shows how the methods rank over the tasks.
-    """
-    if len(folders) > 1:
-        show_ranked(folders, figure, as_json)
-        return
-    (folder,) = folders
-    for file, kind in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
-        if split is not None and (folder / file).exists():
-            raise RunFolderError(f"{folder} holds a {kind}: draw the split of one of its runs, in {folder}/runs")
-    if (folder / COMPARISON).exists():
-        show_compared(folder, figure, spread, as_json)
-        return
-    if (folder / SWEEP).exists():
-        show_swept(folder, figure, as_json)
-        return
-    chosen = load(folder)
-    if as_json:
-        about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences()}
-        about |= {"engine": chosen.engine, "taken_back": chosen.taken_back}
-        about["clients"] = {score.name: chosen.final(score) for score in chosen.scores}
-        about["scores"] = [each.as_row() for each in scores_of(chosen)]
-        if (groups := chosen.by_group()) is not None:
-            about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
-        print(json.dumps(about, indent=2))
-    else:
-        show_details(chosen)
-    if figure is not None:
-        draw(chosen.figure(), figure, as_json)
-    if split is not None:
-        draw_split(chosen.split(), split, as_json)
-
-
-def show_ranked(folders: Sequence[Path], figure: Path | None, as_json: bool) -> None:
-    """Show how methods rank over several comparisons."""
-    found = ranks_of(name_tasks([load_comparison(folder) for folder in folders]))
-    if as_json:
-        print(json.dumps(found.as_json, indent=2))
-    else:
-        show_ranks(found)
-    if figure is not None:
-        from fairbloom.experiments.views.figures import draw_ranks  # imported late: it takes a second
-
-        draw(draw_ranks(found), figure, as_json)
-
-
-def show_compared(folder: Path, figure: Path | None, spread: str, as_json: bool) -> None:
-    """Show a comparison, or how far its runs are."""
-    plan = Plan.read(folder)
-    unfinished = plan.unfinished(folder)
-    if unfinished:
-        runs = find_runs(folder)
-        if as_json:
-            print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
-        else:
-            show_runs(table_rows(runs), folder)
-            done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
-            console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
-        return
-    comparison = load_comparison(folder)
-    if as_json:
-        print(json.dumps(comparison.as_json, indent=2))
-    else:
-        comparison.show(spread)
-    if figure is not None:
-        draw(comparison.figure(), figure, as_json)
-
-
-def show_swept(folder: Path, figure: Path | None, as_json: bool) -> None:
-    """Show a sweep, finished or not."""
-    swept = load_sweep(folder)
-    if as_json:
-        print(json.dumps(swept.as_json, indent=2))
-    else:
-        swept.show()
-    if figure is not None:
-        draw(swept.figure(), figure, as_json)
-
-
-def draw_split(split: "Split", path: Path, as_json: bool) -> None:
-    """Write the picture of a split."""
-    from fairbloom.experiments.views import figures  # imported late: it takes a second
-
-    draw(figures.draw_split(split), path, as_json)
-
-
-def draw(figure: "Figure", path: Path, as_json: bool) -> None:
-    """Write a figure, and say where it lies, but for what is to be JSON alone."""
-    from fairbloom.experiments.views.figures import write_figure  # imported late: it takes a second
-
-    files = write_figure(figure, path.with_suffix("") if path.suffix in (".png", ".svg") else path)
-    if not as_json:
-        console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
+app.command(epilog="Example: fairbloom show runs/a")(show)
 
 
 @app.command("list")

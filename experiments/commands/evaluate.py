@@ -1,13 +1,12 @@
 """The command `fairbloom evaluate`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from .. import api
-from .options import DataOption, JsonOption
+from .options import DataOption, JsonOption, show_result
 
 EXAMPLE = "fairbloom evaluate runs/a --data-dir new-hospital --personalise --out site"
 
@@ -58,7 +57,4 @@ def evaluate(
         strength=strength,
         out=out,
     )
-    if as_json:
-        print(json.dumps(found.as_json, indent=2))
-    else:
-        found.show()
+    show_result(found, as_json)

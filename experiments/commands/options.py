@@ -1,6 +1,7 @@
 """The options that several commands have, each with its help; `fairbloom.cli` makes commands of functions with them."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +12,7 @@ import typer
 from fairbloom.protocol.settings import SETTINGS, Value, assigned, parsed
 from fairbloom.simulation.dispatch.processes import processors_here
 
+from ..api import Evaluation, Recommendation, Reproduction, Sweep
 from ..options import Function, merge_settings, optional, without_options
 
 
@@ -92,6 +94,14 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     for assignment in assignments:
         config = merge_settings(config, assigned([assignment]))
     return config
+
+
+def show_result(result: Evaluation | Recommendation | Reproduction | Sweep, as_json: bool) -> None:
+    """Print what a study has found: as tables, or as JSON."""
+    if as_json:
+        print(json.dumps(result.as_json, indent=2))
+    else:
+        result.show()
 
 
 def offer_common_options(**after: str) -> Callable[[Function], Function]:

@@ -1,6 +1,5 @@
 """The command `fairbloom recommend`."""
 
-import json
 from typing import Annotated, Unpack
 
 import typer
@@ -8,7 +7,16 @@ import typer
 from .. import api
 from ..options import CommonOptions
 from ..studies.wish import EXAMPLE, GRAMMAR
-from .options import DEFAULT_JOBS, JobsOption, JsonOption, SetOption, TaskOption, offer_common_options, settings_of
+from .options import (
+    DEFAULT_JOBS,
+    JobsOption,
+    JsonOption,
+    SetOption,
+    TaskOption,
+    offer_common_options,
+    settings_of,
+    show_result,
+)
 
 EXAMPLE_COMMAND = f"fairbloom recommend --task digits --wish '{EXAMPLE}' --budget 10m"
 
@@ -45,7 +53,4 @@ def recommend(
         settings=settings_of(settings),
         **options,
     )
-    if as_json:
-        print(json.dumps(found.as_json, indent=2))
-    else:
-        found.show()
+    show_result(found, as_json)

@@ -1,6 +1,5 @@
 """The command `fairbloom sweep`."""
 
-import json
 from typing import Annotated, Unpack
 
 import typer
@@ -9,7 +8,16 @@ from .. import api
 from ..options import CommonOptions
 from ..recipes.axes import SYNTAX
 from ..studies.criterion import GRAMMAR
-from .options import DEFAULT_JOBS, JobsOption, JsonOption, SetOption, TaskOption, offer_common_options, settings_of
+from .options import (
+    DEFAULT_JOBS,
+    JobsOption,
+    JsonOption,
+    SetOption,
+    TaskOption,
+    offer_common_options,
+    settings_of,
+    show_result,
+)
 
 EXAMPLE = (
     "Example: fairbloom sweep --method fedfv --grid alpha=0,0.1,0.5 --grid learning-rate=0.01,0.1 --baseline fedavg"
@@ -74,7 +82,7 @@ def sweep(
 
     The same command continues what was interrupted; with more values, seeds or rounds it runs what is missing.
     """
-    swept = api.sweep(
+    found = api.sweep(
         file,
         task=task,
         method=method,
@@ -89,7 +97,4 @@ def sweep(
         settings=settings_of(settings),
         **options,
     )
-    if as_json:
-        print(json.dumps(swept.as_json, indent=2))
-    else:
-        swept.show()
+    show_result(found, as_json)

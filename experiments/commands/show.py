@@ -1,0 +1,133 @@
+"""The command `fairbloom show`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from fairbloom.server.run_folder.errors import RunFolderError
+
+from ..results.comparison import Plan, load_comparison
+from ..results.ranks import name_tasks, ranks_of
+from ..results.run import COMPARISON, SWEEP, load
+from ..results.scored import scores_of
+from ..studies.swept import load_sweep
+from ..views.listing import find_runs, table_rows
+from ..views.tables import console, show_details, show_ranks, show_runs
+from .options import FigureOption, JsonOption, SpreadOption, show_result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fairbloom.tasks.split import Split
+
+
+def show(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="The folder of a run, comparison or sweep; of several comparisons, ranks."
+        ),
+    ],
+    figure: FigureOption = None,
+    split: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Draw who had how many examples of each class into PATH.png and PATH.svg."),
+    ] = None,
+    spread: SpreadOption = "interval",
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run, a comparison or a sweep, finished or not: its tables, how far it is, who was absent, its settings.
+
+    Of several comparisons with the same methods, each of another task, it shows how the methods rank over the tasks.
+    """
+    if len(folders) > 1:
+        show_ranked(folders, figure, as_json)
+        return
+    (folder,) = folders
+    for file, kind in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
+        if split is not None and (folder / file).exists():
+            raise RunFolderError(f"{folder} holds a {kind}: draw the split of one of its runs, in {folder}/runs")
+    if (folder / COMPARISON).exists():
+        show_compared(folder, figure, spread, as_json)
+        return
+    if (folder / SWEEP).exists():
+        show_swept(folder, figure, as_json)
+        return
+    chosen = load(folder)
+    if as_json:
+        about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences()}
+        about |= {"engine": chosen.engine, "taken_back": chosen.taken_back}
+        about["clients"] = {score.name: chosen.final(score) for score in chosen.scores}
+        about["scores"] = [each.as_row() for each in scores_of(chosen)]
+        if (groups := chosen.by_group()) is not None:
+            about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
+        print(json.dumps(about, indent=2))
+    else:
+        show_details(chosen)
+    if figure is not None:
+        draw(chosen.figure(), figure, as_json)
+    if split is not None:
+        draw_split(chosen.split(), split, as_json)
+
+
+def show_ranked(folders: Sequence[Path], figure: Path | None, as_json: bool) -> None:
+    """Show how methods rank over several comparisons."""
+    found = ranks_of(name_tasks([load_comparison(folder) for folder in folders]))
+    if as_json:
+        print(json.dumps(found.as_json, indent=2))
+    else:
+        show_ranks(found)
+    if figure is not None:
+        from ..views.figures import draw_ranks  # imported late: it takes a second
+
+        draw(draw_ranks(found), figure, as_json)
+
+
+def show_compared(folder: Path, figure: Path | None, spread: str, as_json: bool) -> None:
+    """Show a comparison, or how far its runs are."""
+    plan = Plan.read(folder)
+    unfinished = plan.unfinished(folder)
+    if unfinished:
+        runs = find_runs(folder)
+        if as_json:
+            print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
+        else:
+            show_runs(table_rows(runs), folder)
+            done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
+            console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
+        return
+    comparison = load_comparison(folder)
+    if as_json:
+        print(json.dumps(comparison.as_json, indent=2))
+    else:
+        comparison.show(spread)
+    if figure is not None:
+        draw(comparison.figure(), figure, as_json)
+
+
+def show_swept(folder: Path, figure: Path | None, as_json: bool) -> None:
+    """Show a sweep, finished or not."""
+    swept = load_sweep(folder)
+    show_result(swept, as_json)
+    if figure is not None:
+        draw(swept.figure(), figure, as_json)
+
+
+def draw_split(split: "Split", path: Path, as_json: bool) -> None:
+    """Write the picture of a split."""
+    from ..views import figures  # imported late: it takes a second
+
+    draw(figures.draw_split(split), path, as_json)
+
+
+def draw(figure: "Figure", path: Path, as_json: bool) -> None:
+    """Write a figure, and say where it lies, but for what is to be JSON alone."""
+    from ..views.figures import write_figure  # imported late: it takes a second
+
+    files = write_figure(figure, path.with_suffix("") if path.suffix in (".png", ".svg") else path)
+    if not as_json:
+        console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
