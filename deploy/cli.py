@@ -1,4 +1,4 @@
-"""The commands `fairbloom client` and `fairbloom deploy`."""
+"""The commands `fairbloom client`, `fairbloom server` and `fairbloom deploy`."""
 
 import shlex
 from dataclasses import replace
@@ -42,6 +42,13 @@ def server(folder: DirOption = HERE) -> None:
     from .server.supervisor import replace_process
 
     replace_process(Federation(folder))
+
+
+def add_commands(command_line: typer.Typer) -> None:
+    """Add the commands of a federation of real devices: client, server and deploy."""
+    command_line.add_typer(client, name="client")
+    command_line.command()(server)
+    command_line.add_typer(app, name="deploy")
 
 
 @app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")

@@ -1,10 +1,6 @@
 """The command `fairbloom`."""
 
 import json
-import logging
-import os
-import signal
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from fairbloom import __version__
+from fairbloom.command import CORRECTABLE, errors, new_app, run_command
 from fairbloom.deploy import cli as deployment
 from fairbloom.deploy.cli import FromRoundOption
 from fairbloom.errors import FairbloomError
@@ -67,7 +63,6 @@ from fairbloom.experiments.views.tables import (
     show_tuned,
     show_wrappers,
 )
-from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.scaffold.new import new
 from fairbloom.server.settings import Settings, check_used, default_config
@@ -77,16 +72,7 @@ from fairbloom.tasks import TASKS, describe_data, find_task, load_task
 if TYPE_CHECKING:
     pass
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
-errors = Console(stderr=True)
-
-CORRECTABLE, INTERRUPTED = 2, 130
-"""Exit codes: the user can correct what was wrong, and Ctrl-C ended the command."""
+app = new_app()
 
 
 def print_version(wanted: bool) -> None:
@@ -455,32 +441,10 @@ app.command(epilog="Example: fairbloom report runs/comparison --svg")(report)
 app.command(epilog="Example: fairbloom predict runs/a new.csv --out predictions.csv")(predict)
 app.command(epilog=f"Example: {EVALUATE_EXAMPLE}")(evaluate)
 app.command(epilog="Example: fairbloom export runs/a --to onnx")(export)
-app.add_typer(deployment.client, name="client")
-app.command()(deployment.server)
-app.add_typer(deployment.app, name="deploy")
+deployment.add_commands(app)
 app.command(epilog="Example: fairbloom new my-app")(new)
 
 
-class Interrupted(BaseException):
-    """The user has pressed Ctrl-C; on KeyboardInterrupt the command-line library would end with its word for it."""
-
-
-def interrupt(signal_number: int, frame: object) -> None:
-    """Raise Interrupted; Ctrl-C once more ends the process at once, wherever the first one has brought it."""
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
-    raise Interrupted
-
-
 def main() -> None:
-    """Run the command line: what a user can correct is one red line and exit code 2; a bug keeps its traceback."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    colour_on_terminals_alone()
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        app()
-    except Interrupted:
-        errors.print("[yellow]interrupted[/]: the same command continues after the last finished round")
-        sys.exit(INTERRUPTED)
-    except FairbloomError as error:
-        errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)
-        sys.exit(CORRECTABLE)
+    """Run the command line."""
+    run_command(app)

@@ -4,7 +4,6 @@ import errno
 import logging
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.run_folder.tables import TableWriter, format_csv
 from fairbloom.simulation.run import simulate
+from tests.commands import forked
+from tests.simulation import disturbed
 from tests.simulation.disturbed import LONG, STEP, UNDEALT
 from tests.simulation.helpers import ROOT, Outcome, assert_whole, drafts, run, small, table
 
@@ -67,8 +68,8 @@ def difference(folder: Path, whole: Outcome) -> str:
 def limited(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of one run whose files could not grow beyond 0, STEP, 2·STEP … bytes; the last one is undisturbed."""
     folder = tmp_path_factory.mktemp("full")
-    command = [sys.executable, "-m", "tests.simulation.disturbed", "full", str(folder), "fedavg", "1"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    done = forked(ROOT, disturbed.main, "full", str(folder), "fedavg", "1", seconds=1200.0)
+    assert done.returncode == 0, done.stderr
     return [folder / str(number) for number in range(len(list(folder.glob("*.txt"))))]
 
 

@@ -1,11 +1,11 @@
-"""Disturb one run at many moments: python -m tests.simulation.disturbed KIND FOLDER METHOD EVERY.
+"""Disturb one run at many moments.
 
 killed
     Run n dies by SIGKILL just before it opens, makes or renames its n-th file.
 full
     In run n no file can grow beyond n · STEP bytes; it is tried twice, and its FOLDER/n.txt tells what came of it.
 
-For n = 0, 1, … until a run is not disturbed, with a checkpoint after EVERY rounds. Each is a forked process, so that
+For n = 0, 1, … until a run is not disturbed, with a checkpoint after `every` rounds. Each is a forked process, so that
 PyTorch and the data are loaded once; the loop over clients needs no more than that.
 """
 
@@ -79,10 +79,9 @@ def full(number: int, settings: Settings) -> int:
     return UNDISTURBED if outcomes[0] == "finished" else DISTURBED
 
 
-def main() -> None:
+def main(kind: str, folder: str, method: str, every: str) -> None:
     """Fork one process a moment until one is not disturbed."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    kind, folder, method, every = sys.argv[1:]
     disturbed, rounds, task = {"killed": (killed, SHORT, "digits"), "full": (full, LONG, UNDEALT)}[kind]
     load_task(small("", task=task).run_config())
     for number in itertools.count():
@@ -107,7 +106,3 @@ def main() -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         if status not in (DISTURBED, -signal.SIGKILL):
             sys.exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,47 @@
+"""The commands of a federation begin at once: they import no library that their users would wait for in vain."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from fairbloom import cli
+from fairbloom.__main__ import FEDERATIONS
+from fairbloom.command import new_app
+from fairbloom.deploy.cli import add_commands
+from tests.checkout import ROOT
+
+LOADED = """
+import sys
+from fairbloom.__main__ import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("words", [["deploy", "--help"], ["deploy", "enroll", "a", "--dir", "nowhere"]], ids=str)
+def test_they_import_no_pytorch_and_end_as_the_whole_command_line_does(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "argv", ["fairbloom", *words])
+    done = subprocess.run([sys.executable, "-c", LOADED, *words], cwd=ROOT, capture_output=True, text=True)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capfd.readouterr()
+    assert done.stdout.replace("-c deploy", "fairbloom deploy").split() == [*printed.out.split(), "False"]
+    assert (done.returncode, done.stderr) == (end.value.code, printed.err)
+
+
+def test_there_are_no_others() -> None:
+    alone = new_app()
+    add_commands(alone)
+    whole = typer.main.get_group(cli.app).commands
+    commands = typer.main.get_group(alone).commands
+    assert tuple(commands) == FEDERATIONS
+    assert {name: command.get_short_help_str() for name, command in commands.items()} == {
+        name: whole[name].get_short_help_str() for name in commands
+    }
