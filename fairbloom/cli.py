@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
-from rich.markup import escape
 
 from fairbloom import __version__
 from fairbloom.command import CORRECTABLE, errors, new_app, run_command
