@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated, Unpack
 
 import typer
 
@@ -32,6 +32,7 @@ from fairbloom.experiments.commands.options import (
     PartitionOption,
     SeedOption,
     SetOption,
+    SettingsCommand,
     SpreadOption,
     TaskOption,
     offer_common_options,
@@ -68,9 +69,6 @@ from fairbloom.server.settings import Settings, check_used, default_config
 from fairbloom.strategies import METHODS, find_method
 from fairbloom.tasks import TASKS, describe_data, find_task, load_task
 
-if TYPE_CHECKING:
-    pass
-
 app = new_app()
 
 
@@ -102,7 +100,9 @@ def uncaught(debug: bool) -> Iterator[None]:
         raise typer.Exit(CORRECTABLE) from None
 
 
-@app.command(epilog="Example: fairbloom run --method fedfv --set fedfv.alpha=0.2 --rounds 50 --out runs/a")
+@app.command(
+    cls=SettingsCommand, epilog="Example: fairbloom run --method fedfv --set fedfv.alpha=0.2 --rounds 50 --out runs/a"
+)
 @offer_common_options(method="data_dir", seed="fraction", out="memory")
 def run(
     task: TaskOption = None,
@@ -140,7 +140,10 @@ def run(
         ).show()
 
 
-@app.command(epilog="Example: fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp")
+@app.command(
+    cls=SettingsCommand,
+    epilog="Example: fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp",
+)
 @offer_common_options(methods="data_dir", out="memory")
 def compare(
     task: TaskOption = None,
@@ -179,11 +182,11 @@ def compare(
     ).show(spread)
 
 
-app.command(epilog=SWEEP_EXAMPLE)(sweep)
-app.command(epilog=f"Example: {EXAMPLE_COMMAND}")(recommend)
+app.command(cls=SettingsCommand, epilog=SWEEP_EXAMPLE)(sweep)
+app.command(cls=SettingsCommand, epilog=f"Example: {EXAMPLE_COMMAND}")(recommend)
 
 
-@app.command(epilog="Example: fairbloom reproduce fedfv-table3 --seeds 5")
+@app.command(cls=SettingsCommand, epilog="Example: fairbloom reproduce fedfv-table3 --seeds 5")
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="The recipe: --list names them; or the path of your TOML file.")
@@ -287,7 +290,7 @@ def tasks(names: NamesArgument = None, as_json: JsonOption = False) -> None:
         show_tasks(described)
 
 
-@app.command(epilog="Example: fairbloom data hospitals --set csv.target=outcome")
+@app.command(cls=SettingsCommand, epilog="Example: fairbloom data hospitals --set csv.target=outcome")
 def data(
     folder: Annotated[
         str | None, typer.Argument(metavar="[DIR]", help="The folder or file that the task reads its data from.")
@@ -373,7 +376,7 @@ def settings(as_json: JsonOption = False) -> None:
         show_settings(defaults)
 
 
-@app.command(epilog="Example: fairbloom tune --model mlp --clients 100 --set batch-size=20")
+@app.command(cls=SettingsCommand, epilog="Example: fairbloom tune --model mlp --clients 100 --set batch-size=20")
 def tune(
     task: TaskOption = None,
     data_dir: DataOption = None,
@@ -412,7 +415,7 @@ def tune(
         show_tuned(tuned)
 
 
-@app.command(epilog="Example: fairbloom check my_module:Mine --set mine.share=0.3")
+@app.command(cls=SettingsCommand, epilog="Example: fairbloom check my_module:Mine --set mine.share=0.3")
 def check(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="Yours as my_module:Mine, or one of ours.")],
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)

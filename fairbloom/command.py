@@ -34,6 +34,7 @@ def new_app() -> typer.Typer:
     return typer.Typer(
         no_args_is_help=True,
         rich_markup_mode="rich",
+        suggest_commands=False,  # click does
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
     )

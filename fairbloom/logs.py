@@ -2,8 +2,10 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 log = logging.getLogger("flwr").getChild("fairbloom")
 """Where Fairbloom logs: below Flower's logger, so that both are seen, set and silenced together."""
@@ -17,9 +19,25 @@ def colour_on_terminals_alone(*, never: bool = False) -> None:
     never
         Whether a terminal has no colours either, as where the lines go elsewhere, too.
     """
-    for handler in logging.getLogger("flwr").handlers:
-        if isinstance(handler, logging.StreamHandler) and hasattr(handler, "colored"):
-            handler.colored = not never and not os.environ.get("NO_COLOR") and handler.stream.isatty()
+    for handler in _flowers_handlers():
+        handler.colored = not never and not os.environ.get("NO_COLOR") and handler.stream.isatty()
+
+
+@contextmanager
+def follow_stderr() -> Iterator[None]:
+    """Let Flower's handlers write for a while to what `sys.stderr` is now: progress bars make room for lines there."""
+    before = [(handler, handler.setStream(sys.stderr)) for handler in _flowers_handlers()]
+    try:
+        yield
+    finally:
+        for handler, stream in before:
+            if stream is not None:
+                handler.setStream(stream)
+
+
+def _flowers_handlers() -> list[Any]:
+    handlers = logging.getLogger("flwr").handlers
+    return [each for each in handlers if isinstance(each, logging.StreamHandler) and hasattr(each, "colored")]
 
 
 @contextmanager

@@ -8,12 +8,29 @@ from typing import Annotated, Any, Literal
 
 import click
 import typer
+from typer.core import TyperCommand
 
-from fairbloom.protocol.settings import SETTINGS, Value, assigned, parsed
+from fairbloom.protocol.settings import SETTINGS, Value, assigned, key_of, parsed
+from fairbloom.server.settings import default_config
 from fairbloom.simulation.dispatch.processes import processors_here
 
 from ..api import Evaluation, Recommendation, Reproduction, Sweep
 from ..options import Function, merge_settings, optional, without_options
+
+
+class SettingsCommand(TyperCommand):
+    """A command with --set: where a setting is given as an option, as --learning-rate, the error says how to set it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            key = key_of(error.option_name.lstrip("-"))
+            if key in default_config():
+                error.message = f"No such option {error.option_name!r}: write --set {key}=VALUE."
+                error.possibilities = None
+            raise
 
 
 class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.logs import colour_on_terminals_alone, follow_stderr
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
 
@@ -46,7 +46,7 @@ def progress(*, shown: bool = True) -> Iterator[Progress]:
         console=console,
         disable=not (shown and (console.is_terminal or console.is_jupyter)),
     )
-    with quiet_log(), bar:
+    with quiet_log(), bar, follow_stderr():
         try:
             yield bar
         except FairbloomError:

@@ -61,6 +61,9 @@ CLEAR = "*"
 NARROW = 72
 """Below so many columns, lists are printed line by line and not in columns."""
 
+SHORT = 12
+"""A setting's default has so many columns at most, beside its meaning."""
+
 
 class Page(Console):
     """A console that has no edge where nobody watches: in a file or a pipe nothing is cut or wrapped."""
@@ -208,12 +211,12 @@ def show_run(run: Run) -> None:
     worst = ", ".join(f"{name} {run.score.written(final[name])}" for name in ascending[:NEGLECTED])
     console.print(f"worst served: {escape(worst)}", soft_wrap=True)
     for line in sentences_of(scores_of(run)):
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(line))
     for model in ("global", "personal"):
         if (report := run.by_group(model)) is not None:
             show_groups(report, model)
     for line in caveats_of_run(run):
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(line))
     console.print(f"run folder: {escape(str(run.folder))}", soft_wrap=True)
 
 
@@ -241,8 +244,8 @@ def show_groups(report: GroupReport, model: str = "global") -> None:
         show_grid(group_grid(report, grouping, what))
         gaps = [_gap_in_words(each) for each in report.gaps(ALL) if each.grouping == grouping]
         if gaps:
-            console.print(f"gaps by {escape(grouping)}, {ALL} together: {escape('; '.join(gaps))}", soft_wrap=True)
-        console.print(f"by {escape(grouping)}, {escape(str(report.left_out(grouping)))}", soft_wrap=True)
+            console.print(f"gaps by {escape(grouping)}, {ALL} together: {escape('; '.join(gaps))}")
+        console.print(f"by {escape(grouping)}, {escape(str(report.left_out(grouping)))}")
 
 
 def group_grid(report: GroupReport, grouping: str, what: str = "") -> Grid:
@@ -727,8 +730,9 @@ def show_settings(defaults: Mapping[str, Value]) -> None:
             _indented(escape(meaning[key]))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for heading, no_wrap in (("setting", True), ("default", True), ("meaning", False)):
-        table.add_column(heading, no_wrap=no_wrap, overflow="fold")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("default", max_width=SHORT, overflow="fold")
+    table.add_column("meaning", overflow="fold")
     for key, default in shown.items():
         table.add_row(key, escape(default), escape(meaning[key]))
     console.print(table)

@@ -485,12 +485,46 @@ def test_data_take_the_folder_as_run_does(tmp_path: Path, capsys: pytest.Capture
     assert "data-dir is given two values" in refusal(capsys, "data", tmp_path, "--data-dir", "other")
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend", "reproduce", "data", "tune", "check"])
+@pytest.mark.parametrize("option", ["--learning-rate", "--server_optimizer=adam", "--fedlf.server-lr"])
+def test_a_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_it(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = option.strip("-").partition("=")[0].replace("_", "-")
+    assert fairbloom(command, option, "3") == 2
+    assert f"write --set {key}=VALUE" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_an_option_that_is_none_and_no_setting_is_refused_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("run", "--zeed", "3") == 2
+    said = capsys.readouterr().err
+    assert "No such option '--zeed'" in said
+    assert "--set" not in said
+
+
+@pytest.mark.parametrize("words", [["chek"], ["deploy", "statu"]])
+def test_a_misspelt_command_is_corrected_once(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom(*words) == 2
+    assert capsys.readouterr().err.count("Did you mean") <= 1
+
+
+def test_settings_leave_most_of_a_narrow_terminal_to_what_they_mean(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert fairbloom("settings") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (head,) = (line for line in lines if "meaning" in line.split() and "default" in line.split())
+    assert head.index("meaning") < 50
+
+
 def test_settings_lists_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_json(capsys, "settings") == default_config()
     assert fairbloom("settings") == 0
     printed = capsys.readouterr().out
     for key, value in default_config().items():
-        assert re.search(rf"^ *{re.escape(key)} +{re.escape(repr(value))} +\S", printed, re.MULTILINE), key
+        assert re.search(rf"^ *{re.escape(key)} +{re.escape(repr(value)[:12])} *\S", printed, re.MULTILINE), key
 
 
 # Help ---------------------------------------------------------------------------------------------------------------

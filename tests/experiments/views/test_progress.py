@@ -1,6 +1,7 @@
 """Progress bars: of a run's rounds, and of a study's runs with the rounds of those that go on."""
 
 import io
+import logging
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from rich.console import Console
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.live.state import LiveRun, Looker
 from fairbloom.experiments.views.progress import study_progress
+from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.run_folder.recorded import RecordedRound
 from tests.server.run_folder.test_recorder import a_round
@@ -76,6 +78,20 @@ def test_a_long_round_shows_how_many_clients_have_trained(screen: io.StringIO, m
         shown.count(RecordedRound.of(a_round(1), row, ACCURACY), ACCURACY)
         assert task.fields["measured"] == "mean [b]50.0 %[/]  worst client [b]50.0 %[/]"
         assert task.completed == 1
+
+
+def test_a_log_line_is_written_above_the_bars_which_leave_no_copy(screen: io.StringIO) -> None:
+    handlers = logging.getLogger("flwr").handlers
+    before = [getattr(each, "stream", None) for each in handlers]
+    with progress.progress() as bar:
+        progress.RunBar(bar, "FedAvg", 5)
+        bar.refresh()
+        log.warning("client-3 decides")
+    assert [getattr(each, "stream", None) for each in handlers] == before
+    cleared, _, line = screen.getvalue().partition("client-3 decides")[0].rpartition("\x1b[2K")
+    assert "FedAvg" in cleared
+    assert "FedAvg" not in line
+    assert "client-3 decides" in screen.getvalue()
 
 
 def test_the_bar_of_a_study_counts_the_shares_of_runs_that_go_on(study: Path, screen: io.StringIO) -> None:
