@@ -142,29 +142,26 @@ def decision(A: FloatArray, b1: FloatArray, b2: FloatArray) -> FloatArray:
     On the simplex the linear term may be centred and written into the matrix, with a multiple of 11ᵀ that makes it
     positive semidefinite: p is then the shortest combination of vectors with these inner products.
     """
-    return _decision(A.tobytes(), b1.tobytes(), b2.tobytes())
+    return _decision(A.tobytes(), b1.tobytes(), b2.tobytes()).copy()
 
 
 @lru_cache(maxsize=2)  # a round needs the decisions before and after its losses, and the next one begins with the last
 def _decision(*memory: bytes) -> FloatArray:
-    """Return `decision` of float64 arrays with these bytes; it is solved once, and is not to be written to."""
+    """Return `decision` of float64 arrays with these bytes."""
     A, b1, b2 = (np.frombuffer(each) for each in memory)
     K = len(b1)
     b = b1 - 0.25 * K * b2
     b = b - b.mean()
     H = RIDGE * np.eye(K) + 0.25 * K * A.reshape(K, K) + b[:, None] + b[None, :] + 0.25 * (b @ b)
-    p = min_norm_weights(H, np.full(K, 1.0 / K), epsilon=1.0)
-    p.flags.writeable = False
-    return p
+    return min_norm_weights(H, np.full(K, 1.0 / K), epsilon=1.0)
 
 
 def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     """Return the decision of all clients known, restricted to the participants."""
     decided = dict(zip(memory["names"], decision(memory["A"], memory["b1"], memory["b2"]), strict=True))
-    c: FloatArray = np.array([decided[name] for name in cohort.names])
+    c = np.array([decided[name] for name in cohort.names])
     c = np.where(c < NOTHING, 0.0, c) if c.max() >= NOTHING else np.ones(cohort.size)
-    c /= c.sum()
-    return c
+    return np.asarray(c / c.sum())
 
 
 # Many clients: follow the regularised leader ------------------------------------------------------------------------
@@ -184,9 +181,8 @@ def leader_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     N, steps = roster_size(cohort), memory["steps"]
     kappa = math.sqrt(math.log(N)) / ((2.0 + cohort.size / N) * math.sqrt(steps + 1.0))
     Z = np.array([memory["scores"][name] for name in cohort.names])
-    c: FloatArray = np.exp(kappa * (Z - Z.max()))
-    c /= c.sum()
-    return c
+    c = np.exp(kappa * (Z - Z.max()))
+    return np.asarray(c / c.sum())
 
 
 def roster_size(cohort: Cohort) -> int:
