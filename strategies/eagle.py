@@ -23,8 +23,9 @@ class EAGLE(FairStrategy):
         \bar r = \sum_j p_j r_j
 
     L_k is the least loss that client k reaches by training alone, from the first model that it receives. The client
-    finds it once, before its first reply, keeps it, and reports it in every round. The weights sum to 1; for a large
-    lam some are negative, and are used as they are: `negative-weights` counts them.
+    finds it once, before its first reply, keeps it, and reports it in every round; one that has lost it trains alone
+    again, from the model that it receives then. The weights sum to 1; for a large lam some are negative, and are used
+    as they are: `negative-weights` counts them.
 
     Source: Erraji, Perrot and Bellet, 2026, doi:10.48550/arXiv.2603.29818.
 
