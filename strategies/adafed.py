@@ -83,5 +83,6 @@ class AdaFed(FairStrategy):
         if total == 0.0:
             return weights
         with np.errstate(over="ignore", divide="ignore"):
-            factor = np.minimum(self.server_lr / total / np.power(largest, self.gamma), LARGEST)
-            return np.clip(weights * factor, -LARGEST, LARGEST)
+            factor = np.minimum(self.server_lr / total / np.power(largest, self.gamma), np.finfo(np.float64).max)
+            c: FloatArray = np.clip(weights * factor, -LARGEST, LARGEST)
+        return c

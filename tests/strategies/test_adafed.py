@@ -176,7 +176,7 @@ def test_a_denominator_of_zero_is_no_division_by_zero() -> None:
 
 
 @pytest.mark.parametrize("losses", [[1e30, 1.0, 1e-30], [0.0, 1e-30, 1e30], [1e30] * 3])
-@pytest.mark.parametrize("length", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("length", [1e-100, 1e-30, 1.0, 1e30, 1e100])
 def test_extreme_losses_and_updates_keep_the_slopes(losses: list[float], length: float) -> None:
     U, F = length * np.random.default_rng(6).normal(size=(3, 5)), np.array(losses)
     d = step(U, losses)
