@@ -218,6 +218,6 @@ def test_a_page_says_what_a_server_optimizer_takes_from_its_method() -> None:
         assert "One thing no longer holds: the length of its step follows from" in page(describe(name))
     for name in ("fedfa", "feddyn"):
         assert "It refuses avgm, as it has a momentum of its own on the server." in page(describe(name))
-        with pytest.raises(FairbloomError, match="refuses server_optimizer = 'avgm'"):
+        with pytest.raises(FairbloomError, match="refuses server-optimizer = 'avgm'"):
             Settings.of({"method": name, "server-optimizer": "avgm"})
     assert "server optimizer" not in page(describe("fedavg"))

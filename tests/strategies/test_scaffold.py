@@ -304,7 +304,7 @@ def test_a_users_method_that_weighs_otherwise_refuses_them() -> None:
 
 
 def test_in_a_run_they_are_refused_by_the_settings() -> None:
-    with pytest.raises(SettingsError, match=r"control_variates = True: .* which FedFV's is not"):
+    with pytest.raises(SettingsError, match=r"control-variates = True: .* which FedFV's is not"):
         Settings.of({"method": "fedfv", "control-variates": True}).strategy()
     assert Settings.of({"method": "fedprox", "control-variates": True}).strategy().control_variates
 
