@@ -39,6 +39,7 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.thresholds import read_threshold
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
+from fairbloom.tasks.files.numbers import Decimal
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters
@@ -134,7 +135,8 @@ class Predictor:
         source = read_source(path, self._preprocessing())
         predictions = self._predict(source)
         added = self._columns(predictions, source.columns)
-        texts = {name: map(str, values.tolist()) for name, values in added.items()}
+        mark = self._preprocessing().decimal
+        texts = {name: (_format_cell(value, mark) for value in values.tolist()) for name, values in added.items()}
         columns = {**source.columns, **texts}
         with explain_write_errors(out.name, out.parent), whole_file(out) as file:
             text = TextIOWrapper(file, "utf-8", newline="")
@@ -215,9 +217,16 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
 
 
 def check_new(out: Path) -> None:
-    """Raise RunFolderError where a file of predictions is there already."""
+    """Raise RunFolderError where a file of predictions is there already, or the folder for it is not."""
     if out.exists():
         raise RunFolderError(f"{out} is there already: name another file by --out, or delete it")
+    if not out.parent.is_dir():
+        raise RunFolderError(f"{out.parent} is no folder: make it, or name a file in another one by --out")
+
+
+def _format_cell(value: str | float, mark: Decimal) -> str:
+    """Return a class as it is, or a number with the decimal mark of the other columns."""
+    return value if isinstance(value, str) else str(value).replace(".", mark)
 
 
 def is_kept(folder: Path) -> bool:

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.logs import log
-from fairbloom.tasks.files.cells import MAX_NUMBER, Cells, CellsBuilder, encode_texts, find_blanks, parse_numbers
+from fairbloom.tasks.files.cells import (
+    MAX_NUMBER,
+    OTHER_MARK,
+    Cells,
+    CellsBuilder,
+    encode_texts,
+    find_blanks,
+    parse_numbers,
+)
 from fairbloom.tasks.files.numbers import MISSING_WORDS, Decimal
 from fairbloom.tasks.files.reading import read_cells
 from fairbloom.tasks.files.rows import TARGETS
@@ -145,7 +153,7 @@ class NewRows:
             numbers = parse_numbers(cells, self.decimal)
             for cell, number in zip(cells.different, numbers, strict=True):
                 if number is None:
-                    wrong[cell] = "it is not a number, as the column is"
+                    wrong[cell] = "it is not a number, as the column is" + self._hint(cell)
                 elif abs(number) > MAX_NUMBER:
                     wrong[cell] = f"numbers are at most {MAX_NUMBER:g}"
             values = cells.expand([math.nan if each is None else each for each in numbers], np.float64)
@@ -156,6 +164,11 @@ class NewRows:
             self._warn_of_unknown(column, read)
         problems += self._find(column.name, cells, wrong)
         return read
+
+    def _hint(self, cell: str) -> str:
+        """Return which decimal mark the run's files have, where a cell is a number with the other one."""
+        mark = "commas" if self.decimal == "," else "points"
+        return f", and the run's files have decimal {mark}" if OTHER_MARK[self.decimal].fullmatch(cell) else ""
 
     def _find(self, name: str, cells: Cells, wrong: Mapping[str, str]) -> list[tuple[int, str]]:
         """Return the rows that have one of these cells, and what is wrong with each."""

@@ -5,6 +5,7 @@ finished run is submitted again, and so does everybody whom a server that was ki
 """
 
 from pathlib import Path
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -46,7 +47,7 @@ def _deliver(folder: Path, settings: Settings, grid: Grid) -> None:
         agreed = AGREED.read(folder)
         method.frozen = frozen_parameters(load_task({**settings.run_config(), AGREEMENT: agreed}).model())
         last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
-        others = {KEEP: noted.model, RUN: folder.name, SERVES: method.serves}
+        others: dict[str, Any] = {KEEP: noted.model, RUN: folder.name, SERVES: method.serves}
         if (threshold := read_threshold(folder)) is not None:  # one for all: clients find their own themselves
             others[THRESHOLD] = threshold
         terms = Terms(server_round=last, agreed=agreed, others=others)

@@ -218,7 +218,8 @@ class Preprocessing:
         if self.positive:
             positive = self.classes.index(self.positive)
             places = np.where(probabilities[:, positive] >= self.threshold, positive, 1 - positive)
-        return np.array(self.classes, object)[places]
+        chosen: NDArray[Any] = np.array(self.classes, object)[places]
+        return chosen
 
     def with_threshold(self, threshold: float | None, positive: int) -> Preprocessing:
         """Return it with a threshold for the positive class, whose place among the classes is given; None: none."""

@@ -79,7 +79,10 @@ def test_new_rows_are_read_with_the_decimal_mark_and_encoding_of_the_run(there: 
     found = predicted(german, as_german(there / "new.csv", tmp_path / "new.csv"))
     expected = predicted(there / "run", there / "new.csv")
     assert [row["predicted_target"] for row in found] == [row["predicted_target"] for row in expected]
-    assert [row["probability_sick"] for row in found] == [row["probability_sick"] for row in expected]
+    assert [row["probability_sick"].replace(",", ".") for row in found] == [row["probability_sick"] for row in expected]
+    # Whoever reads the predictions says one decimal mark for all columns.
+    again = pandas.read_csv(tmp_path / "new.out", decimal=",")
+    assert {str(again[name].dtype) for name in ("age", "bp", "probability_sick", "probability_well")} == {"float64"}
     assert {row["sex"] for row in found} == {"fé", "m"}
-    with pytest.raises(FairbloomError, match="it is not a number, as the column is"):
+    with pytest.raises(FairbloomError, match=r"it is not a number, as the column is, and .* files have decimal commas"):
         predicted(german, there / "new.csv")

@@ -40,7 +40,7 @@ MALFORMED: dict[str, tuple[list[str] | bytes, tuple[str, ...]]] = {
         ("2 of 30 rows", "line 4, column 'age'", "line 4, column 'dose'", "line 9, column 'age'", "line 9, column 'd"),
     ),
     "texts for most numbers": (lines(*range(2, 30), age="x"), ("28 of 30 rows", "line 2, column 'age'", "and 8 more")),
-    "a decimal comma": (line(3, dose="0,51"), ("line 3, column 'dose' holds '0,51'", "not a number")),
+    "a decimal comma": (line(3, dose="0,51"), ("line 3, column 'dose' holds '0,51'", "files have decimal points")),
     "a number that is too large": (line(5, age="1e200"), ("line 5, column 'age' holds '1e200'", "at most 1e+100")),
     "an infinite number": (line(6, age="inf"), ("line 6, column 'age' holds 'inf'", "at most 1e+100")),
     "a missing number": (line(8, age=""), ("line 8, column 'age' holds ''", "there is no value")),

@@ -68,6 +68,8 @@ def test_what_is_wrong_is_said_without_a_traceback(
     assert "Traceback" not in said
     assert command("predict", run.folder, new, "--out", out) == 2
     assert "--client with one of north, old town, south, west" in capsys.readouterr().err
+    assert command("predict", run.folder, new, "--client", "north", "--out", out.parent / "nowhere" / "out.csv") == 2
+    assert "nowhere is no folder: make it" in capsys.readouterr().err  # before the rows, which are wrong, are read
 
 
 def test_a_folder_that_does_not_take_the_file_is_named(run: fairbloom.Run, new: Path) -> None:
