@@ -79,8 +79,11 @@ audit: ## look what is locked up in a vulnerability database, where one can be r
 	$(VENV)/audit/bin/python $(INSTALL) --require-hashes --requirement locks/audit.lock
 	$(VENV)/audit/bin/python locks/audit.py requirements.lock locks/*.lock
 
-docs: setup ## build the documentation into docs/_build
+$(VENV)/docs: $(VENV)/ready locks/docs.lock
 	$(BIN)/python $(INSTALL) --require-hashes --requirement locks/docs.lock
+	touch $@
+
+docs: $(VENV)/docs ## build the documentation into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
 	@echo "open docs/_build/index.html"
 

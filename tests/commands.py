@@ -10,7 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 STARTED = multiprocessing.get_context("forkserver")
 STARTED.set_forkserver_preload(["fairbloom.cli", "fairbloom.experiments.api", "fairbloom.client.local"])
@@ -59,3 +64,34 @@ def _command(*words: str) -> None:
 
     sys.argv = ["fairbloom", *words]
     main()
+
+
+class BeginWorker:
+    """Prepares a worker as `begin_worker` does, in the environment of the process that starts it."""
+
+    def __call__(self, *arguments: Any) -> None:
+        from fairbloom.experiments.studies.pool import begin_worker
+
+        begin_worker(*arguments)
+
+    def __getstate__(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def __setstate__(self, environment: dict[str, str]) -> None:
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def fork_workers(patch: pytest.MonkeyPatch) -> None:
+    """Let the processes of comparisons be forked from one that has imported PyTorch, so that they start at once."""
+    from fairbloom.experiments.studies import pool
+
+    def get_context(method: str) -> ForkServerContext:
+        return STARTED
+
+    def executor(*arguments: Any, initializer: Any, **options: Any) -> pool.ProcessPoolExecutor:
+        return started(*arguments, initializer=BeginWorker(), **options)
+
+    started = pool.ProcessPoolExecutor
+    patch.setattr(pool, "multiprocessing", SimpleNamespace(get_context=get_context))
+    patch.setattr(pool, "ProcessPoolExecutor", executor)

@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import fork_workers
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_workers(monkeypatch)
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

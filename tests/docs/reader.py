@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -36,6 +37,7 @@ from packaging.requirements import Requirement
 from fairbloom import cli
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.simulation.grid import InProcessGrid
+from tests.commands import fork_workers
 
 from .pages import ROOT, Block, blocks
 
@@ -245,7 +247,9 @@ def follow(page: str) -> None:
     """Do all that a page says, in this process and its folder."""
     sys.dont_write_bytecode = True  # a file that goes on within the same second would be taken for the one before
     sys.path.insert(0, str(Path.cwd()))
-    Reader().follow(page)
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch)
+        Reader().follow(page)
 
 
 if __name__ == "__main__":

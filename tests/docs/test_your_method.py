@@ -17,6 +17,7 @@ from fairbloom.experiments.battery.check import PROPERTIES, Verdict, check, chec
 from fairbloom.experiments.battery.rules import RULE_PROPERTIES, RuleSubject
 from fairbloom.rounds.method import Cohort, Method
 from fairbloom.strategies import FedAvg
+from tests.commands import fairbloom
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "your-method.md").read_text()
@@ -123,7 +124,9 @@ def test_a_forgotten_need_is_told_in_the_words_of_the_guide(my_methods: ModuleTy
 def test_the_command_runs(command: str, folder: Path) -> None:
     executable, *arguments = shlex.split(command.replace("--rounds 20", "--rounds 2"))
     assert executable == "fairbloom"
-    assert run([Path(sys.executable).parent / executable, *arguments], folder)
+    done = fairbloom(folder, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
 
 
 def test_the_server_app_runs_the_method(folder: Path) -> None:
