@@ -61,8 +61,8 @@ CLEAR = "*"
 NARROW = 72
 """Below so many columns, lists are printed line by line and not in columns."""
 
-SHORT = 12
-"""A setting's default has so many columns at most, beside its meaning."""
+ROOMY = 100
+"""Below so many columns, settings are: their names and defaults leave little room for what they mean."""
 
 
 class Page(Console):
@@ -724,15 +724,14 @@ def show_settings(defaults: Mapping[str, Value]) -> None:
     known = {**SETTINGS, **parameters()}
     meaning = {key: f"{known[key].description} ({known[key].range})" for key in defaults}
     shown = {key: REQUIRED if known[key].default is None else repr(value) for key, value in defaults.items()}
-    if console.width < NARROW:
+    if console.width < ROOMY:
         for key, default in shown.items():
             console.print(f"[cyan]{key}[/] = {escape(default)}")
             _indented(escape(meaning[key]))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("setting", no_wrap=True)
-    table.add_column("default", max_width=SHORT, overflow="fold")
-    table.add_column("meaning", overflow="fold")
+    for heading, no_wrap in (("setting", True), ("default", True), ("meaning", False)):
+        table.add_column(heading, no_wrap=no_wrap, overflow="fold")
     for key, default in shown.items():
         table.add_row(key, escape(default), escape(meaning[key]))
     console.print(table)
