@@ -84,4 +84,5 @@ class AdaFed(FairStrategy):
             return weights
         with np.errstate(over="ignore", divide="ignore"):
             factor = np.minimum(self.server_lr / total / np.power(largest, self.gamma), LARGEST)
-            return np.clip(weights * factor, -LARGEST, LARGEST)
+            clipped: FloatArray = np.clip(weights * factor, -LARGEST, LARGEST)
+        return clipped
