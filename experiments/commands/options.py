@@ -27,10 +27,10 @@ class SettingsCommand(TyperCommand):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             key = key_of(error.option_name.lstrip("-"))
-            if key in default_config():
-                error.message = f"No such option {error.option_name!r}: write --set {key}=VALUE."
-                error.possibilities = None
-            raise
+            if key not in default_config():
+                raise
+            message = f"No such option {error.option_name!r}: write --set {key}=VALUE."
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
 
 
 class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on

@@ -85,8 +85,10 @@ def test_what_is_no_criterion_is_refused_by_name(text: str, named: str) -> None:
 
 
 def test_the_remedy_for_a_wrong_criterion_is_one() -> None:
-    for example in re.findall(r"\S+\+\S+[^,\s]", GRAMMAR):
-        Criterion.of(example)
+    examples = re.findall(r"\S+\+\S+[^,\s]", GRAMMAR)
+    assert len(examples) >= 2
+    for example in examples:
+        assert Criterion.of(example).text == example
 
 
 def test_the_validation_examples_decide_where_the_test_examples_disagree() -> None:
