@@ -135,9 +135,8 @@ class FCFL(FairStrategy):
         if cohort.round <= self.stage1_rounds:
             maxima, eta = self._maxima(cohort), cohort.metrics[LEARNING_RATE].min()
             lengths = np.sqrt(np.maximum(np.diag(maxima @ gradient_products(cohort) @ maxima.T), 0.0))
-            lower = self.delta_decay * deltas
-            falls = (deltas > self.delta_min) & (lower > 0.0) & (self.delta_factor * lengths <= deltas * eta)
-            deltas = np.where(falls, lower, deltas)
+            falls = (deltas > self.delta_min) & (self.delta_factor * lengths <= deltas * eta)
+            deltas = np.where(falls, np.maximum(self.delta_decay * deltas, np.finfo(np.float64).tiny), deltas)
         self.memory = dict(zip(TEMPERATURES, deltas.tolist(), strict=True))
         return {}
 
