@@ -16,7 +16,7 @@ from fairbloom.system.supervise import become
 from tests.checkout import ROOT
 from tests.commands import forked
 
-LINE = "interrupted: the same command begins again, or continues a run after its last finished round\n"
+LINE = "interrupted: the same command begins again; a run continues after its last finished round\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -248,7 +248,7 @@ def test_a_comparison_is_interrupted_without_a_traceback_while_its_processes_are
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert told == "interrupted: the same command begins again, or continues a run after its last finished round\n"
+    assert told == "interrupted: the same command begins again; a run continues after its last finished round\n"
 
 
 def spawned_by(parent: int) -> list[int]:
