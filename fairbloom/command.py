@@ -48,7 +48,8 @@ def run_command(app: typer.Typer) -> None:
     try:
         app()
     except Interrupted:
-        errors.print("[yellow]interrupted[/]: the same command begins again, or continues a run after its last finished round")
+        words = "the same command begins again, or continues a run after its last finished round"
+        errors.print(f"[yellow]interrupted[/]: {words}", soft_wrap=True)
         sys.exit(INTERRUPTED)
     except FairbloomError as error:
         errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)
