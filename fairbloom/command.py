@@ -48,7 +48,8 @@ def run_command(app: typer.Typer) -> None:
     try:
         app()
     except Interrupted:
-        errors.print("[yellow]interrupted[/]: the same command begins again, or continues a run after its last finished round")
+        goes_on = "the same command begins again, or continues a run after its last finished round"
+        errors.print(f"[yellow]interrupted[/]: {goes_on}")
         sys.exit(INTERRUPTED)
     except FairbloomError as error:
         errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)

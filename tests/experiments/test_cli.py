@@ -363,7 +363,8 @@ def test_an_interrupted_run_ends_with_130_and_the_same_command_finishes_it(tmp_p
     rows = tmp_path / "a" / "rounds.csv"
     ended = forked(ROOT, run_until_interrupted, str(rows), *words, "--out", str(tmp_path / "a"))
     assert ended.returncode == 130
-    assert ended.stderr == "interrupted: the same command begins again, or continues a run after its last finished round\n"
+    goes_on = "the same command begins again, or continues a run after its last finished round"
+    assert ended.stderr == f"interrupted: {goes_on}\n"
     assert ended.stdout == ""
     assert len(rows.read_bytes().splitlines()) > 3
     assert not (tmp_path / "a" / "model.safetensors").exists()
