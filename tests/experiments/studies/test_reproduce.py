@@ -386,7 +386,7 @@ def test_an_interrupted_reproduction_goes_on_to_the_same_numbers(tmp_path: Path)
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate()
     assert process.returncode == 130
-    assert "the same command begins again, or continues a run" in told
+    assert "the same command begins again; a run continues" in told
     assert not (tmp_path / "cut" / "results.csv").exists()
     cut, whole = (reproduce(path, out=tmp_path / out, jobs=2, progress=False) for out in ("cut", "whole"))
     assert cut.rows() == whole.rows()
