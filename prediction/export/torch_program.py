@@ -53,8 +53,18 @@ def export_program(subject: Subject, form: str) -> torch.export.ExportedProgram:
     """
     examples = tuple(torch.zeros(TRACED, *each.shape[1:], dtype=each.dtype) for each in tensors_of(subject.inputs))
     shapes = tuple({0: torch.export.Dim("batch")} for _ in examples)
+    _start_autograd()
     with explained(form, "safetensors, which holds the weights alone"):
         return torch.export.export(Predicting(subject).eval(), examples, dynamic_shapes=(shapes,))
+
+
+def _start_autograd() -> None:
+    """Compute some gradient: the first one of a process, after torch.export, starts threads that forks cannot have.
+
+    Processes that are forked from this one later, as those of the engine `workers`, could compute none then.
+    """
+    start = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(start.sum(), start)
 
 
 def write_program(subject: Subject, folder: Path, form: str = "torch") -> None:

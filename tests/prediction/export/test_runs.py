@@ -236,3 +236,18 @@ def test_a_model_of_several_tensors_keeps_their_names_and_types(sequences: fairb
         np.testing.assert_allclose(found, expected, atol=1e-5)
     named = [("low", "high")[place] for place in expected.argmax(axis=1)]
     assert list(values) == list(served["predicted_target"]) == named
+
+
+EXPORT_AND_TRAIN = """
+import sys, fairbloom
+fairbloom.load(sys.argv[1]).export("torch", client="south", out="export")
+for engine in ("stacked", "workers"):
+    fairbloom.run("digits", clients=3, rounds=1, engine=engine, out=engine, progress=False)
+"""
+
+
+def test_forked_processes_train_after_an_export(run: fairbloom.Run, tmp_path: Path) -> None:
+    command_line = [sys.executable, "-c", EXPORT_AND_TRAIN, str(run.folder)]
+    ended = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "workers" / "model.safetensors").exists()
