@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 
-import flwr.common.logger  # noqa: F401 (it sets Flower's logger up, whose level and colours are set below)
 import typer
+from flwr.app import Message  # noqa: F401 (with Flower comes its logger, whose level and colours are set below)
 from rich.console import Console
 from rich.markup import escape
 

@@ -151,5 +151,8 @@ def become(module: str, argument: str) -> None:
 
     Signals that come before the module has its StopSignal wait for that.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, argument])  # noqa: S606 (this Python)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", module, argument])  # noqa: S606 (this Python)
+    finally:  # this process goes on only where it could not be replaced
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,10 @@ def test_settings_reach_the_small_process_whole(bundle: Path, monkeypatch: pytes
     masks: list[int] = []
     monkeypatch.setattr(os, "umask", masks.append)
     supervisor.replace_process(client)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {
+        signal.SIGINT,
+        signal.SIGTERM,
+    }  # held for that process
     supervisor.main()
     assert there == [client]
     assert masks == [0o077]  # what a client writes is for its account alone

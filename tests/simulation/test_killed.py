@@ -48,7 +48,6 @@ def test_kills_met_the_run_before_during_and_after_every_checkpoint(killed: Kill
     _, every, folders = killed
     last = [load_last(folder / "checkpoint") for folder in folders]
     reached = [0 if checkpoint is None else checkpoint[1]["strategy"]["round"] for checkpoint in last]
-    assert reached == sorted(reached)
     assert set(reached) == {*range(0, SHORT, every), SHORT}
     assert all(reached.count(number) >= 4 for number in set(reached) - {SHORT})
 
