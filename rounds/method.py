@@ -203,6 +203,9 @@ class Progress:
     states: States = field(default_factory=States)
 
 
+LARGEST_COEFFICIENT = 1e150
+"""Methods take it for a larger coefficient, as losses or learning rates near 0 give: no model can take such a step."""
+
 SERVER_OPTIMIZER = "server-optimizer"
 """Where a state has the server optimizer and what it keeps."""
 

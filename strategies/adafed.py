@@ -4,7 +4,7 @@ from typing import Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
@@ -12,9 +12,6 @@ from .strategy import FairStrategy
 
 NO_NEW_DIRECTION = 1e-6
 """An update that is, to this share of its norm, a combination of the earlier ones is left out."""
-
-LARGEST = 1e150
-"""Coefficients beyond it, as losses near 0 give for a large gamma, are this: no model can take such a step."""
 
 
 class AdaFed(FairStrategy):
@@ -84,5 +81,5 @@ class AdaFed(FairStrategy):
             return weights
         with np.errstate(over="ignore", divide="ignore"):
             factor = np.minimum(self.server_lr / total / np.power(largest, self.gamma), np.finfo(np.float64).max)
-            c: FloatArray = np.clip(weights * factor, -LARGEST, LARGEST)
+            c: FloatArray = np.clip(weights * factor, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
         return c

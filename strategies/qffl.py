@@ -6,15 +6,12 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive
 
 from .strategy import FairStrategy
 
 SMALLEST_LOSS = 1e-10
-
-LARGEST = 1e150
-"""Coefficients beyond it, as learning rates near 0 give, are this: no model can take such a step."""
 
 
 class QFedAvg(FairStrategy):
@@ -103,7 +100,7 @@ class QFedSGD(QFedAvg):
         eta = cohort.metrics["learning-rate"]
         with np.errstate(over="ignore"):
             squares = np.minimum((np.sqrt(cohort.squared_norms) / eta) ** 2, np.finfo(np.float64).max)
-            return np.minimum(_weights(cohort.losses, squares, self.q, self.lipschitz) / eta, LARGEST)
+            return np.minimum(_weights(cohort.losses, squares, self.q, self.lipschitz) / eta, LARGEST_COEFFICIENT)
 
 
 def _weights(losses: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
