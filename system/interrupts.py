@@ -1,7 +1,7 @@
-"""Ctrl-C as the way to end what would go on for ever."""
+"""Ctrl-C as the way to end what would go on for ever, and signals that wait while a process begins."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 
@@ -25,3 +25,25 @@ def until_interrupted() -> Iterator[None]:
         pass
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
+    """Let signals wait while the block runs; yield those that waited before. Windows cannot hold any.
+
+    Processes that the block starts hold them, too, until they call `release_signals`.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield ()
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def release_signals(*numbers: int) -> None:
+    """Let signals come to this process that whoever started it has held, and those that wait come now."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from .interrupts import hold_signals, release_signals
+
 HELD_SECONDS = 60.0
 """How long a program must have run for the next pause to be the shortest again."""
 
@@ -122,7 +124,7 @@ class StopSignal:
         self.came = False
         for number in STOPPING:
             signal.signal(number, self._note)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        release_signals(*STOPPING)
 
     def _note(self, number: int, frame: object) -> None:
         self.came = True
@@ -151,8 +153,5 @@ def become(module: str, argument: str) -> None:
 
     Signals that come before the module has its StopSignal wait for that.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
+    with hold_signals(*STOPPING):
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, argument])  # noqa: S606 (this Python)
-    finally:  # this process goes on only where it could not be replaced
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -24,6 +24,7 @@ from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.settings import Settings
 from fairbloom.server.tracking.tracked import check_tracker
 from fairbloom.simulation.dispatch.processes import processors_here
+from fairbloom.system.interrupts import hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 from fairbloom.tasks.files.reading import FileStamp, keep_tables, kept_tables
 from fairbloom.tasks.files.table import Table
@@ -124,7 +125,8 @@ class Workers:
         if at_a_time > self._size:
             self._start(at_a_time)
         try:
-            with hide_main(), hold_interrupts():
+            # Ctrl-C goes to all processes of a terminal: one that still imports would print its traceback.
+            with hide_main(), hold_signals(signal.SIGINT):
                 started = {
                     self._pool.submit(run_quietly, run, at_a_time, self._log_level): key
                     for key, run in unfinished.items()
@@ -176,19 +178,6 @@ def hide_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-@contextlib.contextmanager
-def hold_interrupts() -> Iterator[None]:
-    """Let Ctrl-C wait, also in processes that are spawned here: one that still imports would print its traceback."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def begin_worker(ended: Connection, tables: Mapping[FileStamp, Table]) -> None:
     """Prepare a worker process, which is given the tables that its driver has read, so that it does not read them."""
     end_with_driver(ended)
@@ -201,8 +190,7 @@ def end_with_driver(ended: Connection) -> None:
     The driver says what there is to say. Without it the worker would wait for another run for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it has waited since the process began
+    release_signals(signal.SIGINT)  # it has waited since the process began
     threading.Thread(target=_end_with_pipe, args=(ended,), daemon=True).start()
 
 

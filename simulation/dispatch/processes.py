@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.interrupts import hold_signals
 from fairbloom.system.parents import end_with_parent
 
 KILLED_FIRST = "500"
@@ -75,14 +76,10 @@ class Forked:
             stream.flush()
         parent = os.getpid()
         # Ctrl-C goes to all processes of a terminal: it has to wait until the new one ignores it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
+        with contextlib.closing(end), hold_signals(signal.SIGINT, signal.SIGTERM) as before:
             self.pid = _fork()
             if self.pid == 0:
                 _live(serve, end, [self.pipe, *(other.pipe for other in others)], parent, before)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            end.close()
 
     def end(self) -> str:
         """End the process, if it has not ended; return how it has."""
