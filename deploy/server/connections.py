@@ -40,7 +40,9 @@ MOST_STRANGERS_OVER_HTTP = 100
 CONNECTIONS_OF_ONE_KEY = 4
 """Most connections on which one client has shown its key; it needs one. The oldest beyond are closed."""
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS, PAUSE_SECONDS = 0.25, 0.02
+"""Most and least time between two looks at the connections: while some are to be closed, there is one after another, so
+that how many a flood has open does not depend on how fast it comes."""
 
 
 class Place(NamedTuple):
@@ -78,6 +80,7 @@ class Connections:
         self._since: dict[Place, float] = {}
         self._admitted: dict[Place, int] = {}
         self._dismissed: set[Place] = set()
+        self._look_soon = threading.Event()
 
     def admit(self, port: int, peer: str, peer_port: int, node_id: int = 0) -> None:
         """Keep a connection on which a call with a good credential came, of this node where it was one's key."""
@@ -88,15 +91,22 @@ class Connections:
         """Close a connection soon on which a call without a good credential was answered, whatever it still sends."""
         with self._lock:
             self._dismissed.add(_place(port, peer, peer_port))
+        self._look_soon.set()
 
     def watch(self) -> None:
         """Look after the connections until the process ends."""
         while True:
-            time.sleep(LOOK_SECONDS)
             try:
-                self.look()
+                self.look_when_due()
             except OSError as error:
                 log.warning("the server's connections cannot be looked at: %s", error)
+
+    def look_when_due(self) -> None:
+        """Wait until it is time to look after the connections again, and do so."""
+        self._look_soon.wait(LOOK_SECONDS)
+        self._look_soon.clear()
+        time.sleep(PAUSE_SECONDS)
+        self.look()
 
     def look(self) -> None:
         """Close the connections that have lasted too long without a credential, and the oldest of too many."""
@@ -114,6 +124,7 @@ class Connections:
         for place in self._strangers_to_close(admitted, now):
             self._close(connected[place], place)
             self._refusals.note("a connection without a credential", port=str(place.port), peer=place.peer)
+            self._look_soon.set()
         for place in [*(dismissed & connected.keys() - admitted.keys()), *self._too_many_of_one_key(admitted)]:
             self._close(connected[place], place)
 

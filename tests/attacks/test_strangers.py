@@ -169,6 +169,18 @@ def test_900_made_up_signatures_of_a_superexec(there: Deployment, control: Stran
     assert "a call of the runtime API without the credential" in refused(there)
 
 
+def test_900_heads_that_stop(there: Deployment, control: Stranger) -> None:
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 60_000
+
+    def say() -> None:
+        for _ in range(300):
+            with contextlib.suppress(OSError):
+                control.tls().sendall(head)
+
+    with unharmed(there):
+        at_once(3, say)
+
+
 def test_endless_heads(there: Deployment, control: Stranger) -> None:
     def say() -> None:
         with contextlib.suppress(OSError):

@@ -410,6 +410,22 @@ def test_beyond_a_number_the_oldest_strangers_go_and_clients_stay(
     assert early.beat()
 
 
+def test_during_a_flood_connections_are_looked_after_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 3600.0)
+    refused = server.stranger.plain()
+    wait_until(lambda: bool(dict(server.connections._connected())), 20)
+    server.connections.dismiss(server.port, *refused.getsockname()[:2])
+    server.connections.look_when_due()
+    assert not is_open(refused)
+    monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.0)
+    silent = server.stranger.plain()
+    wait_until(lambda: bool(dict(server.connections._connected())), 20)
+    server.connections.look()
+    server.connections.look()  # it closes this one, so there may be more
+    server.connections.look_when_due()
+    assert not is_open(silent)
+
+
 def test_strangers_go_even_where_no_descriptor_is_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.0)
     stranger = server.stranger.plain()
