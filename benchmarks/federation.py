@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fairbloom.deploy.device.supervisor import CONNECTED
-from fairbloom.deploy.processes import free_port
 from fairbloom.server.run_folder.files import ROUNDS
 
 from .flower import SCRIPTS, Flower, wait_until
-from .processes import family
+from .processes import family, free_port
 
 
 class Deployment(Flower):

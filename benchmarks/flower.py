@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from fairbloom.deploy.processes import free_port
+from .processes import free_port
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent

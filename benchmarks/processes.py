@@ -1,8 +1,30 @@
-"""What the system tells of running processes."""
+"""What the system tells of running processes, and the ports that they are given."""
 
 import contextlib
+import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+
+# Systems give higher ones to outgoing connections, which could take a port between its choice and its use.
+PORTS = range(20_000, 32_768)
+_CLAIMED: list[socket.socket] = []
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on, and that is this process's until it ends.
+
+    No other call returns it, in this process or another: the UDP port of the same number is held as the claim.
+    """
+    while True:
+        port = random.SystemRandom().choice(PORTS)  # tests seed the other generators, several processes alike
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            claim.bind(("127.0.0.1", port))
+            listener.bind(("127.0.0.1", port))
+            _CLAIMED.append(claim)
+            return port
+        claim.close()
 
 
 def family(pid: int) -> list[int]:

@@ -2,16 +2,8 @@
 
 import os
 import re
-import socket
 import sys
 from typing import NoReturn
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def split_address(address: str) -> tuple[str, int]:

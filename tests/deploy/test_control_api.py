@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError, UnauthorizedError, UnreachableError
 from fairbloom.deploy.flower.operator.control_api import connected
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all, revoke
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.processes import free_port
 
 from .served import Served
 from .state import submit

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import UnauthorizedError
 from fairbloom.deploy.flower.operator import commands as flower_commands
@@ -29,7 +30,6 @@ from fairbloom.deploy.operator.doctor import (
 )
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
-from fairbloom.deploy.processes import free_port
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from fairbloom.protocol.version import PROTOCOL
 from tests.experiments.helpers import fairbloom

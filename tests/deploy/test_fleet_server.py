@@ -34,12 +34,12 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from grpc import StatusCode
 
 from benchmarks.flower import wait_until
+from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.server import fleet
 from fairbloom.deploy.flower.server import fleet_server as gate
 from fairbloom.deploy.flower.server.fleet import LARGEST_CALL, GuardedFleet
 from fairbloom.deploy.flower.server.fleet_server import fleet_server, host_and_port
-from fairbloom.deploy.processes import free_port
 from fairbloom.deploy.server import connections, long_poll
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll

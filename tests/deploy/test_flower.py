@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from benchmarks.flower import ROOT
+from benchmarks.processes import free_port
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.deploy.flower import gate, relied_on
@@ -26,7 +27,6 @@ from fairbloom.deploy.flower.gate import NEEDED, FlowerVersionError, check_flowe
 from fairbloom.deploy.flower.relied_on import RELIED_ON, Need, look_up, missing, replace
 from fairbloom.deploy.flower.retries import Retries
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.processes import free_port
 from fairbloom.system.supervise import CANNOT_RUN
 
 PACKAGES = (

@@ -20,9 +20,9 @@ from safetensors.numpy import load_file
 from benchmarks.deployed import LARGE
 from benchmarks.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
 from benchmarks.flower import wait_for_port, wait_until
+from benchmarks.processes import free_port
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
-from fairbloom.deploy.processes import free_port
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.flower import ROOT
+from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.processes import free_port
 from fairbloom.deploy.server import supervisor as server
 from fairbloom.deploy.server.supervisor import (
     NEEDED,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fairbloom.deploy.processes import free_port
+from benchmarks.processes import free_port
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.observability import Metrics
 

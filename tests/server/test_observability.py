@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fairbloom.deploy.processes import free_port
+from benchmarks.processes import free_port
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.screening import Refusals
 from fairbloom.server.observability import JsonLines, Metrics, MetricsError
