@@ -23,7 +23,7 @@ from fairbloom.protocol.terms import Terms
 
 from .average import Average
 from .lengths import Lengths
-from .ranges import names_in, one_of, whole
+from .ranges import names_in, one_of, pairs_in, whole
 from .roster import sample
 from .sampling import UNIFORM, Draw, History, Scheme
 from .server_optimizer import LR, Moments, ServerOptimizer, moments_of, state_of
@@ -468,14 +468,14 @@ class Method:
         self.unused_rounds: int = plain["unused_rounds"]
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
-            for name, size in options.get("enrolled_sizes", {}).items()
+            for name, size in (pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}).items()
         }
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
         self.sampling = self._checked_sampling(options.get("sampling", UNIFORM))
         self.average_models: bool = plain["average_models"]
         buffers = options.get("buffers")
-        self.buffers = None if buffers is None else tuple(buffers)
-        self.shared = dict(options.get("shared", {}))
+        self.buffers = None if buffers is None else names_in(buffers=buffers)
+        self.shared: dict[str, str] = pairs_in(shared=options.get("shared")) or {}
         self.frozen = names_in(frozen=options.get("frozen", ()))
         self.weighted_by_key: str = plain["weighted_by_key"]
         self.arrayrecord_key: str = plain["arrayrecord_key"]
@@ -659,7 +659,7 @@ class Method:
         ------
         ValueError
             When the state is another method's, of a run with another server optimizer, or of one whose models were not
-            averaged, and these are to be. PLACE
+            averaged, and these are to be.
         """
         if state["method"] != type(self).__name__:
             raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")

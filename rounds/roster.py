@@ -118,7 +118,7 @@ class Roster:
 def usual_fraction(clients: int) -> float:
     """Return the share of so many clients that trains in a round where nobody sets one: all of a few, half of more.
 
-    Half of two would be one, and with one participant a round every method is the same.
+    Half of two would be one, and with one participant a round there is nothing to weigh.
     """
     return 1.0 if clients <= FEW else 0.5
 

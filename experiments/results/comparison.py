@@ -10,8 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.settings import Value
 from fairbloom.server.fairness import count_of_share
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
@@ -323,6 +325,15 @@ class Comparison:
         return differences_of({each: self.gains(each, measure) for each in others}, test_share=self.shared.test_share)
 
     @cached_property
+    def gaps_compared(self) -> dict[str, GroupScore]:
+        """What each gap between groups over all clients is in, by its measure `gap:SCORE`; empty without groups.
+
+        A gap that some method has with no seed with which the baseline has it is not there.
+        """
+        scores = [score for reports in self.by_group.values() for score in reports[0].scores]
+        return {f"{GAP}{score.name}": score for score in scores if self._has(f"{GAP}{score.name}")}
+
+    @cached_property
     def verdict(self) -> Verdict:
         """What the comparison shows, in sentences."""
         return verdict_of(self)
@@ -335,6 +346,11 @@ class Comparison:
             return [report.sizes(client).get(score, math.nan) if report else math.nan for report in reports]
         values = zip(self.values[method], self.values[self.baseline], strict=True)
         return [self._measure(measure, mine, base) for mine, base in values]
+
+    def _has(self, measure: str) -> bool:
+        """Return whether every method has a measure with a seed with which the baseline has it."""
+        by_method = [np.isfinite(self._by_seed(measure, method)) for method in (self.baseline, *self.methods)]
+        return all((by_method[0] & each).any() for each in by_method)
 
     def _measure(self, measure: str, values: Values, base: Values) -> float:
         """Return a measure of one seed; NaN where its clients have none."""
@@ -429,12 +445,19 @@ class Comparison:
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; "" for numbers that there are not.
 
-        The measures are those of fairness, "others", and each client where a client is the same with all seeds.
+        The measures are those of fairness, "others", and gaps between groups over all clients; where a client is the
+        same with all seeds, also each client's score and its gaps.
         """
         measured = [m for m in (*MEASURES, OTHERS) if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
         clients = [] if self.shared.dealt else sorted(set.intersection(*map(set, self.values[self.baseline])))
+        gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in clients]
         rows = []
-        for measure in (*measured, *(f"{CLIENT}{client}" for client in clients)):
+        for measure in (
+            *measured,
+            *(f"{CLIENT}{client}" for client in clients),
+            *self.gaps_compared,
+            *(gap for gap in gaps if self._has(gap)),
+        ):
             for method, found in self.differences(measure).items():
                 numbers = {
                     key: "" if value is None or value != value else value for key, value in asdict(found).items()

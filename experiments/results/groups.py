@@ -24,7 +24,7 @@ class Group:
     grouping, group
         By what examples are grouped, and which group this is.
     count
-        The number of test examples.
+        The number of its examples.
     overs
         By the name of each score that is reported, the number of examples that it is the mean over.
     values
@@ -134,7 +134,7 @@ class GroupReport:
     groups
         Counts and scores, client by client.
     tested
-        How many test examples each client has.
+        How many test examples each client has; empty of a report on validation examples, which nobody counts.
     """
 
     grouped: Grouped
@@ -190,7 +190,7 @@ class GroupReport:
         """Return what clients do not report of a grouping."""
         reported = dict.fromkeys(self.tested, 0)
         for each in self.groups:
-            if each.grouping == grouping:
+            if each.grouping == grouping and each.client in reported:
                 reported[each.client] += each.count
         lacking = {client: count - reported[client] for client, count in self.tested.items()}
         clients = tuple(sorted(client for client, count in lacking.items() if count))

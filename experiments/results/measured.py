@@ -36,12 +36,9 @@ def decimals(measure: str, unit: str) -> int:
 
 
 def in_title(measure: str, unit: str) -> str:
-    """Return what tables and figures call a measure: "worst 10 %", a client's name, "selection rate gap, site-a"."""
-    if measure.startswith(CLIENT):
-        return measure.removeprefix(CLIENT)
-    if measure.startswith(GAP):
-        score, client = parse_gap(measure)
-        return f"{score.replace('-', ' ')} gap" + (f", {client}" if client else "")
+    """Return what tables and figures of recipes call a measure; the worst of any number of clients is "worst 10 %"."""
+    if measure.startswith((CLIENT, GAP)):
+        return _named_title(measure)
     if measure in PERCENTILES:
         return f"{PERCENTILES[measure]:.0f}th percentile"
     words = re.sub(r"^(worst|best) (\d+)$", r"\1 \2 %", measure.replace("_", " "))
@@ -50,12 +47,20 @@ def in_title(measure: str, unit: str) -> str:
 
 def measure_title(measure: str, clients: int) -> str:
     """Return what tables call a measure over so many clients: "worst 10 %", which of four clients is "worst client"."""
-    if measure.startswith(CLIENT):
-        return measure.removeprefix(CLIENT)
+    if measure.startswith((CLIENT, GAP)):
+        return _named_title(measure)
     end, _, share = measure.partition("_")
     if end in ("worst", "best") and (not share or count_of_share(int(share), clients) == 1):
         return f"{end} client"
     return f"{end} {share} %" if share.isdigit() else measure.replace("_", " ")
+
+
+def _named_title(measure: str) -> str:
+    """Return what tables call a measure that holds a name: the client's, or "selection rate gap, site-a"."""
+    if measure.startswith(CLIENT):
+        return measure.removeprefix(CLIENT)
+    score, client = parse_gap(measure)
+    return f"{score.replace('-', ' ')} gap" + (f", {client}" if client else "")
 
 
 def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 
+from ..recipes.recipe import GAP, parse_gap
 from .differences import prediction_interval
 from .measured import measure_title
 from .presentation import render_html, show
@@ -151,6 +152,8 @@ class Recommendation:
         How many clients the gain is measured over.
     score
         What fairness is measured in.
+    judged
+        What the measure of the wish is in: `score`, or the score of groups whose gap it is.
     folder
         Where all runs lie.
     """
@@ -172,6 +175,7 @@ class Recommendation:
     notes: tuple[str, ...] = ()
     clients: int = 0
     score: Score = ACCURACY
+    judged: Score = ACCURACY
     folder: Path = field(default_factory=Path)
 
     @property
@@ -215,20 +219,28 @@ class Recommendation:
     def _headline(self) -> str:
         if self.is_baseline:
             return f"Stay with {self.label}: no candidate is shown to be better for this wish."
-        gain = self.gain
-        title = measure_title(gain.measure.replace("-", "_"), self.clients)
-        subject = gain.measure if gain.measure.startswith("client ") else SUBJECTS.get(gain.measure, f"the {title}")
-        verb = "gains" if gain.measure not in SHRINKING else "shrinks by"
+        gain, unit = self.gain, self.judged.unit
+        verb = "shrinks by" if gain.measure in SHRINKING or gain.measure.startswith(GAP) else "gains"
         return (
-            f"Take {self.label}. Against {gain.against}, {subject} {verb} {gain.mean:.3g} {self.unit} on the test "
-            f"examples of {len(self.fresh_seeds)} fresh seeds; over ten others, expect {gain.low:.3g} to "
+            f"Take {self.label}. Against {gain.against}, {self._subject()} {verb} {gain.mean:.3g} {unit} on the "
+            f"test examples of {len(self.fresh_seeds)} fresh seeds; over ten others, expect {gain.low:.3g} to "
             f"{gain.high:.3g}."
         )
+
+    def _subject(self) -> str:
+        """Return what sentences call the measure of the wish."""
+        measure = self.gain.measure
+        if measure.startswith("client "):
+            return measure
+        if measure.startswith(GAP):
+            _, client = parse_gap(measure)
+            return f"the {measure_title(measure, self.clients)}{'' if client else ' between groups'}"
+        return SUBJECTS.get(measure, f"the {measure_title(measure.replace('-', '_'), self.clients)}")
 
     def _about_price(self) -> list[str]:
         if self.is_baseline:
             return []
-        price, unit = self.price, self.unit
+        price, unit = self.price, self.score.unit
         paid = [f"The mean over the clients changes by {price.mean:+.3g} {unit}."]
         paid.append(f"Of the clients, {price.percent_worse_off:.0f} % are worse off.")
         if price.losing:
@@ -251,11 +263,6 @@ class Recommendation:
             others += [f"{label} could not be judged: {reason}." for label, reason in self.failed.items()]
         return others
 
-    @property
-    def unit(self) -> str:
-        """What differences are in."""
-        return "points" if self.score.percent else self.score.name
-
     def show(self) -> None:
         """Print the recommendation as the command line does."""
         show(self)
@@ -263,7 +270,7 @@ class Recommendation:
     def __repr__(self) -> str:
         """Return the recommendation in a line."""
         gain = self.gain
-        about = f"{gain.mean:+.3g} {self.unit} of {gain.measure} against {gain.against}"
+        about = f"{gain.mean:+.3g} {self.judged.unit} of {gain.measure} against {gain.against}"
         return f"Recommendation({str(self.folder)!r}: {self.label}, {about} ({gain.low:.3g} to {gain.high:.3g}))"
 
     def _repr_html_(self) -> str:

@@ -214,23 +214,30 @@ class Run:
             ]
         )
 
-    def by_group(self, model: str = "") -> GroupReport | None:
+    def by_group(self, model: str = "", split: str = "test", *, after: int | None = None) -> GroupReport | None:
         """Return counts, scores and gaps of groups after the last evaluated round; None where there are no groups.
 
         Parameters
         ----------
         model
             "global", or "personal" for personal models, which few methods have; by default the one that `serves`.
+        split
+            "test", or "validation" for the examples that a validation share sets apart.
+        after
+            A round: rounds beyond it are not looked at.
         """
         model = model or self.serves
         grouped = GROUPED.read(self.folder)
         if grouped is None:
             return None
-        last = {row["round"] for row in self._last_rows}
-        rows = [row for row in self._groups if row["round"] in last and row["model"] == model]
+        last_rows = self._last_rows if after is None else self._rows_until(after)
+        last = {row["round"] for row in last_rows}
+        of_them = [row for row in self._groups if row["round"] in last]
+        rows = [row for row in of_them if (row["model"], row.get("split") or "test") == (model, split)]
         if model != "global" and not rows:
             return None
-        return read_groups(grouped, rows, self.test_examples(), GROUPS.path_in(self.folder))
+        tested = {row["client"]: int(row["test_examples"]) for row in last_rows} if split == "test" else {}
+        return read_groups(grouped, rows, tested, GROUPS.path_in(self.folder))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -522,9 +529,11 @@ def settings_in(folder: Path) -> dict[str, Any]:
         When there is no run, or its settings cannot be read.
     """
     if not folder.exists():
-        raise RunFolderError(f"there is no folder {folder}: fairbloom list names the run folders of another one")
+        raise RunFolderError(f"there is no folder {folder}: fairbloom list names the runs in the folder runs")
     if not is_run_folder(folder):
-        raise RunFolderError(f"{folder} is no run folder: it has no {CONFIG.name}; fairbloom list names those there")
+        raise RunFolderError(
+            f"{folder} is no run folder: it has no {CONFIG.name}; fairbloom list DIR names the runs in a folder"
+        )
     return dict(CONFIG.read(folder).settings)
 
 

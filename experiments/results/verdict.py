@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share
 
 from .differences import Difference
+from .measured import measure_title
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -79,7 +81,8 @@ def verdict_of(comparison: "Comparison") -> Verdict:
         *words.listed("better for", rest, worst),
         *words.listed("worse for", lost, worst),
         *words.not_told(open_still, worst, everyone=not gained and not lost),
-        *words.means(comparison.differences(MEAN)),
+        words.by("the mean over clients", comparison.differences(MEAN), comparison.score),
+        *words.gaps(),
     )
     return Verdict(headline, sentences)
 
@@ -164,16 +167,27 @@ class _Words:
             )
         return [*sentences, f"{seen}: {self._seeds_for(found)}.{chance}"]
 
-    def means(self, found: Mapping[str, Difference]) -> list[str]:
-        """Return which methods have clearly another mean over all clients."""
-        clear = [method for method, each in found.items() if each.clear]
+    def gaps(self) -> list[str]:
+        """Return which methods have clearly narrower, or wider, gaps between groups over all clients."""
+        gaps = self._comparison.gaps_compared.items()
+        return [
+            self.by(f"the {measure_title(gap, 0)} between groups", self._comparison.differences(gap), score)
+            for gap, score in gaps
+        ]
+
+    def by(self, measure: str, found: Mapping[str, Difference], score: Score) -> str:
+        """Return which methods are clearly better, or worse, by a measure that is in the unit of a score."""
+        clear = {method: each for method, each in found.items() if each.clear}
         if not clear:
             who = next(iter(found)) if len(found) == 1 else "no method"
             cannot = "cannot" if len(found) == 1 else "can"
-            return [f"By the mean over clients {who} {cannot} be told from {self._base}."]
-        sizes = [f"{m} is {'better' if found[m].mean > 0.0 else 'worse'} by {self._sized(found[m])}" for m in clear]
+            return f"By {measure} {who} {cannot} be told from {self._base}."
+        sizes = [
+            f"{method} is {'better' if each.mean > 0.0 else 'worse'} by {_sized(each, score)}"
+            for method, each in clear.items()
+        ]
         rest = f"; no other method can be told from {self._base}" if len(clear) < len(found) else ""
-        return [f"By the mean over clients {_shortened(sizes)}{rest}."]
+        return f"By {measure} {_shortened(sizes)}{rest}."
 
     def _of_others(self, method: str) -> str:
         try:
@@ -203,21 +217,30 @@ class _Words:
         return names if len(names) <= MOST_NAMED else []
 
     def _sized(self, found: Difference) -> str:
-        """Return the size of a difference with its interval, both without their sign where the difference is clear."""
-        sign = -1.0 if found.clear and found.mean < 0.0 else 1.0
-        if math.isnan(found.low):
-            return self._points(sign * found.mean)
-        low, high = sorted((sign * found.low, sign * found.high))
-        return f"{self._points(sign * found.mean)} ({self._plain(low)} to {self._plain(high)})"
+        return _sized(found, self._score)
 
     def _points(self, value: float) -> str:
-        return f"{self._plain(value)} points" if self._score.percent else self._plain(value)
+        return _points(value, self._score)
 
     def _signed(self, value: float) -> str:
         return f"+{self._points(value)}" if value > 0.0 else self._points(value)
 
-    def _plain(self, value: float) -> str:
-        return f"{value:.1f}" if self._score.percent else f"{value:.3g}"
+
+def _sized(found: Difference, score: Score) -> str:
+    """Return the size of a difference with its interval, both without their sign where the difference is clear."""
+    sign = -1.0 if found.clear and found.mean < 0.0 else 1.0
+    if math.isnan(found.low):
+        return _points(sign * found.mean, score)
+    low, high = sorted((sign * found.low, sign * found.high))
+    return f"{_points(sign * found.mean, score)} ({_plain(low, score)} to {_plain(high, score)})"
+
+
+def _points(value: float, score: Score) -> str:
+    return f"{_plain(value, score)} points" if score.percent else _plain(value, score)
+
+
+def _plain(value: float, score: Score) -> str:
+    return f"{value:.1f}" if score.percent else f"{value:.3g}"
 
 
 def _number(count: int) -> str:

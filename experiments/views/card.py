@@ -210,7 +210,9 @@ class ModelCard:
             f"from {' to '.join(ends)}."
         ]
         if len(order) > LISTED:
-            words.append(f"The {len(order) - LISTED} clients that are not listed are served better than these.")
+            rest = len(order) - LISTED
+            which = "client that is not listed is" if rest == 1 else f"{rest} clients that are not listed are"
+            words.append(f"The {which} served better than these.")
         if lacking := run.without_score:
             words.append(f"Without a test {score.name}: {escaped(join_names(lacking))}.")
         each = table(["client", *columns, "test examples"], rows)

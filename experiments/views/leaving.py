@@ -14,6 +14,7 @@ from fairbloom.protocol.names import (
     NAME,
     NUM_EXAMPLES,
     SNAPSHOT,
+    VALIDATION,
 )
 from fairbloom.simulation.rehearsal import Sent
 
@@ -78,11 +79,12 @@ def _things(content: Mapping[str, Any], smallest_category: int) -> Iterator[str]
         if record in content:
             yield f"{model}: {', '.join(f'{name} ({kind})' for name, kind in content[record].items())}"
     if METRICS in content:
-        of_groups = {name: value for name, value in content[METRICS].items() if "[" in name}
-        others = {name: value for name, value in content[METRICS].items() if name not in of_groups}
-        for what, numbers in (("these numbers", others), ("of groups of its test examples these numbers", of_groups)):
-            if numbers:
-                yield f"{what}: {', '.join(f'{name} = {value:.6g}' for name, value in numbers.items())}"
+        numbers: dict[str, list[str]] = {}
+        for name, value in content[METRICS].items():
+            examples = "validation" if f"]-{VALIDATION}" in name else "test"
+            what = f"of groups of its {examples} examples these numbers" if "[" in name else "these numbers"
+            numbers.setdefault(what, []).append(f"{name} = {value:.6g}")
+        yield from (f"{what}: {', '.join(each)}" for what, each in numbers.items())
 
 
 def _of_data(about: Mapping[str, Any], smallest_category: int) -> Iterator[str]:

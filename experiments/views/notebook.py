@@ -15,7 +15,7 @@ from ..results.sweep import Sweep
 from .figures import encode_png
 from .recommendation import tried_grid
 from .sweep_table import points_grid
-from .tables import Grid, client_grid, gap_grid, group_grid, method_grid, run_grid
+from .tables import Grid, client_grid, gap_grids, group_grid, method_grid, run_grid
 
 
 def html_of_run(run: Run) -> str:
@@ -34,8 +34,8 @@ def html_of_comparison(comparison: Comparison) -> str:
     """Return a comparison with its figure."""
     verdict = comparison.verdict
     said = f"<p><b>{escape(verdict.headline)}</b> {escape(' '.join(verdict.sentences))}</p>"
-    grids = [method_grid(comparison), client_grid(comparison), gap_grid(comparison)]
-    tables = [_table(grid) for grid in grids if grid is not None]
+    grids = [method_grid(comparison), client_grid(comparison), *gap_grids(comparison)]
+    tables = [_table(grid) for grid in grids]
     lines = [f"<p>{escape(line)}</p>" for line in comparison.caveats]
     return "\n".join([said, *tables, *lines, _image(comparison.figure())])
 

@@ -20,7 +20,7 @@ def show_recommendation(found: Recommendation) -> None:
 
 def tried_grid(found: Recommendation) -> Grid:
     """Return the table of the candidates, those that came furthest first."""
-    digits = Digits.of(found.score, (each.value for each in found.tried))
+    digits = Digits.of(found.judged, (each.value for each in found.tried))
     rows = [
         (
             escape(each.method),
@@ -34,6 +34,6 @@ def tried_grid(found: Recommendation) -> Grid:
     return Grid(
         ("method", "rounds", "seeds", escape(found.gain.measure), "misses by"),
         rows,
-        title=escape(f"{found.score.title} on validation examples, by which candidates were chosen"),
+        title=escape(f"{found.judged.title} on validation examples, by which candidates were chosen"),
         caption="Numbers after different rounds, or with different seeds, are not comparable.",
     )

@@ -58,6 +58,12 @@ SPREADS = (INTERVAL, STD)
 CLEAR = "*"
 """Marks a clear difference, also where there are no colours."""
 
+INTERVALS = (
+    f", with its 95 % interval over the seeds; {CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's "
+    "correction over the methods; where single seeds decide a difference, its interval is too narrow"
+)
+"""What captions say of differences to the baseline over several seeds."""
+
 NARROW = 72
 """Below so many columns, lists are printed line by line and not in columns."""
 
@@ -339,7 +345,7 @@ def show_comparison(comparison: Comparison, spread: str = INTERVAL) -> None:
     show_grid(method_grid(comparison, spread))
     console.print()
     show_grid(client_grid(comparison))
-    if (gaps := gap_grid(comparison)) is not None:
+    for gaps in gap_grids(comparison, spread):
         console.print()
         show_grid(gaps)
     for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False):
@@ -385,16 +391,12 @@ def _difference_grid(comparison: Comparison) -> Grid:
         rows.append([escape(method), *map(digits.number, each), *cells, counts])
     gains = [f"gain, {titles[measure]}" for measure in found]
     many = seeds > 1
-    interval = (
-        f", with its 95 % interval over the seeds; {CLEAR} marks what is clear: p < 0.05 by the paired t test with "
-        "Holm's correction over the methods; where single seeds decide a difference, its interval is too narrow"
-    )
     return Grid(
         ("method", *titles.values(), *gains, "better, worse"),
         rows,
         f"Final model over clients: test {escape(comparison.score.title)}",
         f"mean over {seeds} seed{'s' if many else ''}; gain: by how much better than {base}, seed by seed"
-        f"{interval if many else ''}\n"
+        f"{INTERVALS if many else ''}\n"
         f"better, worse: number of seeds with which the {titles['worst_10']} is better, and worse, than under {base}",
     )
 
@@ -428,7 +430,35 @@ def titles_over(clients: int) -> dict[str, str]:
     return {measure: measure_title(measure, clients) for measure in SHOWN}
 
 
-def gap_grid(comparison: Comparison) -> Grid | None:
+def gap_grids(comparison: Comparison, spread: str = INTERVAL) -> list[Grid]:
+    """Return the table of the gaps between groups over all clients, and that of their differences to the baseline.
+
+    There is none without groups, and no differences without another method or where deviations are asked for.
+    """
+    differences = _gap_difference_grid(comparison) if spread == INTERVAL else None
+    return [grid for grid in (_gap_grid(comparison), differences) if grid is not None]
+
+
+def _gap_difference_grid(comparison: Comparison) -> Grid | None:
+    """Return by how much narrower the gaps of the first grouping are than under the baseline, a row a method."""
+    found = {gap: comparison.differences(gap) for gap in comparison.gaps_compared}
+    methods = [method for method in comparison.methods if method != comparison.baseline]
+    if not found or not methods:
+        return None
+    digits = {
+        gap: Digits.of(score, (each.mean for each in found[gap].values()))
+        for gap, score in comparison.gaps_compared.items()
+    }
+    base, (reports, *_) = escape(comparison.baseline), comparison.by_group.values()
+    return Grid(
+        ("method", *(escape(measure_title(gap, 0)) for gap in found)),
+        [[escape(method), *(digits[gap].difference(found[gap][method]) for gap in found)] for method in methods],
+        f"Gaps by {escape(next(iter(reports[0].grouped.groupings)))}: how much narrower than under {base}",
+        f"positive is better, taken with each seed that has both gaps{INTERVALS if len(comparison.seeds) > 1 else ''}",
+    )
+
+
+def _gap_grid(comparison: Comparison) -> Grid | None:
     """Return the table of the gaps between groups over all clients, a row a method; None where there are no groups."""
     found: dict[str, dict[str, list[Gap]]] = {}
     for method, reports in comparison.by_group.items():

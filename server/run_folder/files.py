@@ -363,10 +363,10 @@ GROUPED = File["Grouped | None"](
 GROUPS = TableFile(
     name="groups.csv",
     holds=(
-        "where clients report groups: a row per client, evaluated round, model and group, with the count of test "
-        "examples and the scores; a group that is too small has no row"
+        "where clients report groups: a row per client, evaluated round, model, split (test or validation) and group, "
+        "with the count of examples and the scores; a group that is too small has no row"
     ),
-    needed=GROUP_KEYS,
+    needed=tuple(key for key in GROUP_KEYS if key != "split"),  # without it, all rows are of test examples
 )
 
 CHECKPOINTS = Entry(

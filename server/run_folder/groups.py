@@ -1,6 +1,7 @@
-"""What clients report of groups of their test examples, checked and as rows of groups.csv."""
+"""What clients report of groups of their test and validation examples, checked and as rows of groups.csv."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -13,16 +14,21 @@ from fairbloom.rounds.round import Round
 if TYPE_CHECKING:
     from fairbloom.tasks.task import Task
 
-GROUP_KEYS = ("round", "client", "model", "grouping", "group", COUNT)
+GROUP_KEYS = ("round", "client", "model", "split", "grouping", "group", COUNT)
 """The first columns of groups.csv."""
 
-MODELS: Mapping[str, str] = {"global": "{}", "personal": f"{{}}-{names.PERSONAL}"}
-"""The models that clients measure groups of, each with what its scores are called on the wire."""
+PATTERNS: Mapping[tuple[str, str], str] = {
+    ("global", "test"): "{}",
+    ("global", "validation"): f"{{}}-{names.VALIDATION}",
+    ("personal", "test"): f"{{}}-{names.PERSONAL}",
+    ("personal", "validation"): f"{{}}-{names.VALIDATION}-{names.PERSONAL}",
+}
+"""What the scores of groups are called on the wire, by the model and the examples that they are measured on."""
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """How test examples are grouped, and what is measured in each group.
+    """How examples are grouped, and what is measured in each group.
 
     Attributes
     ----------
@@ -65,17 +71,18 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
     """
     rows: list[tuple[object, ...]] = []
     for client, report in sorted(finished.evaluations.items()):
-        for model, pattern in MODELS.items():
+        for (model, split), pattern in PATTERNS.items():
+            most = report[names.NUM_EXAMPLES] if split == "test" else math.inf  # of the others no number is reported
             for grouping, groups in grouped.groupings.items():
                 found = {group: _cells(report, pattern, grouping, group, grouped) for group in groups}
                 there = {group: cells for group, cells in found.items() if cells}
-                if wrong := _find_fault(report, there, grouped):
+                if wrong := _find_fault(there, grouped, most):
                     words = "round %d: what client %s reports of its groups by %s is left out: %s"
                     about = {"client": client, "round": finished.number}
                     log.warning(words, finished.number, client, grouping, wrong, extra=about)
                     continue
                 rows += [
-                    (finished.number, client, model, grouping, group, *(_shown(cells, grouped)))
+                    (finished.number, client, model, split, grouping, group, *(_shown(cells, grouped)))
                     for group, cells in there.items()
                 ]
     return rows
@@ -92,8 +99,11 @@ def _cells(report: Mapping[str, float], pattern: str, grouping: str, group: str,
     return {name: report[key] for name, key in keys.items() if key in report}
 
 
-def _find_fault(report: Mapping[str, float], there: Mapping[str, Cells], grouped: Grouped) -> str:
-    """Return why what a client says of the groups of one grouping cannot be true, "" where it can."""
+def _find_fault(there: Mapping[str, Cells], grouped: Grouped, most: float) -> str:
+    """Return why what a client says of the groups of one grouping cannot be true, "" where it can.
+
+    All groups together have at most so many examples.
+    """
     for group, cells in there.items():
         counts = {name: cells.get(name) for name in (COUNT, *(s.over for s in grouped.scores if s.over in cells))}
         for name, count in counts.items():
@@ -105,7 +115,7 @@ def _find_fault(report: Mapping[str, float], there: Mapping[str, Cells], grouped
                 return f"its {score.name} of {group} comes without its {score.over}"
             if value is not None and score.percent and not 0.0 <= value <= 1.0:
                 return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
-    total, most = sum(cells[COUNT] for cells in there.values()), report[names.NUM_EXAMPLES]
+    total = sum(cells[COUNT] for cells in there.values())
     return f"its groups have {total:g} examples together, and it was tested on {most:g}" if total > most else ""
 
 

@@ -101,7 +101,7 @@ def format_round(
         "participants": len(finished.participants),
         "replies_used": len(finished.coefficients),
         "refused": SEPARATOR.join(
-            f"{shlex.quote(name)}: {reason.replace(SEPARATOR, ' / ')}" for name, reason in finished.refused.items()
+            f"{shlex.quote(name)}: {reason.replace('|', '/')}" for name, reason in finished.refused.items()
         ),
         "missing": shlex.join(finished.missing),
         "offline": shlex.join(finished.offline),
@@ -203,14 +203,20 @@ def parse_names(cell: str) -> list[str]:
 def parse_refusals(cell: str) -> list[tuple[str, str]]:
     """Return the clients and reasons of a cell of the column `refused`, as `format_round` writes it."""
     found: list[tuple[str, str]] = []
-    for part in cell.split(SEPARATOR):
+    begin = 0
+    while begin < len(cell):
+        quoted = REFUSED.match(cell, begin)  # a name in quotation marks may have the separator in it
+        end = cell.find(SEPARATOR, quoted.end() if quoted else begin)
+        end = len(cell) if end < 0 else end
+        part = cell[begin:end]
         name, colon, reason = part.partition(": ")
-        if quoted := REFUSED.match(part):
-            found.append((parse_names(quoted[1])[0], part[quoted.end() :]))
+        if quoted:
+            found.append((parse_names(quoted[1])[0], cell[quoted.end() : end]))
         elif colon:  # a name with spaces, as an older version wrote it
             found.append((name, reason))
         elif found:  # a reason that has the separator in it, as an older version wrote it
             found[-1] = (found[-1][0], f"{found[-1][1]}{SEPARATOR}{part}")
+        begin = end + len(SEPARATOR)
     return found
 
 

@@ -65,3 +65,14 @@ def test_where_none_of_them_is_there_rounds_are_skipped_and_the_run_says_whom_it
 def test_names_are_a_list_or_tuple(value: Any) -> None:
     with pytest.raises(ValueError, match="training_clients must be a list or tuple of names, got"):
         FedAvg(training_clients=value)
+
+
+def test_a_text_is_not_taken_for_the_names_that_its_letters_would_be() -> None:
+    with pytest.raises(ValueError, match=r"buffers must be a list or tuple of names, got 'norm\.mean'"):
+        FedAvg(buffers="norm.mean")
+    assert FedAvg(buffers=["norm.mean"]).buffers == ("norm.mean",)
+    for wrong in ("head", ["ab"]):
+        with pytest.raises(ValueError, match=r"^shared (= .*name=value|must be a mapping of names)"):
+            FedAvg(shared=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"^enrolled_sizes (= .*name=value|must be a mapping of names)"):
+            FedAvg(enrolled_sizes=wrong)  # type: ignore[arg-type]

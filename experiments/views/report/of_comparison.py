@@ -259,17 +259,20 @@ def _written(percent: bool, value: float) -> str:
 def _differences_section(comparison: Comparison, scene: Scene) -> Section | None:
     """Return by how much each method is better than the baseline, with intervals."""
     panels, cells = [], []
-    unit = "points" if comparison.score.percent else comparison.score.name
-    for measure in COMPARED:
+    unit = comparison.score.unit
+    for measure, score in {**dict.fromkeys(COMPARED, comparison.score), **comparison.gaps_compared}.items():
         found = _differences(comparison, measure)
         if not found:
             continue
         title = _measure_name(measure, scene.clients)
+        title += "" if score.unit == unit else f", {score.unit}"
+        places = _places(comparison, measure, found)
         rows = [{"method": method, **_ends(each), "clear": _in_words(each)} for method, each in found.items()]
-        said = "; ".join(f"{method} {_interval(comparison, each)}, {_in_words(each)}" for method, each in found.items())
+        said = "; ".join(f"{method} {_interval(each, places)}, {_in_words(each)}" for method, each in found.items())
         what = f"Difference to {comparison.baseline} in {title}, to the right is better: {said}."
-        panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, charts.differences(rows, unit)))
-        cells += [_difference_cells(comparison, method, title, each) for method, each in found.items()]
+        spec = charts.differences(rows, score.unit)
+        panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, spec))
+        cells += [_difference_cells(method, title, each, places) for method, each in found.items()]
     if not cells:
         return None
     intro = f"How much better than {comparison.baseline} each method is, paired by seed; to the right is better."
@@ -288,7 +291,9 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
         "p",
         "seeds that would do",
     ]
-    note = "Positive is better; of the standard deviation, more equal. p is of the paired t test, with Holm's "
+    note = "Positive is better; of the standard deviation, more equal"
+    note += "; of a gap between groups, narrower. " if comparison.gaps_compared else ". "
+    note += "p is of the paired t test, with Holm's "
     note += "correction over the methods."
     if comparison.shared.test_share:
         note += " All seeds split the same data, for which Nadeau and Bengio's correction widens the intervals."
@@ -323,8 +328,7 @@ def _tone(found: Difference) -> Tone:
     return "" if not found.clear else "better" if found.mean > 0.0 else "worse"
 
 
-def _difference_cells(comparison: Comparison, method: str, title: str, found: Difference) -> list[Cell]:
-    places = _places(comparison)
+def _difference_cells(method: str, title: str, found: Difference, places: int) -> list[Cell]:
     p_value = "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
     return [
         Cell(method),
@@ -338,14 +342,15 @@ def _difference_cells(comparison: Comparison, method: str, title: str, found: Di
     ]
 
 
-def _interval(comparison: Comparison, found: Difference) -> str:
-    places = _places(comparison)
+def _interval(found: Difference, places: int) -> str:
     interval = "" if math.isnan(found.low) else f" ({found.low:+.{places}f} to {found.high:+.{places}f})"
     return f"{found.mean:+.{places}f}{interval}"
 
 
-def _places(comparison: Comparison) -> int:
+def _places(comparison: Comparison, measure: str, found: Mapping[str, Difference]) -> int:
     """Return the number of decimals of differences."""
+    if measure in comparison.gaps_compared:
+        return Digits.of(comparison.gaps_compared[measure], (each.mean for each in found.values())).decimals
     worst = [measured["mean"] for method in comparison.methods for measured in comparison.measures(method)]
     return Digits.of(comparison.score, worst).decimals
 

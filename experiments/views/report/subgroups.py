@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fairbloom.protocol.scores import GroupScore
 
+from ...results.comparison import mean_and_deviation
 from ...results.groups import ALL, Group, GroupReport
 from ..tables import Digits
 from . import charts
@@ -90,15 +91,16 @@ def _gaps_table(reports: Reports, first: GroupReport) -> Table:
                 gaps = [gap for report in by_seed if (gap := report.gap(ALL, grouping, score)) is not None]
                 if not gaps:
                     continue
-                size = statistics.fmean(gap.size for gap in gaps)
+                size, deviation = mean_and_deviation([gap.size for gap in gaps])
                 lowest = ", ".join(dict.fromkeys(gap.lowest for gap in gaps))
                 digits = Digits.of(score, [size])
-                row = [Cell(label), Cell(grouping), Cell(score.title), number_cell(size, digits)]
+                text = digits.spread(size, deviation) if len(gaps) > 1 else digits.number(size)
+                row = [Cell(label), Cell(grouping), Cell(score.title), Cell(text, size)]
                 rows.append([*row, Cell(str(len(gaps)), len(gaps)), Cell(lowest)])
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
     note = (
-        "Mean over so many seeds: with the others too few examples stand behind it. Where the lowest group is not the "
-        "same with all seeds, each of them is named."
+        "Mean ±standard deviation over so many seeds: with the others too few examples stand behind it. Where the "
+        "lowest group is not the same with all seeds, each of them is named."
     )
     return Table("gaps", "Gaps between groups over all clients", headings, rows, note)
 

@@ -128,7 +128,7 @@ def test_a_gap_needs_two_groups(here: Path) -> None:
 
 def test_groups_and_gaps_are_data_frames(here: Path) -> None:
     run = api.load(here / "large")
-    assert list(run.groups.columns[:6]) == ["round", "client", "model", "grouping", "group", "count"]
+    assert list(run.groups.columns[:7]) == ["round", "client", "model", "split", "grouping", "group", "count"]
     assert set(run.groups["group"]) == {"F", "M", ">=80", "<80"}
     assert set(run.groups["round"]) == {1, 2}
     gaps = run.gaps
@@ -136,6 +136,16 @@ def test_groups_and_gaps_are_data_frames(here: Path) -> None:
     (row,) = everyone.to_dict("records")
     assert row["gap"] == pytest.approx(row["high"] - row["low"])
     assert {row["lowest"], row["highest"]} == {"F", "M"}
+
+
+def test_rows_that_do_not_say_of_which_examples_they_are_are_of_test_examples(here: Path, tmp_path: Path) -> None:
+    """As those of runs from before clients reported validation examples by group."""
+    copy = tmp_path / "run"
+    shutil.copytree(here / "large", copy)
+    file = copy / "groups.csv"
+    file.write_text(file.read_text().replace(",split,", ",").replace(",test,", ","))
+    assert "split" not in file.read_text()
+    assert report_of(api.load(copy)).rows() == report_of(api.load(here / "large")).rows()
 
 
 def test_a_run_without_groups_has_none_and_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fairbloom.client.app import app
+from fairbloom.experiments.results.run import load
+from fairbloom.experiments.views.leaving import sentences
 from fairbloom.protocol.scores import ACCURACY, GroupScore
 from fairbloom.protocol.thresholds import BRIER, SENSITIVITY
 from fairbloom.rounds.flower import FlowerClients
@@ -62,8 +64,9 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_has_a_row_for_each_round_client_and_group_that_is_large_enough(finished: Path, data: Path) -> None:
     rows = table(finished / "groups.csv")
-    assert list(rows[0])[:6] == ["round", "client", "model", "grouping", "group", "count"]
-    assert list(rows[0])[6:] == ["accuracy", "selection_rate", "positives", "true_positive_rate"]
+    assert list(rows[0])[:7] == ["round", "client", "model", "split", "grouping", "group", "count"]
+    assert {row["split"] for row in rows} == {"test"}
+    assert list(rows[0])[7:] == ["accuracy", "selection_rate", "positives", "true_positive_rate"]
     assert {row["round"] for row in rows} == {"1", "2", "3"}
     of_last = [row for row in rows if row["round"] == "3"]
     assert {(row["client"], row["grouping"]) for row in of_last} <= {(c, g) for c in "abc" for g in ("sex", "age>=80")}
@@ -176,6 +179,65 @@ def test_personal_models_have_rows_of_their_own(data: Path, tmp_path: Path) -> N
     assert of[0] == of[1]
 
 
+@pytest.fixture(scope="module")
+def validated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(data, tmp_path_factory.mktemp("validated") / "run", method="ditto", engine="loop", **VALIDATED)
+
+
+VALIDATED: dict[str, Any] = {"validation-share": 0.3}
+
+
+@pytest.mark.parametrize("model", ["global", "personal"])
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_accuracy_of_the_groups_is_that_of_the_client_on_the_same_examples(
+    validated: Path, model: str, split: str
+) -> None:
+    of_clients = {(row["round"], row["client"]): row for row in table(validated / "clients.csv")}
+    parts: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in table(validated / "groups.csv"):
+        if (row["model"], row["split"], row["grouping"]) == (model, split, "sex"):
+            parts.setdefault((row["round"], row["client"]), []).append(row)
+    assert {client for _, client in parts} == {"a", "b"}  # c has too few women in either split
+    for key, rows in parts.items():
+        right = sum(int(row["count"]) * float(row["accuracy"]) for row in rows)
+        expected = float(of_clients[key][f"{split}_accuracy_of_{model}_model"])
+        assert right / sum(int(row["count"]) for row in rows) == pytest.approx(expected)
+        assert min(int(row["count"]) for row in rows) >= 5
+
+
+def test_reports_on_validation_examples_are_read_back_of_any_round(validated: Path) -> None:
+    rows = [row for row in table(validated / "groups.csv") if (row["model"], row["split"]) == ("global", "validation")]
+    for number in (1, 2, 3):
+        report = load(validated).by_group("global", "validation", after=number)
+        assert report is not None
+        expected = [int(row["count"]) for row in rows if row["round"] == str(number)]
+        assert [each.count for each in report.groups] == expected
+        assert report.left_out("sex").examples == 0
+    tested = load(validated).by_group("global")
+    assert tested is not None
+    assert tested.rows() != report.rows()
+
+
+def test_groups_of_validation_examples_are_the_same_from_stacked_clients(
+    validated: Path, data: Path, tmp_path: Path
+) -> None:
+    other = table(run(data, tmp_path / "run", method="ditto", engine="stacked", **VALIDATED) / "groups.csv")
+    expected = table(validated / "groups.csv")
+    keys = ("round", "client", "model", "split", "grouping", "group", "count", "positives")
+    assert [[row[key] for key in keys] for row in other] == [[row[key] for key in keys] for row in expected]
+    assert {row["split"] for row in other} == {"test", "validation"}
+
+
+def test_what_leaves_a_device_names_the_validation_examples(data: Path) -> None:
+    said = list(sentences(rehearse(Settings.of({**PLAIN, "data-dir": str(data), **VALIDATED})), 1))
+    of_validation = [each for each in said if "of groups of its validation examples these numbers: count[" in each]
+    assert of_validation
+    assert all("count[sex:F] " not in each for each in of_validation)
+    assert any("of groups of its test examples these numbers: count[sex:F] = " in each for each in said)
+    plain = sentences(rehearse(Settings.of({**PLAIN, "data-dir": str(data)})), 1)
+    assert not any("groups of its validation" in each for each in plain)
+
+
 # What nobody believes -------------------------------------------------------------------------------------------------
 
 
@@ -201,9 +263,20 @@ HONEST = {"count[sex:F": 20, "accuracy[sex:F": 0.5, "positives[sex:F": 10, "true
 
 def test_what_an_honest_client_reports_is_a_row() -> None:
     assert format_groups(finished_with(**HONEST, **{"count[sex:M": 30}), SEXES) == [
-        (2, "a", "global", "sex", "F", 20, 50.0, 10, 25.0),
-        (2, "a", "global", "sex", "M", 30, None, None, None),
+        (2, "a", "global", "test", "sex", "F", 20, 50.0, 10, 25.0),
+        (2, "a", "global", "test", "sex", "M", 30, None, None, None),
     ]
+
+
+def test_what_cannot_be_true_of_validation_examples_is_left_out_without_what_is_said_of_test_examples() -> None:
+    def rows_with(accuracy: float) -> list[tuple[object, ...]]:
+        report = {"num-examples": 50, "accuracy": 0.5, **{f"{key}]": value for key, value in HONEST.items()}}
+        report |= {"count[sex:M]-validation": 60, "accuracy[sex:M]-validation": accuracy}
+        return format_groups(replace(finished_with(), evaluations={"a": report}), SEXES)
+
+    of_test = (2, "a", "global", "test", "sex", "F", 20, 50.0, 10, 25.0)
+    assert rows_with(1.0) == [of_test, (2, "a", "global", "validation", "sex", "M", 60, 100.0, None, None)]
+    assert rows_with(1.5) == [of_test]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -55,6 +55,8 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], incl
 
 
 @given(names=st.lists(NAMES, unique=True), reason=st.text(min_size=1))
+@example(names=[" | ", "b"], reason="0")
+@example(names=["a", "b"], reason="| ends with |")
 def test_no_name_of_those_who_were_absent_is_lost(names: list[str], reason: str) -> None:
     """Whatever a client calls itself, or writes as the reason of its error."""
     finished = a_round(1, missing=names, offline=names[:1], refused=dict.fromkeys(names, reason))

@@ -72,6 +72,27 @@ def test_gaps_are_those_of_the_clients_records_with_the_seeds_that_have_them(
     assert int(row["seeds"]) == len(gaps)
 
 
+@pytest.mark.parametrize(
+    ("title", "measure"), [("accuracy gap", "gap:accuracy"), ("selection rate gap", "gap:selection-rate")]
+)
+def test_differences_of_gaps_are_those_of_the_terminal_and_of_the_file(
+    folder: Path, page: Parsed, capsys: pytest.CaptureFixture[str], title: str, measure: str
+) -> None:
+    with (folder / "differences.csv").open(newline="") as file:
+        (expected,) = [row for row in csv.DictReader(file) if row["measure"] == measure]
+    (row,) = [row for row in page.csv("differences") if row["measure"] == title]
+    read = ("difference", "95 % from", "to", "seeds better", "seeds worse")
+    written = ("mean", "low", "high", "better", "worse")
+    assert [float(row[key]) for key in read] == pytest.approx([float(expected[key]) for key in written])
+    capsys.readouterr()
+    assert fairbloom("show", folder) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    mean, low, high = (float(expected[key]) for key in ("mean", "low", "high"))
+    assert f"{mean:+.1f} ({low:.1f} to {high:.1f})" in printed
+    assert f"By the {title} between groups FedFV cannot be told from FedAvg." in printed
+    assert f"By the {title} between groups FedFV cannot be told from FedAvg." in page.text
+
+
 def test_not_every_gap_has_all_seeds_here(page: Parsed) -> None:
     """Else the test above would not see a number of seeds that is made up."""
     seeds = [int(row["seeds"]) for row in page.csv("gaps")]

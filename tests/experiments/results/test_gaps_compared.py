@@ -1,0 +1,114 @@
+"""Gaps between groups where methods are compared: rows, tables and sentences, against what their formulas give."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.groups import Group, GroupReport
+from fairbloom.experiments.views.tables import STD, gap_grids
+from fairbloom.protocol.scores import GroupScore
+from fairbloom.server.run_folder.groups import Grouped
+
+from ..helpers import compared_by_hand
+
+T = 4.302652729911275
+"""The 97.5th percentile of Student's t with two degrees of freedom."""
+
+RATE, ERROR = GroupScore("selection-rate", percent=True), GroupScore("mae", higher_is_better=False)
+
+
+def report(gap: float, score: GroupScore = RATE) -> GroupReport:
+    """Return what one client reports of two groups that are so far apart; with NaN it reports but one of them."""
+    groups = [Group("a", "sex", "F", 10, {score.name: 10}, {score.name: 40.0})]
+    if math.isfinite(gap):
+        groups.append(Group("a", "sex", "M", 10, {score.name: 10}, {score.name: 40.0 + gap}))
+    return GroupReport(Grouped({"sex": ("F", "M")}, (score,)), tuple(groups), {"a": 20})
+
+
+def compared(score: GroupScore = RATE, **gaps: Sequence[float]) -> Comparison:
+    """Return a comparison in which methods differ in nothing but the gaps between groups, one a seed."""
+    scores = {method: [{"a": 70.0, "b": 80.0}] * len(each) for method, each in gaps.items()}
+    by_group = {method: [report(gap, score) for gap in each] for method, each in gaps.items()}
+    return dataclasses.replace(compared_by_hand(**scores), by_group=by_group)
+
+
+BY_HAND = compared(FedAvg=[30.0, 32.0, 34.0], FairFed=[10.0, 13.0, 12.0], FedFV=[31.0, 30.0, 36.0])
+NARROWER = {"FairFed": np.array([20.0, 19.0, 22.0]), "FedFV": np.array([-1.0, 2.0, -2.0])}
+
+
+def test_a_narrower_gap_is_better_with_the_interval_and_the_correction_of_other_measures() -> None:
+    rows = {(row["method"], row["measure"]): row for row in BY_HAND.difference_rows()}
+    p_values = {}
+    for method, each in NARROWER.items():
+        mean, error = each.mean(), each.std(ddof=1) / math.sqrt(3.0)
+        row = rows[method, "gap:selection-rate"]
+        assert (row["better"], row["worse"], row["seeds"]) == ((each > 0).sum(), (each < 0).sum(), 3)
+        expected = (mean, error, mean - T * error, mean + T * error)
+        assert [row[key] for key in ("mean", "error", "low", "high")] == pytest.approx(expected)
+        ratio = abs(mean) / error
+        p_values[method] = 1.0 - ratio / math.sqrt(2.0 + ratio**2)
+    assert rows["FairFed", "gap:selection-rate"]["p_value"] == pytest.approx(2.0 * p_values["FairFed"])
+    assert rows["FedFV", "gap:selection-rate"]["p_value"] == pytest.approx(p_values["FedFV"])
+    assert rows["FairFed", "gap:selection-rate"]["enough"] >= 2
+    assert rows["FairFed", "gap:selection-rate:a"]["mean"] == pytest.approx(NARROWER["FairFed"].mean())
+    assert ("FairFed", "gap:selection-rate:b") not in rows  # who reports no groups
+
+
+def test_where_seeds_deal_the_clients_only_gaps_over_all_of_them_have_rows() -> None:
+    dealt = dataclasses.replace(BY_HAND, shared=dataclasses.replace(BY_HAND.shared, dealt=True))
+    measures = {row["measure"] for row in dealt.difference_rows()}
+    assert {measure for measure in measures if measure.startswith("gap:")} == {"gap:selection-rate"}
+
+
+def test_the_terminal_has_gaps_and_their_differences_with_intervals() -> None:
+    sizes, differences = gap_grids(BY_HAND)
+    assert [row[0] for row in sizes.rows] == ["FedAvg", "FairFed", "FedFV"]
+    assert differences.title == "Gaps by sex: how much narrower than under FedAvg"
+    assert differences.headings == ("method", "selection rate gap")
+    fair, other = differences.rows
+    assert fair == ["FairFed", "[bold green]* +20.3 (16.5 to 24.1)[/]"]
+    assert other == ["FedFV", "-0.3 (-5.5 to 4.8)"]
+    assert "Holm's correction" in differences.caption
+    assert gap_grids(BY_HAND, STD) == [sizes]  # deviations in place of intervals, as asked
+
+
+def test_the_verdict_says_who_has_the_smaller_gap() -> None:
+    expected = "By the selection rate gap between groups FairFed is better by 20.3 points (16.5 to 24.1); no other "
+    assert f"{expected}method can be told from FedAvg." in BY_HAND.verdict.sentences
+    wider = compared(FedAvg=[10.0, 13.0, 12.0], FairFed=[30.0, 32.0, 34.0])
+    expected = "By the selection rate gap between groups FairFed is worse by 20.3 points (16.5 to 24.1)."
+    assert expected in wider.verdict.sentences
+    alike = compared(FedAvg=[10.0, 13.0, 12.0], FairFed=[11.0, 11.0, 13.0])
+    assert "By the selection rate gap between groups FairFed cannot be told from FedAvg." in alike.verdict.sentences
+
+
+def test_gaps_in_an_error_are_in_its_unit_and_narrower_is_better_too() -> None:
+    comparison = compared(ERROR, FedAvg=[0.30, 0.32, 0.34], FairFed=[0.10, 0.13, 0.12])
+    assert "By the mae gap between groups FairFed is better by 0.203 (0.165 to 0.241)." in comparison.verdict.sentences
+    (cells,) = gap_grids(comparison)[1].rows
+    assert "+0.203 (0.165 to 0.241)" in cells[1]
+
+
+def test_a_gap_counts_with_the_seeds_that_have_it_and_is_left_out_where_none_has() -> None:
+    some = compared(FedAvg=[30.0, math.nan, 34.0], FairFed=[10.0, 13.0, 12.0])
+    assert some.difference("FairFed", "gap:selection-rate").seeds == 2
+    none = compared(FedAvg=[30.0, math.nan], FairFed=[math.nan, 13.0])
+    assert none.gaps_compared == {}
+    assert [grid.title for grid in gap_grids(none)] == [gap_grids(BY_HAND)[0].title]
+    assert not any("between groups" in sentence for sentence in none.verdict.sentences)
+    assert not any(row["measure"].startswith("gap:") for row in none.difference_rows())
+
+
+def test_a_baseline_alone_and_a_comparison_without_groups_have_no_differences_of_gaps() -> None:
+    alone = compared(FedAvg=[30.0, 32.0])
+    assert len(gap_grids(alone)) == 1
+    assert alone.difference_rows() == []
+    without = dataclasses.replace(BY_HAND, by_group={})
+    assert gap_grids(without) == []
+    assert without.verdict.sentences == BY_HAND.verdict.sentences[:-1]
+    rows = [row for row in BY_HAND.difference_rows() if not row["measure"].startswith("gap:")]
+    assert without.difference_rows() == rows
