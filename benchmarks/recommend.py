@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom import Recommendation, compare, recommend
-from fairbloom.experiments.results.comparison import Comparison, personal_label
-from fairbloom.experiments.studies.wish import Wish
+from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.studies.wish import Served, Wish
 from fairbloom.protocol.settings import Value
 from fairbloom.simulation.dispatch.processes import processors_here
 
@@ -83,8 +83,7 @@ def check(name: str, answer: Recommendation, case: Case, means: int, seeds: int,
 def gains(compared: Comparison, label: str, text: str) -> Sequence[float]:
     """Return by how much better a method is than FedAvg in what is wished for, seed by seed."""
     measure, score = Wish.of(text).measure, compared.score
-    judged = personal_label(label) if personal_label(label) in compared.personal else label
-    pairs = zip(compared.values[judged], compared.values[compared.baseline], strict=True)
+    pairs = zip(Served.under(compared, label), Served.under(compared, compared.baseline), strict=True)
     return [measure.better(measure.of(mine, score), measure.of(theirs, score), score) for mine, theirs in pairs]
 
 

@@ -10,13 +10,14 @@ from fairbloom.errors import FairbloomError
 
 from ..recipes.commands import deploy_command, run_command
 from ..results.caveats import caveats_of_run
-from ..results.comparison import Comparison, Plan, personal_label, read_comparison
+from ..results.comparison import Comparison, Plan, read_comparison
 from ..results.differences import Difference, difference_of, differences_of
 from ..results.recommendation import Gain, Price, Recommendation
 from ..results.run import load
 from .halving import choose
 from .ladder import Search
-from .trials import Trials, Values
+from .trials import Trials
+from .wish import Served
 
 FRESH_FROM, MOST_FRESH = 1000, 20
 """Fresh seeds begin so many after the first seed of the search; there are at most so many, for more say little more."""
@@ -50,7 +51,7 @@ class Answer:
     best
         The label of the best of the search; that of the baseline where nobody keeps the constraints.
     seeds
-        The fresh seeds with which all finalists are finished.
+        The fresh seeds with which all finalists are finished and that have the gaps between groups of the wish.
     notes
         What is to be known of the answer, in sentences.
     """
@@ -59,6 +60,7 @@ class Answer:
         self._trials, self._search, self._at_a_time = trials, search, at_a_time
         self._fresh = range(seed + FRESH_FROM, seed + FRESH_FROM + MOST_FRESH)
         self.seeds: Sequence[int] = ()
+        self._lacking = 0  # finished fresh seeds without a gap of the wish
         self.notes: list[str] = []
         self.best = self._best()
 
@@ -95,7 +97,14 @@ class Answer:
                 break
             if self.best in self._trials.failed:
                 break
-        self.seeds = self._trials.finished_fresh(self.finalists, self._fresh)
+        finished = self._trials.finished_fresh(self.finalists, self._fresh)
+        self.seeds = [seed for seed in finished if self._trials.reports_gaps(seed)]
+        self._lacking = len(finished) - len(self.seeds)
+        if self._lacking:
+            self.notes.append(
+                f"With {self._lacking} of {len(finished)} fresh seeds too few test examples stand behind the gap, so "
+                "these seeds do not count: raise test-share or lower smallest-group."
+            )
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -137,8 +146,9 @@ class Answer:
             untried=self._search.untried,
             failed=dict(trials.failed),
             notes=(*self.notes, *self._limits(label)),
-            clients=0 if self.comparison is None else len(self._values(label)[0]),
+            clients=0 if self.comparison is None else len(self._served(label)[0].scores),
             score=trials.score,
+            judged=trials.judged,
             folder=trials.out,
         )
 
@@ -153,7 +163,7 @@ class Answer:
         if self.comparison is None or len(self.seeds) < 2:
             self.notes.append(
                 f"{best} was the best of the search, but could not be measured with fresh seeds."
-                if best in self._trials.failed
+                if best in self._trials.failed or self._lacking
                 else f"{best} was the best of the search, but there was no time to measure it with two fresh seeds: "
                 "raise --budget, and the same command goes on."
             )
@@ -166,9 +176,12 @@ class Answer:
         if equal in better and not is_better(difference_of(self._differences(best, equal))):
             return equal
         if best in better or (best in keeping and baseline not in keeping):
+            if baseline not in keeping:
+                self.notes.append(f"{baseline} misses a constraint, which {best} keeps.")
             return best
         if best in keeping:
-            more = "" if len(self.seeds) == len(self._fresh) else ": a higher --budget measures with more"
+            all_run = len(self.seeds) + self._lacking == len(self._fresh)
+            more = "" if all_run else ": a higher --budget measures with more"
             seeds = f"{len(self.seeds)} fresh seeds{more}"
             self.notes.append(f"{best} was the best of the search, but cannot be told from {baseline} with {seeds}.")
         return equal if equal in better else baseline
@@ -183,20 +196,18 @@ class Answer:
         """Return whether a candidate keeps all constraints, in the mean over the fresh seeds."""
         trials = self._trials
         return all(
-            trials.excess(constraint, self._values(label), self._values(reference)) <= 0.0
+            trials.excess(constraint, self._served(label), self._served(reference)) <= 0.0
             for constraint, reference in zip(trials.wish.constraints, trials.references, strict=True)
         )
 
-    def _values(self, label: str) -> Sequence[Values]:
-        """Return the test score of each client under the model by which a candidate is judged, seed by seed."""
-        measured = {} if self.comparison is None else self.comparison.values
-        personal = personal_label(label)  # of a method that has a common model, too
-        return measured[personal if personal in measured else label]
+    def _served(self, label: str) -> list[Served]:
+        """Return how a candidate serves the test examples, seed by seed; nothing where there is no comparison."""
+        return [] if self.comparison is None else Served.under(self.comparison, label)
 
     def _differences(self, label: str, against: str) -> list[float]:
         """Return by how much better one candidate is than another in what is wished for, seed by seed."""
         measure, score = self._trials.wish.measure, self._trials.score
-        pairs = zip(self._values(label), self._values(against), strict=True)
+        pairs = zip(self._served(label), self._served(against), strict=True)
         return [measure.better(measure.of(mine, score), measure.of(theirs, score), score) for mine, theirs in pairs]
 
     # What is said of it -----------------------------------------------------------------------------------------------
@@ -243,13 +254,16 @@ class Answer:
             seconds_a_round=seconds,
         )
 
-    def _changes(self, label: str) -> list[Values]:
+    def _changes(self, label: str) -> list[Mapping[str, float]]:
         """Return by how much better off each client is than under the baseline, seed by seed."""
-        pairs = zip(self._values(label), self._values(self._trials.baseline), strict=True)
+        pairs = zip(self._served(label), self._served(self._trials.baseline), strict=True)
         better = self._trials.score.better
-        return [{client: better(mine[client], value) for client, value in theirs.items()} for mine, theirs in pairs]
+        return [
+            {client: better(mine.scores[client], value) for client, value in theirs.scores.items()}
+            for mine, theirs in pairs
+        ]
 
-    def _losing(self, changes: Sequence[Values]) -> Mapping[str, float]:
+    def _losing(self, changes: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
         """Return who clearly loses, and how much; nobody where clients are many, or other ones with each seed."""
         clients = list(dict.fromkeys(client for of_seed in changes for client in of_seed))
         if self.comparison is None or self.comparison.shared.dealt or len(clients) > FEW_CLIENTS:

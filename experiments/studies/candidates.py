@@ -1,9 +1,10 @@
 """What `fairbloom recommend` tries: methods, each with a few sensible values of its main parameter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
+from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 
 from ..recipes.labels import format_value
 from ..recipes.variants import Variant, variants
@@ -46,7 +47,18 @@ the same for all, and are not searched.
 """
 
 
-def candidates_for(config: Mapping[str, Value], wished: Sequence[Variant]) -> list[Variant]:
+BETWEEN_GROUPS: tuple[tuple[str, Mapping[str, Value]], ...] = (
+    ("fairfed", {"fairfed.beta": 0.05}),
+    ("fcfl", {"fcfl.budget": 0.05}),
+    ("fairfed", {"fairfed.beta": 0.2}),
+    ("fcfl", {"fcfl.budget": 0.1}),
+)
+"""What is tried beside, and before all others but the first two, where a wish is about gaps between groups."""
+
+
+def candidates_for(
+    config: Mapping[str, Value], wished: Sequence[Variant], gap_scores: Collection[str] = ()
+) -> list[Variant]:
     """Return what is tried under these settings, the baseline first.
 
     A parameter that the settings have already is not varied. Candidates that are the same then are there once.
@@ -57,9 +69,12 @@ def candidates_for(config: Mapping[str, Value], wished: Sequence[Variant]) -> li
         The settings that all runs share.
     wished
         The methods that a wish names; each is a candidate as it is written.
+    gap_scores
+        The scores whose gaps between groups a wish is about.
     """
-    rate = Settings.of({key: value for key, value in config.items() if "." not in key}).learning_rate
-    searched = [(method, {**parameters, **_step(method, rate)}) for method, parameters in SPACE]
+    shared = Settings.of({key: value for key, value in config.items() if "." not in key})
+    space = (*SPACE[:2], *BETWEEN_GROUPS, *SPACE[2:]) if gap_scores else SPACE
+    searched = [(method, {**parameters, **_fitted(method, shared, gap_scores)}) for method, parameters in space]
     words = [
         _write(method, {key: value for key, value in parameters.items() if key not in config})
         for method, parameters in searched
@@ -68,9 +83,18 @@ def candidates_for(config: Mapping[str, Value], wished: Sequence[Variant]) -> li
     return variants([*words[:2], *as_wished, *words[2:]], config)
 
 
-def _step(method: str, learning_rate: float) -> Mapping[str, Value]:
-    """Return the step size of q-FedAvg, which the paper takes from the clients' learning rate."""
-    return {"qfedavg.lipschitz": 1.0 / learning_rate} if method == "qfedavg" else {}
+def _fitted(method: str, shared: Settings, gap_scores: Collection[str]) -> Mapping[str, Value]:
+    """Return the parameters of a method that follow from the settings and from the wish.
+
+    q-FedAvg's step size is taken from the clients' learning rate, as in the paper. FCFL has half of the rounds for each
+    of its two stages, and lowers the difference that the wish is about.
+    """
+    if method == "qfedavg":
+        return {"qfedavg.lipschitz": 1.0 / shared.learning_rate}
+    if method == "fcfl":
+        opportunity = {"fcfl.disparity": "equal-opportunity"} if TRUE_POSITIVE_RATE.name in gap_scores else {}
+        return {"fcfl.stage1-rounds": shared.num_rounds // 2, **opportunity}
+    return {}
 
 
 def _write(method: str, parameters: Mapping[str, Value]) -> str:

@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 
 from fairbloom.protocol.names import AGREED
-from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.settings import Settings, check_used
@@ -79,15 +78,15 @@ def recommend_method(
     Raises
     ------
     FairbloomError
-        When a setting is impossible or unused, the wish names a client that there is not or wishes worse service, data
-        or folder cannot be used, or the baseline cannot be run.
+        When a setting is impossible or unused, the wish names a client or a group's score that there is not or wishes
+        worse service, data or folder cannot be used, or the baseline cannot be run.
     """
     begun, out = time.monotonic(), out.absolute()
     contenders = _contenders(config, wish)
-    score = _check(config, contenders, wish)
+    task = _check(config, contenders, wish)
     stages = ["searching"]
     with carry_out(out, jobs, lambda: notify(stages[-1]), log_level=logging.ERROR) as work:
-        trials = Trials(work, out, contenders, wish, score)
+        trials = Trials(work, out, contenders, wish, task.score, wish.measured_in(task.score, task.group_scores))
         candidates = [label for label in trials.contenders if label not in trials.failed]
         check_runs({(label, seed): trials.search_settings(label, seed, trials.rounds) for label in candidates})
         notify(stages[-1])
@@ -109,21 +108,23 @@ def _contenders(config: Mapping[str, Value], wish: Wish) -> list[Contender]:
             raise SettingsError(f"{key} = {value!r}: a recommendation sets {key} run by run: use {OPTIONS[key]}")
     if "validation-share" in config and not config["validation-share"]:
         raise SettingsError("validation-share = 0: a recommendation chooses by validation examples: leave it out")
-    among = candidates_for(config, [each.method for each in wish.constraints])
+    wished = [each.method for each in wish.constraints if each.method is not None]
+    among = candidates_for(config, wished, wish.gap_scores)
     return [Contender(variant, config_of(variant, among, config)) for variant in among]
 
 
-def _check(config: Mapping[str, Value], contenders: Sequence[Contender], wish: Wish) -> Score:
-    """Return the score of the task; raise FairbloomError where settings, data or the wish do not fit each other."""
+def _check(config: Mapping[str, Value], contenders: Sequence[Contender], wish: Wish) -> Task:
+    """Return the task; raise FairbloomError where settings, data or the wish do not fit each other."""
     first = Settings.of(contenders[0].config)
     check_used(config, [each.variant.method for each in contenders], first.task)
     task = _load_agreed(first)
     wish.check(task.score)
+    wish.check_groups(task.group_scores if task.groupings else ())
     if wish.clients:
         from fairbloom.simulation.clients import check_names  # imported late, as PyTorch is with it
 
         check_names("wish", wish.clients, task.clients)
-    return task.score
+    return task
 
 
 def _load_agreed(settings: Settings) -> Task:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import is_run_folder
@@ -18,16 +19,13 @@ from .driver import Execution, raise_failure
 from .halving import Standing
 from .pool import is_done
 from .study import folder_name
-from .wish import Constraint, Wish
+from .wish import Constraint, Served, Wish
 
 VALIDATION_SHARE = 0.2
 """The share of each client's examples that the search sets apart to choose by, where the user has set none."""
 
 EQUAL_WEIGHTS: Mapping[str, Value] = {"method": "fedavg", "weighting": "uniform"}
 """The simplest change of FedAvg: every client counts the same."""
-
-Values = Mapping[str, float]
-"""A score by client."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,8 @@ class Trials:
         By what they are judged.
     score
         What their clients measure.
+    judged
+        What the measure of the wish is in.
 
     Attributes
     ----------
@@ -79,6 +79,8 @@ class Trials:
         By their labels.
     baseline, equal
         The label of the baseline, and that of equal weights.
+    references
+        The label of each constraint's method; that of the baseline where it names none.
     always
         The labels of those whom every rung judges: the baseline, equal weights, and the methods of constraints.
     rounds
@@ -92,21 +94,25 @@ class Trials:
         When the baseline, or the method of a constraint, refuses the settings; of the others, it is why they failed.
     """
 
-    def __init__(self, work: Execution, out: Path, contenders: Sequence[Contender], wish: Wish, score: Score) -> None:
+    def __init__(
+        self, work: Execution, out: Path, contenders: Sequence[Contender], wish: Wish, score: Score, judged: Score
+    ) -> None:
         self.contenders = {each.label: each for each in contenders}
-        self.wish, self.score, self.out = wish, score, out
+        self.wish, self.score, self.judged, self.out = wish, score, judged, out
         self.baseline = contenders[0].label
         uniform = [each.label for each in contenders if each.variant.config == EQUAL_WEIGHTS]
         self.equal = uniform[0] if uniform else self.baseline
         self.references = [
-            next(each.label for each in contenders if each.variant.is_same(constraint.method))
+            self.baseline
+            if constraint.method is None
+            else next(each.label for each in contenders if each.variant.is_same(constraint.method))
             for constraint in wish.constraints
         ]
         self.always: Sequence[str] = list(dict.fromkeys([self.baseline, self.equal, *self.references]))
         self.rounds = Settings.of(contenders[0].config).num_rounds
         self.failed = self._refused()
         self._work = work
-        self._seen: dict[tuple[str, int, int], Values] = {}
+        self._seen: dict[tuple[str, int, int], Served] = {}
 
     def _refused(self) -> dict[str, str]:
         """Return why candidates refuse the settings that all runs share, as FedFa does a server with momentum."""
@@ -180,6 +186,11 @@ class Trials:
         stopped = bool(run.stopped) and run.num_rounds >= rounds
         return run if stopped or rounds in run.evaluated_rounds else None
 
+    def reports_gaps(self, seed: int) -> bool:
+        """Return whether the baseline has all gaps that the wish names with a fresh seed, whose run is finished."""
+        report = load(self.fresh_settings(self.baseline, seed).out).by_group()
+        return self.wish.is_reported(Served({}, report))
+
     def finished_fresh(self, labels: Iterable[str], seeds: Iterable[int]) -> list[int]:
         """Return the fresh seeds with which all these candidates are finished."""
         return [seed for seed in seeds if all(is_done(self.fresh_settings(label, seed)) for label in labels)]
@@ -187,41 +198,54 @@ class Trials:
     def standings(self, labels: Iterable[str], seeds: Sequence[int], rounds: int) -> dict[str, Standing]:
         """Return what validation examples say of those candidates that have come so far with all these seeds.
 
-        There is nobody while the baseline or the method of a constraint has not. A candidate that lacks clients that
-        the baseline has is among those that failed.
+        There is nobody while the baseline or the method of a constraint has not. A candidate that lacks clients, or a
+        gap between groups, that the baseline has is among those that failed. A seed with which the baseline lacks a gap
+        has no say, unless that is so with all seeds, which is an error.
         """
-        scores = {label: found for label in labels if (found := self._scores(label, seeds, rounds))}
-        if not {self.baseline, *self.references} <= {*scores}:
+        served = {label: found for label in labels if (found := self._served(label, seeds, rounds))}
+        if not {self.baseline, *self.references} <= {*served}:
             return {}
-        base, standings = scores[self.baseline], {}
-        for label, by_seed in scores.items():
-            lacking = {client for mine, theirs in zip(by_seed, base, strict=True) for client in {*theirs} - {*mine}}
+        standings: dict[str, Standing] = {}
+        counting = [i for i, each in enumerate(served[self.baseline]) if self.wish.is_reported(each)]
+        if counting:
+            served = {label: [by_seed[i] for i in counting] for label, by_seed in served.items()}
+        for label, by_seed in served.items():
+            pairs = zip(by_seed, served[self.baseline], strict=True)
+            lacking = {client for mine, theirs in pairs for client in {*theirs.scores} - {*mine.scores}}
             if lacking:
                 self.failed[label] = f"it has no validation {self.score.name} of {', '.join(sorted(lacking))}"
                 continue
-            values = [self.wish.measure.of(each, self.score) for each in by_seed]
-            excesses = [
-                self.excess(constraint, by_seed, scores[reference])
-                for constraint, reference in zip(self.wish.constraints, self.references, strict=True)
-            ]
+            try:
+                values = [self.wish.measure.of(each, self.score) for each in by_seed]
+                excesses = [
+                    self.excess(constraint, by_seed, served[reference])
+                    for constraint, reference in zip(self.wish.constraints, self.references, strict=True)
+                ]
+            except FairbloomError as error:
+                if label in (self.baseline, *self.references):
+                    raise
+                self.failed[label] = str(error)
+                continue
             standings[label] = Standing(values, excesses, self.wish.high)
         return standings
 
-    def _scores(self, label: str, seeds: Sequence[int], rounds: int) -> list[Values]:
-        """Return the score of each client on its validation examples, seed by seed; nothing where one is missing."""
+    def _served(self, label: str, seeds: Sequence[int], rounds: int) -> list[Served]:
+        """Return how a candidate serves the validation examples, seed by seed; nothing where one is missing."""
         if label in self.failed:
             return []
-        found = [self._scores_of(label, seed, rounds) for seed in seeds]
-        return found if all(found) else []
+        found = [self._served_by(label, seed, rounds) for seed in seeds]
+        return found if all(each.scores for each in found) else []
 
-    def _scores_of(self, label: str, seed: int, rounds: int) -> Values:
-        """Return those of one run; nothing where it has not come so far."""
+    def _served_by(self, label: str, seed: int, rounds: int) -> Served:
+        """Return how one run serves them; without scores where it has not come so far."""
         if (label, seed, rounds) not in self._seen:
             run = self.judged_run(label, seed, rounds)
             if run is None:
-                return {}
-            evaluated = self.contenders[label].evaluated
-            self._seen[label, seed, rounds] = run.final(model=evaluated, split="validation", after=rounds)
+                return Served({})
+            model = self.contenders[label].evaluated
+            scores = run.final(model=model, split="validation", after=rounds)
+            groups = run.by_group(model, "validation", after=rounds) if self.wish.gap_scores else None
+            self._seen[label, seed, rounds] = Served(scores, groups)
         return self._seen[label, seed, rounds]
 
     def cost_of_a_round(self, label: str, seeds: Iterable[int]) -> tuple[float, float]:
@@ -230,11 +254,11 @@ class Trials:
         sent = statistics.fmean(float(row["bytes_sent"]) + float(row["bytes_received"]) for row in rows)
         return sent, statistics.fmean(float(row["seconds"]) for row in rows)
 
-    def excess(self, constraint: Constraint, by_seed: Sequence[Values], reference: Sequence[Values]) -> float:
+    def excess(self, constraint: Constraint, by_seed: Sequence[Served], reference: Sequence[Served]) -> float:
         """Return by how much more than it may cost a method costs, in the mean over the seeds."""
         measure, score = constraint.measure, self.score
-        costs = [
-            measure.better(measure.of(theirs, score), measure.of(mine, score), score)
-            for mine, theirs in zip(by_seed, reference, strict=True)
-        ]
+        costs = [measure.of(mine, score) for mine in by_seed]
+        if constraint.method is not None:
+            bases = [measure.of(theirs, score) for theirs in reference]
+            costs = [measure.better(base, mine, score) for base, mine in zip(bases, costs, strict=True)]
         return statistics.fmean(costs) - constraint.points

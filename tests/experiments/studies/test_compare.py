@@ -26,6 +26,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import REPORT
+from fairbloom.experiments.studies.pool import check_runs
 from fairbloom.experiments.views.tables import method_grid
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
@@ -211,6 +212,13 @@ def test_a_script_that_compares_is_not_run_once_more_by_the_processes_of_its_run
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
+
+
+@pytest.mark.parametrize("key", ["task", "model", "method", "partition", "sampling", "optimizer", "client-rule"])
+def test_what_a_script_defines_is_refused_before_a_process_looks_for_it(key: str) -> None:
+    run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
+    with pytest.raises(FairbloomError, match=rf"^{key} = '__main__:Mine': the processes of several runs do not see"):
+        check_runs({("FedAvg", 0): run})
 
 
 def test_too_many_clients_are_refused_and_nothing_is_written(

@@ -30,6 +30,7 @@ from fairbloom.protocol.settings import assigned
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.server.settings import Settings, check_used
+from tests.simulation.test_fair_groups import write_sites
 
 from ..helpers import fairbloom, start
 
@@ -357,6 +358,124 @@ def test_two_rows_are_too_few_and_the_words_say_which_setting(
     assert not (tmp_path / "out").exists()
 
 
+# Wishes about groups --------------------------------------------------------------------------------------------------
+
+
+def gap_of(folder: Path, split: str) -> float:
+    """Return the gap of the true positive rates over all clients, from the file's counts; NaN where it has none."""
+    table = [row for row in rows(folder / "groups.csv") if (row["split"], row["model"]) == (split, "global")]
+    last = max(int(row["round"]) for row in table)
+    found: dict[str, list[tuple[int, float]]] = {"female": [], "male": []}
+    for row in table:
+        if int(row["round"]) == last and row["positives"]:
+            found[row["group"]].append((int(row["positives"]), float(row["true_positive_rate"])))
+    if not all(found.values()):
+        return math.nan
+    rates = [sum(of * rate for of, rate in each) / sum(of for of, _ in each) for each in found.values()]
+    return abs(rates[0] - rates[1])
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sites(tmp_path_factory.mktemp("sites") / "data", 0)
+
+
+@pytest.fixture
+def of_groups(sites: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    """The words for sites that miss ill women more often; the candidates are FedAvg and methods for that."""
+    monkeypatch.setattr(candidates, "SPACE", candidates.SPACE[:2])
+    monkeypatch.setattr(candidates, "BETWEEN_GROUPS", candidates.BETWEEN_GROUPS[1:3])
+    words = ("--task", "csv", "--data-dir", sites, "--rounds", 15, "--jobs", 2, "--set", "device=cpu")
+    return (*words, "--set", "csv.group=sex", "--set", "learning-rate=0.1")
+
+
+GAP_WISH = "gap:true-positive-rate as low as possible, mean within 5 points of FedAvg"
+
+
+def test_a_gap_between_groups_is_made_small_by_methods_for_it_on_validation_and_shown_on_test_examples(
+    of_groups: tuple[object, ...], sites: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = sites.parent / "gap"
+    found = printed(capsys, *of_groups, "--out", out, wish=GAP_WISH)
+    assert found["method"] == "fairfed"
+    record = json.loads((out / "recommendation.json").read_text())
+    assert record["failed"] == {}
+    tried = {row["method"]: row for row in rows(out / "tried.csv")}
+    assert {label.partition(" ")[0] for label in tried} == {"FedAvg", "FairFed", "FCFL"}
+    searched = [load(path) for path in out.glob("runs/search-fedavg-*")]
+    values = [gap_of(run.folder, "validation") for run in searched if not run.settings["weighting"]]
+    assert len(values) == int(tried["FedAvg"]["seeds"]) == 4
+    assert float(tried["FedAvg"]["value"]) == pytest.approx(statistics.fmean(values))
+    gains, costs = [], []
+    for seed in record["fresh_seeds"]:
+        runs = [load(path) for path in out.glob(f"runs/fresh-*-seed{seed}")]
+        (mine,) = (run for run in runs if run.settings["method"] == "fairfed")
+        (base,) = (run for run in runs if run.settings["method"] == "fedavg" and not run.settings["weighting"])
+        gains.append(gap_of(base.folder, "test") - gap_of(mine.folder, "test"))
+        costs.append(statistics.fmean(base.final().values()) - statistics.fmean(mine.final().values()))
+    assert found["gain"]["measure"] == "gap:true-positive-rate"
+    assert found["gain"]["mean"] == pytest.approx(statistics.fmean(gains))
+    assert found["gain"]["low"] > 0.0
+    assert statistics.fmean(costs) <= 5.0
+    bounded = "mean as high as possible, gap:true-positive-rate at most 8 points"
+    assert fairbloom("recommend", "--wish", bounded, "--budget", "30m", *of_groups, "--out", out) == 0  # by these runs
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("Take FairFed (beta=0.2). Against FedAvg, the mean over the clients gains ")
+    assert "FedAvg misses a constraint, which FairFed (beta=0.2) keeps." in said
+    misses = {row["method"]: float(row["misses"]) for row in rows(out / "tried.csv")}
+    assert misses["FedAvg"] == pytest.approx(statistics.fmean(values) - 8.0)
+    assert misses["FairFed (beta=0.2)"] == 0.0
+
+
+def test_seeds_with_too_few_examples_for_a_gap_do_not_count(
+    of_groups: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed(capsys, *of_groups, "--set", "smallest-group=19", "--out", tmp_path, wish=GAP_WISH)
+    record = json.loads((tmp_path / "recommendation.json").read_text())
+
+    def gaps_of(kind: str, split: str) -> dict[int, float]:
+        runs = [load(path) for path in tmp_path.glob(f"runs/{kind}-fedavg-*")]
+        gaps = {int(run.settings["seed"]): gap_of(run.folder, split) for run in runs if not run.settings["weighting"]}
+        return {seed: gap for seed, gap in sorted(gaps.items()) if not math.isnan(gap)}
+
+    searched, fresh = gaps_of("search", "validation"), gaps_of("fresh", "test")
+    assert 0 < len(searched) < 4  # else this test would show nothing
+    assert 1 < len(fresh) < 4
+    tried = {row["method"]: row for row in rows(tmp_path / "tried.csv")}
+    assert float(tried["FedAvg"]["value"]) == pytest.approx(statistics.fmean(searched.values()))
+    assert record["fresh_seeds"] == [*fresh]
+    assert any(f"With {4 - len(fresh)} of 4 fresh seeds too few test" in note for note in record["notes"])
+    assert not any("a higher --budget" in note for note in record["notes"])
+
+
+def test_groups_with_too_few_examples_for_a_gap_are_said_with_what_helps(
+    of_groups: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--wish", GAP_WISH, "--budget", "30m", *of_groups, "--rounds", 1, "--out", tmp_path / "out")
+    assert fairbloom("recommend", *words, "--set", "smallest-group=200") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "gap:true-positive-rate, and the clients report the true-positive-rate of fewer than two groups" in said
+    assert "lower smallest-group" in said
+    assert "Traceback" not in said
+
+
+def test_methods_that_know_two_groups_alone_are_left_out_by_name_where_there_are_three(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "SPACE", candidates.SPACE[:2])
+    monkeypatch.setattr(candidates, "BETWEEN_GROUPS", candidates.BETWEEN_GROUPS[:2])
+    (tmp_path / "data").mkdir()
+    for name, shift in (("north", 0), ("south", 3)):
+        cells = (f"{'abc'[k % 3]},{k % 7},{'yes' if (k + shift) % 7 > 3 else 'no'}\n" for k in range(150))
+        (tmp_path / "data" / f"{name}.csv").write_text(f"ward,dose,target\n{''.join(cells)}")
+    words = ("--task", "csv", "--data-dir", tmp_path / "data", "--rounds", 2, "--jobs", 2, "--set", "device=cpu")
+    wish = "gap:accuracy as low as possible"
+    printed(capsys, *words, "--set", "csv.group=ward", "--out", tmp_path / "out", wish=wish)
+    failed = json.loads((tmp_path / "out" / "recommendation.json").read_text())["failed"]
+    assert {label.partition(" ")[0] for label in failed} == {"FairFed", "FCFL"}
+    assert all("there are 3 groups by 'ward' (a, b, c)" in reason for reason in failed.values())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -365,6 +484,12 @@ def test_two_rows_are_too_few_and_the_words_say_which_setting(
         (("--wish", "client client-9 as high as possible"), "client-9"),
         (("--wish", f"{WISH}, client berlin within 1 point of FedAvg"), "berlin"),
         (("--wish", f"{WISH}, mean within 1 point of fedavgg"), "did you mean fedavg"),
+        (
+            ("--wish", "gap:accuracy as low as possible"),
+            "has no groups of examples: name a column by csv.group",
+        ),
+        (("--wish", f"{WISH}, gap:accuracy at most 3 points"), "is about gap:accuracy, and the task has no groups"),
+        (("--wish", f"{WISH}, mean at most 3 points"), "mean is no DIFFERENCE"),
         (("--wish", WISH, "--budget", "soon"), "10m, 90s"),
         (("--wish", WISH, "--budget", "0m"), "10m, 90s"),
         (("--wish", WISH, "--budget", "-5m"), "10m, 90s"),
@@ -392,7 +517,8 @@ def test_help_states_the_grammar(capsys: pytest.CaptureFixture[str], monkeypatch
     assert fairbloom("recommend", "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "MEASURE within N points of METHOD" in said
-    assert "worst, worst-10, best-10, mean, std, gap, client NAME" in said
+    assert "worst, worst-10, best-10, mean, std, gap, client NAME, gap:SCORE[:NAME]" in said
+    assert "DIFFERENCE at most N points" in said
 
 
 @pytest.mark.parametrize(
@@ -488,4 +614,21 @@ def test_every_candidate_can_be_run_and_the_baseline_and_equal_weights_are_the_f
     page = Path(__file__).parents[3] / "docs" / "recommend.md"
     assert f"so there are {len(ALL)}," in page.read_text()
     for each in among:
+        Settings.of(each.config).strategy()
+
+
+def test_methods_that_are_fair_to_groups_are_tried_exactly_where_the_wish_is_about_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "SPACE", ALL)
+    assert {"fcfl", "fairfed"}.isdisjoint(each.method for each in candidates_for({}, []))
+    about = candidates_for({"num-rounds": 30}, [], ["selection-rate"])
+    assert [each.method for each in about[:6]] == ["fedavg", "fedavg", "fairfed", "fcfl", "fairfed", "fcfl"]
+    assert len(about) == len(ALL) + len(candidates.BETWEEN_GROUPS)
+    assert {each.config.get("fcfl.disparity") for each in about if each.method == "fcfl"} == {None}
+    assert {each.config["fcfl.stage1-rounds"] for each in about if each.method == "fcfl"} == {15}
+    of_opportunity = candidates_for({}, [], ["true-positive-rate"])
+    disparities = {each.config.get("fcfl.disparity") for each in of_opportunity if each.method == "fcfl"}
+    assert disparities == {"equal-opportunity"}
+    for each in (*about, *of_opportunity):
         Settings.of(each.config).strategy()

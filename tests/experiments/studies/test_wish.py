@@ -7,14 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.studies.wish import GRAMMAR, LEVELS, SPREADS, Measure, Wish
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.experiments.results.groups import Group, GroupReport
+from fairbloom.experiments.studies.wish import GRAMMAR, LEVELS, SPREADS, Measure, Served, Wish
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+from fairbloom.server.run_folder.groups import Grouped
 
 MAE = Score("mae", higher_is_better=False)
-VALUES = {"a": 10.0, "b": 30.0, "c": 20.0}
+VALUES = Served({"a": 10.0, "b": 30.0, "c": 20.0})
 
 names = st.text("abcxyzÄé-_. 0123456789", min_size=1).map(str.strip).filter(lambda name: name and "  " not in name)
-measures = st.sampled_from([*LEVELS, *SPREADS]) | names.map(lambda name: f"client {name}")
+scores = st.sampled_from(["accuracy", "selection-rate", "mae"])
+gaps = scores.map(lambda score: f"gap:{score}") | st.tuples(scores, names).map(lambda each: "gap:{}:{}".format(*each))
+measures = st.sampled_from([*LEVELS, *SPREADS]) | names.map(lambda name: f"client {name}") | gaps
 methods = st.sampled_from(
     ["FedAvg", "fedavg(weighting=uniform)", "qfedavg(q=1, lipschitz=10)", "Local", "Ditto (lam=0.1)"]
 )
@@ -34,9 +38,23 @@ def test_every_sentence_of_the_grammar_is_a_wish(
     assert titles == [method.replace(" ", "").casefold() for *_, method in costs]
 
 
+@given(measure=measures, bounded=st.sampled_from(SPREADS) | gaps, number=points)
+def test_a_difference_may_be_bounded_itself(measure: str, bounded: str, number: str) -> None:
+    wish = Wish.of(f"{measure} as high as possible, {bounded} at most {number} points")
+    (constraint,) = wish.constraints
+    assert (constraint.measure.title, constraint.points, constraint.method) == (bounded, float(number), None)
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "mean as high as possible, mean at most 3 points",
+        "mean as high as possible, client a at most 3 points",
+        "mean as high as possible, gap:accuracy at most x points",
+        "mean as high as possible, gap:accuracy at least 3 points",
+        "gap: as low as possible",
+        "gap:accuracy: as low as possible",
+        "gap:true positive rate as low as possible",
         "",
         ",",
         "worst",
@@ -96,7 +114,7 @@ def test_a_wish_for_worse_service_is_refused_and_its_remedy_is_not(measure: str)
         Wish.of(remedy).check(score)
 
 
-@pytest.mark.parametrize("measure", SPREADS)
+@pytest.mark.parametrize("measure", [*SPREADS, "gap:accuracy", "gap:mae:a"])
 @pytest.mark.parametrize("score", [ACCURACY, MAE])
 def test_differences_between_clients_are_wished_low_whatever_the_score(measure: str, score: Score) -> None:
     Wish.of(f"{measure} as low as possible").check(score)
@@ -113,6 +131,43 @@ def test_measures_are_those_of_the_tables_and_the_worst_client_is_the_worst_serv
     assert Measure("client", "c").of(VALUES, ACCURACY) == 20.0
     with pytest.raises(FairbloomError, match="client d"):
         Measure("client", "d").of(VALUES, ACCURACY)
+
+
+def women_and_men(client: str, women: float, men: float, count: int) -> list[Group]:
+    both = (("F", women, count), ("M", men, 10))
+    return [Group(client, "sex", sex, of, {"accuracy": of}, {"accuracy": value}) for sex, value, of in both]
+
+
+def test_a_gap_is_that_of_the_groups_over_all_clients_or_inside_one() -> None:
+    """Of a's 30 women 40 % are right and of b's 10 women 80 %, which is 50 % of all of them; of the men 60 %."""
+    groups = (*women_and_men("a", 40.0, 60.0, 30), *women_and_men("b", 80.0, 60.0, 10))
+    accuracy = GroupScore("accuracy", percent=True)
+    served = Served(VALUES.scores, GroupReport(Grouped({"sex": ("F", "M")}, (accuracy,)), groups, {}))
+    assert Wish.of("gap:accuracy as low as possible").measure.of(served, MAE) == pytest.approx(10.0)
+    assert Wish.of("gap:accuracy:a as low as possible").measure.of(served, MAE) == pytest.approx(20.0)
+    assert Wish.of("GAP:Accuracy:'b' as low as possible").measure.of(served, MAE) == pytest.approx(20.0)
+    for wrong in ("gap:accuracy:c", "gap:mae"):
+        with pytest.raises(FairbloomError, match=f"about {wrong}, and .* of fewer than two groups"):
+            Wish.of(f"{wrong} as low as possible").measure.of(served, MAE)
+    with pytest.raises(FairbloomError, match="of fewer than two groups"):
+        Wish.of("gap:accuracy as low as possible").measure.of(VALUES, MAE)
+
+
+def test_gaps_between_groups_need_groups_and_a_score_of_theirs() -> None:
+    there = (GroupScore("accuracy", percent=True), GroupScore("selection-rate", percent=True))
+    for text in ("gap:selection-rate:a as low as possible", "mean as high as possible, gap:accuracy at most 3 points"):
+        Wish.of(text).check_groups(there)
+        with pytest.raises(FairbloomError, match=r"is about gap:.*, and the task has no groups .* by csv\.group, "):
+            Wish.of(text).check_groups(())
+    with pytest.raises(FairbloomError, match=r"selektion-rate: did you mean selection-rate.*one of accuracy, "):
+        Wish.of("gap:selektion-rate as low as possible").check_groups(there)
+    Wish.of("gap as low as possible").check_groups(())
+
+
+def test_a_wish_knows_what_its_measure_is_in() -> None:
+    rate = GroupScore("selection-rate", percent=True)
+    assert Wish.of("gap:selection-rate:a as low as possible").measured_in(MAE, (rate,)) == rate
+    assert Wish.of("mean as high as possible, gap:selection-rate at most 3 points").measured_in(MAE, (rate,)) == MAE
 
 
 def test_better_is_up_for_accuracies_and_down_for_errors_and_differences() -> None:
