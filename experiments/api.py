@@ -88,7 +88,7 @@ def run(
     method
         The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the class itself.
     model
-        One of the task's models, or your own as "my_module:Net".
+        One of the task's models, one of torchvision's, or your own as "my_module:Net".
     clients
         The number of clients that the data is split into.
     partition
@@ -407,8 +407,8 @@ def recommend(
     Raises
     ------
     FairbloomError
-        When the wish is none, names a client that there is not or wishes worse service; when a setting is unknown,
-        impossible or unused, a folder cannot be used, or the baseline cannot be run.
+        When the wish is none, names a client or groups that there are not or wishes worse service; when a setting is
+        unknown, impossible or unused, a folder cannot be used, or the baseline cannot be run.
     """
     wished, seconds = Wish.of(wish), parse_budget(budget)
     config = merge_settings(as_settings({"task": task, **options}), settings or {})

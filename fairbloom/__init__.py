@@ -5,7 +5,6 @@
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,6 @@ if not (_here / "strategies").is_dir():
     # A wheel has the packages inside this one, and a checkout has links there. The bundle that Flower makes of a
     # checkout has no links, as has a checkout on a system without them: the packages lie beside this one.
     __path__.append(str(_here.parent))
-
-try:
-    __version__ = version("fairbloom")
-except PackageNotFoundError:  # a checkout on the path that nobody installed
-    __version__ = "0+unknown"
 
 __all__ = [
     "Comparison",
@@ -67,6 +61,8 @@ if TYPE_CHECKING:
     from fairbloom.rounds.round import StopRun
     from fairbloom.server.run_folder.flower import RunFolder
     from fairbloom.server.run_folder.recorded import RecordedRound
+
+    __version__: str
 else:
     _PLACES = {
         **dict.fromkeys(__all__, "fairbloom.experiments.api"),
@@ -79,9 +75,20 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Return what is exported, from where it lies."""
+        if name == "__version__":
+            return _find_version()
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_PLACES[name]), name)
+
+    def _find_version() -> str:
+        """Return the installed version; looking it up takes most of the time in which Ctrl-C prints a traceback."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("fairbloom")
+        except PackageNotFoundError:  # a checkout on the path that nobody installed
+            return "0+unknown"
 
     def __dir__() -> list[str]:
         """Return the names that are exported, for completion."""

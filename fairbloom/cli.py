@@ -417,7 +417,10 @@ def tune(
 
 @app.command(cls=SettingsCommand, epilog="Example: fairbloom check my_module:Mine --set mine.share=0.3")
 def check(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="Yours as my_module:Mine, or one of ours.")],
+    method: Annotated[
+        str,
+        typer.Argument(metavar="METHOD", help="A method or a rule: yours as my_module:Mine, or one of our methods."),
+    ],
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Try a method, or a client-side rule, in made-up and real rounds, and say in words what is wrong with it.

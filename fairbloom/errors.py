@@ -94,13 +94,22 @@ def failure_reason(error: Exception) -> str:
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return a question for the choice nearest to a name, "did you mean fedfv? ", or "" where none is near.
 
-    Of near ones, that with the same letters in another order is the nearest. It says where the two differ in upper and
-    lower case alone, which is easily overlooked.
+    It says where the two differ in upper and lower case alone, which is easily overlooked.
+    """
+    nearest = find_nearest(name, choices)
+    if nearest is None:
+        return ""
+    by_case = " (upper and lower case matter)" if nearest.casefold() == name.casefold() else ""
+    return f"did you mean {nearest}{by_case}? "
+
+
+def find_nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice nearest to a name, None where none is near.
+
+    Of near ones, that with the same letters in another order is the nearest.
     """
     folded, by_folded = name.casefold(), {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(folded, by_folded)
     if not close:
-        return ""
-    nearest = next((each for each in close if sorted(each) == sorted(folded)), close[0])
-    by_case = " (upper and lower case matter)" if nearest == folded else ""
-    return f"did you mean {by_folded[nearest]}{by_case}? "
+        return None
+    return by_folded[next((each for each in close if sorted(each) == sorted(folded)), close[0])]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,7 @@ def fork_workers(patch: pytest.MonkeyPatch) -> None:
     def executor(*arguments: Any, initializer: Any, **options: Any) -> pool.ProcessPoolExecutor:
         return started(*arguments, initializer=BeginWorker(), **options)
 
+    forkserver.ensure_running()  # what is forked holds back no signal, which the pool does where it starts processes
     started = pool.ProcessPoolExecutor
     patch.setattr(pool, "multiprocessing", SimpleNamespace(get_context=get_context))
     patch.setattr(pool, "ProcessPoolExecutor", executor)

@@ -20,14 +20,37 @@ from fairbloom.logs import colour_on_terminals_alone
 colour_on_terminals_alone({})
 logging.getLogger("flwr").warning("mind the gap")
 """
+SEND = """
+import logging
+import multiprocessing
+import warnings
+import flwr.common.logger
+from fairbloom.experiments.studies.log_records import print_records, send_records
+from fairbloom.logs import colour_on_terminals_alone
+
+def warn(sent, turn):
+    send_records(sent, turn)
+    warnings.warn("mind the %d steps")
+    logging.getLogger("flwr").getChild("fairbloom").warning("mind the %s", "gap")
+
+colour_on_terminals_alone()
+context = multiprocessing.get_context("fork")
+(records, sent), (ended, end), turn = context.Pipe(False), context.Pipe(False), context.Lock()
+for _ in range(2):
+    process = context.Process(target=warn, args=(sent, turn))
+    process.start()
+    process.join()
+end.send_bytes(b"end")
+print_records(records, ended)
+"""
 LINE = "WARNING :   mind the gap"
 
 
-def written(argument: str, environment: dict[str, str], *, terminal: bool) -> str:
-    """Return what a process writes that warns, into a pipe or on a terminal."""
+def written(program: str, environment: dict[str, str], *, terminal: bool) -> str:
+    """Return what a program writes to stderr, into a pipe or on a terminal."""
     without = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     ours, theirs = pty.openpty() if terminal else os.pipe()
-    subprocess.run([sys.executable, "-c", WARN.format(argument)], env=without | environment, stderr=theirs, check=True)
+    subprocess.run([sys.executable, "-c", program], env=without | environment, stderr=theirs, check=True)
     found = os.read(ours, 1 << 16).decode()
     for end in (ours, theirs):
         os.close(end)
@@ -35,13 +58,19 @@ def written(argument: str, environment: dict[str, str], *, terminal: bool) -> st
 
 
 def test_a_warning_in_a_file_has_no_colour_codes() -> None:
-    assert written("", {}, terminal=False).splitlines() == [LINE]
+    assert written(WARN.format(""), {}, terminal=False).splitlines() == [LINE]
 
 
 def test_a_terminal_has_colours_unless_the_user_wants_none() -> None:
-    assert "\x1b[93m" in written("", {}, terminal=True)
-    assert written("", {"NO_COLOR": "1"}, terminal=True).splitlines() == [LINE]
-    assert written("never=True", {}, terminal=True).splitlines() == [LINE]
+    assert "\x1b[93m" in written(WARN.format(""), {}, terminal=True)
+    assert written(WARN.format(""), {"NO_COLOR": "1"}, terminal=True).splitlines() == [LINE]
+    assert written(WARN.format("never=True"), {}, terminal=True).splitlines() == [LINE]
+
+
+def test_what_several_processes_warn_of_is_printed_by_another_and_on_a_terminal_once() -> None:
+    sent = ["<string>:11: UserWarning: mind the %d steps", LINE]
+    assert written(SEND, {}, terminal=False).splitlines() == sent * 2
+    assert written(SEND, {"NO_COLOR": "1"}, terminal=True).splitlines() == sent
 
 
 def test_our_commands_colour_nothing_where_their_words_go_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

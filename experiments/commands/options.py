@@ -10,6 +10,7 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from fairbloom.errors import find_nearest
 from fairbloom.protocol.settings import SETTINGS, Value, assigned, key_of, parsed
 from fairbloom.server.settings import default_config
 from fairbloom.simulation.dispatch.processes import processors_here
@@ -19,17 +20,20 @@ from ..options import Function, merge_settings, optional, without_options
 
 
 class SettingsCommand(TyperCommand):
-    """A command with --set: where a setting is given as an option, as --learning-rate, the error says how to set it."""
+    """A command with --set: where a setting is given as an option, misspelt or not, the error says how to set it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            key = key_of(error.option_name.lstrip("-"))
-            if key not in default_config():
+            key, settings = key_of(error.option_name.lstrip("-")), default_config()
+            options = {name.lstrip("-") for each in self.params for name in each.opts}
+            nearest = key if key in settings else find_nearest(key, [*options, *settings])
+            if nearest is None or nearest in options:
                 raise
-            message = f"No such option {error.option_name!r}: write --set {key}=VALUE."
+            say = f"write --set {key}=VALUE." if nearest == key else f"did you mean --set {nearest}=VALUE?"
+            message = f"No such option {error.option_name!r}: {say}"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
 
 

@@ -29,7 +29,8 @@ def show(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="The folder of a run, comparison or sweep; of several comparisons, ranks."
+            metavar="RUN...",
+            help="The folder of a run, comparison or sweep; or those of several comparisons, to rank their methods.",
         ),
     ],
     figure: FigureOption = None,

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fairbloom.errors import FairbloomError
-from fairbloom.server.run_folder.errors import RunFolderError, check_place, explain_write_errors
+from fairbloom.server.run_folder.errors import RunFolderError, check_place, explain_access_errors, explain_write_errors
 from fairbloom.server.run_folder.files import is_run_folder
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.system.files import write_whole
 
+from ..results.recommendation import FILE as RECOMMENDATION
+from ..results.run import COMPARISON, SWEEP
 from .pool import RunKey, Runs, Workers, check_runs
 from .study import Study
 
 Result = TypeVar("Result")
+
+OF_STUDIES = frozenset({"runs", COMPARISON, SWEEP, RECOMMENDATION})
+"""What lies in the folder of a study: one of these at least."""
 
 Failures = Mapping[Path, str]
 """Why runs failed, by their folders."""
@@ -162,7 +167,11 @@ def _locked(out: Path, plan: PlanFile | None) -> Iterator[None]:
     check_place(out)
     if is_run_folder(out):  # its clients.csv would be replaced
         raise RunFolderError(f"{out} is the folder of a single run: choose another folder (--out)")
-    made = not out.exists()
+    with explain_access_errors(out):
+        made = not out.exists()
+        there = set() if made else {each.name for each in out.iterdir() if not each.name.startswith(".")}
+    if there and there.isdisjoint(OF_STUDIES):  # files of the same names would be replaced
+        raise RunFolderError(f"{out} is there already and holds no study: choose another folder (--out)")
     try:
         with locked_folder(out, wait=False):
             yield

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Lock
 from pathlib import Path
 from types import ModuleType
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
-from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.run_folder.files import CONFIG, is_finished
@@ -29,11 +29,16 @@ from fairbloom.tasks import check_data, digests
 from fairbloom.tasks.files.reading import FileStamp, keep_tables, kept_tables
 from fairbloom.tasks.files.table import Table
 
+from .log_records import print_records, send_records
+
 RunKey = tuple[str, int]
 """What a run is called among several: a label, and the seed."""
 
 Runs = Mapping[RunKey, Settings]
 """The settings of each run."""
+
+LAST_RECORDS_SECONDS = 5.0
+"""How long the last log records of workers are waited for: one that was killed may leave half a record."""
 
 
 def check_runs(runs: Runs) -> None:
@@ -46,6 +51,8 @@ def check_runs(runs: Runs) -> None:
             "model": run.model,
             "method": run.method,
             "partition": run.partition,
+            "optimizer": run.optimizer,
+            "client-rule": run.client_rule,
             "sampling": run.sampling,
         }.items():
             check_seen(key, name, "the processes of several runs")
@@ -153,10 +160,16 @@ class Workers:
         self._open.close()
         context = multiprocessing.get_context("spawn")
         ended, held_open = context.Pipe(duplex=False)
-        self._open.enter_context(held_open)
-        self._open.enter_context(ended)
+        records, sent = context.Pipe(duplex=False)
+        for end in (ended, held_open, records, sent):
+            self._open.enter_context(end)
+        printer = threading.Thread(target=print_records, args=(records, ended), daemon=True)
+        printer.start()
+        self._open.callback(printer.join, LAST_RECORDS_SECONDS)
+        self._open.callback(held_open.send_bytes, b"end")
+        begin = (ended, sent, context.Lock(), kept_tables())
         self._pool = self._open.enter_context(
-            ProcessPoolExecutor(count, mp_context=context, initializer=begin_worker, initargs=(ended, kept_tables()))
+            ProcessPoolExecutor(count, mp_context=context, initializer=begin_worker, initargs=begin)
         )
         self._held_open, self._size = held_open, count
 
@@ -178,9 +191,10 @@ def hide_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def begin_worker(ended: Connection, tables: Mapping[FileStamp, Table]) -> None:
-    """Prepare a worker process, which is given the tables that its driver has read, so that it does not read them."""
+def begin_worker(ended: Connection, records: Connection, turn: Lock, tables: Mapping[FileStamp, Table]) -> None:
+    """Prepare a worker process: its driver prints its log records, and gives it the tables that it has read."""
     end_with_driver(ended)
+    send_records(records, turn)
     keep_tables(tables)
 
 
@@ -202,7 +216,6 @@ def _end_with_pipe(ended: Connection) -> None:
 def run_quietly(settings: Settings, at_a_time: int, log_level: int) -> None:
     """Run in a worker process, beside others, with no log lines below a level."""
     logging.getLogger("flwr").setLevel(log_level)
-    colour_on_terminals_alone()
     from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
 
     simulate(settings, processors=max(1, processors_here() // at_a_time))

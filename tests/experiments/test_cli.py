@@ -10,16 +10,18 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import typer
+from typer.core import TyperArgument
 
 from fairbloom import __version__
 from fairbloom.cli import app, settings_of
+from fairbloom.command import restore_help
 from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
 from fairbloom.protocol.settings import SETTINGS, Value, parsed
 from fairbloom.rounds.round import Round
@@ -495,6 +497,25 @@ def test_a_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_it
     assert f"write --set {key}=VALUE" in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend", "reproduce", "data", "tune", "check"])
+@pytest.mark.parametrize(
+    ("option", "key"), [("--server-optimzer=adam", "server-optimizer"), ("--fedlf.server-rl", "fedlf.server-lr")]
+)
+def test_a_misspelt_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_the_nearest(
+    command: str, option: str, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom(command, option, "3") == 2
+    assert f"did you mean --set {key}=VALUE?" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_misspelt_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, meant in (("--rouns", "--rounds"), ("--seeed", "--seed"), ("--data_dir", "--data-dir")):
+        assert fairbloom("run", option, "3") == 2
+        said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert "id you mean" in said
+        assert meant in said
+
+
 def test_an_option_that_is_none_and_no_setting_is_refused_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("run", "--zeed", "3") == 2
     said = capsys.readouterr().err
@@ -536,6 +557,28 @@ def test_every_command_has_a_help_with_a_description(command: str, capsys: pytes
     printed = capsys.readouterr().out
     assert str(GROUP.commands[command].help).splitlines()[0] in printed
     assert "--help" in printed
+
+
+def test_help_says_what_each_argument_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    whole = typer.main.get_command(app)
+    restore_help(whole)
+    arguments = [each for command in commands_in(whole) for each in command.params if isinstance(each, TyperArgument)]
+    assert len(arguments) > 20
+    assert [each.name for each in arguments if not each.help] == []
+    for words, said in (
+        ("show", "The folder of a run, comparison or sweep"),
+        ("client keys", "What the federation will"),
+    ):
+        assert fairbloom(*words.split(), "--help") == 0
+        assert said in capsys.readouterr().out
+
+
+def commands_in(command: click.Command) -> Iterator[click.Command]:
+    """Yield a command, and those in it."""
+    yield command
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from commands_in(each)
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])

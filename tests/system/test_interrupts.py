@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from fairbloom import cli
 from fairbloom.system.interrupts import until_interrupted
@@ -40,9 +42,15 @@ class Impatient(io.StringIO):
         return super().write(text)
 
 
-def press_once() -> None:
-    cli.app = lambda: signal.raise_signal(signal.SIGINT)
+def run_as_command(function: Callable[[], None]) -> None:
+    sys.argv = ["fairbloom"]
+    cli.app = typer.Typer()
+    cli.app.command()(function)
     cli.main()
+
+
+def press_once() -> None:
+    run_as_command(lambda: signal.raise_signal(signal.SIGINT))
 
 
 def press_again_while_that_is_said() -> None:
@@ -58,8 +66,7 @@ def press_again_on_the_way_out() -> None:
             signal.raise_signal(signal.SIGINT)
             print("an end that takes long")
 
-    cli.app = run
-    cli.main()
+    run_as_command(run)
 
 
 def test_ctrl_c_once_more_ends_at_once_with_the_same_code(tmp_path: Path) -> None:

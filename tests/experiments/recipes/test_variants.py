@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipes.variants import baseline_of, folder_names, variant_of, variants
+from fairbloom.experiments.recipes.variants import COMMON, baseline_of, folder_names, variant_of, variants
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
+from tests.docs.pages import ROOT
 
 OWN = """\
 from fairbloom.strategies import FairStrategy
@@ -34,6 +35,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("own_first", "own_second"):
         (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
+
+
+def test_the_page_names_what_methods_of_a_comparison_may_differ_in() -> None:
+    text = (ROOT / "docs/comparing.md").read_text()
+    section = text[text.index("## Methods and variants") : text.index("| `--set learning-rate=0.05`")]
+    shared = {key for key in COMMON if not key.startswith("server-optimizer")}
+    assert shared - set(re.findall(r"`([\w-]+)`", section)) == set()
 
 
 def test_commas_separate_methods_where_they_are_outside_parentheses_and_quotes() -> None:

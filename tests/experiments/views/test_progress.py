@@ -11,11 +11,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from fairbloom.experiments.studies.driver import run_study
+from fairbloom.experiments.studies.study import Candidate, Study, StudyRow
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.live.state import LiveRun, Looker
 from fairbloom.experiments.views.progress import study_progress
 from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY
+from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.recorded import RecordedRound
 from tests.server.run_folder.test_recorder import a_round
 from tests.simulation.helpers import run
@@ -92,6 +95,19 @@ def test_a_log_line_is_written_above_the_bars_which_leave_no_copy(screen: io.Str
     assert "FedAvg" in cleared
     assert "FedAvg" not in line
     assert "client-3 decides" in screen.getvalue()
+
+
+def test_warnings_of_the_runs_of_a_study_are_written_above_its_bars(tmp_path: Path, screen: io.StringIO) -> None:
+    config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}  # a rate too large
+    study = Study([StudyRow([Candidate("FedAvg", config, "fedavg")])], range(2), tmp_path)
+    with study_progress("comparing", 2, tmp_path) as bars:
+        run_study(study, 2, bars.count, lambda failures: None)
+    lines = [line for line in screen.getvalue().splitlines() if "learning-rate = 0.1 is the default" in line]
+    assert len(lines) == 2
+    for line in lines:
+        written = line.rpartition("\x1b[2K")[-1]
+        assert written.startswith("WARNING")
+        assert written.endswith("set it, to 0.001 say")
 
 
 def test_the_bar_of_a_study_counts_the_shares_of_runs_that_go_on(study: Path, screen: io.StringIO) -> None:
