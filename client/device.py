@@ -18,4 +18,6 @@ def choose_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ReportableError(f"device = {name!r} is not available here: auto, cpu, cuda or mps would do") from error
+        raise ReportableError(
+            f"device = {name!r} is not available here: auto takes the best that is, of cuda, mps and cpu"
+        ) from error

@@ -46,7 +46,7 @@ class Measurement(NamedTuple):
     @property
     def by_group(self) -> bool:
         """Whether its scores are measured in each group of the examples as well, where the task has groups."""
-        return self.examples == TEST
+        return self.examples != TRAIN
 
     def requests(self, measure: tuple[str, ...]) -> Mapping[str, str]:
         """Return those of these names that are of this measurement, and the loss or score that each is about."""

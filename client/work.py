@@ -189,7 +189,7 @@ def check_disparity(settings: RunSettings, terms: Terms) -> None:
 def personal_work(settings: RunSettings, terms: Terms) -> LocalWork:
     """Return the work on the personal model: as on the global one, but pulled to it, and on the plain loss.
 
-    SGD is plain: without momentum and weight decay, which other optimizers keep.
+    SGD is plain: without momentum and weight decay, which other optimizers keep, and SGD with further parameters.
     """
     optimizer = OptimizerChoice.of(settings)
     kept = 0.0 if optimizer.is_plain_sgd else 1.0

@@ -148,7 +148,7 @@ class Predictor:
     def describe(self, count: int) -> str:
         """Return in words so many predictions, and how their class is chosen where that is by a threshold."""
         rule = self.preprocessing.rule if self.preprocessing else ""
-        return f"{count:,} predictions{rule and f', {rule}'}"
+        return f"{count:,} prediction{'s' if count != 1 else ''}{rule and f', {rule}'}"
 
     def _preprocessing(self) -> Preprocessing:
         if self.preprocessing is None:

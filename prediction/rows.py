@@ -138,7 +138,7 @@ class NewRows:
             place = f"{self.source}, line 1" if self.unit == "line" else self.source
             raise UnreadableRowsError(
                 f"{place}: {', and '.join(parts)}: the columns must be {join_names(inputs)}, in any order; "
-                f"{join_names(others)} may be there, and are not looked at"
+                f"{join_names(others)} may be there, and {'are' if len(others) > 1 else 'is'} not looked at"
             )
 
     def _column(self, column: InputColumn, problems: list[tuple[int, str]]) -> Column:
@@ -191,12 +191,13 @@ class NewRows:
         rows = np.flatnonzero(np.isin(read.codes, unknown))
         names = join_names([_shorten(read.texts[code]) for code in unknown], 5)
         log.warning(
-            "%s, column %r: %s %s known from training, in %d rows, first in %s %d: each counts as %s",
+            "%s, column %r: %s %s known from training, in %d %s, first in %s %d: each counts as %s",
             self.source,
             column.name,
             names,
             "is not" if len(unknown) == 1 else "are not",
             len(rows),
+            "row" if len(rows) == 1 else "rows",
             self.unit,
             self.lines[rows[0]],
             "'other'" if column.other else "none of the categories",
@@ -219,7 +220,8 @@ def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, wha
     shown = [said for _, said in ordered[:MOST_SHOWN]]
     rest = [f"and {len(ordered) - len(shown):,} more"] if len(ordered) > len(shown) else []
     count = len({place for place, _ in ordered})
-    first = f"{source}: {count:,} of {of:,} {what} cannot be read: correct them, or leave them out:"
+    them = "it" if count == 1 else "them"
+    first = f"{source}: {count:,} of {of:,} {what} cannot be read: correct {them}, or leave {them} out:"
     return "\n  ".join([first, *shown, *rest])
 
 

@@ -23,7 +23,7 @@ OF_BASELINE = (
 """What to do where a client does not train alone."""
 
 OF_STATES = (
-    "let the client be Fairbloom's own, since functions of fair() keep nothing between rounds, or answer it in the "
+    "let the client be Fairbloom's own, since functions of fair() keep no state between rounds, or answer it in the "
     "client app as docs/flower.md shows"
 )
 """What to do where a client does not correct its steps by what it keeps."""

@@ -27,6 +27,11 @@ class Score:
         unit = ", %" if self.percent else ""
         return f"{self.name}{unit}" if self.higher_is_better else f"{self.name}{unit}, lower is better"
 
+    @property
+    def unit(self) -> str:
+        """What differences of it are in: points, or the score itself."""
+        return "points" if self.percent else self.name
+
     def better(self, value: float, than: float) -> float:
         """Return by how much a number is better than another; negative where it is worse."""
         return value - than if self.higher_is_better else than - value

@@ -377,10 +377,10 @@ def assigned(words: Iterable[str]) -> dict[str, Value]:
     """
     config: dict[str, Value] = {}
     for word in words:
-        key, equals, text = word.partition("=")
-        if not equals:
+        key, equals, text = (part.strip() for part in word.partition("="))
+        if not key or not equals:
             raise SettingsError(f"{word!r}: write it as KEY=VALUE, as in fedfv.alpha=0.2")
-        config[key.strip()] = parsed(text.strip())
+        config[key] = parsed(text)
     return config
 
 

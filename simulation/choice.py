@@ -258,8 +258,8 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
 def choose_fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choice:
     """Return the engine that the estimate says is the fastest on the processor."""
     parts = (
-        f"of a step, {1e3 * effort.arithmetic:.2g} ms are arithmetic, {1e3 * effort.update:.2g} ms the update and "
-        f"{1e3 * effort.calls:.2g} ms calls"
+        f"a step takes about {1e3 * effort.arithmetic:.2g} ms of arithmetic, {1e3 * effort.update:.2g} ms for the "
+        f"update and {1e3 * effort.calls:.2g} ms for calls"
     )
     if not why_not_stacked and effort.stacked() <= min(effort.loop(), effort.workers(processes)):
         return Choice("stacked", f"{parts}; stacked clients share the calls and most of the update", block=effort.block)

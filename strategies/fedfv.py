@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Range
-from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .strategy import FairStrategy
 
@@ -58,7 +57,7 @@ class FedFV(FairStrategy):
 
     needs = frozenset({"loss-before"})
     uses_gram = True
-    lost_to_server_optimizers = COMMON_DESCENT
+    lost_to_server_optimizers = "its step is as long as the mean update, in the direction that the projections leave"
     default_weighting = None
 
     def __init__(

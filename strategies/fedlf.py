@@ -113,6 +113,9 @@ class FedLF(FairStrategy):
         self.guidance = guidance
         self.server_lr = server_lr
         self.groups = pairs_in(groups=groups)
+        for name, group in (self.groups or {}).items():
+            if not isinstance(group, str | int):
+                raise ValueError(f"groups[{name!r}] must be the name of a group, a text or an integer, got {group!r}")
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c for each array, over the updates and the kept ones; vectors are rows of coefficients."""

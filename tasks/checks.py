@@ -35,8 +35,9 @@ def guard_task(name: str, task: Task) -> Task:
     Raises
     ------
     FairbloomError
-        When it has no clients, or names one twice.
+        When it has no clients, or names one twice, or has one text where several names are wanted.
     """
+    _check_names(name, task)
     if not task.clients:
         raise FairbloomError(f"task = {name!r} has no clients: name one at least")
     wrong: list[object] = [client for client in task.clients if not isinstance(client, str) or not client]
@@ -70,6 +71,17 @@ def guard_task(name: str, task: Task) -> Task:
 
     guarded = preprocessing if task.preprocessing else None
     return replace(task, splits=splits, loss=guard_loss(name, task.loss), preprocessing=guarded)
+
+
+def _check_names(name: str, task: Task) -> None:
+    """Raise FairbloomError when a text stands where several names are wanted: its letters would be the names."""
+    wanted = {"clients": task.clients, "class_names": task.class_names}
+    wanted |= {f"groupings[{grouping!r}]": groups for grouping, groups in task.groupings.items()}
+    for what, names in wanted.items():
+        if isinstance(names, str):
+            raise FairbloomError(
+                f"task = {name!r}: {what} = {names!r} must be a tuple of names: write ({names!r},) if it is one name"
+            )
 
 
 def guard_loss(name: str, loss: Loss) -> Loss:
@@ -173,6 +185,10 @@ def _check_inputs(source: str, examples: Examples) -> dict[str, Tensor]:
         )
     if not tensors_of(inputs):
         raise FairbloomError(f"{source}: inputs are an empty {type(inputs).__name__}: name one tensor at least")
+    if strange := [name for name in names_of(inputs) if not isinstance(name, str)]:
+        raise FairbloomError(
+            f"{source}: inputs has the key {strange[0]!r}: tensors in a dict have the names of the model's arguments"
+        )
     if names_of(inputs) == ("",):
         return {"inputs": inputs}  # type: ignore[dict-item] # one tensor
     return {f"inputs[{name}]": each for name, each in zip(names_of(inputs), tensors_of(inputs), strict=True)}

@@ -22,6 +22,9 @@ OTHER = "other"
 MOST_GROUPINGS, MOST_GROUPS = 10, 50
 """Bounds of the groupings of a run, and of the groups of each."""
 
+NAMING = "by csv.group, adult.group or heart-disease.group, as in csv.group=sex; or give a task of your own groupings"
+"""How a task that has no groups gets some, in words."""
+
 COMPARED = re.compile(r"(?P<column>[^<>=]*)(?P<sign>>=|<=|<|>|=+)(?P<number>.*)")
 OPPOSITE: Mapping[str, str] = {">=": "<", ">": "<=", "<=": ">", "<": ">="}
 
@@ -115,8 +118,7 @@ def find_two_groups(task: Task) -> tuple[int, int]:
     if not task.groupings:
         raise ReportableError(
             "the task has no groups of examples, and fairness between groups is asked for: name a column of two "
-            "values by csv.group, adult.group or heart-disease.group, as in csv.group=sex; or give a task of your own "
-            "groupings"
+            f"values {NAMING}"
         )
     (grouping, names), *_ = task.groupings.items()
     two = [place for place, name in enumerate(names) if name != OTHER]

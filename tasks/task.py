@@ -546,7 +546,8 @@ class Task:
                 f"the task is a {type(made).__name__} without {', '.join(lacking)}: a task has {', '.join(needed)}"
             )
         there = {each.name: getattr(made, each.name) for each in fields(cls) if hasattr(made, each.name)}
-        return cls(**there | {"clients": tuple(there["clients"])})
+        clients = there["clients"]
+        return cls(**there | {"clients": clients if isinstance(clients, str) else tuple(clients)})
 
     @property
     def score(self) -> Score:

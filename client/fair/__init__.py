@@ -1,4 +1,4 @@
-"""A user's own ClientApp, with which every method works: her training and test functions, wrapped.
+"""A user's own ClientApp, which answers what methods ask: her training and test functions, wrapped.
 
 Her client app imports this in place of ClientApp, and makes the app by it; her handlers stay as they are::
 
@@ -42,7 +42,9 @@ _SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
 def fair(train: Callable[P, R], test: Function, *, mods: Sequence[Mod] = ()) -> "FairClientApp[P, R]":
-    """Return a ClientApp that keeps the terms of every method.
+    """Return a ClientApp that keeps the terms of every method but FairFed, FCFL, EAGLE, SCAFFOLD and FedDyn.
+
+    These five ask for what a training function does not say, or for groups: its replies are refused by name then.
 
     The handlers that are registered with the app call its `train_fn` in place of `train`, once for a message; they load
     model and data, and write the reply, as they would for Flower's FedAvg.

@@ -30,6 +30,9 @@ from .torch_program import export_program
 MODEL = "model.onnx"
 """The file of the graph."""
 
+OTHERS = "torch or safetensors"
+"""The forms that do without ONNX."""
+
 OPSET, ML_OPSET, IR_VERSION = 20, 3, 10
 """Versions of ONNX's operators, of its operators for machine learning, and of the file: of 2024, for older runtimes."""
 
@@ -186,7 +189,7 @@ def write_onnx(subject: Subject, folder: Path) -> None:
     """
     onnx, *_ = (needed(module, ONNX.name, "onnx") for module in ("onnx", "onnxscript", "onnxruntime"))
     program = export_program(subject, ONNX.name)
-    with explained(ONNX.name, "torch or safetensors"):
+    with explained(ONNX.name, OTHERS):
         converted = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False)
         assert converted is not None  # noqa: S101 (PyTorch returns None without dynamo alone)
         model = _surrounded(converted.model_proto, subject)
@@ -278,10 +281,17 @@ def _about(subject: Subject) -> dict[str, str]:
 
 
 def predict(subject: Subject, folder: Path) -> Predictions:
-    """Return what ONNX Runtime predicts with the graph in a folder."""
+    """Return what ONNX Runtime predicts with the graph in a folder.
+
+    Raises
+    ------
+    ExportError
+        When it is not installed, or cannot compute the graph.
+    """
     runtime = needed("onnxruntime", ONNX.name, "onnx")
-    session = runtime.InferenceSession(folder / MODEL, providers=["CPUExecutionProvider"])
-    values, *probabilities = session.run(None, _feed(subject))
+    with explained(ONNX.name, OTHERS):
+        session = runtime.InferenceSession(folder / MODEL, providers=["CPUExecutionProvider"])
+        values, *probabilities = session.run(None, _feed(subject))
     return Predictions(values, probabilities[0] if probabilities else None)
 
 

@@ -298,7 +298,7 @@ class RayClients(DispatchedClients):
     """
 
     def __init__(self, method: Method, settings: Mapping[str, Any], shards: int | None = None, block: int = 0) -> None:
-        for key in ("task", "model", "partition", "client-rule"):
+        for key in ("task", "model", "optimizer", "partition", "client-rule"):
             check_seen(key, str(settings.get(key, "")), "Ray's workers")
         super().__init__(method, {**settings, "device": "cpu"})  # the workers compute
         self._sizes: OrderedDict[str, int] = OrderedDict()

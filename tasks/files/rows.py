@@ -121,8 +121,9 @@ class ClientRows:
         kept: Rows = rows[~np.any(lacking, axis=0)] if lacking else rows
         if len(kept) < FEWEST:
             dropped = f", {len(kept)} of them without a missing value (csv.missing=fill keeps the others)"
+            has = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
             raise DataError(
-                f"{self._source} has {len(rows)} rows{dropped if len(kept) < len(rows) else ''}: at least {FEWEST} are "
+                f"{self._source} has {has}{dropped if len(kept) < len(rows) else ''}: at least {FEWEST} are "
                 "needed, four fifths for training and one for testing: add rows, or leave this client out",
                 "few-rows",
                 rows=len(rows),

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,11 +34,12 @@ from fairbloom.client.fair import fair
 from fairbloom.client.fair.functions import HONOURED
 from fairbloom.client.honoured import Honoured
 from fairbloom.protocol.names import BETWEEN_GROUPS, LOSS_BASELINE
+from fairbloom.protocol.terms import WORK
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, FedMGDA, QFedAvg, Round
 from fairbloom.tasks import load_task
 from tests.docs.pages import blocks
-from tests.strategies.helpers import CASES, make
+from tests.strategies.helpers import ARGUMENTS, CASES, make
 
 from . import changed
 from .helpers import run_config
@@ -162,6 +164,27 @@ def test_the_page_says_what_each_method_needs_of_the_replies() -> None:
         measured = set(re.findall(r"`([\w-]+)`", rows[method.__name__].split("|")[3]))
         state = {"state-round"} if method.__name__ in ("SCAFFOLD", "FedDyn") else set()
         assert measured == method.needs | state, method.__name__
+
+
+def test_it_names_the_methods_that_it_cannot_serve() -> None:
+    made = {each: make(name, ARGUMENTS[name][0]) for name, each in METHODS.items()}
+    asked = {each: replace(method.terms(1), measure=tuple(each.needs)) for each, method in made.items()}
+    unmet = {each.__name__ for each, terms in asked.items() if HONOURED.unmet(terms)}
+    template = (changed.QUICKSTART.parents[2] / "scaffold/template/README.md").read_text()
+    for text in ((fair.__doc__ or "").partition("\n\n")[0], template[template.index("Five\nof them need") :]):
+        assert {each.__name__ for each in METHODS.values() if re.search(rf"\b{each.__name__}\b", text)} == unmet
+    assert len(unmet) == 5  # as docs/flower.md says
+
+
+def test_the_page_says_what_each_term_asks_of_a_client_and_which_of_them_fair_lacks() -> None:
+    text = (changed.QUICKSTART.parents[2] / "docs/flower.md").read_text()
+    table = text[text.index("| key in TRAIN's config") : text.index("A client that gets a key of this table")]
+    rows = [row for row in table.splitlines() if row.startswith("| `")]
+    listed = {key for row in rows for key in re.findall(r"`([\w-]+)`", row.split("|")[1])}
+    assert listed == {*WORK, "local-only", "local-steps", "snapshot-step", "state-round"}
+    lacking = text[text.index("those made by `fair` all but") : text.index("methods that send none take any client")]
+    unmet = {*WORK} - {*HONOURED.keys, "disparity-sharpness", *(key for key in WORK if key.startswith("baseline-"))}
+    assert set(re.findall(r"`([\w-]+)`", lacking)) - {"fair"} == unmet
 
 
 def test_a_run_that_is_resumed_ends_with_the_same_model_although_her_loader_shuffles_by_the_global_generator(

@@ -287,9 +287,11 @@ def test_personal_models_are_trained_as_the_global_one_is() -> None:
     assert ours == replace(global_work(settings, ROUND), pull=0.5)
 
 
-def test_personal_sgd_stays_plain() -> None:
-    ours = personal_work(RunSettings.of({"momentum": 0.9, "weight-decay": 0.1}), replace(ROUND, personal_lambda=0.5))
-    assert (ours.momentum, ours.weight_decay) == (0.0, 0.0)
+@pytest.mark.parametrize(("parameters", "kept"), [("", (0.0, 0.0)), ("nesterov=true", (0.9, 0.1))])
+def test_personal_sgd_stays_plain_unless_it_has_further_parameters(parameters: str, kept: tuple[float, float]) -> None:
+    settings = RunSettings.of({"momentum": 0.9, "weight-decay": 0.1, "optimizer-parameters": parameters})
+    ours = personal_work(settings, replace(ROUND, personal_lambda=0.5))
+    assert (ours.momentum, ours.weight_decay) == kept
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Files that cannot be predicted are refused, by line and column, and no file of predictions is left."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -34,10 +35,23 @@ def renamed(old: str, new: str) -> list[str]:
 
 
 MALFORMED: dict[str, tuple[list[str] | bytes, tuple[str, ...]]] = {
-    "a text for a number": (line(7, age="old"), ("1 of 30 rows", "line 7, column 'age' holds 'old'", "not a number")),
+    "a text for a number": (
+        line(7, age="old"),
+        (
+            "1 of 30 rows cannot be read: correct it, or leave it out",
+            "line 7, column 'age' holds 'old'",
+            "not a number",
+        ),
+    ),
     "several cells": (
         lines(4, 9, age="old", dose="much"),
-        ("2 of 30 rows", "line 4, column 'age'", "line 4, column 'dose'", "line 9, column 'age'", "line 9, column 'd"),
+        (
+            "2 of 30 rows cannot be read: correct them, or leave them out",
+            "line 4, column 'age'",
+            "line 4, column 'dose'",
+            "line 9, column 'age'",
+            "line 9, column 'd",
+        ),
     ),
     "texts for most numbers": (lines(*range(2, 30), age="x"), ("28 of 30 rows", "line 2, column 'age'", "and 8 more")),
     "a decimal comma": (line(3, dose="0,51"), ("line 3, column 'dose' holds '0,51'", "files have decimal points")),
@@ -80,12 +94,24 @@ def test_a_malformed_file_is_refused(run: fairbloom.Run, what: str, new: Path) -
 def test_a_file_is_predicted_once_its_lines_are_corrected(run: fairbloom.Run, new: Path) -> None:
     predictor, out = load_predictor(run.folder, client="north"), new.with_name("out.csv")
     new.write_text("\n".join(line(7, age="old")), encoding="utf-8")
-    with pytest.raises(FairbloomError, match="correct them, or leave them out"):
+    with pytest.raises(FairbloomError, match="correct it, or leave it out"):
         predictor.predict_file(new, out)
     new.write_text("\n".join(GOOD), encoding="utf-8")
     assert predictor.predict_file(new, out) == 30
     new.write_text("\n".join([*GOOD[:6], *GOOD[7:]]), encoding="utf-8")
     assert predictor.predict_file(new, out) == 29
+    assert [predictor.describe(count).partition(",")[0] for count in (1, 29)] == ["1 prediction", "29 predictions"]
+
+
+def test_one_column_that_is_not_looked_at_is_one_in_the_words_of_an_error(run: fairbloom.Run, new: Path) -> None:
+    new.write_text("\n".join(renamed("dose", "patient_2")), encoding="utf-8")
+    predictor = load_predictor(run.folder, client="north")
+    with pytest.raises(FairbloomError, match="patient, outcome may be there, and are not looked at"):
+        predictor.predict_file(new, new.with_name("out.csv"))
+    assert predictor.preprocessing is not None
+    alone = replace(predictor, preprocessing=replace(predictor.preprocessing, ignored=()))
+    with pytest.raises(FairbloomError, match=r"; outcome may be there, and is not looked at"):
+        alone.predict_file(new, new.with_name("out.csv"))
 
 
 def test_a_missing_value_is_no_error_where_training_filled_it_in(together: fairbloom.Run, new: Path) -> None:

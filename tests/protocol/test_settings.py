@@ -55,6 +55,7 @@ def test_settings_are_frozen_travel_and_are_changed_by_a_copy() -> None:
         ({"seed": "x"}, "seed = 'x'"),
         ({"seed": True}, "seed = True"),
         ({"own-settings": "mine.share"}, "'mine.share': write it as KEY=VALUE"),
+        ({"own-settings": "=3"}, "'=3': write it as KEY=VALUE"),
     ],
 )
 def test_impossible_settings_are_refused_by_key_and_value(config: dict[str, Any], words: str) -> None:

@@ -20,6 +20,7 @@ from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
+from tests.docs.pages import ROOT
 
 SETTINGS: dict[str, Any] = {"task": "digits", "clients": 2, "num-rounds": 1, "device": "cpu", "fraction": 1.0}
 
@@ -41,6 +42,12 @@ def test_a_misfit_names_both_numbers_and_the_remedy(theirs: object, remedy: str)
     assert str(error.value).endswith(remedy)
     assert f"speaks protocol {theirs!r}"[:30] in str(error.value)
     assert len(str(error.value)) < 300
+
+
+def test_the_page_on_upgrades_quotes_what_a_client_of_today_says() -> None:
+    with pytest.raises(MisfitError) as error:
+        check_protocol({KEY: PROTOCOL + 1})
+    assert f"`{error.value}`" in " ".join((ROOT / "docs/upkeep.md").read_text().split())
 
 
 def test_a_number_that_is_sent_is_none_of_the_terms() -> None:

@@ -159,7 +159,7 @@ def test_a_lost_machine_has_its_shard_computed_by_another_one_and_stacked_client
     np.testing.assert_allclose(updates, loop.updates.vectors.blocks[0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("key", ["task", "model", "partition"])
+@pytest.mark.parametrize("key", ["task", "model", "optimizer", "partition", "client-rule"])
 def test_what_only_a_notebook_has_is_told_with_the_remedy(key: str) -> None:
     with pytest.raises(FairbloomError, match=rf"^{key} = '__main__:net': .* name it mine:net$"):
         RayClients(FedAvg(), {**config_of(), key: "__main__:net"})

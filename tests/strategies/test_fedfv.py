@@ -42,6 +42,15 @@ def test_two_clients_by_hand() -> None:
     np.testing.assert_allclose(step(FedFV(alpha=0.0, tau=0), U), expected, rtol=1e-12)
 
 
+def test_a_step_of_three_clients_may_raise_a_loss_by_hand() -> None:
+    """So its page promises no common descent: a projection off one update brings back a conflict with another."""
+    # u'_1 = 0, u'_2 = (0, 4/5), u'_3 = (1/5, 0), and ⟨u_1, (1/5, 4/5)⟩ < 0
+    U = np.array([[-2.0, -1.0], [0.0, 1.0], [1.0, 0.0]])
+    g = step(FedFV(alpha=0.0, tau=0), U, losses=[1.0, 2.0, 3.0])
+    np.testing.assert_allclose(g / g.sum(), [0.2, 0.8], rtol=1e-12)
+    assert U[0] @ g < 0.0
+
+
 def test_the_top_loss_client_keeps_its_update_by_hand() -> None:
     # alpha = 0.1 of two clients: position ⌈0.9⌉ = 1 is kept, the higher loss; u'_1 = (½, ½), u'_2 = (-1, 1)
     U = np.array([[1.0, 0.0], [-1.0, 1.0]])

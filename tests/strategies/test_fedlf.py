@@ -445,6 +445,13 @@ def test_what_is_no_mapping_is_refused_by_name_and_value(groups: Any) -> None:
     assert repr(groups) in str(refused.value)
 
 
+@pytest.mark.parametrize("group", [["first"], {"layer": 1}, None])
+def test_a_group_that_is_no_name_is_refused_before_the_first_round(group: Any) -> None:
+    with pytest.raises(ValueError, match=r"^groups\['bias'\] must be the name of a group.*, got ") as refused:
+        FedLF(groups={"weight": 1, "bias": group})
+    assert repr(group) in str(refused.value)
+
+
 def test_a_run_has_its_groups_as_text() -> None:
     text = "0.weight=first 0.bias=first 2.weight=second 2.bias=second"
     settings = Settings.of({"task": "digits", "model": "mlp", "method": "fedlf", "fedlf.groups": text})

@@ -180,6 +180,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "rows that are not there": (Examples.of(TensorDataset(X, Y), rows=torch.tensor([6])), "torch.int64 from 0 to 5"),
     "no rows": (Examples.of(TensorDataset(X, Y), rows=torch.arange(0)), "there is none"),
     "an empty dict": (Examples({}, Y), "inputs are an empty dict"),
+    "a number for a name": (Examples({0: X}, Y), "inputs has the key 0: tensors in a dict have the names of"),  # type: ignore[dict-item]
     "a list": (Examples([X, X], Y), "inputs must be a torch.Tensor, got list; several tensors are a tuple"),  # type: ignore[arg-type]
     "one of several too short": (Examples({"x": X, "mask": X[:5]}, Y), r"5 inputs\[mask\] and 6 targets"),
     "one of several with NaN": (Examples((X, X / 0), Y), r"inputs\[1\] hold NaN"),

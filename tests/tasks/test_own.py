@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,15 @@ from torch.nn.functional import cross_entropy
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.tasks import Examples, Setup, Splits, Task, TaskInfo, find_task, load_task
+from fairbloom.tasks import (
+    Examples,
+    Setup,
+    Splits,
+    Task,
+    TaskInfo,
+    find_task,
+    load_task,
+)
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.task import is_highest
 from tests.experiments.helpers import fairbloom
@@ -208,6 +217,25 @@ def test_a_loss_that_is_not_of_each_example_is_said(loss: Any, shape: str) -> No
 def test_clients_need_names(clients: Any, words: str) -> None:
     with pytest.raises(FairbloomError, match=words):
         task_with(Splits(GOOD, GOOD), clients=clients)
+
+
+@pytest.mark.parametrize(
+    ("what", "given"), [("clients", "ward"), ("class_names", "no"), ("groupings['sex']", {"sex": "mf"})]
+)
+def test_a_text_is_not_taken_for_the_names_that_its_letters_would_be(what: str, given: Any) -> None:
+    key, text = what.partition("[")[0], given["sex"] if isinstance(given, dict) else given
+    words = f"task = 'hers:task': {what} = {text!r} must be a tuple of names: write ({text!r},)"
+    with pytest.raises(FairbloomError, match=re.escape(words)):
+        task_with(Splits(GOOD, GOOD), **{key: given})
+
+
+def test_the_one_client_of_a_users_class_may_be_written_as_a_list_and_not_as_a_text() -> None:
+    made = mine.Wards(Setup.of({"clients": 1}))
+    made.clients = ["east"]  # type: ignore[assignment]
+    assert guard_task("hers:Wards", Task.of(made)).clients == ("east",)
+    made.clients = "east"  # type: ignore[assignment]
+    with pytest.raises(FairbloomError, match="clients = 'east' must be a tuple of names"):
+        guard_task("hers:Wards", Task.of(made))
 
 
 def test_one_bad_client_of_a_task_of_ones_own_is_named_and_the_others_go_on(

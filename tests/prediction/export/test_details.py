@@ -185,6 +185,18 @@ class Eigenvalues(nn.Module):
         return outputs
 
 
+class InBfloat16(nn.Module):
+    """ONNX has its operator, and ONNX Runtime computes it in other precisions alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2).bfloat16()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs.bfloat16())
+        return outputs
+
+
 class Disagreeing(nn.Module):
     """It computes something else when it is exported."""
 
@@ -212,10 +224,13 @@ def test_a_module_that_pytorch_cannot_follow_is_named_with_its_cause_and_what_wo
     export(predictor, "safetensors", tmp_path / "out")  # as the message says
 
 
-def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "named"), [(Eigenvalues, "linalg_eigh"), (InBfloat16, "Gemm")])
+def test_an_operator_that_onnx_or_its_runtime_lacks_is_named(
+    model: type[nn.Module], named: str, tmp_path: Path
+) -> None:
     needs("onnxscript", "onnxruntime")
-    predictor = predictor_of(tmp_path, Eigenvalues(), AGE)
-    with pytest.raises(FairbloomError, match=r"exported to onnx: .*linalg_eigh.* export to torch or safetensors"):
+    predictor = predictor_of(tmp_path, model(), AGE)
+    with pytest.raises(FairbloomError, match=rf"exported to onnx: .*{named}.* export to torch or safetensors"):
         export(predictor, "onnx", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     export(predictor, "torch", tmp_path / "out")
