@@ -74,7 +74,7 @@ lint: setup ## check style, types, the direction of imports and what is known to
 	cd $(SHIPPED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 	cd $(SHIPPED) && $(CURDIR)/$(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml
 
-audit: ## look what is locked up in a vulnerability database, where one can be reached
+audit: ## look every locked package up in a database of vulnerabilities, where one can be reached
 	$(PYTHON) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python $(INSTALL) --require-hashes --requirement locks/audit.lock
 	$(VENV)/audit/bin/python locks/audit.py requirements.lock locks/*.lock
@@ -108,6 +108,6 @@ sbom: ## copy the lists of what is in the images, which must be built, to dist/
 	for image in client server; do docker run --rm --network none --entrypoint cat fairbloom-$$image \
 		/usr/share/sbom/fairbloom-$$image.cdx.json > dist/fairbloom-$$image.cdx.json || exit 1; done
 
-clean: ## remove the virtual environment, caches and runs
+clean: ## remove virtual environments, runs, caches and all that was built
 	rm -rf $(VENV) .venv-latest runs dist docs/_build docs/methods .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -133,9 +133,9 @@ INDEX = """\
 # Methods
 
 {count} methods, each a Flower strategy that turns the clients' losses, the inner products of their updates and what it
-remembers into one coefficient per update. `fairbloom methods` prints them as well. The
-[common options](../api/methods.md) go with every one of them: FedFV with `proximal_mu`, for example, or TERM with
-personal models by `personal_lambda`.
+remembers into one coefficient per update, or one for each of its arrays. `fairbloom methods` prints them as well. The
+[common options](../api/methods.md) go with all of them, as `proximal_mu` with FedFV, or personal models with TERM by
+`personal_lambda`; a method that cannot have one refuses it by name.
 
 ```{{toctree}}
 :hidden:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from typer.testing import CliRunner
 
 from docs import toy
@@ -16,8 +18,11 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.catalogue import describe
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg
 from fairbloom.tasks import TASKS, load_task
+
+from .pages import ROOT
 
 ALWAYS = ("title", "summary", "explanation", "formula", "source", "weighting")
 JUDGED = ("objective", "good_for", "hurts_when", "memory", "cost")
@@ -211,9 +216,38 @@ def test_a_figure_is_the_same_file_every_time() -> None:
     assert toy.drawn("afl", "AFL") == first
 
 
+AS_THEY_ARE = [name for name in METHODS if "clients written for Flower's own FedAvg will do" in needs(describe(name))]
+
+
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_clients_that_are_written_for_flowers_fedavg_will_do(name: str) -> None:
+    clients = ClientApp()
+
+    @clients.train()
+    def train(message: Message, context: Context) -> Message:
+        w = message.content["arrays"]["w"].numpy()  # type: ignore[union-attr]
+        arrays = ArrayRecord({"w": Array(w - 0.1 * (w - float(context.node_config["partition-id"])))})
+        metrics = MetricRecord({"num-examples": 10})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @clients.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 5, "loss": 1.0})}), reply_to=message)
+
+    initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
+    result = METHODS[name]().start(InProcessGrid(clients, {}, clients=3), initial, num_rounds=2)
+    assert (result.arrays["w"].numpy() < 9.0).all()
+
+
+def test_the_first_page_names_such_a_method_for_clients_that_stay_as_they_are() -> None:
+    (title,) = re.findall(r"Put `(\w+)\(\)` where `FedAvg\(\)` stood", (ROOT / "docs" / "index.md").read_text())
+    assert title.lower() in AS_THEY_ARE
+
+
 def test_a_page_says_what_a_server_optimizer_takes_from_its_method() -> None:
-    for name in ("fedmgda", "fedmgdaplus", "mgdaprox", "fedfv", "adafed", "fedmdfg", "fedlf"):
+    for name in ("fedmgda", "fedmgdaplus", "mgdaprox", "adafed", "fedmdfg", "fedlf"):
         assert f"(../server-optimizers.md)\n  - One thing no longer holds: {COMMON_DESCENT}." in page(describe(name))
+    assert "One thing no longer holds: its step is as long as the mean update," in page(describe("fedfv"))
     for name in ("qfedavg", "qfedsgd"):
         assert "One thing no longer holds: the length of its step follows from" in page(describe(name))
     for name in ("fedfa", "feddyn"):

@@ -1,9 +1,12 @@
-"""The page on run folders has the files that are declared."""
+"""The page on run folders has the files that are declared, and the columns of its tables."""
 
+import re
 from pathlib import Path
 
 from docs.run_folder import PAGE, format_rows, update_page
 from fairbloom.server.run_folder.files import ENTRIES, Entry
+from fairbloom.server.run_folder.rows import client_columns, round_columns
+from fairbloom.strategies import SCAFFOLD, VRed
 
 
 def test_the_table_of_files_is_the_declared_one() -> None:
@@ -20,3 +23,11 @@ def test_a_file_that_is_added_is_on_the_page(tmp_path: Path) -> None:
     head, _, rest = PAGE.read_text().partition(format_rows())
     outdated = head + "| `gone.json` | nothing |\n" + rest
     assert update_page(outdated) == PAGE.read_text()
+
+
+def test_the_page_names_every_column() -> None:
+    """Those of the measures of a score are in a table of their own."""
+    of_clients = client_columns(validated=True, threshold=True, personal=True, disparity=True)
+    of_rounds = (*round_columns(VRed(clip_updates=5.0)), *round_columns(SCAFFOLD()))
+    named = re.findall(r"`(\w+)`", PAGE.read_text())
+    assert {*of_clients, *(each for each in of_rounds if not each.startswith("test_"))} <= {*named}

@@ -8,7 +8,7 @@ from my_app.task import Net, load_data
 from my_app.task import test as test_fn
 from my_app.task import train as train_fn
 
-app = fair(train_fn, test_fn)  # in place of app = ClientApp(): every method works with these functions
+app = fair(train_fn, test_fn)  # in place of app = ClientApp(): it answers what methods ask of a client
 train_fn = app.train_fn
 
 
