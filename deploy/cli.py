@@ -56,7 +56,9 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder; keep it safe, it holds the CA's key.")],
     host: Annotated[list[str], typer.Option(help="Name or address of the SuperLink, as clients reach it.")],
     fleet_port: Annotated[int, typer.Option(help="Port that clients connect to.")] = 9092,
-    control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Control API, as you reach it.")] = "127.0.0.1:8000",
+    control: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the control API, as you reach it.")
+    ] = "127.0.0.1:8000",
     listen: Annotated[str, typer.Option(metavar="HOST", help="Where the server listens for clients.")] = "0.0.0.0",  # noqa: S104
     days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
 ) -> None:
@@ -358,7 +360,7 @@ def doctor(
     ] = None,
     folder: DirOption = HERE,
 ) -> None:
-    """Check clocks, certificates, ports, versions and disk. Exits with 1 if something is wrong."""
+    """Check clocks, certificates, keys, ports, versions, disk and the audit log. Exits with 1 if something is wrong."""
     from rich.console import Console
 
     from .device.client import ClientSettings

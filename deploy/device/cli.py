@@ -40,7 +40,9 @@ def run(
         str | None, typer.Option(help="Name of this client where none was registered with its key.")
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of its data.")] = None,
-    state_dir: Annotated[str | None, typer.Option(help="Folder of what it keeps from round to round.")] = None,
+    state_dir: Annotated[
+        str | None, typer.Option(help="Folder of what it keeps between rounds, and of final models.")
+    ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Connect without TLS.")] = None,
     isolated: Annotated[
         bool | None, typer.Option("--isolated", help="Answer each message in a forked process.")

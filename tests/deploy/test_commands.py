@@ -1,5 +1,6 @@
-"""The commands of a federation begin at once: they import no library that their users would wait for in vain."""
+"""Commands begin at once: those of a federation import no library in vain, and Ctrl-C while one begins ends it."""
 
+import signal
 import subprocess
 import sys
 
@@ -34,6 +35,30 @@ def test_they_import_no_pytorch_and_end_as_the_whole_command_line_does(
     printed = capfd.readouterr()
     assert done.stdout.replace("-c deploy", "fairbloom deploy").split() == [*printed.out.split(), "False"]
     assert (done.returncode, done.stderr) == (end.value.code, printed.err)
+
+
+INTERRUPTED = """
+import signal
+import sys
+
+class Interrupt:
+    def find_spec(name, path=None, target=None):
+        if name == "{}":
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.modules.pop("{}", None)
+sys.meta_path.insert(0, Interrupt)
+from fairbloom.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["importlib.metadata", "typer", "fairbloom.command"])
+def test_ctrl_c_while_a_command_imports_what_it_needs_ends_it_in_silence(module: str) -> None:
+    program = INTERRUPTED.replace("{}", module)
+    done = subprocess.run([sys.executable, "-c", program, "methods"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_there_are_no_others() -> None:

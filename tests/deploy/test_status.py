@@ -16,12 +16,12 @@ from flwr.server.superlink.linkstate import linkstate_factory
 from rich.console import Console
 
 from benchmarks.flower import ROOT, wait_until
+from benchmarks.processes import free_port
 from fairbloom.deploy.flower.server.run_state import RunState
 from fairbloom.deploy.operator import status
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.status import PROGRESS, render, survey
-from fairbloom.deploy.processes import free_port
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -122,7 +122,7 @@ def test_the_keys_of_the_json_are_those_of_the_guide(served: Served) -> None:
     runs = {"run-id", "status", "status-details", "elapsed", "fab-id", *PROGRESS, "unknown"}
     assert set(found["runs"][0]) == runs
     (client,) = found["clients"]
-    for key in [*found, *runs, *client, *found["disk"], *(found["turned-away"] or [{"what": ""}])[0]]:
+    for key in [*found, "error", *runs, *client, *found["disk"], *(found["turned-away"] or [{"what": ""}])[0]]:
         assert f"`{key}`" in section, key
 
 
@@ -177,7 +177,9 @@ def test_a_server_that_is_away_is_said_and_looked_for_again(tmp_path: Path) -> N
     away = Federation.init(tmp_path / "away", ["localhost"], free_port(), f"127.0.0.1:{free_port()}", 10)
     looks = status._repeat_survey(away, 0.01)
     for _ in range(2):
-        assert "cannot be reached: is fairbloom server up there?" in next(looks)["error"]
+        found = next(looks)
+        assert set(found) == {"at", "error"}
+        assert "cannot be reached: is fairbloom server up there?" in found["error"]
 
 
 def test_what_was_seen_last_stays_below_the_error(served: Served) -> None:
