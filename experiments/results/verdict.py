@@ -116,12 +116,12 @@ class _Words:
         best = max(worst, key=lambda method: worst[method].mean)
         if worst[best].mean <= 0.0:
             return [f"With this seed no method does better than {self._base} for {self._who}."]
-        return [f"With this seed {best} does best for {self._who}: {self._points(worst[best].mean)} better."]
+        return [f"With this seed {best} does best for {self._who}: {_points(worst[best].mean, self._score)} better."]
 
     def lifts(self, method: str, found: Difference) -> str:
         """Return by how much a method clearly helps the worst served, and what becomes of the others."""
         verb = "lifts" if self._score.higher_is_better else "lowers"
-        text = f"{method} {verb} {self._what}{self._who} by {self._sized(found)}{self._of_others(method)}"
+        text = f"{method} {verb} {self._what}{self._who} by {_sized(found, self._score)}{self._of_others(method)}"
         if found.enough is not None and found.enough < found.seeds:
             text += f"; {_number(found.enough)} seeds of {_number(found.seeds)} would do"
         return f"{text}."
@@ -138,7 +138,7 @@ class _Words:
         """Return the methods that are clearly better, or worse, for the worst served."""
         if not methods:
             return []
-        sizes = [f"{method} by {self._sized(worst[method])}" for method in methods]
+        sizes = [f"{method} by {_sized(worst[method], self._score)}" for method in methods]
         return [f"Clearly {how} {self._whom}{' as well' if how.startswith('better') else ''}: {_shortened(sizes)}."]
 
     def not_told(self, methods: Sequence[str], worst: Mapping[str, Difference], *, everyone: bool) -> list[str]:
@@ -157,9 +157,9 @@ class _Words:
         if found.mean <= 0.0:
             none = f"{others[0]} is not" if len(others) == 1 else "None of the others is"
             return [*sentences, f"{none} better for {self._whom} on average."] if everyone else sentences
-        seen = f"The difference of {largest} is {self._sized(found)}"
+        seen = f"The difference of {largest} is {_sized(found, self._score)}"
         if len(others) > 1:
-            seen = f"The largest gain of these is that of {largest}, {self._sized(found)}"
+            seen = f"The largest gain of these is that of {largest}, {_sized(found, self._score)}"
         chance = ""
         if found.low > 0.0 and len(worst) > 1:
             chance = (
@@ -169,10 +169,18 @@ class _Words:
 
     def gaps(self) -> list[str]:
         """Return which methods have clearly narrower, or wider, gaps between groups over all clients."""
-        gaps = self._comparison.gaps_compared.items()
+        scores = self._comparison.gaps_compared
+        found = {gap: self._comparison.differences(gap) for gap in scores}
+        open_still = [gap for gap in scores if not any(each.clear for each in found[gap].values())]
+        told = [[gap] for gap in scores if gap not in open_still]
         return [
-            self.by(f"the {measure_title(gap, 0)} between groups", self._comparison.differences(gap), score)
-            for gap, score in gaps
+            self.by(
+                f"the {_listed([measure_title(gap, 0) for gap in gaps])} between groups",
+                found[gaps[0]],
+                scores[gaps[0]],
+            )
+            for gaps in (*told, open_still)
+            if gaps
         ]
 
     def by(self, measure: str, found: Mapping[str, Difference], score: Score) -> str:
@@ -195,10 +203,10 @@ class _Words:
         except FairbloomError:  # there is but one client
             return ""
         if found.clear and found.mean < 0.0:
-            return f" and costs the others {self._sized(found)} on average"
+            return f" and costs the others {_sized(found, self._score)} on average"
         if found.clear:
-            return f", and the others gain {self._sized(found)} on average"
-        return f"; whether the others gain or lose is open ({self._signed(found.mean)} on average)"
+            return f", and the others gain {_sized(found, self._score)} on average"
+        return f"; whether the others gain or lose is open ({_signed(found.mean, self._score)} on average)"
 
     def _seeds_for(self, found: Difference) -> str:
         """Return how many seeds would tell a difference of a size."""
@@ -216,15 +224,6 @@ class _Words:
         names = [name for name, _ in Counter(name for each in served for name in sorted(each)).most_common()]
         return names if len(names) <= MOST_NAMED else []
 
-    def _sized(self, found: Difference) -> str:
-        return _sized(found, self._score)
-
-    def _points(self, value: float) -> str:
-        return _points(value, self._score)
-
-    def _signed(self, value: float) -> str:
-        return f"+{self._points(value)}" if value > 0.0 else self._points(value)
-
 
 def _sized(found: Difference, score: Score) -> str:
     """Return the size of a difference with its interval, both without their sign where the difference is clear."""
@@ -233,6 +232,10 @@ def _sized(found: Difference, score: Score) -> str:
         return _points(sign * found.mean, score)
     low, high = sorted((sign * found.low, sign * found.high))
     return f"{_points(sign * found.mean, score)} ({_plain(low, score)} to {_plain(high, score)})"
+
+
+def _signed(value: float, score: Score) -> str:
+    return f"+{_points(value, score)}" if value > 0.0 else _points(value, score)
 
 
 def _points(value: float, score: Score) -> str:
