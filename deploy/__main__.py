@@ -2,13 +2,18 @@
 
 import sys
 
+import typer
+
 from fairbloom.errors import FairbloomError
+from fairbloom.help import restore_help
 
 from .cli import app, client
 
 app.add_typer(client, name="client")
+command = typer.main.get_command(app)
+restore_help(command)
 try:
-    app(prog_name="python -m fairbloom.deploy")
+    command(prog_name="python -m fairbloom.deploy")
 except FairbloomError as error:
     print(f"fairbloom: {error}", file=sys.stderr)
     sys.exit(2)

@@ -1,20 +1,17 @@
 """What all commands of `fairbloom` have in common: how errors, Ctrl-C and Flower's log lines reach the user."""
 
-import inspect
 import logging
 import os
 import signal
 import sys
 
-import click
 import typer
 from flwr.app import Message  # noqa: F401 (with Flower comes its logger, whose level and colours are set below)
 from rich.console import Console
 from rich.markup import escape
-from typer.core import TyperArgument
-from typer.models import ArgumentInfo
 
 from fairbloom.errors import FairbloomError
+from fairbloom.help import restore_help
 from fairbloom.logs import colour_on_terminals_alone
 
 errors = Console(stderr=True)
@@ -60,17 +57,3 @@ def run_command(app: typer.Typer) -> None:
     except FairbloomError as error:
         errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)
         sys.exit(CORRECTABLE)
-
-
-def restore_help(command: click.Command) -> None:
-    """Give the arguments of a command, and of those in it, the help that click 8.5 takes from those of typer 0.20.
-
-    Flower needs a typer before 0.21, and any click 8.
-    """
-    for each in command.commands.values() if isinstance(command, click.Group) else ():
-        restore_help(each)
-    declared = inspect.signature(command.callback, eval_str=True).parameters if command.callback else {}
-    for argument in command.params:
-        if isinstance(argument, TyperArgument) and argument.help is None:
-            notes = getattr(declared[str(argument.name)].annotation, "__metadata__", ())
-            argument.help = next((note.help for note in notes if isinstance(note, ArgumentInfo)), None)

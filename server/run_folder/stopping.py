@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fairbloom.protocol import names
+from fairbloom.protocol.parameters import SettingsError
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
@@ -43,7 +44,14 @@ class EarlyStopping:
         return cls(patience, score, serves) if patience else None
 
     def observe(self, finished: Round) -> None:
-        """Look at a round; one without validation scores changes nothing."""
+        """Look at a round; one without validation scores changes nothing.
+
+        Raises
+        ------
+        SettingsError
+            When `patience` rounds are over and none of the clients that were evaluated has had a validation score: the
+            run would never stop early.
+        """
         metric = f"{self.score.name}-{names.VALIDATION}"
         values = scores_by_client(
             finished, self.score, metric if self.serves == "global" else f"{metric}-{names.PERSONAL}"
@@ -52,6 +60,12 @@ class EarlyStopping:
             mean, self.last = summarize(values)["mean"], finished.number
             if self.best is None or self.score.better(mean, self.best) > 0.0:
                 self.best, self.best_round = mean, finished.number
+        elif self.best is None and finished.evaluations and finished.number >= self.patience:
+            raise SettingsError(
+                f"early-stopping = {self.patience} goes by the mean validation {self.score.name}, and up to round "
+                f"{finished.number} no client has reported any: give the clients validation examples (where they have "
+                "few examples, by a larger validation-share), or set early-stopping = 0"
+            )
 
     @property
     def reason(self) -> str:

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -12,6 +13,8 @@ from fairbloom.__main__ import FEDERATIONS
 from fairbloom.command import new_app
 from fairbloom.deploy.cli import add_commands
 from tests.checkout import ROOT
+
+from .commands import client_command
 
 LOADED = """
 import sys
@@ -70,3 +73,9 @@ def test_there_are_no_others() -> None:
     assert {name: command.get_short_help_str() for name, command in commands.items()} == {
         name: whole[name].get_short_help_str() for name in commands
     }
+
+
+def test_a_devices_help_says_what_each_argument_is(tmp_path: Path) -> None:
+    """By `python -m fairbloom.deploy`, where the whole command line is not installed, as in the client's image."""
+    done = client_command("keys", "--help", folder=tmp_path)
+    assert "What the federation will" in done.stdout, done.stderr

@@ -21,8 +21,8 @@ from typer.core import TyperArgument
 
 from fairbloom import __version__
 from fairbloom.cli import app, settings_of
-from fairbloom.command import restore_help
 from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
+from fairbloom.help import restore_help
 from fairbloom.protocol.settings import SETTINGS, Value, parsed
 from fairbloom.rounds.round import Round
 from fairbloom.server.checkpoint import list_checkpoints

@@ -16,6 +16,7 @@ from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.tasks import mine
 
 from .helpers import table
 
@@ -178,6 +179,15 @@ def test_it_needs_validation_examples_and_evaluations() -> None:
     with pytest.raises(SettingsError, match=r"early-stopping = 5 has no effect with evaluate-every = 0.*set evaluate"):
         Settings.of({"early-stopping": 5, "validation-share": 0.2, "evaluate-every": 0})
     assert Settings.of({"early-stopping": 5, "validation-share": 0.2}).early_stopping == 5
+
+
+def test_a_run_whose_clients_have_no_validation_examples_ends_with_an_error_and_goes_on_without(tmp_path: Path) -> None:
+    """It would never stop early, whatever was set."""
+    task = {"task": f"{mine.__name__}:line", "learning-rate": 0.01, "num-rounds": 6}
+    with pytest.raises(SettingsError, match=r"up to round 2 no client has reported any: .* or set early-stopping = 0"):
+        run(tmp_path / "run", **task, **{"early-stopping": 2})
+    assert fairbloom.load(tmp_path / "run").state != "finished"
+    assert fairbloom.load(run(tmp_path / "run", **task, **{"early-stopping": 0})).rounds_done == 6
 
 
 def test_on_round_ends_a_run_as_finished_by_stop_run(tmp_path: Path) -> None:

@@ -15,12 +15,15 @@ import pytest
 import tomli_w
 from flwr.app import Array, ArrayRecord
 
+from fairbloom.protocol.parameters import SettingsError
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ENGINE, is_finished, write_first_files
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.rows import client_columns, round_columns
+from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.run_folder.values import Beginning
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import Round
@@ -676,3 +679,23 @@ def test_a_damaged_record_of_the_engine_is_refused_with_its_file_and_a_remedy(tm
     (tmp_path / "engine.json").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"engine\.json cannot be read: .*Restore it from a copy, or delete it"):
         ENGINE.read(tmp_path)
+
+
+# Early stopping -----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_enough_that_one_client_has_a_validation_score_in_one_of_the_first_rounds() -> None:
+    stopping, validated = EarlyStopping(3, ACCURACY), {"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}
+    stopping.observe(a_round(1))
+    stopping.observe(a_round(2, evaluations=validated))
+    stopping.observe(a_round(3))
+    stopping.observe(a_round(4))
+    assert (stopping.best, stopping.best_round, stopping.reason) == (50.0, 2, "")
+
+
+def test_rounds_that_nobody_evaluated_say_nothing_of_validation_examples() -> None:
+    stopping = EarlyStopping(2, ACCURACY)
+    for number in range(1, 6):
+        stopping.observe(a_round(number, evaluations={}))
+    with pytest.raises(SettingsError, match="up to round 6 no client has reported any"):
+        stopping.observe(a_round(6))

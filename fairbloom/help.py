@@ -1,0 +1,21 @@
+"""The help of commands' arguments, which one click of those that Flower takes leaves out."""
+
+import inspect
+
+import click
+from typer.core import TyperArgument
+from typer.models import ArgumentInfo
+
+
+def restore_help(command: click.Command) -> None:
+    """Give the arguments of a command, and of those in it, the help that click 8.5 takes from those of typer 0.20.
+
+    Flower needs a typer before 0.21, and any click 8.
+    """
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        restore_help(each)
+    declared = inspect.signature(command.callback, eval_str=True).parameters if command.callback else {}
+    for argument in command.params:
+        if isinstance(argument, TyperArgument) and argument.help is None:
+            notes = getattr(declared[str(argument.name)].annotation, "__metadata__", ())
+            argument.help = next((note.help for note in notes if isinstance(note, ArgumentInfo)), None)
