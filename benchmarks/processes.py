@@ -1,5 +1,6 @@
 """What the system tells of running processes, and the ports that they are given."""
 
+import atexit
 import contextlib
 import random
 import socket
@@ -8,7 +9,6 @@ from pathlib import Path
 
 # Systems give higher ones to outgoing connections, which could take a port between its choice and its use.
 PORTS = range(20_000, 32_768)
-_CLAIMED: list[socket.socket] = []
 
 
 def free_port() -> int:
@@ -22,7 +22,7 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as listener:
             claim.bind(("127.0.0.1", port))
             listener.bind(("127.0.0.1", port))
-            _CLAIMED.append(claim)
+            atexit.register(claim.close)
             return port
         claim.close()
 

@@ -9,35 +9,36 @@ import pytest
 from benchmarks import processes
 from benchmarks.processes import PORTS, free_port
 
-DRAW = "from benchmarks.processes import free_port; print(*(free_port() for _ in range(500)), flush=True); input()"
+DRAW = "from benchmarks.processes import free_port; print(*(free_port() for _ in range({})), flush=True); input()"
+
+
+def drawing(ports: int) -> subprocess.Popen[str]:
+    """Start a process that prints ports, and keeps them until it reads a line."""
+    command = [sys.executable, "-c", DRAW.format(ports)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen[str]) -> list[int]:
+    """Let a process end, and return what it drew."""
+    return [int(port) for port in process.communicate("\n")[0].split()]
 
 
 def test_processes_at_once_share_no_port() -> None:
     """500 each of 12,768: if they drew blindly, four would share about 120."""
-    drawing = [
-        subprocess.Popen([sys.executable, "-c", DRAW], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    drawn = [int(port) for process in drawing if process.stdout for port in process.stdout.readline().split()]
-    for process in drawing:
-        process.communicate("\n")
+    at_once = [drawing(500) for _ in range(4)]
+    first = [[int(port) for port in process.stdout.readline().split()] for process in at_once if process.stdout]
+    for process in at_once:
+        end(process)
+    drawn = [port for each in first for port in each]
     assert len(set(drawn)) == len(drawn) == 2000
     assert set(drawn) <= set(PORTS)
 
 
-def test_a_port_that_is_listened_on_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", free_port())) as listener, socket.create_server(("0.0.0.0", 0)) as wide:
-        free = free_port()
-        processes._CLAIMED.pop().close()
-        taken = listener.getsockname()[1], wide.getsockname()[1]
-        monkeypatch.setattr(processes, "PORTS", [*taken, free])
+def test_a_port_that_is_listened_on_or_was_given_before_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ports of a server were one and the same, once in many thousand times."""
+    (free,) = end(drawing(1))
+    given = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as narrow, socket.create_server(("0.0.0.0", 0)) as wide:
+        listened = [each.getsockname()[1] for each in (narrow, wide)]
+        monkeypatch.setattr(processes, "PORTS", [given, *listened, free])
         assert free_port() == free
-
-
-def test_a_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's two ports were one and the same, once in many thousand times."""
-    first = free_port()
-    second = free_port()
-    processes._CLAIMED.pop().close()
-    monkeypatch.setattr(processes, "PORTS", [first, second])
-    assert free_port() == second
