@@ -11,7 +11,6 @@ import contextlib
 import os
 import resource
 import socket
-import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -149,9 +148,8 @@ class Connections:
         """
         found = list[tuple[int, Place, int]]()
         for descriptor in self._descriptors():
-            place = self._place_of(descriptor)
-            with contextlib.suppress(OSError):  # it was closed in the meantime
-                if place is not None:
+            with contextlib.suppress(OSError), _borrowed(descriptor) as seen:  # which no socket is, or one that listens
+                if place := self._place_of(seen):
                     found.append((os.fstat(descriptor).st_ino, place, descriptor))
         for _, place, descriptor in sorted(found):
             yield place, descriptor
@@ -162,34 +160,33 @@ class Connections:
         except OSError:  # none is left to look with: all numbers are looked at, whether they are in use or not
             return range(self._most_descriptors)
 
-    def _place_of(self, descriptor: int) -> Place | None:
-        """Return the connection that a descriptor is, None where it is none of the ports'."""
-        try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                return None
-            seen = socket.socket(fileno=descriptor)
-        except OSError:  # it was closed in the meantime
+    def _place_of(self, seen: socket.socket) -> Place | None:
+        """Return the connection that a socket is, None where it is none of the ports'."""
+        if seen.family not in (socket.AF_INET, socket.AF_INET6) or seen.getsockname()[1] not in self._most_strangers:
             return None
-        try:
-            if (
-                seen.family not in (socket.AF_INET, socket.AF_INET6)
-                or seen.getsockname()[1] not in self._most_strangers
-            ):
-                return None
-            return _place(seen.getsockname()[1], *seen.getpeername()[:2])
-        except OSError:  # it listens, or was closed
-            return None
-        finally:
-            seen.detach()  # it is gRPC's or uvicorn's
+        return _place(seen.getsockname()[1], *seen.getpeername()[:2])
 
     def _close(self, descriptor: int, place: Place) -> None:
         """Let a connection end, as if the peer had hung up: who reads from it closes it."""
-        if self._place_of(descriptor) != place:
-            return
-        ended = socket.socket(fileno=descriptor)
-        with contextlib.suppress(OSError):  # the peer has hung up
-            ended.shutdown(socket.SHUT_RDWR)
-        ended.detach()
+        with contextlib.suppress(OSError), _borrowed(descriptor) as seen:  # which was closed, or the peer has hung up
+            if self._place_of(seen) == place:
+                seen.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Give the socket of a descriptor, which stays gRPC's or uvicorn's; they may close it at any time.
+
+    Raises
+    ------
+    OSError
+        The descriptor is no socket, or is closed.
+    """
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
 
 
 def _place(port: int, peer: str, peer_port: int) -> Place:

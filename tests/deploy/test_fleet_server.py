@@ -33,7 +33,7 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from grpc import StatusCode
 
-from benchmarks.flower import wait_until
+from benchmarks.flower import PATIENCE, wait_until
 from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.server import fleet
@@ -122,8 +122,8 @@ class Server:
             time.sleep(0.02)
 
     def look_until(self, condition: Callable[[], bool]) -> None:
-        """Look after the connections until something is so, a minute at most."""
-        until = time.monotonic() + 60
+        """Look after the connections until something is so."""
+        until = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < until
             self.look_for(0.1)
@@ -152,24 +152,24 @@ class Caller:
 
     def beat(self) -> bool:
         request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0)
-        return bool(self.stub.SendNodeHeartbeat(request, timeout=60).success)
+        return bool(self.stub.SendNodeHeartbeat(request, timeout=PATIENCE).success)
 
     def activate(self) -> Any:
         request = ActivateNodeRequest(public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=30.0)
-        return self.stub.ActivateNode(request, timeout=60)
+        return self.stub.ActivateNode(request, timeout=PATIENCE)
 
     def push(self, size: int) -> bool:
         request = PushObjectRequest(node=self.node, object_id="0" * 64, object_content=bytes(size))
-        return bool(self.stub.PushObject(request, timeout=60).stored)
+        return bool(self.stub.PushObject(request, timeout=PATIENCE).stored)
 
     def pull(self, run: int, object_id: str) -> bytes | None:
         request = PullObjectRequest(node=self.node, run_id=run, object_id=object_id)
-        answer = self.stub.PullObject(request, timeout=60)
+        answer = self.stub.PullObject(request, timeout=PATIENCE)
         return answer.object_content if answer.object_found else None
 
     def confirm(self, run: int, object_id: str) -> None:
         request = ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=object_id)
-        self.stub.ConfirmMessageReceived(request, timeout=60)
+        self.stub.ConfirmMessageReceived(request, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +257,7 @@ def test_a_client_tries_again_while_the_database_cannot_say_whose_key_it_is(
 def test_a_registered_node_is_served(server: Server) -> None:
     node = server.node()
     assert node.beat()
-    assert not node.stub.PullMessages(PullMessagesRequest(node=node.node), timeout=20).messages_list
+    assert not node.stub.PullMessages(PullMessagesRequest(node=node.node), timeout=PATIENCE).messages_list
     assert not node.push(5 * MB)  # of no reply that is under way
     assert server.refused() == set()
 
@@ -293,9 +293,9 @@ def test_only_parts_of_replies_are_large(server: Server, size: int) -> None:
     call = node.channel.unary_unary("/flwr.proto.Fleet/PullMessages")
     filled = PullMessagesRequest(node=node.node).SerializeToString() + b"\xfa\x7f" + _varint(size) + bytes(size)
     if size > gate.SMALL_CALL:
-        assert refusal(lambda: call(filled, timeout=20)).code() == StatusCode.RESOURCE_EXHAUSTED
+        assert refusal(lambda: call(filled, timeout=PATIENCE)).code() == StatusCode.RESOURCE_EXHAUSTED
     else:
-        assert call(filled, timeout=20) == b""
+        assert call(filled, timeout=PATIENCE) == b""
     assert refusal(lambda: node.push(LARGEST_CALL)).code() == StatusCode.RESOURCE_EXHAUSTED
     assert node.beat()
 
@@ -308,7 +308,7 @@ def _varint(number: int) -> bytes:
 def test_a_body_that_says_nothing_is_an_error(server: Server, content: bytes) -> None:
     node = server.node()
     call = node.channel.unary_unary("/flwr.proto.Fleet/PullMessages")
-    assert refusal(lambda: call(content, timeout=20)).code() in (
+    assert refusal(lambda: call(content, timeout=PATIENCE)).code() in (
         StatusCode.INVALID_ARGUMENT,
         StatusCode.UNAUTHENTICATED,
     )
@@ -328,7 +328,7 @@ def test_a_connection_has_a_few_bodies_under_way(server: Server, monkeypatch: py
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-        go.wait(20)
+        go.wait(PATIENCE)
         with lock:
             inside[0] -= 1
         return fleet.PushObjectResponse(stored=False)
@@ -338,10 +338,10 @@ def test_a_connection_has_a_few_bodies_under_way(server: Server, monkeypatch: py
     node, other = server.node(), server.node()
     with ThreadPoolExecutor(12) as threads:
         pushes = [threads.submit(node.push, 1000) for _ in range(6)]
-        wait_until(lambda: inside[0] >= 2, 20, lambda: str(inside))
+        wait_until(lambda: inside[0] >= 2, lambda: str(inside))
         assert node.beat()  # its sign of life does not wait behind its replies
         pushes += [threads.submit(other.push, 1000) for _ in range(2)]
-        wait_until(lambda: inside[0] >= 4, 20, lambda: str(inside))
+        wait_until(lambda: inside[0] >= 4, lambda: str(inside))
         go.set()
         assert not any(push.result() for push in pushes)
     assert most[0] == 4
@@ -381,7 +381,7 @@ def test_connections_end_on_which_nobody_shows_a_key(server: Server, monkeypatch
     half.sendall(b"\x16\x03\x01")
     talking = server.stranger.http2()
     server.connections.look()
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE
     while time.monotonic() < until and not (talking.gone and not any(is_open(each) for each in (silent, shaken, half))):
         talking.begin()  # which is refused, and keeps nothing
         talking.read(0.01)
@@ -413,13 +413,13 @@ def test_beyond_a_number_the_oldest_strangers_go_and_clients_stay(
 def test_during_a_flood_connections_are_looked_after_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LOOK_SECONDS", 3600.0)
     refused = server.stranger.plain()
-    wait_until(lambda: bool(dict(server.connections._connected())), 20)
+    wait_until(lambda: bool(dict(server.connections._connected())))
     server.connections.dismiss(server.port, *refused.getsockname()[:2])
     server.connections.look_when_due()
     assert not is_open(refused)
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.0)
     silent = server.stranger.plain()
-    wait_until(lambda: bool(dict(server.connections._connected())), 20)
+    wait_until(lambda: bool(dict(server.connections._connected())))
     server.connections.look()
     server.connections.look()  # it closes this one, so there may be more
     server.connections.look_when_due()
@@ -429,7 +429,7 @@ def test_during_a_flood_connections_are_looked_after_at_once(server: Server, mon
 def test_strangers_go_even_where_no_descriptor_is_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.0)
     stranger = server.stranger.plain()
-    wait_until(lambda: bool(dict(server.connections._connected())), 20)
+    wait_until(lambda: bool(dict(server.connections._connected())))
     server.connections.look()
     time.sleep(0.1)
     highest = max(int(file.name) for file in Path("/dev/fd").iterdir())
@@ -442,11 +442,31 @@ def test_strangers_go_even_where_no_descriptor_is_left(server: Server, monkeypat
     assert not is_open(stranger)
 
 
+def test_a_connection_that_is_closed_while_it_is_looked_at_does_not_keep_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.0)
+    port = free_port()
+    looking = Connections({port: 100}, DESCRIPTORS, RefusalLog(tmp_path))
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+        first, second = (listener.accept()[0] for _ in strangers)
+        with first, second, strangers[0], strangers[1]:
+            looking.look()
+            seen = list(looking._connected())
+            assert [descriptor for _, descriptor in seen] == [first.fileno(), second.fileno()]
+            monkeypatch.setattr(looking, "_connected", lambda: iter(seen))
+            place_of = looking._place_of
+            monkeypatch.setattr(looking, "_place_of", lambda given: (place_of(given), first.close())[0])
+            looking.look()
+            assert not is_open(strangers[1])
+
+
 def test_there_are_no_more_connections_than_half_of_the_descriptors(server: Server) -> None:
     with contextlib.suppress(OSError):
         for _ in range(server.connections.most + 50):
             server.stranger.plain()
-    wait_until(lambda: sum(1 for _ in server.connections._connected()) >= server.connections.most - 5, 20)
+    wait_until(lambda: sum(1 for _ in server.connections._connected()) >= server.connections.most - 5)
     time.sleep(0.5)
     assert sum(1 for _ in server.connections._connected()) <= server.connections.most
 
