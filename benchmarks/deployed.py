@@ -102,8 +102,7 @@ def measured(variant: str, clients: int, number: int) -> Iterator[list[str]]:
                 "device": "cpu",
             }
             with watched(there, lambda out=out: len(rounds(out))) as usage:
-                if there.submit(settings | {"out": str(out)}, seconds=1800) != 0:
-                    raise RuntimeError(f"{variant}, {what}: the run did not complete")
+                there.wait_for_end(there.submitting(settings | {"out": str(out)}), seconds=1800)
             rows = rounds(out)
             if any(row["missing"] or row["refused"] for row in rows):
                 raise RuntimeError(f"{variant}, {what}: replies are missing or refused")

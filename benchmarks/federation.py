@@ -14,7 +14,7 @@ from pathlib import Path
 from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.server.run_folder.files import ROUNDS
 
-from .flower import SCRIPTS, Flower, wait_until
+from .flower import PATIENCE, SCRIPTS, Flower, wait_until
 from .processes import family, free_port
 
 
@@ -79,7 +79,7 @@ class Deployment(Flower):
             cwd=self.home,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=PATIENCE,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
@@ -90,35 +90,31 @@ class Deployment(Flower):
         self.submitted = self.start("fairbloom", "deploy", "submit", *(("--app", str(app)) if app else ()), *words)
         return self.submitted
 
-    def submit(self, run_config: Mapping[str, object], seconds: float = 300.0) -> int:
-        return self.submitting(run_config).wait(timeout=seconds)
+    def submit(self, run_config: Mapping[str, object], app: Path | None = None, code: int = 0) -> None:
+        """Submit an app, or the installed Fairbloom, and wait for the end of the submission, with this exit code."""
+        self.wait_for_end(self.submitting(run_config, app), code)
 
     def submitted_run(self) -> str:
         """Return the id of the run that was submitted last."""
         said = re.compile(r"^run (\d+)$", re.MULTILINE)
-        wait_until(lambda: bool(said.search(self.log(self.submitted))), seconds=60)
+        wait_until(lambda: bool(said.search(self.log(self.submitted))))
         return said.findall(self.log(self.submitted))[0]
 
     def online(self) -> set[str]:
         rows = json.loads(self.fairbloom("deploy", "status", "--json").stdout)["clients"]
         return {row["client"] for row in rows if row["status"] == "online"}
 
-    def wait_for_clients(self, *names: str, seconds: float = 90.0) -> None:
+    def wait_for_clients(self, *names: str, seconds: float = PATIENCE) -> None:
         """Wait until these have been connected since they were started, which their nodes log."""
         for name in names:
             self.wait_for_words(self.clients[name], CONNECTED.decode(), seconds=seconds)
 
-    def log(self, process: subprocess.Popen[bytes]) -> str:
-        command = self.processes.index(process)
-        (file,) = self.home.glob(f"*-{command}.log")
-        return file.read_text()
-
-    def wait_for_words(self, process: subprocess.Popen[bytes], *words: str, seconds: float = 60.0) -> None:
+    def wait_for_words(self, process: subprocess.Popen[bytes], *words: str, seconds: float = PATIENCE) -> None:
         def said() -> bool:
             text = self.log(process)
             return all(word in text for word in words)
 
-        wait_until(said, seconds, lambda: f"not all of {words} in:\n{self.log(process)}")
+        wait_until(said, lambda: f"not all of {words} in:\n{self.log(process)}", seconds)
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a process and all it started, as a power cut does."""
@@ -227,5 +223,5 @@ def rounds(folder: Path) -> list[dict[str, str]]:
     return ROUNDS.read(folder)
 
 
-def wait_for_rounds(folder: Path, number: int, seconds: float = 120.0) -> None:
-    wait_until(lambda: len(rounds(folder)) >= number, seconds, lambda: f"{len(rounds(folder))} rounds in {folder}")
+def wait_for_rounds(folder: Path, number: int, seconds: float = PATIENCE) -> None:
+    wait_until(lambda: len(rounds(folder)) >= number, lambda: f"{len(rounds(folder))} rounds in {folder}", seconds)

@@ -15,6 +15,7 @@ from .processes import free_port
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
+PATIENCE = 600.0  # seconds to wait for what is sure to come: machines differ, and have other things to do
 
 
 class Flower:
@@ -51,6 +52,16 @@ class Flower:
         self.processes.append(process)
         return process
 
+    def log(self, process: subprocess.Popen[bytes]) -> str:
+        command = self.processes.index(process)
+        (file,) = self.home.glob(f"*-{command}.log")
+        return file.read_text()
+
+    def wait_for_end(self, process: subprocess.Popen[bytes], code: int = 0, seconds: float = PATIENCE) -> None:
+        """Wait until a process has ended, with this exit code."""
+        ended = process.wait(timeout=seconds)
+        assert ended == code, f"exit code {ended}:\n{self.log(process)[-3000:]}"
+
     def command(self, *command: str) -> str:
         done = subprocess.run(
             [self.scripts / "flwr", *command],
@@ -58,7 +69,7 @@ class Flower:
             cwd=self.home,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=PATIENCE,
         )
         return done.stdout
 
@@ -126,11 +137,13 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for_port(port: int, seconds: float = 60.0) -> None:
-    wait_until(lambda: listens(port), seconds, lambda: f"nothing listens on port {port}")
+def wait_for_port(port: int) -> None:
+    wait_until(lambda: listens(port), lambda: f"nothing listens on port {port}")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, otherwise: Callable[[], str] = lambda: "not so") -> None:
+def wait_until(
+    condition: Callable[[], bool], otherwise: Callable[[], str] = lambda: "not so", seconds: float = PATIENCE
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

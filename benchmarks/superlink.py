@@ -66,8 +66,7 @@ def measured(there: Deployment, out: Path, settings: Mapping[str, Any], number: 
     """Run, and give the table's cells: means over all rounds but the first two and the last."""
     run = there.submitting({**settings, "out": str(out), "num-rounds": number + 3})
     used = list(after_each_round(there, out, number + 2))[1:]
-    if run.wait(timeout=1800) != 0:
-        raise RuntimeError(f"the run did not complete:\n{there.log(run)}")
+    there.wait_for_end(run, seconds=1800)
     if any(row["missing"] or row["refused"] for row in rounds(out)):
         raise RuntimeError("replies are missing or refused")
     first, last = used[0], used[-1]

@@ -40,7 +40,7 @@ class Stranger:
 
     def plain(self) -> socket.socket:
         """Open a connection on which nothing is said."""
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         self._open.append(made)
         return made
 

@@ -83,7 +83,7 @@ def test_a_bundle_that_names_its_own_code_as_the_clients_app_runs_the_installed_
     out = there.home / f"run-{app.partition(':')[0]}"
     settings = {"clients": 2, "fraction": 1.0, "num-rounds": 1, "method": "ditto", "device": "cpu", "out": str(out)}
     submitted = there.submitting(settings, bundle)
-    assert submitted.wait(timeout=120) == 0, there.log(submitted)[-3000:]
+    there.wait_for_end(submitted)
     assert [row["replies_used"] for row in rounds(out)] == ["2"]
     assert len(table(out / "clients.csv")) == 2
     touched = [mark.name.partition("-") for mark in marks.iterdir()]
@@ -105,7 +105,7 @@ def test_a_bundle_that_says_it_is_of_another_version_runs_the_installed_code(the
     with (bundle / "client" / "app.py").open("a") as code:
         code.write(MARK.format(folder=str(marks), name="client.app.py"))
     settings = {"clients": 2, "fraction": 1.0, "num-rounds": 1, "device": "cpu", "out": str(out)}
-    assert there.submitting(settings, bundle).wait(timeout=120) == 0
+    there.submit(settings, bundle)
     assert [row["replies_used"] for row in rounds(out)] == ["2"]
     assert not {mark.name.partition("-")[0] for mark in marks.iterdir()} & clients_of(there)
     assert there.online() >= set(CLIENTS)

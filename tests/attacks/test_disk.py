@@ -68,7 +68,7 @@ def test_the_run_waits_for_room_and_ends_as_undisturbed(there: Deployment, tmp_p
     wait_for_rounds(out, 3)
     hog = there.folder / "state" / "hog"
     fill(hog)
-    database = sqlite3.connect(there.folder / "state" / "superlink.db", timeout=30)
+    database = sqlite3.connect(there.folder / "state" / "superlink.db", timeout=300)
     with suppress(sqlite3.OperationalError):  # the disk is full: then there is no room that SQLite still has
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # SQLite writes to room that it has before it asks for more
     database.close()

@@ -83,7 +83,7 @@ def as_stranger(*command: str, **environment: str) -> subprocess.CompletedProces
         cwd="/tmp",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

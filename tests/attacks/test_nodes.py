@@ -38,7 +38,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 def refusal(call: Any, request: Any) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as refused:
-        call(request, timeout=30)
+        call(request, timeout=300)
     return refused.value
 
 
@@ -81,11 +81,11 @@ def test_deep_and_wide_object_trees_are_refused(there: Deployment) -> None:
     for below in ([deep], wide):
         reply = message_of(mallory.node.node_id, run_id)
         tree = ObjectTree(object_id=reply.metadata.message_id, children=below)
-        assert not mallory.stub.PushMessages(pushed(mallory, reply, tree), timeout=30).objects_to_push
+        assert not mallory.stub.PushMessages(pushed(mallory, reply, tree), timeout=300).objects_to_push
     part = PushObjectRequest(node=mallory.node, run_id=run_id, object_id="0" * 64, object_content=b"x" * 1000)
-    assert not mallory.stub.PushObject(part, timeout=30).stored
+    assert not mallory.stub.PushObject(part, timeout=300).stored
     nothing = PullObjectRequest(node=mallory.node, run_id=run_id, object_id="f" * 64)
-    assert not mallory.stub.PullObject(nothing, timeout=30).object_found
+    assert not mallory.stub.PullObject(nothing, timeout=300).object_found
 
 
 def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(there: Deployment) -> None:
@@ -97,7 +97,7 @@ def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(there: Deployment)
         while time.monotonic() < over:
             for call, request in flooded(mallory, run_id):
                 with contextlib.suppress(grpc.RpcError):
-                    call(request, timeout=30)
+                    call(request, timeout=300)
                 made[0] += 1
 
     before = len(rounds(there.home / "run"))

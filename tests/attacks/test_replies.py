@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "evaluate-every": 0,
     "method": "qfedavg",
     "device": "cpu",
-    "round-timeout": 15.0,
+    "round-timeout": 120.0,  # 1 GB takes long to send on a slow machine
 }
 
 
@@ -67,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, 
         there.wait_for_clients(*HONEST, "mallory")
         out = there.home / "run"
         submitted = there.submitting({**SETTINGS, "out": str(out)})
-        assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+        there.wait_for_end(submitted)
         yield there, out
 
 

@@ -64,7 +64,7 @@ def test_processes_that_write_at_once_tear_no_line(tmp_path: Path) -> None:
         writer.stdin.write("\n")
         writer.stdin.flush()
     for writer in writers:
-        writer.communicate(timeout=60)
+        writer.communicate(timeout=300)
         assert writer.returncode == 0
     entries = [json.loads(line) for line in lines(tmp_path)]
     for name in "abcd":

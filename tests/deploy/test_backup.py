@@ -126,7 +126,7 @@ def test_a_database_is_copied_as_it_is_at_one_moment_while_it_is_written_to(tmp_
         made.execute("CREATE TABLE pairs (number INTEGER, text TEXT)")
 
     def write() -> None:
-        with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=60)) as writing:
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=300)) as writing:
             for number in range(100_000):
                 writing.execute("BEGIN")
                 writing.execute("INSERT INTO pairs VALUES (?, ?)", (number, "x" * 2000))

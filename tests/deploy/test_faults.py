@@ -92,7 +92,7 @@ def test_too_many_calls_are_tried_again_and_too_large_ones_are_not(limit: dict[s
 
     def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
         entered.set()
-        release.wait(10)
+        release.wait(300)
         return b""
 
     server = grpc.server(futures.ThreadPoolExecutor(4), **limit)
@@ -104,7 +104,7 @@ def test_too_many_calls_are_tried_again_and_too_large_ones_are_not(limit: dict[s
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call, tries = channel.unary_unary("/x/Y"), list[StatusCode]()
         first = call.future(b"")
-        entered.wait(10)
+        entered.wait(300)
         invoker = patient_invoker()
 
         def note(state: Any) -> None:

@@ -817,7 +817,7 @@ class Calls:
                     self.inside += 1
                     self.most = max(self.most, self.inside)
                 self.entered.release()
-                self.go.wait(20)
+                self.go.wait(300)
                 with self._lock:
                     self.inside -= 1
         except TooManyCallsError:
@@ -835,10 +835,10 @@ def test_a_node_that_floods_delays_itself_alone() -> None:
     flood, others = Calls(limit), Calls(limit)
     flood.start(10, node=1)
     for _ in range(rate_limit.CALLS_AT_ONCE):
-        assert flood.entered.acquire(timeout=10)
+        assert flood.entered.acquire(timeout=300)
     others.start(2, node=2)
     for _ in range(2):
-        assert others.entered.acquire(timeout=10)  # while the first node's are under way
+        assert others.entered.acquire(timeout=300)  # while the first node's are under way
     others.end()
     flood.end()
     assert flood.most == rate_limit.CALLS_AT_ONCE
@@ -850,7 +850,7 @@ def test_calls_beyond_a_nodes_measure_are_turned_away_and_hold_no_thread(place: 
     calls = Calls(place.fleet._limit)
     calls.start(rate_limit.UNDER_WAY_AT_ONCE + 5, place.node)
     for _ in range(rate_limit.CALLS_AT_ONCE):
-        assert calls.entered.acquire(timeout=10)
+        assert calls.entered.acquire(timeout=300)
     while calls.turned_away < 5:
         calls.threads[0].join(0.01)
     with pytest.raises(AbortedError, match="RESOURCE_EXHAUSTED"):

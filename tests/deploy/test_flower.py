@@ -305,7 +305,7 @@ def run(python: list[str], before: Path, **options: Any) -> subprocess.Completed
     """Run Python with a folder before all others on its path, to its end."""
     environment = {**os.environ, "PYTHONPATH": str(before)}
     return subprocess.run(
-        [sys.executable, "-P", *python], env=environment, capture_output=True, text=True, timeout=120, **options
+        [sys.executable, "-P", *python], env=environment, capture_output=True, text=True, timeout=300, **options
     )
 
 

@@ -55,7 +55,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def finished(there: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that is over, of which all four keep the model."""
     out = tmp_path_factory.mktemp("runs") / "first"
-    assert there.submit({**SETTINGS, "clients": 4, "out": str(out)}) == 0, there.log(there.submitted)
+    there.submit({**SETTINGS, "clients": 4, "out": str(out)})
     return out
 
 
@@ -99,7 +99,7 @@ def test_the_predictions_on_a_device_are_those_that_the_run_measured_to_the_row(
         out, file = tmp_path / f"{name}.csv", data_of(there, name) / f"{name}.csv"
         words = ("predict", str(there.home / f"state-{name}"), str(file), "--out", str(out), "--model", model)
         command = [sys.executable, "-m", "fairbloom.deploy", "client", *words, "--run", finished.name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         with out.open(newline="") as opened:
             rows = list(csv.DictReader(opened))
@@ -122,13 +122,13 @@ def test_who_was_offline_is_given_the_model_at_the_next_submission(there: Deploy
     before = kept_by(there, "h3", finished).about
     there.stop(there.clients["h3"])
     longer = {**SETTINGS, "clients": 4, "num-rounds": 4, "out": str(finished)}
-    assert there.submit(longer) == 0, there.log(there.submitted)
+    there.submit(longer)
     assert "these were not there to be given the final model: h3" in there.log(there.submitted)
     assert read_delivered(finished).keeping == HOSPITALS[:3]
     assert kept_by(there, "h3", finished).about == before  # until it is replaced
     start(there, "h3")
     there.wait_for_clients("h3")
-    assert there.submit(longer) == 0, there.log(there.submitted)
+    there.submit(longer)
     log = there.log(there.submitted)
     assert "is finished; nothing to run" in log
     assert "sending the final model to h3\n" in log
@@ -148,12 +148,12 @@ def test_a_delivery_whose_server_is_killed_goes_on(there: Deployment, tmp_path: 
         wait_for_rounds(out, number)
         os.kill(node, signal.SIGSTOP)
         try:
-            wait_until(MODEL.path_in(out).exists, 60)
+            wait_until(MODEL.path_in(out).exists)
             too_late = bool(read_delivered(out).clients)
             there.kill_serverapps()
         finally:
             os.kill(node, signal.SIGCONT)
-        assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+        there.wait_for_end(submitted)
         if not too_late:
             break
     assert not too_late

@@ -74,16 +74,16 @@ def test_a_deleted_database_is_made_again_and_lets_no_revoked_client_back_in(the
     assert set(statuses(there)) == {*CLIENTS, "second"}
     assert {key.client: key.node_id for key in Federation(there.folder).keys()} == before  # noqa: SIM118
     for name in CLIENTS:
-        there.wait_for_words(there.clients[name], "back: connected again", seconds=120)
+        there.wait_for_words(there.clients[name], "back: connected again")
     there.start_client("device")
     there.wait_for_words(there.clients["device"], "[code: 2004]", "is not registered")
     there.stop(there.clients.pop("device"))
     there.fairbloom("deploy", "revoke", "second")
     assert "second" not in statuses(there)
-    assert submitted.wait(timeout=120) == 2  # the run was in the database
+    there.wait_for_end(submitted, code=2)  # the run was in the database
     assert "The same submit continues the run after its last finished round" in there.log(submitted)
     assert 3 <= len(rounds(out)) < 12
-    assert there.submit({**SETTINGS, "num-rounds": 12, "out": str(out)}, seconds=120) == 0
+    there.submit({**SETTINGS, "num-rounds": 12, "out": str(out)})
     assert_same(out, tmp_path, 12)
 
 
@@ -91,13 +91,13 @@ def test_a_database_that_is_deleted_under_the_running_server_is_made_again(there
     superlink = there.part("superlink")
     for file in (there.folder / "state").glob("superlink.db*"):
         file.unlink()
-    there.wait_for_words(there.server, "was deleted or replaced: the SuperLink is started again", seconds=60)
-    there.wait_for_words(there.server, "registered again", seconds=60)
+    there.wait_for_words(there.server, "was deleted or replaced: the SuperLink is started again")
+    there.wait_for_words(there.server, "registered again")
     assert there.part("superlink") != superlink
     for name in CLIENTS:
-        there.wait_for_words(there.clients[name], "back: connected again", seconds=120)
+        there.wait_for_words(there.clients[name], "back: connected again")
     out = tmp_path / "run"
-    assert there.submit({**SETTINGS, "num-rounds": 2, "out": str(out)}) == 0
+    there.submit({**SETTINGS, "num-rounds": 2, "out": str(out)})
     assert_same(out, tmp_path, 2)
     assert "fault" not in doctor(there).stdout
 
@@ -117,7 +117,7 @@ def test_a_run_goes_on_from_a_backup_that_was_made_while_it_ran(there: Deploymen
     there.fairbloom("deploy", "restore", str(copy), "--dir", str(restored))
     there.environment["FAIRBLOOM_FEDERATION"] = str(restored)
     there.start_server()
-    assert submitted.wait(timeout=240) == 0, there.log(submitted)[-3000:]
+    there.wait_for_end(submitted)
     assert_same(out, tmp_path, 30)
     assert "fault" not in doctor(there).stdout
     assert statuses(there) == dict.fromkeys(CLIENTS, "online")

@@ -15,7 +15,7 @@ import pytest
 from flwr.server.superlink.linkstate import linkstate_factory
 from rich.console import Console
 
-from benchmarks.flower import ROOT, wait_until
+from benchmarks.flower import PATIENCE, ROOT, wait_until
 from benchmarks.processes import free_port
 from fairbloom.deploy.flower.server.run_state import RunState
 from fairbloom.deploy.operator import status
@@ -142,9 +142,9 @@ def test_watch_prints_each_look_into_a_pipe_until_ctrl_c(served: Served, options
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = watching(served, *options, stdout=stdout, stderr=stderr)
-        wait_until(lambda: out.read_text().count("certificate") >= 3, seconds=60)
+        wait_until(lambda: out.read_text().count("certificate") >= 3)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     assert err.read_text() == ""
     printed = out.read_text()
     assert "\x1b" not in printed
@@ -166,7 +166,7 @@ def test_watch_draws_on_a_terminal_and_leaves_it_as_it_was(served: Served) -> No
         except OSError:  # nobody is at the other end any more
             break
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE) == 0
     assert b"site-a" in drawn
     assert b"Traceback" not in drawn
     assert drawn.rindex(b"\x1b[?1049l") > drawn.rindex(b"\x1b[?1049h")  # back to the screen of before

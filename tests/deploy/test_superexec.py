@@ -16,7 +16,7 @@ import pytest
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import Executor, LaunchResult
 
-from benchmarks.flower import ROOT, wait_until
+from benchmarks.flower import PATIENCE, ROOT, wait_until
 from fairbloom.deploy.flower.server import superexec
 from fairbloom.deploy.flower.server.superexec import ExpectedEnds, ServerAppExecutor, retry_faults
 from fairbloom.protocol.settings import SettingsError
@@ -67,7 +67,7 @@ def process(apps: ServerAppExecutor, task_id: int = 1) -> subprocess.Popen[bytes
 def end(apps: ServerAppExecutor, number: int, task_id: int = 1) -> None:
     found = process(apps, task_id)
     found.send_signal(number)
-    found.wait(60)
+    found.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
@@ -90,7 +90,7 @@ def test_a_process_that_ended_by_itself_is_forgotten(
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "WAITING", f"raise SystemExit({code})")
     apps.launch(spec())
-    process(apps).wait(60)
+    process(apps).wait(PATIENCE)
     apps.reconcile()
     assert apps._started == {}
     assert len(commands) == 1
@@ -146,7 +146,7 @@ def test_a_token_reaches_the_process_and_nobody_else(tmp_path: Path, monkeypatch
     apps = ServerAppExecutor()
     try:
         apps.launch(spec())
-        wait_until(lambda: out.read_text() == f"{TOKEN}\n", 20, out.read_text)
+        wait_until(lambda: out.read_text() == f"{TOKEN}\n", out.read_text)
         seen = Path(f"/proc/{process(apps).pid}")
         assert b"runtime-api-address" in (seen / "cmdline").read_bytes()
         assert TOKEN.encode() not in (seen / "cmdline").read_bytes()
@@ -191,7 +191,7 @@ time.sleep(600)
         except (FileNotFoundError, ProcessLookupError):
             return True
 
-    wait_until(gone, 30, lambda: "it lives on")
+    wait_until(gone, lambda: "it lives on")
 
 
 # Calls --------------------------------------------------------------------------------------------------------------

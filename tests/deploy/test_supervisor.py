@@ -6,19 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from benchmarks.flower import PATIENCE, ROOT, wait_until
 from fairbloom.deploy.device import supervisor
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.processes import duration
-
-ROOT = Path(__file__).parents[2]
-
 
 LOOP = """
 import sys
@@ -42,7 +39,7 @@ def lines_of(loop: subprocess.Popen[str]) -> Iterator[Iterator[str]]:
         yield map(str.rstrip, loop.stderr)
     finally:
         loop.terminate()
-        code = loop.wait(timeout=60)
+        code = loop.wait(PATIENCE)
         loop.stderr.close()
     assert code == 0
 
@@ -60,10 +57,7 @@ def starts(count: Path) -> int:
 
 
 def wait_for_starts(count: Path, number: int) -> None:
-    end = time.monotonic() + 60
-    while starts(count) < number:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: starts(count) >= number)
 
 
 def test_a_node_that_ends_is_started_again_for_ever_and_a_fault_is_said_once(tmp_path: Path) -> None:

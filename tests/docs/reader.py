@@ -193,7 +193,7 @@ def cd(command: str, words: list[str]) -> tuple[int, str]:
 
 def in_shell(command: str, words: list[str]) -> tuple[int, str]:
     """Run any other command."""
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -253,7 +253,7 @@ def test_a_class_of_a_script_runs_there_and_processes_that_do_not_see_it_say_so(
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout == "Mine\n"
     assert (

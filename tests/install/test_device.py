@@ -29,7 +29,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def client(device: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fairbloom.deploy", "client", *map(str, arguments)]
-    return subprocess.run(command, env=device, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=device, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", ["pandas", "matplotlib", "statsmodels", "cvxopt", "pyarrow"])

@@ -34,7 +34,7 @@ def submit(there: Deployment, *settings: str) -> str:
     """Submit a run from a directory in which no app lies, and wait for its end; return its log."""
     words = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
     submitted = there.start("fairbloom", "deploy", "submit", *words)
-    assert submitted.wait(timeout=200) == 0, there.log(submitted)[-3000:]
+    there.wait_for_end(submitted)
     return there.log(submitted)
 
 

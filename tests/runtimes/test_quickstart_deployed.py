@@ -84,7 +84,7 @@ def test_killed_in_mid_run_it_goes_on_and_ends_as_in_process(there: Deployment, 
     submitted = there.submitting(CONFIG, deployed)
     wait_for_rounds(run_of(deployed), 2)
     there.kill_serverapps()
-    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    there.wait_for_end(submitted)
     log = there.log(submitted)
     assert log.count("run folder: ") == 2, "the run was over before its process was killed"
     assert "Traceback" not in log
@@ -96,7 +96,7 @@ def test_a_run_in_a_run_folder_outlives_the_superlink(there: Deployment, apps: t
     submitted = there.submitting(CONFIG, folder)
     wait_for_rounds(run_of(folder), 1)
     there.kill_part("superlink")
-    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    there.wait_for_end(submitted)
     assert there.log(submitted).count("run folder: ") == 1, "the run's process was started again"
     assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2"] * 5
 
@@ -110,7 +110,7 @@ def test_personal_models_and_a_model_in_mid_work_come_from_devices_too(
     deployed, in_process = apps
     changed.run_in_process(in_process, config, CLIENTS)
     submitted = there.submitting(config, deployed)
-    assert submitted.wait(timeout=300) == 0, there.log(submitted)[-3000:]
+    there.wait_for_end(submitted)
     assert_same_run(deployed, in_process)
     assert [row["refused"] for row in rounds(run_of(deployed))] == [""] * 3
     assert all(row["test_eval_acc_of_personal_model"] for row in table(run_of(deployed) / "clients.csv"))

@@ -92,7 +92,7 @@ def goes_on(out: Path) -> None:
     def is_so() -> bool:
         return sum(row["replies_used"] == "3" for row in rounds(out)[before:]) >= 2
 
-    wait_until(is_so, 120, lambda: f"{rounds(out)[before:]}")
+    wait_until(is_so, lambda: f"{rounds(out)[before:]}")
 
 
 def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(there: Mixed, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(there: Mixed, t
     there.connect(CLIENTS[2], OLD)
     goes_on(out)
     there.stop_runs()
-    assert submitted.wait(timeout=60) == 1
+    there.wait_for_end(submitted, code=1)
     rows = rounds(out)
     assert [int(row["round"]) for row in rows] == [*range(1, len(rows) + 1)]
     refused = {row["refused"] for row in rows} - {""}
@@ -132,7 +132,7 @@ def test_a_client_that_does_not_fit_is_refused_with_a_remedy_on_both_sides(there
     for name, chosen in zip(CLIENTS, (OLD, NEW, MISFIT), strict=True):
         there.connect(name, chosen)
     there.use(OLD)
-    assert there.begin(out, **{"num-rounds": 2}).wait(timeout=120) == 0, there.log(there.submitted)[-3000:]
+    there.wait_for_end(there.begin(out, **{"num-rounds": 2}))
     words = f"the server speaks protocol {PROTOCOL}, and this client, with fairbloom {MISFIT}, protocol {PROTOCOL + 1}"
     remedy = "upgrade the server, or go back on this client"
     for row in rounds(out):
@@ -142,7 +142,7 @@ def test_a_client_that_does_not_fit_is_refused_with_a_remedy_on_both_sides(there
     assert there.versions() == dict(zip(CLIENTS, (OLD, NEW, MISFIT), strict=True))
     there.connect(CLIENTS[2], OLD)  # the remedy
     there.use(OLD)
-    assert there.begin(out, **{"num-rounds": 3}).wait(timeout=120) == 0
+    there.wait_for_end(there.begin(out, **{"num-rounds": 3}))
     assert rounds(out)[-1]["replies_used"] == "3"
 
 
@@ -151,7 +151,7 @@ def test_a_server_that_does_not_fit_is_told_by_all_and_by_doctor(there: Mixed, t
     for name in CLIENTS:
         there.connect(name, OLD)
     there.serve(MISFIT)
-    assert there.begin(out, **{"num-rounds": 5}).wait(timeout=120) == 1
+    there.wait_for_end(there.begin(out, **{"num-rounds": 5}), code=1)
     for row in rounds(out):
         assert row["replies_used"] == "0"
         for name in CLIENTS:

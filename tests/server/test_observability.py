@@ -77,7 +77,7 @@ def test_rounds_that_share_a_checkpoint_share_the_log_line_of_the_last_one(
 
 
 def answer(port: int, path: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -119,7 +119,7 @@ def test_a_credential_that_is_no_ascii_is_a_wrong_one(guarded: int) -> None:
 
 
 def test_two_credentials_are_none(guarded: int) -> None:
-    with socket.create_connection(("127.0.0.1", guarded), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", guarded), timeout=300) as connection:
         connection.sendall(b"GET /metrics HTTP/1.0\r\nAuthorization: Bearer s3cret\r\nAuthorization: Bearer x\r\n\r\n")
         assert b" 401 " in connection.recv(1000)
 

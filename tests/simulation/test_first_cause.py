@@ -175,7 +175,7 @@ def test_a_debugger_works_in_a_model_under_debug(tmp_path: Path) -> None:
     started = [sys.executable, "-c", "from fairbloom.cli import main; main()"]
     words = [*words_of("debugged", tmp_path / "run"), "--engine", "workers"]
     script = "p 'seen', seen\nwhere\nq\n"
-    ended = subprocess.run([*started, *words], input=script, text=True, capture_output=True, cwd=ROOT, timeout=120)
+    ended = subprocess.run([*started, *words], input=script, text=True, capture_output=True, cwd=ROOT, timeout=300)
     assert "('seen', 42)" in ended.stdout
     assert "failing.py" in ended.stdout
     assert ended.returncode == 1

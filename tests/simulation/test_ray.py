@@ -178,14 +178,14 @@ def test_ctrl_c_ends_all_that_a_run_has_started_in_silence(tmp_path: Path) -> No
             start_new_session=True,
         )
         try:
-            ends = time.monotonic() + 60.0
+            ends = time.monotonic() + 300.0
             while not (tmp_path / "run" / "rounds.csv").exists() and command.poll() is None:
                 assert time.monotonic() < ends, (tmp_path / "said").read_text()
                 time.sleep(0.1)
             started = descendants(command.pid)
             folders = {word for process in started for word in words_of(process) if "/fairbloom-ray-" in word}
             os.killpg(command.pid, signal.SIGINT)  # as a terminal does
-            assert command.wait(30.0) == 130
+            assert command.wait(300.0) == 130
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(command.pid, signal.SIGKILL)

@@ -69,7 +69,7 @@ def test_a_run_with_a_million_registered_clients_takes_at_most_200_mb_more_than_
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, "-c", GROWTH, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert 50 < int(done.stdout.split()[-1]) <= 200  # less than the names take would be no measurement
 

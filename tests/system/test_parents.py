@@ -61,7 +61,7 @@ def test_a_child_ends_with_its_parent(number: int) -> None:
         assert parent.stdout.readline() == "watching\n"
         assert runs(child)
         parent.send_signal(number)
-        wait_until(lambda: not runs(child), 30, lambda: "the child lives on")
+        wait_until(lambda: not runs(child), lambda: "the child lives on")
 
 
 def test_a_child_whose_parent_was_killed_before_it_looked_ends_too() -> None:
@@ -69,4 +69,4 @@ def test_a_child_whose_parent_was_killed_before_it_looked_ends_too() -> None:
         parent.kill()
         parent.wait()
         assert runs(child)
-        wait_until(lambda: not runs(child), 30, lambda: "the child lives on")
+        wait_until(lambda: not runs(child), lambda: "the child lives on")

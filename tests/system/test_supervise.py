@@ -39,7 +39,7 @@ class Sleeper(Supervised):
     def end(self, number: int = signal.SIGKILL) -> None:
         """Let its process end, and see it."""
         self.process.send_signal(number)
-        self.process.wait(60)
+        self.process.wait(300)
         self.check()
 
 

@@ -79,5 +79,5 @@ simulate(Settings.of({"clients": 3, "num-rounds": 1, "engine": "loop", "momentum
 assert "torch._dynamo" not in sys.modules
 """
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

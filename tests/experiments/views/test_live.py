@@ -331,7 +331,7 @@ def waiting(tmp_path: Path) -> Iterator[Any]:
 def test_ctrl_c_leaves_without_a_trace(waiting: Any, tmp_path: Path) -> None:
     assert waiting.stdout.readline() == f"waiting for a run in {tmp_path / 'later'}\n"
     waiting.send_signal(signal.SIGINT)
-    assert waiting.wait(timeout=60) == 130
+    assert waiting.wait(timeout=300) == 130
     assert waiting.stdout.read() == ""
     assert waiting.stderr.read() == ""
     assert list(tmp_path.iterdir()) == []
@@ -340,7 +340,7 @@ def test_ctrl_c_leaves_without_a_trace(waiting: Any, tmp_path: Path) -> None:
 def test_a_run_that_begins_later_is_followed_to_its_end(waiting: Any, tmp_path: Path) -> None:
     assert "waiting" in waiting.stdout.readline()
     folder = run(tmp_path / "later")
-    printed, _ = waiting.communicate(timeout=60)
+    printed, _ = waiting.communicate(timeout=300)
     assert MODEL.exists_in(folder)
     assert printed.rstrip().endswith("finished after round 6 of 6")
     assert waiting.returncode == 0

@@ -41,11 +41,11 @@ class Served:
         self.ended: list[Snapshot] = []
         self.thread = threading.Thread(target=lambda: self.ended.append(page.serve(folder, 0, 0.1)), daemon=True)
         self.thread.start()
-        self.url = printed.get(timeout=60).split()[0]
+        self.url = printed.get(timeout=300).split()[0]
         self.host, self.path = urlsplit(self.url).netloc, urlsplit(self.url).path
 
     def ask(self, path: str = "", method: str = "GET", host: str = "") -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self.host, timeout=60)
+        connection = http.client.HTTPConnection(self.host, timeout=300)
         try:
             connection.request(method, path or self.path, headers={"Host": host or self.host})
             response = connection.getresponse()
@@ -91,7 +91,7 @@ def test_the_page_answers_its_owner_and_nobody_else(served: Served, tmp_path: Pa
 
 def test_two_hosts_in_one_request_are_none(served: Served) -> None:
     host, port = served.host.split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    with socket.create_connection((host, int(port)), timeout=300) as connection:
         connection.sendall(f"GET {served.path} HTTP/1.0\r\nHost: {served.host}\r\nHost: evil.example\r\n\r\n".encode())
         assert b" 421 " in connection.recv(1000)
 

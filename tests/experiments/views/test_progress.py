@@ -59,7 +59,7 @@ def test_runs_that_go_on_are_shown_with_their_rounds_and_measures(study: Path, s
 
 def wait_for_bar(bars: progress.StudyBars, study: Path) -> None:
     """Return when the watcher has shown the run, and its bar was drawn."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 300.0
     while study / "runs" / "fedfv-seed0" not in bars.shown and time.monotonic() < deadline:
         time.sleep(0.01)
     bars.refresh()
