@@ -34,7 +34,7 @@ from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
 from tests.commands import STARTED, forked
 from tests.commands import fairbloom as in_a_process
-from tests.simulation.helpers import Outcome, table
+from tests.simulation.helpers import Outcome, checkpoints_every, table
 
 from .helpers import ROOT, SMALL, fairbloom, start
 
@@ -94,7 +94,8 @@ def test_a_run_is_taken_back_to_the_round_of_its_option_and_shown_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = ("run", *SMALL, "--engine", "loop", "--out")
-    assert fairbloom(*begun, "a") == 0
+    with checkpoints_every(100):
+        assert fairbloom(*begun, "a") == 0
     assert fairbloom(*begun, "a", "--from-round", "9") == 2
     assert "taken back to round 9: rounds 0 and 3 can be reached" in " ".join(capsys.readouterr().err.split())
     others = ("--set", "training-clients=client-0,client-1")
