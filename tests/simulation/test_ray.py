@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as Machines
 
+from benchmarks.flower import wait_until
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.simulation.dispatch import ray as engine
@@ -178,10 +178,8 @@ def test_ctrl_c_ends_all_that_a_run_has_started_in_silence(tmp_path: Path) -> No
             start_new_session=True,
         )
         try:
-            ends = time.monotonic() + 300.0
-            while not (tmp_path / "run" / "rounds.csv").exists() and command.poll() is None:
-                assert time.monotonic() < ends, (tmp_path / "said").read_text()
-                time.sleep(0.1)
+            rounds = tmp_path / "run" / "rounds.csv"
+            wait_until(lambda: rounds.exists() or command.poll() is not None, (tmp_path / "said").read_text)
             started = descendants(command.pid)
             folders = {word for process in started for word in words_of(process) if "/fairbloom-ray-" in word}
             os.killpg(command.pid, signal.SIGINT)  # as a terminal does

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.flower import wait_until
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.results.comparison import load_comparison
@@ -323,10 +324,7 @@ def test_a_comparison_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
             time.sleep(0.005)
         command.kill()
         command.wait()
-        deadline = time.monotonic() + 300
-        while not is_free(run) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert is_free(run)
+        wait_until(lambda: is_free(run), lambda: "the run's process lives on")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(command.pid, signal.SIGKILL)

@@ -4,13 +4,13 @@ import io
 import logging
 import os
 import socket
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from benchmarks.flower import wait_until
 from fairbloom.experiments.studies.driver import run_study
 from fairbloom.experiments.studies.study import Candidate, Study, StudyRow
 from fairbloom.experiments.views import progress
@@ -59,9 +59,7 @@ def test_runs_that_go_on_are_shown_with_their_rounds_and_measures(study: Path, s
 
 def wait_for_bar(bars: progress.StudyBars, study: Path) -> None:
     """Return when the watcher has shown the run, and its bar was drawn."""
-    deadline = time.monotonic() + 300.0
-    while study / "runs" / "fedfv-seed0" not in bars.shown and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: study / "runs" / "fedfv-seed0" in bars.shown)
     bars.refresh()
 
 
