@@ -316,7 +316,7 @@ def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: 
     (frozen,) = there.offspring(there.clients[CLIENTS[3]])
     os.kill(frozen, signal.SIGSTOP)
     try:
-        wait_for_rounds(out, 6)
+        wait_for_rounds(out, 6, seconds=200.0)
     finally:
         os.kill(frozen, signal.SIGCONT)
     back = len(rounds(out))
