@@ -9,11 +9,13 @@ INSTALL = -m pip install --quiet --quiet
 DEMO := runs/demo
 SHIPPED := $(VENV)/shipped# the wheel, unpacked: types and imports are checked on what ships
 WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clients
+PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+ANYWHERE := not docker and not federation and not soak and not browser
 # Tests that start servers and clients, or read what only the Flower of requirements.lock has.
 DEPLOYED := tests/deploy $(wildcard tests/attacks/test_[bdnrs]*.py) tests/runtimes tests/test_supply_chain.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo settings test test-runtimes test-latest-flower test-docker test-browser soak lint audit docs bench lock digests sbom clean
+.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-docker test-browser soak lint audit docs bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,11 +41,14 @@ settings: setup ## write what derives from the code, pyproject.toml's run config
 	$(BIN)/python -m docs.run_config
 	$(BIN)/python -m docs.run_folder
 
-test: setup ## run the tests
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: setup ## run the tests that are not slow; SLOW_WITHIN=20 adds those that can begin within twenty minutes
+	$(PYTEST) $(if $(SLOW_WITHIN),-m "$(ANYWHERE)" --slow-within=$(SLOW_WITHIN))
 
-test-runtimes: setup ## run only the tests that start Ray or real server and client processes
-	$(BIN)/pytest -m "runtimes or federation"
+test-slow: setup ## run the slow tests: real processes, every page of the documentation, every method in every runtime
+	$(PYTEST) -m "$(ANYWHERE) and slow"
+
+test-federation: setup ## run the tests that start federations, or take a part of one away, for minutes
+	$(BIN)/pytest -m federation
 
 test-latest-flower: ## run the tests on the newest Flower that can be installed, but those of real nodes, which need 1.39
 	$(PYTHON) -m venv .venv-latest
@@ -52,7 +57,7 @@ test-latest-flower: ## run the tests on the newest Flower that can be installed,
 	.venv-latest/bin/python $(INSTALL) --editable ".[all]" --group dev
 	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
 	-.venv-latest/bin/python -m fairbloom.deploy.flower
-	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "not docker and not federation and not soak and not browser" \
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "$(ANYWHERE)" \
 		$(addprefix --ignore ,$(DEPLOYED)) --deselect tests/test_newcomer.py::test_they_are_run_by_deployed_clients
 	.venv-latest/bin/pytest -m "" tests/deploy/test_flower.py tests/runtimes/test_runtimes.py \
 		--deselect tests/runtimes/test_runtimes.py::test_real_processes_over_grpc_give_the_run_in_process

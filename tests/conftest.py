@@ -4,6 +4,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch are im
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and what is printed would have another width in its workers
 
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,18 +27,38 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
+BEGUN = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-within", type=float, metavar="MINUTES", help="skip what is slow and has not begun after so many minutes"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files whose tests start processes among the others, so that no worker has all of them at the end."""
+    """Put slow tests last in their file; files of nothing else come last of all, the one with most tests first."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    slow = [own for own in files.values() if any("runtimes" in item.keywords for item in own)]
-    slow.sort(key=len, reverse=True)  # the file that takes longest is begun first
-    others = [own for own in files.values() if own not in slow]
-    apart = len(others) // len(slow) if slow else 0
-    for place, own in enumerate(slow):
-        others.insert(place * (apart + 1), own)
-    items[:] = [item for own in others for item in own]
+    items[:] = [item for own in sorted(files.values(), key=place_of) for item in sorted(own, key=is_slow)]
+
+
+def place_of(own: list[pytest.Item]) -> tuple[bool, bool, int]:
+    """Return a sort key, which is smaller for a file that is run earlier."""
+    slow = [is_slow(item) for item in own]
+    return any(slow), all(slow), -len(slow) if all(slow) else 0
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture is set up
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("--slow-within")
+    if minutes is not None and is_slow(item) and time.monotonic() - BEGUN > 60 * minutes:
+        pytest.skip(f"{minutes:g} minutes were over before this slow test; make test-slow runs it")
+
+
+def is_slow(item: pytest.Item) -> bool:
+    return any(item.iter_markers("slow"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -157,6 +157,7 @@ def test_the_settings_that_a_deployed_client_takes_are_those_that_it_says() -> N
 # What it promises ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_apps_own_test_passes(app: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
@@ -191,6 +192,7 @@ def accuracies(app: Path, modules: tuple[ModuleType, ModuleType], strategy: Fair
     return [100 * metrics["accuracy"] for metrics in finished[-1].evaluations.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "mean", "worst"), [(FedAvg(), 75, 36), (FedMGDAPlus(), 83, 75)])
 def test_its_readme_tells_what_it_shows(
     app: Path, modules: tuple[ModuleType, ModuleType], strategy: FairStrategy, mean: int, worst: int
@@ -241,6 +243,7 @@ def run_app_until_killed(folder: Path, *words: str) -> None:
     run_app(folder, *words)
 
 
+@pytest.mark.slow
 def test_killed_in_mid_run_it_goes_on_to_the_same_numbers(app: Path) -> None:
     def start(out: str, run: Callable[..., None] = run_app) -> BaseProcess:
         process = STARTED.Process(target=run, args=(app, "num-rounds=6", f"out={out}"))

@@ -166,6 +166,7 @@ def assert_it_is_theirs(run: Path) -> None:
 # In process ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_both_are_listed_with_what_they_have_of_their_own(tmp_path: Path) -> None:
     methods, tasks, defaults = fairbloom(["methods", "--json"], ["tasks"], ["settings", "--json"], folder=tmp_path)
     (method,) = (each for each in json.loads(methods[1]) if each["name"] == "mine")
@@ -177,6 +178,7 @@ def test_both_are_listed_with_what_they_have_of_their_own(tmp_path: Path) -> Non
     assert {"mine.strength": "", "mine.floor": 0.1, "clouds.noise": 0.5}.items() <= json.loads(defaults[1]).items()
 
 
+@pytest.mark.slow
 def test_they_are_run_and_a_finished_run_is_shown(tmp_path: Path) -> None:
     command = ["run", *assignments(SETTINGS | OURS), "--out", "a"]
     others = ["run", *assignments(SETTINGS | OURS | {"clouds.noise": 5.0}), "--out", "b"]
@@ -212,6 +214,7 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_they_are_compared_with_others(tmp_path: Path) -> None:
     shared = {key: value for key, value in (SETTINGS | OURS).items() if key != "method"}
     words = ["compare", "--methods", "fedavg,mine", "--seeds", "1", "--jobs", "1", "--out", "a"]
@@ -224,7 +227,7 @@ def test_they_are_compared_with_others(tmp_path: Path) -> None:
 # Between processes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 def test_they_are_run_by_flower_on_ray(checkout: Path, tmp_path: Path) -> None:
     with flower(tmp_path / "home") as runtime:
         given = {**SETTINGS, **OURS, "out": str(tmp_path / "a")}
@@ -238,7 +241,7 @@ def test_they_are_run_by_flower_on_ray(checkout: Path, tmp_path: Path) -> None:
         assert "needs mine.strength (float at least 0" in (tmp_path / "home" / "run.log").read_text()
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 def test_they_are_run_by_deployed_clients(checkout: Path, tmp_path: Path) -> None:
     with federation(tmp_path / "home", CLIENTS) as there:
         names = [path.name for path in sorted((there.folder / "bundles").iterdir())]

@@ -11,6 +11,7 @@ TWO_POINTS = 2.0
 EACH = range(1, ROUNDS + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("attack", ["1e38", "-100 w"])  # tests/rounds/test_lengths.py has 1e6 and 1e30, to the bit
 def test_a_client_that_attacks_in_each_round_changes_nothing(method: str, attack: str) -> None:
@@ -24,6 +25,7 @@ def test_a_client_that_attacks_in_each_round_changes_nothing(method: str, attack
     assert abs(accuracy(rounds[-1]) - without(method)) <= TWO_POINTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_client_that_attacks_once_costs_no_accuracy(method: str) -> None:
     """In the first round, in which nothing is known of those before; afterwards it is as honest as the others."""

@@ -12,7 +12,7 @@ from fairbloom.deploy.device.client import APP
 from tests.checkout import ROOT, copy_packages
 from tests.simulation.helpers import table
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 CLIENTS = names(2)
 MARK = """

@@ -19,7 +19,7 @@ from tests.runtimes.test_wheel import APP
 
 from .unhurried import start_unhurried_client
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 NOBODY = 65534
 ENDLESS: dict[str, Any] = {"clients": 1, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}

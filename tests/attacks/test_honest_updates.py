@@ -59,6 +59,7 @@ def rounds_of(*, zero: bool = False, **changes: Any) -> list[Round]:
     return list(loop.run(model, measure=lambda number: (), measure_after=()))
 
 
+@pytest.mark.slow
 @needs("heart-disease/processed.va.data")
 @pytest.mark.parametrize("method", UNLIKE)
 def test_of_the_four_hospitals(ratios: list[float], method: str) -> None:
@@ -74,6 +75,7 @@ def test_of_rotated_digits(ratios: list[float], method: str) -> None:
     assert max(ratios) < MEASURED
 
 
+@pytest.mark.slow
 @needs("FashionMNIST/raw/train-labels-idx1-ubyte")
 def test_of_clients_with_one_class_of_fashion_mnist_each(ratios: list[float]) -> None:
     rounds = rounds_of(task="fashion-mnist", partition="class", batch_size=200, num_rounds=2)
@@ -81,6 +83,7 @@ def test_of_clients_with_one_class_of_fashion_mnist_each(ratios: list[float]) ->
     assert max(ratios) < MEASURED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -100,6 +103,7 @@ def test_of_other_ways_to_train(ratios: list[float], changes: dict[str, Any]) ->
     assert max(ratios) < MEASURED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [1.0, 0.25])
 def test_of_hospitals_with_10_and_20000_rows(ratios: list[float], tmp_path: Path, fraction: float) -> None:
     """The large one's updates are by far the longest, as it takes 2,000 times as many steps."""

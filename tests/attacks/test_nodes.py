@@ -19,7 +19,7 @@ from benchmarks.peer import Peer, enrolled, flooded, message_of, pushed
 
 from .unhurried import start_unhurried_client
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 ENDLESS: dict[str, Any] = {"clients": 2, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}
 

@@ -23,7 +23,7 @@ from fairbloom.simulation.grid import InProcessGrid
 
 from .hostile import ATTACKS
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 HONEST = names(4)[:3]
 MISSING = "missing"

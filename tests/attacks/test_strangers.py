@@ -23,7 +23,7 @@ from fairbloom.deploy.flower.server.control import STATUS_PATH
 from tests.attacks.strangers import Stranger, descriptors
 from tests.attacks.unhurried import start_unhurried_client
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 MB = 1 << 20
 ALLOWED_MB = 100

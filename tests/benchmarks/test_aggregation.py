@@ -14,6 +14,7 @@ def replies() -> Replies:
     return Replies(4, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in LEFT_OUT])
 def test_every_method_gets_all_that_it_needs_of_a_reply(name: str, replies: Replies) -> None:
     strategy = Settings.of({"method": name, "fraction": 1.0}).strategy()

@@ -25,6 +25,7 @@ from tests.docs.pages import ROOT
 SHARE = TEST_SHARE / (1.0 - TEST_SHARE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [5, 20])
 @pytest.mark.parametrize("shape", ["normal", "worst of 20 clients", "worst 10 % of 20 clients"])
 def test_the_interval_of_a_mean_difference_holds_the_truth_in_95_of_100_trials(shape: str, seeds: int) -> None:
@@ -47,6 +48,7 @@ def test_a_difference_that_single_seeds_decide_has_too_narrow_an_interval() -> N
     assert coverage_of_t(draw(rng, (300, 5)), truth_of(draw, rng)) < 0.8
 
 
+@pytest.mark.slow
 def test_splits_of_the_same_clients_need_the_correction_and_deals_of_a_data_set_do_not() -> None:
     rng = np.random.default_rng(6)
     splits = gains_of_splits(rng, 120, 20)[:, :, 0]

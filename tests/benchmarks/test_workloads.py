@@ -38,6 +38,7 @@ def test_models_that_grow_have_about_the_size_that_names_them(size: str) -> None
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(float(size), rel=0.07)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_a_client_takes_so_many_steps_a_round(name: str) -> None:
     workload = WORKLOADS[name]

@@ -114,6 +114,7 @@ def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
     assert found["loss-baseline"] == found["loss-before"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "more"), [({"proximal-mu": 50.0}, {}), ({"client-momentum": 0.9}, {})])
 def test_nothing_that_the_terms_add_to_a_rounds_work_has_a_part_in_it(
     changes: dict[str, Any], more: dict[str, Any]
@@ -122,6 +123,7 @@ def test_nothing_that_the_terms_add_to_a_rounds_work_has_a_part_in_it(
     assert other["loss-baseline"] == plain["loss-baseline"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed", [{"learning_rate_decay": 0.5}, {"stragglers": 0.9}, {"time_budget": 1e-9}, {"local_epochs": 7}]
 )
@@ -170,6 +172,7 @@ def test_a_device_without_a_folder_trains_alone_again_from_the_model_that_it_has
     assert again["loss-baseline"] != first["loss-baseline"]
 
 
+@pytest.mark.slow
 def test_a_client_that_received_a_broken_model_first_trains_alone_from_the_next_one() -> None:
     """Kept, a loss of NaN would have it refused to the end of the run."""
     where = context(1)
@@ -215,6 +218,7 @@ def test_it_is_left_out_where_the_terms_do_not_say_how_long_to_train() -> None:
 # By every engine ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
 def test_no_engine_lets_a_client_train_alone_again_in_a_later_round(engine: str, tmp_path: Path) -> None:
     """A number that was made anew from the second round's model would differ from the first one's."""
@@ -241,6 +245,7 @@ def terms_with(terms: Terms) -> Terms:
     return replace(terms, measure=tuple(sorted(EAGLE.needs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_run_that_is_killed_goes_on_with_the_same_baselines_to_the_bit(engine: str, tmp_path: Path) -> None:
     class KilledError(Exception):

@@ -96,6 +96,7 @@ BY_FUNCTIONS = [
 """The cases that ask for nothing that her functions lack: two groups, training alone, what is kept between rounds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [0, 16])
 @pytest.mark.parametrize(("name", "arguments"), BY_FUNCTIONS)
 def test_every_method_makes_the_same_model_with_her_functions_as_with_our_own_client(
@@ -245,6 +246,7 @@ def test_the_training_loss_is_measured_of_clients_that_have_never_trained(quicks
     assert all(each.refused == {} for each in rounds)
 
 
+@pytest.mark.slow
 def test_importing_the_helper_imports_no_data_and_no_server() -> None:
     code = (
         "import sys, fairbloom.client.fair\n"

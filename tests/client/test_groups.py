@@ -50,6 +50,7 @@ def measured_groups(
 # Scores ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @given(count=st.integers(2, 60), seed=st.integers(0, 999), positive=st.sampled_from((0, 1)))
 def test_scores_by_group_are_fairlearns(count: int, seed: int, positive: int) -> None:
@@ -149,6 +150,7 @@ def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(counts=st.lists(st.integers(0, 12), min_size=2, max_size=4), smallest=st.integers(3, 6))
 def test_the_count_of_a_small_group_cannot_be_found_out_from_total_and_rule(counts: list[int], smallest: int) -> None:

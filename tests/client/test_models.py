@@ -69,6 +69,7 @@ def ran(net: type[nn.Module], out: Path, config: Config = PLAIN, clients: str = 
 every_model = pytest.mark.parametrize("net", USABLE, ids=lambda net: net.__name__)
 
 
+@pytest.mark.slow
 @every_model
 def test_a_run_is_that_of_torch_sgd_to_the_bit_whoever_computes(
     net: type[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,6 +87,7 @@ class KilledError(Exception):
     """A run ends after a round."""
 
 
+@pytest.mark.slow
 @every_model
 def test_a_run_that_was_interrupted_resumes_to_the_same_bits(net: type[nn.Module], tmp_path: Path) -> None:
     def kill(recorded: object) -> None:

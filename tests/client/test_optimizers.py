@@ -84,6 +84,7 @@ OF_PYTORCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_PYTORCH)
 def test_an_optimizer_of_pytorch_takes_the_steps_that_it_takes_by_hand(name: str) -> None:
     both(OF_PYTORCH[name], optimizer=OptimizerChoice(name), weight_decay=0.1, gradient_clip=0.2)

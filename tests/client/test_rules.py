@@ -202,6 +202,7 @@ def federate(rounds: int, steps: int, terms: Changes, unused: Collection[tuple[i
 FAULTS = ((1, "a"), (3, "b"), (4, "b"), (7, "a"), (7, "b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("unused", [(), FAULTS], ids=["all replies", "five replies are not used"])
 def test_scaffold_rests_at_the_minimiser_of_the_weighted_mean(steps: int, unused: Any) -> None:
@@ -209,6 +210,7 @@ def test_scaffold_rests_at_the_minimiser_of_the_weighted_mean(steps: int, unused
     np.testing.assert_allclose(model, minimiser({"a": 1.0, "b": 3.0}), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("unused", [(), FAULTS], ids=["all replies", "five replies are not used"])
 def test_feddyn_rests_at_the_minimiser_of_the_mean(steps: int, unused: Any) -> None:

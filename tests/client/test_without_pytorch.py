@@ -46,6 +46,7 @@ def start(module: ModuleType, folder: Path, strategy: FairStrategy, rounds: int 
     return fairbloom.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [FedAvg(), FedMGDAPlus(), FedFV(), QFedAvg(q=1.0, lipschitz=1.0), AFL(gamma=0.01), TERM(tilt=1.0)],
@@ -120,6 +121,7 @@ def test_the_remedy_without_pytorch_is_followed_by_adding_what_is_named(
     assert start(module, tmp_path / "run", FedFV()).finished
 
 
+@pytest.mark.slow
 def test_they_import_neither_pytorch_nor_fairbloom(module: ModuleType, tmp_path: Path) -> None:
     code = (
         f"import sys; import {module.__name__}; print([name for name in ('torch', 'fairbloom') if name in sys.modules])"

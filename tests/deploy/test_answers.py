@@ -31,6 +31,7 @@ def answer(request: pytest.FixtureRequest, home: Path) -> Any:
     return request.param(Unpacked())
 
 
+@pytest.mark.slow
 def test_a_message_is_answered_and_the_context_kept(answer: Any, home: Path) -> None:
     reply, changed = answer(*version_of(home, 7), 3, message("reply"), context())
     assert reply.content["metrics"]["version"] == 7

@@ -291,6 +291,7 @@ def begun_with(text: bytes) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], N
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

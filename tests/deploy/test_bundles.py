@@ -145,6 +145,7 @@ def test_code_of_a_bundle_is_neither_unpacked_nor_imported(how: str, installed: 
     assert {name for name in sys.modules if "evil" in name or "brandnew" in name} == modules
 
 
+@pytest.mark.slow
 def test_an_isolated_client_runs_none_of_it_either(installed: Installed, home: Path) -> None:
     mark = home / "mark"
     files = {name: evil(mark) for _, names in ATTACKS.values() for name in names}
@@ -236,6 +237,7 @@ UNREADABLE: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_a_bundle_that_cannot_be_read_is_refused(kind: str) -> None:
     make, words = UNREADABLE[kind]

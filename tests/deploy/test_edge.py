@@ -161,6 +161,7 @@ def cut(bundle: Path) -> Path:
     return bundle
 
 
+@pytest.mark.slow
 @as_root
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_of_a_malicious_bundle_nothing_is_installed(kind: str, tmp_path: Path) -> None:

@@ -451,6 +451,7 @@ def test_a_bundle_is_exported_to_a_file(made: Path, tmp_path: Path, capsys: pyte
     assert "--to nowhere/a.tar.gz cannot be written: No such file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_bundle_is_exported_to_standard_output_byte_for_byte(made: Path) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
     command = [sys.executable, "-c", "from fairbloom.cli import main; main()", "deploy", "export", "a"]

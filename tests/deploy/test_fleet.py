@@ -202,6 +202,7 @@ def test_after_a_restart_counting_goes_on(place: Place, no_slack: None) -> None:
     assert answered.error.code == fleet.REPLY_TOO_LARGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_run_sees_a_reply_once_it_is_whole(place: Place, restarted: bool) -> None:
     asked = place.send()
@@ -340,6 +341,7 @@ def test_a_tree_of_another_reply_is_refused(place: Place) -> None:
         place.fleet.PushMessages(head(reply_to(asked), tree=get_object_tree(reply_to(asked, seed=9))), Call())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["no such message", "a lifetime beyond the message's", "an id that is none"])
 def test_heads_that_are_not_stored_leave_nothing_behind(place: Place, fault: str) -> None:
     """Thousands of them would fill the database."""
@@ -362,6 +364,7 @@ def test_heads_that_are_not_stored_leave_nothing_behind(place: Place, fault: str
     assert place.link.count("message_res") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["", "unknown", "the other's"])
 def test_a_part_without_the_nodes_own_session_is_not_stored(place: Place, whose: str) -> None:
     reply = reply_to(place.send())
@@ -400,6 +403,7 @@ def activate(place: Place, key: bytes = b"key-a") -> None:
     assert node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["asked again", "restart", "activate"])
 @pytest.mark.parametrize("state", ["handed out", "confirmed", "answered"])
 def test_what_was_handed_out_and_not_answered_is_handed_out_again_with_all_its_parts(
@@ -420,6 +424,7 @@ def test_what_was_handed_out_and_not_answered_is_handed_out_again_with_all_its_p
         assert {name: place.link.state.get_object(place.run, name) for name in parts(asked)} == parts(asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_node_that_is_killed_in_the_midst_of_its_reply_is_handed_the_message_again(
     place: Place, restarted: bool
@@ -722,6 +727,7 @@ def test_a_client_that_was_killed_and_started_again_is_let_in_at_once_and_never_
     assert place.node in {node.node_id for node in place.link.state.get_node_info(statuses=["online"])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instance", ["", "b" * 32, "a" * 65])
 def test_another_one_with_a_copy_of_its_key_is_refused_while_it_is_connected(place: Place, instance: str) -> None:
     place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
@@ -740,6 +746,7 @@ def test_an_unregistered_key_is_noted(place: Place) -> None:
     assert line["peer"] == "192.0.2.7"
 
 
+@pytest.mark.slow
 def test_a_key_that_is_struck_off_is_nobodys_at_once(place: Place) -> None:
     """Whose key it is, is remembered from call to call."""
     state = place.link.state
@@ -861,6 +868,7 @@ def test_calls_beyond_a_nodes_measure_are_turned_away_and_hold_no_thread(place: 
     assert pulled(place) == []
 
 
+@pytest.mark.slow
 def test_two_parts_at_once_are_both_counted(place: Place, no_slack: None) -> None:
     asked = place.send(size=10_000)
     reply = reply_to(asked, arrays=30, size=1000)

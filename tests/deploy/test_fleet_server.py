@@ -481,6 +481,7 @@ def test_a_client_may_have_a_few_connections(server: Server) -> None:
     assert again[-1].beat()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [20, 200])
 def test_clients_behind_one_address_all_come_in(server: Server, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 30.0)

@@ -351,6 +351,7 @@ def test_a_client_does_not_start_with_another_flower(other_flower: Path) -> None
     refused(ended, "1.42.0", "fairbloom client")
 
 
+@pytest.mark.slow
 def test_a_run_is_not_submitted_with_another_flower(federation: Federation, other_flower: Path) -> None:
     for command in (["submit"], ["status"]):
         ended = run(["-m", "fairbloom.deploy", *command, "--dir", str(federation.path)], other_flower, cwd=ROOT)

@@ -11,7 +11,7 @@ from benchmarks.federation import rounds
 from benchmarks.flower import SCRIPTS, flower, listens, wait_for_port
 from tests.docs.pages import blocks
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 SECTION = "A federation in six steps"
 COMMANDS = [line for block in blocks("docs/deployment.md") if block.section == SECTION for line in block.commands]

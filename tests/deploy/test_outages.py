@@ -13,7 +13,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import assert_same_model
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.federation]
+pytestmark = pytest.mark.federation
 
 CLIENTS = names(4)
 ROUNDS = 40

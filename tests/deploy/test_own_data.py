@@ -19,7 +19,7 @@ from tests.simulation.helpers import assert_same_model, table
 DATA = Path(os.environ.get("FAIRBLOOM_DATA", "no folder"), "heart-disease")
 
 pytestmark = [
-    pytest.mark.runtimes,
+    pytest.mark.slow,
     pytest.mark.skipif(not DATA.is_dir(), reason="FAIRBLOOM_DATA names no folder with heart-disease"),
 ]
 

@@ -33,7 +33,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.system.files import write_private
 from tests.simulation.helpers import assert_same_model, checkpoints_every
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 CLIENTS = names(4)
 ROUNDS = 8

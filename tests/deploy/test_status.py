@@ -137,6 +137,7 @@ def watching(served: Served, *options: str, **place: Any) -> subprocess.Popen[by
     return subprocess.Popen([*command, "--dir", str(served.federation.path)], env=environment, **place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--json"], []])
 def test_watch_prints_each_look_into_a_pipe_until_ctrl_c(served: Served, options: list[str], tmp_path: Path) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
@@ -152,6 +153,7 @@ def test_watch_prints_each_look_into_a_pipe_until_ctrl_c(served: Served, options
         assert [json.loads(line)["clients"][0]["client"] for line in printed.splitlines()[:3]] == ["site-a"] * 3
 
 
+@pytest.mark.slow
 def test_watch_draws_on_a_terminal_and_leaves_it_as_it_was(served: Served) -> None:
     ours, theirs = pty.openpty()
     process = watching(served, stdin=theirs, stdout=theirs, stderr=theirs)

@@ -344,6 +344,7 @@ def test_a_client_takes_the_bundle_of_the_installed_fairbloom(ours: Path) -> Non
     assert settings["batch-size"] == 7
 
 
+@pytest.mark.slow
 @flower_warns
 def test_a_checkout_and_the_bundle_of_it_installed_are_of_one_app(ours: Path) -> None:
     assert get_fab_metadata(build_fab_from_disk(ours)) == get_fab_metadata(build_fab_from_disk(ROOT))

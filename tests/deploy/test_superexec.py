@@ -316,6 +316,7 @@ serverapp(os.getppid())
 """
 
 
+@pytest.mark.slow
 def test_a_fairbloom_that_a_run_brings_runs_and_not_the_one_that_is_installed(tmp_path: Path) -> None:
     own = (ROOT / "fairbloom" / "__init__.py").read_text()
     for name, text in (("fairbloom", own), ("strategies", ""), ("server", ""), ("server/app", "")):
@@ -341,6 +342,7 @@ serverapp(os.getppid())
 """
 
 
+@pytest.mark.slow
 def test_flowers_interrupt_ends_a_run_of_a_server_that_was_begun_in_the_background() -> None:
     program = [sys.executable, "-P", "-W", "ignore", "-c", INTERRUPTED]
     done = subprocess.run(program, cwd=ROOT, input="token", capture_output=True, text=True)

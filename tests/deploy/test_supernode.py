@@ -26,7 +26,7 @@ def listening(pid: int) -> list[str]:
     return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held]
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"bundles": "any"}, {"isolated": True}], ids=str)
 def test_a_node_serves_no_api_on_its_device(options: dict[str, Any], tmp_path: Path) -> None:
     """Whoever can connect to Flower's may take a message and answer it in the client's name."""

@@ -93,12 +93,14 @@ def installed() -> dict[str, ModuleType]:
     return {name: sys.modules[name] for name in INSTALLED}
 
 
+@pytest.mark.slow
 def test_a_bundles_own_fairbloom_wins_also_over_what_was_imported_before(answer: Any, home: Path) -> None:
     own = bundle_of(home, "fairbloom.client.app:app", fairbloom_of("first"))
     names = (*INSTALLED, "fairbloom.client.later", "fairbloom.strategies")
     assert found(answer, own, *names) == dict.fromkeys(names, "first")
 
 
+@pytest.mark.slow
 def test_what_a_bundles_own_fairbloom_lacks_is_not_taken_from_the_installed_one(answer: Any, home: Path) -> None:
     own = bundle_of(home, "fairbloom.client.app:app", fairbloom_of("first"))
     with pytest.raises((ModuleNotFoundError, AppError), match=r"No module named 'fairbloom\.simulation'"):
@@ -111,6 +113,7 @@ def test_what_runs_the_client_is_never_a_bundles(answer: Any, home: Path) -> Non
     assert found(answer, own, *here) == dict.fromkeys(here, "installed")
 
 
+@pytest.mark.slow
 def test_each_of_several_bundles_runs_its_own_code_and_leaves_nothing(answer: Any, home: Path) -> None:
     before, path = installed(), list(sys.path)
     first, second = (bundle_of(home, "fairbloom.client.app:app", fairbloom_of(whose)) for whose in ("first", "second"))

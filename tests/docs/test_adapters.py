@@ -11,9 +11,12 @@ from tests.commands import forked
 from .pages import ROOT
 from .reader import follow
 
-pytestmark = pytest.mark.skipif(
-    not (find_spec("transformers") and find_spec("peft")), reason="transformers or peft is not installed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (find_spec("transformers") and find_spec("peft")), reason="transformers or peft is not installed"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

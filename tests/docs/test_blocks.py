@@ -20,6 +20,7 @@ from .reader import Reader, follow, is_shown
 READ = [page for page in PAGES if any(not block.elsewhere for block in blocks(page))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", READ)
 def test_what_a_page_shows_works(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page takes for granted, the reader's own data and modules, lies in given/."""

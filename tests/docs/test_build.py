@@ -19,6 +19,8 @@ mathml = pytest.importorskip("docs.mathml").mathml
 for package in ("furo", "myst_parser"):
     pytest.importorskip(package)
 
+pytestmark = pytest.mark.slow
+
 PUBLIC = ("fairbloom", "fairbloom.strategies", "fairbloom.tasks")
 """What these modules say is theirs has an entry in the reference."""
 

@@ -10,6 +10,8 @@ from tests.commands import forked
 from .pages import ROOT
 from .reader import follow
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,6 +20,7 @@ def test_the_page_is_the_one_that_the_script_writes() -> None:
     assert PAGE.read_text() == page(), "python -m docs.gallery writes the page"
 
 
+@pytest.mark.slow
 def test_every_command_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each runs in the order of the page and from an empty folder, with fewer rounds, seeds and clients."""
     monkeypatch.chdir(tmp_path)

@@ -35,6 +35,7 @@ FAIR = Served(
 ALONE = Served("Alone", np.array([[50.0, 50.0], [50.0, 60.0], [50.0, 70.0]]), None)
 
 
+@pytest.mark.slow
 @ORIGINALS
 def test_the_commands_make_the_table_and_the_picture(tmp_path: Path) -> None:
     """A few rows with two splits and two rounds; the page's commands have all rows, splits and rounds."""

@@ -98,6 +98,7 @@ def test_the_example_makes_the_strategy_of_a_run_by_default(name: str) -> None:
     }
 
 
+@pytest.mark.slow
 @each_method
 def test_the_command_of_a_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -131,6 +132,7 @@ def test_a_formula_loses_its_indentation() -> None:
 # The two clients ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_method
 def test_no_method_leaves_the_frame_for_good(name: str) -> None:
     for start in toy.STARTS:
@@ -139,6 +141,7 @@ def test_no_method_leaves_the_frame_for_good(name: str) -> None:
         assert toy.HEIGHT[0] < end[1] < toy.HEIGHT[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", toy.STARTS)
 def test_what_clients_keep_brings_the_model_to_the_minimum_of_the_mean_loss_and_fedavg_drifts_off(
     start: tuple[float, float],
@@ -177,6 +180,7 @@ def test_personal_models_leave_the_global_one_alone() -> None:
         assert ditto.losses(name)[-1] < fedavg.losses(name)[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", toy.STARTS)
 def test_fedmgda_ends_near_the_pareto_set_and_leaves_nobody_worse(start: tuple[float, float]) -> None:
     course = toy.run("fedmgda", start)

@@ -33,6 +33,7 @@ def cells(page: str, heading: str = "") -> list[list[str]]:
 # Commands -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("originals", "folder")
 def test_the_commands_on_clients_that_come_with_the_data_work() -> None:
     reader = Reader()
@@ -43,6 +44,7 @@ def test_the_commands_on_clients_that_come_with_the_data_work() -> None:
     assert found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("originals", "folder")
 def test_people_and_patients_of_known_data_sets_are_grouped() -> None:
     printed = []
@@ -61,6 +63,7 @@ def test_people_and_patients_of_known_data_sets_are_grouped() -> None:
     assert "test examples are left out" in hospitals  # long-beach and switzerland have few women
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("originals")
 def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
     """A row of it, cut short; the pages' command has all rows, seeds and rounds."""

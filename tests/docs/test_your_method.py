@@ -60,6 +60,7 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
     assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: ModuleType) -> None:
     report = check(getattr(my_methods, name))
@@ -67,6 +68,7 @@ def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: M
     assert told == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_the_rule_passes_the_battery_without_a_remark(name: str, my_methods: ModuleType) -> None:
     report = check_rule(f"{my_methods.__name__}:{name}")
@@ -88,6 +90,7 @@ def test_clients_follow_what_the_method_sends(my_methods: ModuleType) -> None:
     assert all(differ[1])
 
 
+@pytest.mark.slow
 def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
     """Each of a method's functions is shown in one of them, but those that few methods need."""
     shown = {name for method in METHODS for name in vars(getattr(my_methods, method))}
@@ -120,6 +123,7 @@ def test_a_forgotten_need_is_told_in_the_words_of_the_guide(my_methods: ModuleTy
     assert check(forgetful)["needs"].message == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_runs(command: str, folder: Path) -> None:
     executable, *arguments = shlex.split(command.replace("--rounds 20", "--rounds 2"))
@@ -129,6 +133,7 @@ def test_the_command_runs(command: str, folder: Path) -> None:
     assert done.stdout
 
 
+@pytest.mark.slow
 def test_the_server_app_runs_the_method(folder: Path) -> None:
     (folder / "server_app.py").write_text(SERVER_APP + CALLED)
     printed = run([sys.executable, "server_app.py"], folder)

@@ -161,6 +161,7 @@ def test_an_unfinished_run_is_loaded_as_far_as_it_is(ran: api.Run, tmp_path: Pat
     }
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, compared: api.Comparison) -> None:
     with pytest.raises(api.FairbloomError, match=r"is no run folder: it has no config\.toml"):
         api.load(tmp_path)
@@ -200,6 +201,7 @@ class Halved(FedAvg):
         return 0.5 * super().weigh(cohort)
 
 
+@pytest.mark.slow
 def test_a_method_may_be_given_as_its_class(tmp_path: Path) -> None:
     for given, name in ((FedFV, "fedfv"), (Halved, f"{__name__}:Halved")):
         folders = [
@@ -237,6 +239,7 @@ def test_what_is_no_class_that_others_can_import_is_refused_as_a_method() -> Non
     assert api.run(method="fedfv", rounds=1, settings={"fedfv.alpha": 0.2}, **SMALL).finished
 
 
+@pytest.mark.slow
 def test_a_class_of_a_script_runs_there_and_processes_that_do_not_see_it_say_so(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import fairbloom\n"

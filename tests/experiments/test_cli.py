@@ -172,6 +172,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_several_values_of_a_setting_are_tried_by_the_sweep_that_the_error_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -281,6 +282,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "fault"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_finished_run_is_one_line_when_it_is_shown_and_when_it_is_compared(
     damage: Callable[[Path], object], fault: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -375,6 +377,7 @@ def test_an_interrupted_run_ends_with_130_and_the_same_command_finishes_it(tmp_p
     assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_a_command_in_a_process_of_its_own_ends_with_0(tmp_path: Path) -> None:
     process = start("run", *SMALL, "--out", tmp_path / "a")
     printed, told = process.communicate()
@@ -382,6 +385,7 @@ def test_a_command_in_a_process_of_its_own_ends_with_0(tmp_path: Path) -> None:
     assert str(tmp_path / "a") in printed
 
 
+@pytest.mark.slow
 def test_bad_input_in_a_process_of_its_own_ends_with_2(tmp_path: Path) -> None:
     process = start("run", "--fraction", "7", "--out", tmp_path / "a")
     printed, told = process.communicate()
@@ -390,6 +394,7 @@ def test_bad_input_in_a_process_of_its_own_ends_with_2(tmp_path: Path) -> None:
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_an_error_that_no_user_can_mend_keeps_its_traceback_and_ends_with_1() -> None:
     """Also a ValueError, which is what a user's own app or method may raise."""
     broken = "from fairbloom import cli; cli.describe = lambda name: int('a bug'); cli.main()"

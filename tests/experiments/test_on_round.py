@@ -47,6 +47,7 @@ def test_what_on_round_raises_ends_the_run_which_goes_on_to_the_same_bits(tmp_pa
     assert fairbloom.run(**SMALL, rounds=4, out=whole.folder, on_round=stop).finished  # nothing is run: not called
 
 
+@pytest.mark.slow
 def test_each_run_of_a_comparison_is_a_run_of_one_experiment_at_mlflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

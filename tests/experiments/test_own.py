@@ -39,6 +39,7 @@ def there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
+@pytest.mark.slow
 def test_a_method_and_a_task_by_import_path_are_compared_with_ours_over_seeds_by_two_processes(here: Path) -> None:
     rows = table(here / "cmp" / "comparison.csv")
     labels = ["FedAvg", "WorstHalf (share=0.4)", "WorstHalf", "QFedAvg (q=1)"]

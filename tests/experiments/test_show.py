@@ -44,6 +44,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
 # show ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("there")
 def test_a_run_is_shown_as_it_was_when_it_ended_with_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("show", "runs/a") == 0

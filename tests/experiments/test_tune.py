@@ -76,6 +76,7 @@ def test_an_engine_that_cannot_be_had_is_left_out_with_the_reason() -> None:
     assert (len(stacked.seconds), "time-budget = " in stacked.why_not) == (0, True)
 
 
+@pytest.mark.slow
 def test_auto_is_what_a_run_of_these_settings_chooses(tmp_path: Path) -> None:
     settings = small(model="cnn", num_rounds=1)
     folder = simulate(settings.model_copy(update={"out": str(tmp_path / "a")}))

@@ -38,6 +38,7 @@ def test_what_a_device_lacks_is_not_found(device: dict[str, str], name: str) -> 
     assert b"ModuleNotFoundError" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_device_lists_its_models_and_predicts_by_them(device: dict[str, str], tmp_path: Path) -> None:
     """The folder of a new site is of the same form, and so are its predictions."""
     data = write_hospitals(tmp_path / "hospitals")
@@ -59,6 +60,7 @@ def test_a_device_lists_its_models_and_predicts_by_them(device: dict[str, str], 
         assert there.read_bytes() == expected.read_bytes()
 
 
+@pytest.mark.slow
 def test_what_a_device_cannot_predict_is_one_line_with_a_remedy(device: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("age\n1\n")
     done = client(device, "predict", tmp_path, tmp_path / "new.csv", "--out", tmp_path / "out.csv")

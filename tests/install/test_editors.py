@@ -32,6 +32,7 @@ def test_fairbloom_is_installed_from_its_checkout() -> None:
     assert not [file for file in files if file.parts[:2] == ("fairbloom", "strategies")], "this looks at editable ones"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_a_type_checker_knows_the_types_of_what_is_imported(checker: str, tmp_path: Path) -> None:
     options = ("--cache-dir", tmp_path / "cache") if checker == "mypy" else ("--pythonpath", sys.executable)

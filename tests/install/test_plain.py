@@ -38,6 +38,7 @@ def test_what_extras_bring_is_not_found(plain: dict[str, str], extra: str, tmp_p
     assert b"ModuleNotFoundError" in done.stderr
 
 
+@pytest.mark.slow
 def test_it_compares_methods_and_draws_the_figures(plain: dict[str, str], tmp_path: Path) -> None:
     options = ("--clients", "4", "--rounds", "2", "--seeds", "1", "--methods", "fedavg,fedfv", "--out", "compared")
     done = fairbloom(plain, tmp_path, "compare", *options)
@@ -49,6 +50,7 @@ def test_it_compares_methods_and_draws_the_figures(plain: dict[str, str], tmp_pa
     assert "FedFV" in shown.stdout
 
 
+@pytest.mark.slow
 def test_it_runs_on_several_processes(plain: dict[str, str], tmp_path: Path) -> None:
     options = ("--clients", "4", "--rounds", "2", "--set", "engine=workers", "--out", "ran")
     done = fairbloom(plain, tmp_path, "run", *options)
@@ -81,6 +83,7 @@ def test_a_device_predicts_with_what_is_installed_there(tmp_path: Path) -> None:
         assert [row["predicted_outcome"] for row in read(tmp_path / f"{model}.csv")] == [*expected["predicted_outcome"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
@@ -108,6 +111,7 @@ def test_what_needs_an_extra_says_in_one_line_which(
     assert extra in PROJECT["optional-dependencies"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("to", "extra"), [("onnx", "onnx"), ("mlflow", "mlflow")])
 def test_an_export_that_needs_an_extra_says_which_and_the_others_need_none(
     plain: dict[str, str], to: str, extra: str, tmp_path: Path

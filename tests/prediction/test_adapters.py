@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not find_spec("peft"), reason="peft is not insta
 IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lora", "Inside"])
 def test_a_trained_model_is_merged_to_the_same_predictions_and_keeps_its_adapters(name: str, tmp_path: Path) -> None:
     model = load(run(tmp_path / "run", model=f"tests.prediction.adapted:{name}", num_rounds=2)).model()

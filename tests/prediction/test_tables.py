@@ -155,6 +155,7 @@ def test_one_row_is_predicted_as_among_others(run: fairbloom.Run, tmp_path: Path
     assert alone[first].iloc[0] == pytest.approx(among[first].iloc[4], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_rows_are_predicted_as_each_alone(run: fairbloom.Run, tmp_path: Path) -> None:
     some = patients(0, 50)
     found = predicted(load_predictor(run.folder, client="north"), some * 2000, tmp_path)

@@ -99,6 +99,7 @@ def test_the_command_says_the_threshold(run: fairbloom.Run, tmp_path: Path, caps
     assert {row["predicted_target"] for row in read(out)} == {"sick", "well"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", "mlflow", "torch", "safetensors"])
 def test_exports_predict_by_the_threshold_or_name_it(run: fairbloom.Run, form: str, tmp_path: Path) -> None:
     client = max(SITES, key=lambda each: abs((load_predictor(run.folder, client=each).threshold or 0.5) - 0.5))
@@ -161,6 +162,7 @@ class Hospitals(InProcessGrid):
             context.node_config = {"name": name, "data-dir": str(data / f"{name}.csv"), "state-dir": str(state / name)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_device_predicts_by_its_threshold(mode: str, tmp_path: Path) -> None:
     """Each client standardises by its own rows, so that nobody else can predict for it."""

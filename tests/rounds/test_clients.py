@@ -33,6 +33,7 @@ def one_thread_and_a_task_with_buffers() -> Iterator[None]:
 every_case = pytest.mark.parametrize("case", CASES)
 
 
+@pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("implementation", OTHERS)
 def test_all_who_compute_answer_the_same_to_the_bit(implementation: str, case: str) -> None:
@@ -65,6 +66,7 @@ def about(finished: Round) -> dict[str, Any]:
     return told | {key: list(told[key].items()) for key in ("coefficients", "metrics")}
 
 
+@pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("implementation", OTHERS)
 def test_all_who_compute_end_in_the_same_rounds(implementation: str, case: str) -> None:
@@ -72,6 +74,7 @@ def test_all_who_compute_end_in_the_same_rounds(implementation: str, case: str) 
         assert about(other) == about(expected)
 
 
+@pytest.mark.slow
 @every_case
 def test_flowers_start_gives_the_rounds_of_the_loop(case: str) -> None:
     """With a user's own evaluation of the same metrics; the loop asks for a loss in evaluated rounds alone."""

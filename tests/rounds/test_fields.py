@@ -374,6 +374,7 @@ def assert_equal(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("implementation", [name for name in OTHERS if name != "ray"])
 def test_whoever_computes_the_numbers_are_those_of_one_client_after_the_other(
@@ -515,6 +516,7 @@ def test_stacked_clients_say_once_why_they_are_computed_one_by_one(
     assert caplog.text.count(ONE_BY_ONE[case]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [name for name in BOTH if CASES[name].config.keys() & {"optimizer", "precision"}])
 def test_optimizers_and_precision_are_honoured_side_by_side(
     case: str, engines: Engines, caplog: pytest.LogCaptureFixture

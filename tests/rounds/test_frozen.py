@@ -192,6 +192,7 @@ def test_a_client_with_others_is_sent_them_once_and_again_when_it_has_lost_them(
     assert first > 1.5 * before
 
 
+@pytest.mark.slow
 def test_two_servers_with_other_ones_take_turns_at_one_client() -> None:
     """Its process serves both: each gets what it would if it were alone."""
     settings = Settings.of(SETTINGS)
@@ -314,6 +315,7 @@ def test_a_client_that_replies_the_same_ones_is_used_as_the_remedy_says(plain: t
     assert rounds[0].bytes_received > plain[1][0].bytes_received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digest", [7, 2.5, True, b"\x00" * 32, ["a"], [], "", "x" * 1_000_000, "0" * 64, "\ud800"])
 def test_whatever_a_client_says_of_its_frozen_parameters_its_work_is_used_or_refused_alone(
     digest: Any, plain: tuple[Grid, list[Round]]

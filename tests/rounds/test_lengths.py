@@ -396,6 +396,7 @@ def test_a_step_that_leaves_the_range_of_numbers_names_the_longest_reply() -> No
         rounds_of(Leap(factors=dict.fromkeys(range(9), 1e39)), TWO, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [0.0, 1.0, 5.0, 15.0])
 def test_no_honest_step_of_q_fedavg_is_refused(q: float) -> None:
     finished: list[Round] = []

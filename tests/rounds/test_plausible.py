@@ -91,6 +91,7 @@ def test_without_a_limit_every_finite_loss_is_used() -> None:
         assert finished.refused == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSY)
 @pytest.mark.parametrize("limit", [1000.0, INF])
 def test_losses_at_the_ends_of_the_range_of_numbers_end_no_run(name: str, limit: float) -> None:

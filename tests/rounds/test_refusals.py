@@ -52,6 +52,7 @@ def test_a_broken_reply_is_refused_by_client_name_and_changes_nothing_else(name:
     assert finished.metrics["replies-used"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", UNMEASURED)
 def test_a_reply_without_a_needed_metric_is_refused_and_one_that_is_not_needed_is_ignored(kind: str) -> None:
     fault, reason = UNMEASURED[kind]
@@ -65,6 +66,7 @@ def test_a_reply_without_a_needed_metric_is_refused_and_one_that_is_not_needed_i
             assert bits(result.arrays) == bits(one_faulty(name, None)[0].arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["accuracy-after", "learning-rate"])
 @pytest.mark.parametrize("value", [None, np.nan, -np.inf, [0.5]])
 def test_every_metric_is_needed_by_the_methods_that_ask_for_it_alone(metric: str, value: Any) -> None:

@@ -482,6 +482,7 @@ def test_a_bad_client_is_refused_and_the_round_goes_on_as_without_it() -> None:
 # State --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_optimizer
 @pytest.mark.parametrize("name", ["fedavg", "fedfv", "afl", "drfa", "ditto"])
 def test_a_run_resumed_from_its_state_ends_with_the_same_bits(name: str, optimizer: str) -> None:

@@ -99,6 +99,7 @@ def test_the_run_goes_on_as_a_new_one_that_begins_with_the_model_of_that_round(n
     assert [model.tobytes() for model in course.models[6:]] == [model.tobytes() for model in anew.models[1:]]
 
 
+@pytest.mark.slow
 @both
 def test_it_rests_where_it_should_after_a_loss(name: str) -> None:
     clients = keeping(4)
@@ -184,6 +185,7 @@ def test_the_round_of_the_state_is_no_number_of_the_round(name: str) -> None:
 # With the real clients ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("extra", [{}, {"proximal-mu": 0.3, "personal-lambda": 0.5}])
 def test_what_real_clients_and_the_server_keep_belongs_together(name: str, extra: Mapping[str, Any]) -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks.flower import ROOT
 
+pytestmark = pytest.mark.slow
+
 LOOK = """
 import sys, threading, time
 from importlib.util import find_spec

@@ -10,7 +10,7 @@ from benchmarks.federation import Deployment, federation, names, rounds, wait_fo
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import table
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 ROUNDS = 8
 APP = 'app = "hearts.client_app:app"\n'

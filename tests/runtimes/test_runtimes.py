@@ -24,7 +24,7 @@ from tests.docs.pages import blocks
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 CLIENTS = 2
 SETTINGS: dict[str, Any] = {

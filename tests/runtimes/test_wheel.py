@@ -15,7 +15,7 @@ from tests.checkout import PACKAGES, ROOT, copy_packages
 
 from .wheel import installed_wheel
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.slow
 
 APP = Path(__file__).parent / "own_app"
 OURS, LIVE = names(2)

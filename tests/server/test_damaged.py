@@ -91,6 +91,7 @@ def assert_same_bits(folder: Path, other: Path) -> None:
     assert personal_models(folder) == personal_models(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
     tmp_path: Path, method: str, whole: Path, damage: Damage, caplog: pytest.LogCaptureFixture
@@ -112,6 +113,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
         assert any(f"{last} is damaged" in words and words.endswith(before.name) for words in warnings)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_the_same_bits(
     tmp_path: Path, method: str, every: int
 ) -> None:

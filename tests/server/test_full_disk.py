@@ -77,6 +77,7 @@ def attempts(folder: Path) -> list[str]:
     return folder.with_suffix(".txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_limits_met_the_run_at_every_kind_of_file(limited: list[Path]) -> None:
     messages = "\n".join(attempts(folder)[0] for folder in limited)
     assert "config.toml cannot be written" in messages or "env.json cannot be written" in messages
@@ -103,6 +104,7 @@ def test_trying_again_while_the_disk_is_full_is_the_same_kind_of_error(limited: 
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_whole_rows_a_readable_checkpoint_and_then_the_same_bits(
     limited: list[Path], whole: Outcome
 ) -> None:
@@ -152,6 +154,7 @@ def attempt(folder: Path) -> str:
     return "finished"
 
 
+@pytest.mark.slow
 def test_no_room_on_the_disk_is_told_and_leaves_whole_files_and_then_the_same_bits(disk: Path, whole: Outcome) -> None:
     ends, wrong = [], []
     for pages in range(24):

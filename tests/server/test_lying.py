@@ -71,6 +71,7 @@ def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dic
     return {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["qfedavg", "term", "afl", "fedfv"])
 @pytest.mark.parametrize("loss", [1e300, -1e300])
 def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str, loss: float) -> None:
@@ -86,6 +87,7 @@ def test_without_a_limit_such_a_loss_takes_all_weight_and_the_record_says_so(tmp
     assert [row["decided_by"] for row in rows] == [LIAR] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["semivred", "vred", "adafed", "term", "qfedavg"])
 @pytest.mark.parametrize("partition", ["shards", "iid"])
 def test_a_false_loss_within_the_limit_names_the_liar(tmp_path: Path, method: str, partition: str) -> None:
@@ -114,6 +116,7 @@ def weights(change: Callable[[Any], Any], since: int = 1) -> Lie:
     return lie
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedfv", "afl"])
 def test_the_sender_of_minus_a_hundred_times_the_model_is_refused_or_named(tmp_path: Path, method: str) -> None:
     lie = weights(lambda array: -100.0 * array)

@@ -102,6 +102,7 @@ def test_who_brings_the_credential_sees_the_page(guarded: int) -> None:
     assert "fairbloom_rounds_total 0.0" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "header",
     [None, "", "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3crett", "bearer s3cret", "s3cret", "Bearer None"],

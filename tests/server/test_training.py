@@ -109,6 +109,7 @@ MODERN: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "precision"), [("loop", "bfloat16"), ("stacked", "float32")])
 def test_a_run_that_is_continued_in_its_midst_has_the_same_bits(engine: str, precision: str, tmp_path: Path) -> None:
     chosen = {**MODERN, "engine": engine, "precision": precision}

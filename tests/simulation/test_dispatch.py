@@ -73,7 +73,7 @@ def on_ray(place: Path) -> Iterator[Callable[[], DispatchedClients]]:
                 gc.collect()
 
 
-RAY = pytest.param("ray", marks=[pytest.mark.federation, pytest.mark.runtimes])
+RAY = pytest.param("ray", marks=pytest.mark.federation)
 
 
 @pytest.fixture(params=["workers", RAY])

@@ -203,6 +203,7 @@ def test_on_round_ends_a_run_as_finished_by_stop_run(tmp_path: Path) -> None:
     assert (longer.rounds_done, longer.stopped) == (11, "")
 
 
+@pytest.mark.slow
 def test_methods_that_end_after_different_rounds_are_compared_and_the_comparison_says_so(tmp_path: Path) -> None:
     found = fairbloom.compare(
         methods=["fedavg", "fedfv"],

@@ -85,6 +85,7 @@ def assert_same(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance:
         np.testing.assert_allclose(array, expected["model"][name], rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RUNS)
 def test_whichever_engine_computes_the_run_folder_is_the_same(case: str, tmp_path: Path) -> None:
     """In float64: in float32, roundings that flip a unit of a network differ by more from processor to processor."""

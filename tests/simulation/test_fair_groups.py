@@ -46,6 +46,7 @@ def gap(run: Run) -> float:
     return float(rows["gap"].item())
 
 
+@pytest.mark.slow
 def test_the_gap_between_groups_falls_against_fedavg_at_every_seed(tmp_path: Path) -> None:
     for seed in range(SEEDS):
         data = write_sites(tmp_path / f"data-{seed}", seed)
@@ -57,6 +58,7 @@ def test_the_gap_between_groups_falls_against_fedavg_at_every_seed(tmp_path: Pat
         assert all(after[name] < before[name] for name in ("site-0", "site-1"))
 
 
+@pytest.mark.slow
 @needs("adult/adult.data")
 def test_on_adult_by_education_the_gap_between_women_and_men_falls(tmp_path: Path) -> None:
     shared = {"task": "adult", "partition": "education", "adult.group": "sex", "batch-size": 128, "num-rounds": 20}

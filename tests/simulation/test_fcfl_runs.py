@@ -36,6 +36,7 @@ def gaps_of(run: Run) -> Mapping[str, float]:
     return {str(row["client"]): float(row["gap"]) / 100.0 for _, row in rows.iterrows()}
 
 
+@pytest.mark.slow
 def test_each_site_comes_within_its_budget_in_both_stages(tmp_path: Path) -> None:
     """Without one, the sites that judge women more strictly are far beyond it."""
     data = write_sites(tmp_path / "data", 0, sites=4)

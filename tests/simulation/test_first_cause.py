@@ -45,6 +45,7 @@ def changes_of(fails: str, **more: Any) -> dict[str, Any]:
     return {**PLAIN, "method": "fedavg", "task.fails": fails, **more}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails", "engine"),
     [*((fails, "auto") for fails in CAUSES), *(("model", each) for each in ("loop", "stacked", "workers"))],
@@ -171,6 +172,7 @@ def words_of(fails: str, out: Path) -> list[str]:
     return ["run", "--debug", "--set", f"task.fails={fails}", *plain]
 
 
+@pytest.mark.slow
 def test_a_debugger_works_in_a_model_under_debug(tmp_path: Path) -> None:
     started = [sys.executable, "-c", "from fairbloom.cli import main; main()"]
     words = [*words_of("debugged", tmp_path / "run"), "--engine", "workers"]

@@ -37,6 +37,7 @@ def changes_of(task: str, **more: Any) -> dict[str, Any]:
     return plain | {"local_epochs": 2, "learning_rate": 0.3, "fraction": 1.0} | more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ALONE)
 def test_whichever_engine_computes_a_task_of_today_the_run_folder_is_the_same(task: str, tmp_path: Path) -> None:
     expected = ended(run(tmp_path / "loop", engine="loop", **changes_of(task)))

@@ -44,6 +44,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return method, every, [folder / str(number) for number in range(1 + max(int(p.name) for p in folder.iterdir()))]
 
 
+@pytest.mark.slow
 def test_kills_met_the_run_before_during_and_after_every_checkpoint(killed: Kills) -> None:
     _, every, folders = killed
     last = [load_last(folder / "checkpoint") for folder in folders]
@@ -52,6 +53,7 @@ def test_kills_met_the_run_before_during_and_after_every_checkpoint(killed: Kill
     assert all(reached.count(number) >= 4 for number in set(reached) - {SHORT})
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: Kills) -> None:
     method, every, folders = killed
     whole = Outcome.of(folders[-1])

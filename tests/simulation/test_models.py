@@ -52,6 +52,7 @@ def generated(setup: Setup) -> Task:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(MODELS.keys() - set(LARGE)))
 def test_whichever_engine_computes_a_model_the_run_folder_is_the_same(model: str, tmp_path: Path) -> None:
     changes = {"task": f"{__name__}:generated", "model": model, "clients": 2, "fraction": 1.0, "num_rounds": 1}

@@ -44,6 +44,7 @@ def bits(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_finite_and_repeats_and_resumes_to_the_same_bits(method: str, objective: str, tmp_path: Path) -> None:

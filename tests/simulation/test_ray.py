@@ -75,7 +75,7 @@ def test_an_address_that_does_not_answer_is_told_at_once(monkeypatch: pytest.Mon
     assert not ray.is_initialized()
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_nothing_of_a_run_stays_on_a_cluster_that_somebody_else_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,7 +91,7 @@ def test_nothing_of_a_run_stays_on_a_cluster_that_somebody_else_has_started(
     assert not ray.is_initialized()
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
     "changes",
@@ -122,7 +122,7 @@ def test_what_a_run_sets_of_its_rounds_holds_on_a_cluster(tmp_path: Path, change
     assert not found.differences(expected)
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_frozen_parameters_are_put_on_a_cluster_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, put = list[Any](), ray.put
@@ -138,7 +138,7 @@ def test_frozen_parameters_are_put_on_a_cluster_once(tmp_path: Path, monkeypatch
     assert not any("second.weight" in call.model for call in calls)
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 def test_a_lost_machine_has_its_shard_computed_by_another_one_and_stacked_clients_agree_with_the_loop(
     cluster: Machines, monkeypatch: pytest.MonkeyPatch, lost_workers: Callable[[], set[str]]
 ) -> None:
@@ -165,7 +165,7 @@ def test_what_only_a_notebook_has_is_told_with_the_remedy(key: str) -> None:
         RayClients(FedAvg(), {**config_of(), key: "__main__:net"})
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 def test_ctrl_c_ends_all_that_a_run_has_started_in_silence(tmp_path: Path) -> None:
     words = ["run", "--clients", "5", "--rounds", "1000000", "--set", "engine=ray", "--out", str(tmp_path / "run")]
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}

@@ -37,6 +37,7 @@ def last_model(folder: Path) -> np.ndarray[Any, Any]:
     return np.concatenate([arrays["x"], arrays["bias"][None]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize(("method", "weights"), WHICH, ids=["scaffold", "feddyn"])
 def test_a_run_rests_at_the_minimiser_also_where_a_part_of_the_clients_takes_part(
@@ -120,6 +121,7 @@ def expected() -> dict[str, Any]:
     return {name: played(name, "loop") for name in METHODS}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("engine", ["workers", pytest.param("ray", marks=pytest.mark.federation)])
@@ -133,6 +135,7 @@ def test_on_several_workers_models_and_states_have_the_bits_of_one_process(
     assert {what for _, what, _ in kept} == ({"rule", "personal"} if name == "scaffold" else {"rule"})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", METHODS)
 def test_side_by_side_the_numbers_are_the_same_and_a_rule_of_ones_own_is_left_to_one_after_the_other(
@@ -160,6 +163,7 @@ def test_the_engine_that_is_chosen_for_a_rule_of_ones_own_is_recorded_with_the_r
 # What is on disk ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_keep_a_few_versions_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda opened: None)  # the disk is not what this is about
     method = SCAFFOLD()
@@ -174,6 +178,7 @@ def test_a_thousand_clients_keep_a_few_versions_each(tmp_path: Path, monkeypatch
         assert max(counts.values()) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["lost", "damaged"])
 def test_a_state_that_is_not_there_any_more_lets_all_begin_anew_and_the_run_still_rests_at_the_minimiser(
     tmp_path: Path, harm: str

@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 COLUMN = ACCURACY.column()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_the_same_settings_give_the_same_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
     once = Outcome.of(run(tmp_path / "once", **changes))

@@ -31,6 +31,7 @@ def settings(clients: int, a_round: int, **others: Any) -> dict[str, Any]:
 # Memory -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_round_of_a_million_registered_clients_takes_no_memory_for_those_who_take_no_part() -> None:
     """The names alone are 70 MB; one list of them is 8 MB."""
     chosen = Settings.of(settings(MILLION, 10, **{"num-rounds": 6}))
@@ -63,7 +64,7 @@ print(int(sys.argv[-1]) - int(sys.argv[-2]))
 """
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process reads its largest resident memory from /proc")
 def test_a_run_with_a_million_registered_clients_takes_at_most_200_mb_more_than_one_with_a_thousand(
     tmp_path: Path,

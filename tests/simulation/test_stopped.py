@@ -87,6 +87,7 @@ def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch
     assert used(folder) == ["2", "2", "0", "0", "0", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [30.0, 1e30])
 def test_the_error_of_a_run_that_leaves_the_range_of_numbers_names_its_learning_rate(
     tmp_path: Path, rate: float
@@ -194,6 +195,7 @@ def tell_rounds(folder: str, method: str, shared: str) -> None:
     simulate(small(folder, method=method, num_rounds=ROUNDS), tell)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "shared"), [("fedfv", 100.0), ("ditto", 0.01)])
 def test_ctrl_c_leaves_what_was_finished_and_the_run_goes_on_to_the_same_bits(
     tmp_path: Path, method: str, shared: float

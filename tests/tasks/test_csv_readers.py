@@ -117,6 +117,7 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(arrow, name, size)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_blocks")
 @given(content=files(), known=hints)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -102,7 +102,7 @@ def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -
     assert mine.asked == ["line-3"]
 
 
-@pytest.mark.runtimes
+@pytest.mark.slow
 def test_it_is_compared_in_two_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

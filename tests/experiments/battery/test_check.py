@@ -61,6 +61,7 @@ NORMALISED = ("fedavgn", "fedmgdaplus", "mgdaprox")
 """The methods whose step does not depend on the length of all updates."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), CASES)
 def test_our_methods_pass_with_true_remarks(name: str, arguments: dict[str, Any]) -> None:
     report = check(METHODS[name], arguments)
@@ -78,6 +79,7 @@ def test_our_methods_pass_with_true_remarks(name: str, arguments: dict[str, Any]
         assert "the step is s times as long, as FedAvg's" in report["scaling"].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TORCHJD)
 def test_methods_of_torchjd_pass_with_true_remarks(name: str) -> None:
     pytest.importorskip("torchjd")
@@ -92,6 +94,7 @@ def assert_remarks(report: CheckReport, expected: Mapping[str, str]) -> None:
         assert words in report[name].message
 
 
+@pytest.mark.slow
 def test_a_method_that_favours_the_first_name_is_told_so() -> None:
     """TorchJD's PCD takes the first row of the Gram matrix for its primary objective."""
     pytest.importorskip("torchjd")
@@ -106,6 +109,7 @@ def test_kept_rows_are_tried() -> None:
     assert "old updates" in report["memory"].message
 
 
+@pytest.mark.slow
 def test_the_process_is_left_as_it_was() -> None:
     random.seed(1)
     np.random.seed(1)
@@ -443,6 +447,7 @@ WRONG: list[tuple[type[FairStrategy], str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "name", "words"), WRONG, ids=lambda value: getattr(value, "__name__", None))
 def test_a_broken_method_fails_one_property_in_words(method: type[FairStrategy], name: str, words: str) -> None:
     report = check(method)
@@ -526,6 +531,7 @@ REMARKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "name", "words"), REMARKED, ids=lambda value: getattr(value, "__name__", None))
 def test_what_may_be_meant_is_remarked(method: type[FairStrategy], name: str, words: str) -> None:
     report = check(method)

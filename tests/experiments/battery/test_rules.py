@@ -24,6 +24,7 @@ def failed(report: CheckReport) -> dict[str, str]:
 # Rules that are right -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "keeps"), [("Plain", "keep nothing"), ("Momentum", "keeps 1 times the model")])
 def test_a_right_rule_passes_without_a_remark(name: str, keeps: str) -> None:
     report = check_rule(f"{GIVEN}{name}")
@@ -120,6 +121,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "name", "words"), WRONG, ids=lambda value: getattr(value, "__name__", None))
 def test_a_broken_rule_fails_a_property_in_words(rule: type[Plain], name: str, words: str) -> None:
     RemembersAside.velocity.clear()
@@ -128,6 +130,7 @@ def test_a_broken_rule_fails_a_property_in_words(rule: type[Plain], name: str, w
     assert not report.passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "name", "words"),
     [(KeepsAHistory, "kept", "keeps more with every round"), (Uphill, "learns", "steps go uphill, or are too long")],
@@ -152,6 +155,7 @@ def test_every_property_has_a_rule_that_breaks_it() -> None:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_tells_rules_from_methods() -> None:
     assert is_rule(f"{GIVEN}Momentum")
     assert not is_rule("fairbloom.strategies:FedAvg")

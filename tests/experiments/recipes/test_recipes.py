@@ -27,6 +27,7 @@ def recipe_of(folder: Path, text: str) -> Recipe:
     return load_recipe(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_every_run_of_a_shipped_recipe_has_settings_that_are_known_possible_and_used(name: str) -> None:
     recipe = load_recipe(name)

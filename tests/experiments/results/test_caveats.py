@@ -27,6 +27,7 @@ def compared(capsys: pytest.CaptureFixture[str], out: Path, methods: str, *words
     return printed_by(capsys, "compare", *FEW, *plan, *words, "--out", out)
 
 
+@pytest.mark.slow
 def test_a_comparison_of_single_participants_says_that_it_compares_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +47,7 @@ def test_two_clients_train_both_by_default(tmp_path: Path, capsys: pytest.Captur
     assert SINGLE not in compared(capsys, tmp_path, "fedavg,term")
 
 
+@pytest.mark.slow
 def test_methods_are_the_same_only_where_they_are_with_every_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +56,7 @@ def test_methods_are_the_same_only_where_they_are_with_every_seed(
     assert "TERM ended" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_tiny_test_sets_are_said_with_what_one_example_moves(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

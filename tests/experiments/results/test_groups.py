@@ -185,6 +185,7 @@ def test_a_notebook_shows_groups(here: Path) -> None:
     assert f"<td>{ALL}</td><td>F</td>" in shown
 
 
+@pytest.mark.slow
 def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("compare", "--task", "csv", "--data-dir", here / "sites", "--methods", "fedavg,ditto", "--seeds", "2")
     out = here / "cmp"

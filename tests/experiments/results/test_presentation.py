@@ -16,6 +16,7 @@ def test_a_result_without_a_view_names_what_to_import(view: object) -> None:
         view(1)
 
 
+@pytest.mark.slow
 def test_the_remedy_brings_the_views_and_none_is_imported_before_it_is_asked_for(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("""\

@@ -108,6 +108,7 @@ def test_ranks_are_a_table_and_a_figure() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["FedAvg", "TERM", "DRFA", "FedFV"]
 
 
+@pytest.mark.slow
 def test_show_ranks_several_comparisons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

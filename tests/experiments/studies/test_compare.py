@@ -57,6 +57,7 @@ def last_round(folder: Path) -> dict[str, float]:
     return {row["client"]: float(row[COLUMN]) for row in rows if int(row["round"]) == last}
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_a_method_and_seed_and_the_documented_columns(compared: Path) -> None:
     with (compared / "comparison.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
@@ -112,6 +113,7 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
     assert not alone.differences(Outcome.of(compared / "runs" / "fedfv-seed1"))
 
 
+@pytest.mark.slow
 def test_the_numbers_do_not_depend_on_how_many_runs_go_on_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_run_folder_of_other_settings_is_refused_before_any_run_starts(
     assert [path.name for path in (out / "runs").iterdir()] == ["fedavg-seed0"]
 
 
+@pytest.mark.slow
 def test_more_rounds_extend_the_runs_of_a_comparison_to_the_bits_of_a_longer_one(tmp_path: Path) -> None:
     words = ("compare", "--methods", "fedavg,fedfv", "--seeds", 1, "--clients", 5, "--jobs", 2, "--set", "device=cpu")
     assert fairbloom(*words, "--rounds", 2, "--out", tmp_path / "grown") == 0
@@ -204,6 +207,7 @@ def test_seeds_count_from_the_first_one(tmp_path: Path) -> None:
     assert 'partition = "iid"' in settings
 
 
+@pytest.mark.slow
 def test_a_script_that_compares_is_not_run_once_more_by_the_processes_of_its_runs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -231,6 +235,7 @@ def test_too_many_clients_are_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_ends_with_130_and_finishes_no_run_first(tmp_path: Path) -> None:
     """Ctrl-C in a terminal reaches the workers as well."""
     words = ("compare", "--methods", "fedavg", "--seeds", 2, "--clients", 5, "--rounds", 100_000, "--jobs", 1)
@@ -244,6 +249,7 @@ def test_an_interrupted_comparison_ends_with_130_and_finishes_no_run_first(tmp_p
     assert list(tmp_path.rglob("model.safetensors")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
 def test_a_comparison_is_interrupted_without_a_traceback_while_its_processes_are_started(
@@ -270,6 +276,7 @@ def spawned_by(parent: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_second_comparison_into_a_folder_is_refused_by_name_of_the_first_until_that_was_killed(
     tmp_path: Path,
 ) -> None:
@@ -292,6 +299,7 @@ def test_a_second_comparison_into_a_folder_is_refused_by_name_of_the_first_until
     assert {path.name for path in (tmp_path / "cmp").iterdir()} == {*WRITTEN, "runs"} - {"differences.csv"}
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
     """As the system kills the largest process when memory runs short."""
     words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 100_000, "--jobs", 1)
@@ -315,6 +323,7 @@ def is_free(folder: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     words = ("compare", "--methods", "fedavg", "--seeds", 1, "--clients", 5, "--rounds", 100_000, "--jobs", 1)
     run = tmp_path / "runs" / "fedavg-seed0"
@@ -462,6 +471,7 @@ def test_measures_without_meaning_are_left_out_of_the_rows() -> None:
 # The tables that are written ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_differences_are_those_that_plain_numpy_makes_of_the_clients_table(tmp_path: Path) -> None:
     """An independent reading of clients.csv, for every number of differences.csv and of the printed table."""
     words = ("compare", "--methods", "fedavg,fedfv,qfedavg(q=1)", "--seeds", 3, "--clients", 5, "--rounds", 2)

@@ -23,6 +23,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_methods_that_were_compared_before_stay_in_the_tables_and_are_not_run_again(
     compared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -43,6 +44,7 @@ def test_methods_that_were_compared_before_stay_in_the_tables_and_are_not_run_ag
     assert load_comparison(out).baseline == "FedFV"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [("--seeds", 2), ("--rounds", 3), ("--set", "learning-rate=0.2")])
 def test_methods_that_were_compared_otherwise_are_left_out_with_a_word_until_they_are_named(
     compared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: tuple[str, object]

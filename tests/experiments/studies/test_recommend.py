@@ -79,6 +79,7 @@ def found(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return printed(capsys, *SMALL, "--out", folder)
 
 
+@pytest.mark.slow
 def test_json_is_one_object_of_the_documented_keys_and_numbers(found: Mapping[str, Any]) -> None:
     assert list(found) == KEYS
     assert list(found["gain"]) == ["measure", "mean", "low", "high", "against"]
@@ -217,6 +218,7 @@ def test_a_notebook_shows_the_answer(found: Mapping[str, Any], folder: Path) -> 
     assert "Local" in repr(there)
 
 
+@pytest.mark.slow
 def test_a_constraint_keeps_out_who_misses_it_and_its_method_is_among_the_candidates(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +252,7 @@ def test_the_baseline_is_the_answer_where_nobody_is_told_from_it(
     assert shlex.split(found["command"])[:4] == ["fairbloom", "run", "--method", "fedavg"]
 
 
+@pytest.mark.slow
 def test_a_budget_for_nothing_says_so_and_stays_with_the_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -323,6 +326,7 @@ def test_differences_that_never_vary_tell_by_their_sign() -> None:
     assert not is_better(difference_of([-9.0, -10.0, -11.0]))
 
 
+@pytest.mark.slow
 def test_one_client_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--clients", 1, "--rounds", 3, "--partition", "iid", "--set", "device=cpu", "--jobs", 2, "--out", tmp_path)
     found = printed(capsys, *words)
@@ -337,6 +341,7 @@ def write_hospitals(folder: Path, count: int, patients: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_hospitals_of_five_rows_have_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_hospitals(tmp_path / "data", 2, 5)
     words = ("--task", "csv", "--data-dir", data, "--rounds", 3, "--set", "csv.kind=regression", "--jobs", 2)
@@ -392,6 +397,7 @@ def of_groups(sites: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...
 GAP_WISH = "gap:true-positive-rate as low as possible, mean within 5 points of FedAvg"
 
 
+@pytest.mark.slow
 def test_a_gap_between_groups_is_made_small_by_methods_for_it_on_validation_and_shown_on_test_examples(
     of_groups: tuple[object, ...], sites: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,6 +433,7 @@ def test_a_gap_between_groups_is_made_small_by_methods_for_it_on_validation_and_
     assert misses["FairFed (beta=0.2)"] == 0.0
 
 
+@pytest.mark.slow
 def test_seeds_with_too_few_examples_for_a_gap_do_not_count(
     of_groups: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -550,6 +557,7 @@ def test_runs_are_ended_at_a_time_and_continue(tmp_path: Path) -> None:
     assert all(is_finished(tmp_path / str(seed)) for seed in range(2))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_the_same_command_goes_on_for_seconds_and_prints_json_alone(tmp_path: Path) -> None:
     """In processes of its own and with all candidates: the second has a few seconds, whatever it gets done in them."""
     words = ("recommend", "--wish", WISH, *SMALL, "--out", tmp_path, "--json")

@@ -180,6 +180,7 @@ def test_a_point_is_a_hundredth_of_what_is_no_percentage(measure: str, unit: str
     assert agree(judging(unit=unit), measure, Printed(0.5), (0.5 + off, 0.0), 5) is expected
 
 
+@pytest.mark.slow
 def test_the_measures_are_those_of_the_runs_tables(done: Reproduction, by_row: Mapping[tuple[str, str], Any]) -> None:
     values = values_of(done, 0)
     own = [summarize(each) for each in values]
@@ -377,6 +378,7 @@ evaluated = "personal"
     assert both.outcomes[0].measured["mean"] != both.outcomes[1].measured["mean"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     text = SMALL.replace("num-rounds = 3", "num-rounds = 40").replace("seeds = 2", "seeds = 1")
     path = saved(tmp_path, f'{text}[[rows]]\nlabel = "A"\n[[rows]]\nlabel = "B"\nsettings = {{ momentum = 0.5 }}\n')

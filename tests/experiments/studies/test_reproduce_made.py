@@ -46,6 +46,7 @@ RECIPES: dict[str, dict[str, Value]] = {
 """What is set for each beside `QUICK`: fewer clients, or less to test on, where so few examples have to do."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_on_made_up_data_in_the_real_format(tmp_path: Path, name: str) -> None:
     recipe = load_recipe(name)

@@ -69,6 +69,7 @@ def test_a_failure_ends_the_other_runs_though_the_caller_has_forked_a_process_me
         other.join()
 
 
+@pytest.mark.slow
 def test_runs_of_a_study_may_stop_early_and_be_extended_later(tmp_path: Path) -> None:
     """And what has gone on further is judged after as many rounds as the others."""
     rows = [StudyRow([at("fedavg", rate) for rate in RATES])]

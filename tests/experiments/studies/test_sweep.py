@@ -76,6 +76,7 @@ def shown_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
 # The choice ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_point_is_worth_the_mean_of_its_validation_scores_over_clients_and_seeds(done: Path) -> None:
     swept = load_sweep(done)
     assert len(swept.points) == 4
@@ -166,6 +167,7 @@ def test_another_criterion_chooses_again_from_the_same_runs(copied: Path) -> Non
         assert point.values == pytest.approx(by_seed)
 
 
+@pytest.mark.slow
 def test_points_that_cannot_be_told_apart_are_named_and_a_single_seed_tells_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +213,7 @@ def test_clients_with_five_rows_are_swept_and_the_choice_is_said_to_be_by_chance
 # Going on -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_more_values_seeds_and_rounds_run_what_is_missing_alone(copied: Path) -> None:
     before = written_in(copied)
     runs = {path.name for path in (copied / "runs").iterdir()}
@@ -231,6 +234,7 @@ def test_more_values_seeds_and_rounds_run_what_is_missing_alone(copied: Path) ->
     assert {api.load(copied / name).rounds_done for point in points for name in point.planned.runs(range(3))} == {3}
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(done: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(*WORDS, "--jobs", 1, "--out", out, start_new_session=True)
@@ -248,6 +252,7 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(done: Path, tmp_path: P
         assert (out / name).read_bytes() == (done / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_with_130(tmp_path: Path) -> None:
     words = ("sweep", "--grid", "learning-rate=0.1,0.2", "--clients", 5, "--rounds", 100_000, "--jobs", 1)
     process = start(*words, "--out", tmp_path, start_new_session=True)
@@ -364,6 +369,7 @@ label = "Averaging"
 """
 
 
+@pytest.mark.slow
 def test_a_file_has_rows_with_grids_and_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(FILE)
@@ -503,6 +509,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_search_draws_points_of_the_range_and_prunes_those_that_are_worse_by_then(searched: Path) -> None:
     swept = api.load_sweep(searched)
     assert len(swept.points) == 8
@@ -523,6 +530,7 @@ def test_a_search_draws_points_of_the_range_and_prunes_those_that_are_worse_by_t
     assert swept.best is max(whole, key=lambda point: point.mean)
 
 
+@pytest.mark.slow
 def test_a_search_does_not_depend_on_interruptions_or_on_how_many_runs_go_on_at_a_time(
     searched: Path, tmp_path: Path
 ) -> None:

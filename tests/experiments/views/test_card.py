@@ -82,6 +82,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return [row for row in rows if int(row["round"]) == last]
 
 
+@pytest.mark.slow
 def test_the_hub_reads_its_front_matter(run: fairbloom.Run, tmp_path: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
     file = tmp_path / "README.md"

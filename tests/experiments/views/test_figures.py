@@ -92,6 +92,7 @@ def test_clients_without_a_score_at_one_seed_leave_the_others_in_the_figure() ->
     assert len(draw_sorted_clients(comparison).axes[0].get_lines()[0].get_xdata()) == 12  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 12])
 def test_the_same_figure_twice_is_the_same_file_as_png_and_svg(count: int, tmp_path: Path) -> None:
     for name in ("one", "two"):

@@ -328,6 +328,7 @@ def waiting(tmp_path: Path) -> Iterator[Any]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_without_a_trace(waiting: Any, tmp_path: Path) -> None:
     assert waiting.stdout.readline() == f"waiting for a run in {tmp_path / 'later'}\n"
     waiting.send_signal(signal.SIGINT)
@@ -337,6 +338,7 @@ def test_ctrl_c_leaves_without_a_trace(waiting: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_later_is_followed_to_its_end(waiting: Any, tmp_path: Path) -> None:
     assert "waiting" in waiting.stdout.readline()
     folder = run(tmp_path / "later")

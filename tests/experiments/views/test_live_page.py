@@ -167,6 +167,7 @@ def test_names_are_text_and_no_markup(tmp_path: Path) -> None:
 # In a browser ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the PATH")
 def test_a_browser_follows_the_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from playwright.sync_api import sync_playwright

@@ -67,6 +67,7 @@ def words_of(grid: Grid) -> Iterator[str]:
             yield from Text.from_markup(cell).plain.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", [ACCURACY, MAE], ids=["accuracy", "an error"])
 @pytest.mark.parametrize("count", [2, 10, 30])
 def test_a_comparison_is_printed_whole_at_any_width(

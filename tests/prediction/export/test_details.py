@@ -51,6 +51,7 @@ def export(predictor: Predictor, to: str, out: Path) -> Path:
 # Cells ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", READERS)
 def test_every_spelling_of_a_category_and_of_a_missing_one_counts_as_with_us(form: str, tmp_path: Path) -> None:
     predictor = predictor_of(tmp_path, linear(4), AGE, WARD)
@@ -73,6 +74,7 @@ def test_what_was_constant_in_training_says_nothing(form: str, tmp_path: Path) -
     assert np.ptp(numbers, axis=0).max() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("age", "ward"), [(np.nan, "1"), (50.0, ""), (50.0, "n/A"), (np.inf, "1"), (-1e200, "1")], ids=str
 )
@@ -224,6 +226,7 @@ def test_a_module_that_pytorch_cannot_follow_is_named_with_its_cause_and_what_wo
     export(predictor, "safetensors", tmp_path / "out")  # as the message says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "named"), [(Eigenvalues, "linalg_eigh"), (InBfloat16, "Gemm")])
 def test_an_operator_that_onnx_or_its_runtime_lacks_is_named(
     model: type[nn.Module], named: str, tmp_path: Path
@@ -236,6 +239,7 @@ def test_an_operator_that_onnx_or_its_runtime_lacks_is_named(
     export(predictor, "torch", tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", "torch", "mlflow"])
 def test_an_export_that_predicts_something_else_leaves_nothing(form: str, tmp_path: Path) -> None:
     needs({"onnx": "onnxruntime", "torch": "torch", "mlflow": "mlflow"}[form])

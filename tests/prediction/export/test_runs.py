@@ -53,6 +53,7 @@ def check(run: fairbloom.Run, form: str, out: Path, frame: pandas.DataFrame, cli
         np.testing.assert_allclose(numbers, expected["predicted_outcome"], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", READERS)
 @pytest.mark.parametrize(("model", "client"), MODELS)
 def test_classes_and_probabilities_are_ours(
@@ -70,12 +71,14 @@ def test_missing_values_are_filled_in_as_we_do(together: fairbloom.Run, form: st
     check(together, form, tmp_path / "out", frame, "", "last")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", READERS)
 @pytest.mark.parametrize("model", ["last", "personal"])
 def test_a_quantity_is_in_its_own_unit(quantity: fairbloom.Run, form: str, model: str, tmp_path: Path) -> None:
     check(quantity, form, tmp_path / "out", held_out(quantity=True), "south", model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", "mlflow", "torch"])
 def test_the_lines_of_the_card_predict_without_fairbloom(together: fairbloom.Run, form: str, tmp_path: Path) -> None:
     needs({"onnx": "onnxruntime", "mlflow": "mlflow", "torch": "torch"}[form])
@@ -190,6 +193,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["digits", "arrays"])
 def test_a_network_of_images_gives_our_probabilities(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     needs("onnxruntime", "onnxscript", "mlflow")
@@ -246,6 +250,7 @@ for engine in ("stacked", "workers"):
 """
 
 
+@pytest.mark.slow
 def test_forked_processes_train_after_an_export(run: fairbloom.Run, tmp_path: Path) -> None:
     command_line = [sys.executable, "-c", EXPORT_AND_TRAIN, str(run.folder)]
     ended = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True)

@@ -129,6 +129,7 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(
     assert one == other
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     start(tmp_path / "whole", FedFV(fraction_train=0.5), rounds=60)
     code = (

@@ -107,6 +107,7 @@ def test_a_run_that_is_taken_back_is_the_run_that_had_those_settings_from_there(
         assert Outcome.of(folder).differences(Outcome.of(finished))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -185,6 +186,7 @@ def test_a_run_is_taken_back_and_extended_at_once(finished: Path, tmp_path: Path
 # Killed while it is taken back --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_as_the_old_run_or_as_the_new_one(finished: Path, tmp_path: Path) -> None:
     """The folder is copied before each change of a file's name, as a killed process would leave it."""
     folder, looks = copied(finished, tmp_path / "run"), list[Path]()

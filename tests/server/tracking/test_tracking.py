@@ -107,6 +107,7 @@ def curve(folder: Path, run_id: str, metric: str) -> list[tuple[int, float]]:
         return [(m.step, m.value) for m in mlflow_client(folder).get_metric_history(run_id, metric)]
 
 
+@pytest.mark.slow
 def test_mlflow_has_settings_curves_files_and_the_end_of_a_run(tmp_path: Path) -> None:
     folder = run(tmp_path / "study" / "runs" / "one", track="mlflow")
     (shown,) = runs_at_mlflow(folder, "study")
@@ -141,6 +142,7 @@ def test_what_a_users_app_reports_is_shown(tmp_path: Path) -> None:
     assert len(found.Scalars("train/train_loss")) == 3
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_in_the_same_run_of_mlflow(tmp_path: Path) -> None:
     whole, folder = run(tmp_path / "plain" / "one"), tmp_path / "tracked" / "one"
     with checkpoints_every(2), pytest.raises(StoppedError):
@@ -176,6 +178,7 @@ def test_rounds_that_are_run_again_are_there_once(tmp_path: Path) -> None:
     assert curve(folder, shown.info.run_id, MEAN) == sorted(means(folder).items())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_taken_back_is_another_run_of_mlflow(tmp_path: Path) -> None:
     folder = tmp_path / "tracked" / "one"
     with checkpoints_every(1):
@@ -261,6 +264,7 @@ def history(records: list[Any]) -> dict[int, float]:
     return {row["_step"]: row[MEAN] for row in rows}
 
 
+@pytest.mark.slow
 def test_weights_and_biases_keeps_a_run_in_files_where_nobody_is_logged_in(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -356,6 +360,7 @@ def test_a_tracker_that_nobody_knows_is_refused_with_those_there_are() -> None:
         RunFolder("run", track="comet")
 
 
+@pytest.mark.slow
 def test_nothing_of_the_trackers_is_imported_by_a_run_that_has_none(tmp_path: Path) -> None:
     code = (
         "import sys; from fairbloom.cli import app; import fairbloom; "

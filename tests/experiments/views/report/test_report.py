@@ -255,6 +255,7 @@ def test_of_a_data_set_that_seeds_deal_clients_are_shown_by_the_first_seed(tmp_p
 # Many clients --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_methods_and_a_hundred_clients_stay_readable_and_small(tmp_path: Path) -> None:
     methods = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair", "gifair", "adafed", "fedprox"]
     make_comparison(tmp_path, methods, range(2), [f"client-{i:03}" for i in range(100)], 80)

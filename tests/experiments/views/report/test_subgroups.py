@@ -53,6 +53,7 @@ def last_by_group(folder: Path, seed: int, over: str, score: str) -> ByGroup:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("score", "over"), [("accuracy", "count"), ("selection_rate", "count"), ("true_positive_rate", "positives")]
 )
