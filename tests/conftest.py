@@ -58,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def is_slow(item: pytest.Item) -> bool:
-    return any(item.iter_markers("slow"))
+    return item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(autouse=True, scope="module")
