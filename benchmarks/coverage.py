@@ -2,8 +2,9 @@
 
 Prints how often the 95 % interval of a mean difference holds the true one, by the t test and by bootstraps, for several
 shapes of differences and numbers of seeds; the same for seeds that split the examples of the same clients, with and
-without the correction for it, and for seeds that deal a data set to clients; and in how many of so many trials the same
-method, run twice under other seeds, is told from itself.
+without the correction for it, and for seeds that deal a data set to clients; in how many of so many trials the same
+method, run twice under other seeds, is told from itself; and how often the verdict on five methods claims something
+where nothing differs, and finds a difference where there is one.
 """
 
 import argparse
@@ -16,7 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import CONFIDENCE, difference_of
+from fairbloom.experiments.results.verdict import WORST
 
 Floats = NDArray[np.float64]
 
@@ -282,18 +285,92 @@ def table_of_claims(trials: int, seeds: int, real: bool) -> Table:
     return table
 
 
+# The verdict ----------------------------------------------------------------------------------------------------------
+
+METHODS = ("FedAvg", "FedFV", "TERM", "DRFA", "AFL")
+
+
+def made_comparison(rng: np.random.Generator, seeds: int, *, gain: float = 0.0, equal: int = 0) -> Comparison:
+    """Return a comparison of five methods over four clients, each of which is tested on fifty examples.
+
+    Clients vary by the seed, alike under all methods; the answers to each of the test examples are drawn.
+
+    Parameters
+    ----------
+    rng
+        Draws the answers.
+    seeds
+        The number of seeds.
+    gain
+        By how many points FedFV is better than FedAvg for every client; 0 where nothing differs.
+    equal
+        How many of the other methods have FedAvg's scores, as Ditto's global model does.
+    """
+    chance = np.linspace(0.6, 0.9, 4) + rng.normal(0.0, 0.05, (seeds, 4))
+    drawn = {method: _answers(rng, chance) for method in METHODS}
+    drawn["FedFV"] = drawn["FedFV"] + gain
+    drawn |= dict.fromkeys(METHODS[2 : 2 + equal], drawn["FedAvg"])
+    finals = {
+        method: [{"accuracy": {f"client-{k}": float(value) for k, value in enumerate(row)}} for row in scores]
+        for method, scores in drawn.items()
+    }
+    return Comparison(finals, "FedAvg", seeds=tuple(range(seeds)))
+
+
+def _answers(rng: np.random.Generator, chance: Floats) -> Floats:
+    scores: Floats = 100.0 * rng.binomial(TESTED, np.clip(chance, 0.02, 0.98)) / TESTED
+    return scores
+
+
+def two_deviations(rng: np.random.Generator) -> float:
+    """Return twice the standard deviation that the worst client's difference has over seeds where nothing differs."""
+    return 2.0 * float(np.std(made_comparison(rng, 2_000).gains("FedFV", WORST)))
+
+
+def is_claimed(comparison: Comparison) -> bool:
+    """Return whether the verdict claims, in words, that some method differs from the baseline."""
+    said = str(comparison.verdict)
+    return " lifts " in said or "Clearly " in said
+
+
+def table_of_verdicts(trials: int, seeds: Sequence[int] = (5, 10)) -> Table:
+    """Return how often the verdict claims something in null comparisons, and finds a gain of two deviations, in %.
+
+    The last two columns are its power with none and with two of the four other methods equal to FedAvg to the bit.
+    """
+    headings = ("seeds", "trials", "claims where nothing differs", "finds the gain", "…, two others equal to FedAvg")
+    table = Table(*headings, box=None, title="The verdict on five methods, %")
+    rng = np.random.default_rng(0)
+    gain = two_deviations(rng)
+    for count in seeds:
+        null = sum(is_claimed(made_comparison(rng, count)) for _ in range(trials))
+        found = [
+            sum(finds(made_comparison(rng, count, gain=gain, equal=equal)) for _ in range(trials)) for equal in (0, 2)
+        ]
+        table.add_row(str(count), str(trials), *(f"{100.0 * each / trials:.1f}" for each in (null, *found)))
+    return table
+
+
+def finds(comparison: Comparison) -> bool:
+    """Return whether the verdict claims by the worst client that FedFV is better than FedAvg."""
+    found = comparison.difference("FedFV", WORST)
+    return found.clear and found.mean > 0.0
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=2000, help="trials of each kind of made differences")
     parser.add_argument("--shared", type=int, default=600, help="trials of seeds that share data")
     parser.add_argument("--null", type=int, default=200, help="trials of the same method twice")
+    parser.add_argument("--verdicts", type=int, default=2000, help="trials of comparisons of five methods")
     parser.add_argument("--real", action="store_true", help="the same method twice with real runs, too: minutes")
     chosen = parser.parse_args()
     console = Console(width=120)
     console.print(table_of_shapes(chosen.trials))
     console.print(table_of_shared(chosen.shared))
     console.print(table_of_claims(chosen.null, 5, chosen.real))
+    console.print(table_of_verdicts(chosen.verdicts))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,11 @@ def pss(pid: int) -> float:
     return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") / 1000
 
 
+def resident_memory(pid: int) -> float:
+    """Return the memory of a process in MB; 0 where it is gone."""
+    return _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS:") / 1000
+
+
 def peak_memory(pid: int) -> float:
     """Return the most memory that a process has had, in MB; 0 where it is gone."""
     return _kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:") / 1000

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from .deployed import cpu_seconds
 from .federation import Deployment, federation, names, rounds
+from .flower import ROOT
 
 WORK: Mapping[str, Mapping[str, Any]] = {
     "train": {"evaluate-every": 0},
@@ -58,7 +59,9 @@ def start_nodes(there: Deployment, clients: int) -> None:
     """Start all clients, in one process, and wait until they are online."""
     bundles = [str(there.bundle(name)) for name in names(clients)]
     place = (f"localhost:{there.fleet}", str(there.folder / "ca.crt"))
-    nodes = there.start("python", "-m", "fairbloom.benchmarks.nodes", *place, *bundles)
+    before, there.environment = there.environment, there.environment | {"PYTHONPATH": str(ROOT)}
+    nodes = there.start("python", "-m", "benchmarks.nodes", *place, *bundles)
+    there.environment = before
     there.wait_for_words(nodes, "nodes: ready", seconds=60.0 + 5.0 * clients)
 
 

@@ -25,8 +25,11 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.thresholds import THRESHOLD
 from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_user_defined_tasks
+from fairbloom.tasks.leaving import FLOOR_ROWS
 
+from .limits import LIMIT_ROWS
 from .packing import packing
+from .recording import recording
 
 if TYPE_CHECKING:
     from .local import LocalClient
@@ -40,7 +43,7 @@ PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
 
 
-app = ClientApp(mods=[packing])
+app = ClientApp(mods=[packing, recording])
 
 
 @contextmanager
@@ -84,7 +87,7 @@ def train(message: Message, context: Context) -> Message:
 
     with redact_data_errors(context):
         terms = _terms(message)
-        local = client_of(context, terms.agreed)
+        local = client_of(context, terms.agreed, terms.server_round)
         received = _received(message, local)
         if received is None:
             return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
@@ -103,7 +106,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
     with redact_data_errors(context):
         terms = _terms(message)
-        local = client_of(context, terms.agreed)
+        local = client_of(context, terms.agreed, terms.server_round)
         received = _received(message, local)
         if received is None:
             return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
@@ -126,8 +129,10 @@ def is_deployed(context: Context) -> bool:
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
 
 
-def client_of(context: Context, agreed: str = "") -> LocalClient:
+def client_of(context: Context, agreed: str = "", server_round: int | None = None) -> LocalClient:
     """Return the client of a context, in a run whose clients have agreed on something about their data.
+
+    Whether its files have changed is looked at once a round.
 
     Raises
     ------
@@ -142,7 +147,8 @@ def client_of(context: Context, agreed: str = "") -> LocalClient:
             "pooled = true: the training data of all clients lie together in one process only: leave it out with "
             "deployed clients, or use fairbloom run"
         )
-    return LocalClient.of({**config, wire.AGREED: agreed}, partition, name, load_states(context))
+    since = None if server_round is None else (context.run_id, server_round)
+    return LocalClient.of({**config, wire.AGREED: agreed}, partition, name, load_states(context), since)
 
 
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
@@ -213,6 +219,7 @@ def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:
     node = context.node_config
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
+    config[wire.FLOOR] = node.get(LIMIT_ROWS, FLOOR_ROWS)
     partition, name = node.get("partition-id"), node.get("name")
     if "num-partitions" not in node and find_task(str(config["task"])).has_clients:
         partition = None  # a device's data are its own: a number that it was enrolled with chooses nothing there
@@ -262,6 +269,6 @@ def _state(arrays: ArrayRecord) -> StateDict:
 
 
 def _record(state: StateDict) -> ArrayRecord:
-    from fairbloom.tasks.models import sendable
+    from fairbloom.tasks.models import on_processor, sendable
 
-    return ArrayRecord(OrderedDict(sendable(state)))
+    return ArrayRecord(OrderedDict(on_processor(sendable(state))))

@@ -1,8 +1,8 @@
 """How differently a model treats two groups of a client's training examples, and the gradient of that.
 
 The groups are those of the task's first grouping, and an example of its group "other" belongs to neither. Where one of
-them has too few examples to be reported on, nothing is said of either: the disparity is 0, and so are its gradient and
-all counts.
+them has too few examples to be reported on, or on a device nearly those behind an earlier number, nothing is said of
+either: the disparity is 0, and so are its gradient and all counts.
 """
 
 import math
@@ -20,6 +20,7 @@ from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
+from .groups import Admits, admit_all
 from .training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
 from .work import LocalWork, descend
 
@@ -50,7 +51,9 @@ class Disparity(NamedTuple):
         return {wire.DISPARITY: self.smooth, wire.DISPARITY_HARD: self.hard}
 
 
-def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms: Terms, smallest: int) -> Disparity:
+def measure_disparity(
+    model: nn.Module, task: Task, examples: AnyExamples, terms: Terms, smallest: int, admits: Admits = admit_all
+) -> Disparity:
     """Return the disparity that the terms ask for, of a model in eval mode.
 
     Δ is a sum over examples, so it is taken batch by batch.
@@ -63,6 +66,8 @@ def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms
         Name the disparity and its sharpness.
     smallest
         Fewest examples that each group must have, positive ones with equal opportunity.
+    admits
+        Says whether these groups may be reported.
 
     Raises
     ------
@@ -80,7 +85,7 @@ def measure_disparity(model: nn.Module, task: Task, examples: AnyExamples, terms
     if not 0.0 < sharpness < math.inf:
         raise ReportableError(f"disparity-sharpness = {sharpness}: it must be finite and above 0")
     counts = members.sum(dim=1)
-    if counts.min() < smallest:
+    if counts.min() < smallest or not admits(members.unbind()):
         return Disparity(0.0, 0.0, [])
     of_each = members.double()
     first, second = of_each / counts[:, None]
@@ -116,7 +121,9 @@ def step_down(
 
 
 @torch.no_grad()
-def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: int) -> dict[str, int]:
+def count_hits(
+    model: nn.Module, task: Task, examples: AnyExamples, smallest: int, admits: Admits = admit_all
+) -> dict[str, int]:
     """Return the positive examples of each group, and those for which a model in eval mode predicts the positive class.
 
     Parameters
@@ -125,6 +132,8 @@ def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: in
         What is counted.
     smallest
         Fewest positive examples of each group with which they are counted.
+    admits
+        Says whether these examples may be counted.
 
     Raises
     ------
@@ -132,7 +141,7 @@ def count_hits(model: nn.Module, task: Task, examples: AnyExamples, smallest: in
         When the task has no two groups or no two classes.
     """
     members = find_members(task, examples) & find_positive(task, examples)
-    if members.sum(dim=1).min() < smallest:
+    if members.sum(dim=1).min() < smallest or not admits(members.unbind()):
         members = torch.zeros_like(members)
     with drawing_from(0, examples.device):
         found = torch.cat([(logits >= 0.0).cpu() for _, logits in _logits_of(model, task, examples)])

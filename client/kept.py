@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.logs import log
-from fairbloom.protocol.names import AGREED, DEPLOYED, PERSONAL
+from fairbloom.protocol.names import AGREED, DEPLOYED, FLOOR, PERSONAL
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, write_private
@@ -175,7 +175,7 @@ def check_fits(arrays: Arrays, module: Module) -> None:
 
 def _encode(config: Mapping[str, Any]) -> bytes:
     """Return a run's settings as config.toml has them, without this device's places."""
-    left_out = {AGREED, DEPLOYED, *marked(Mark.DEVICE)}
+    left_out = {AGREED, DEPLOYED, FLOOR, *marked(Mark.DEVICE)}
     settings = {key: value for key, value in sorted(config.items()) if key not in left_out}
     return tomli_w.dumps({"run-folder-format": RUN_FOLDER_FORMAT, **settings}).encode()
 

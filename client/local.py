@@ -1,8 +1,9 @@
 """One client: its data, its model and its work on a server's terms. It knows neither Flower nor messages."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,12 +18,16 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.thresholds import CLIENT, THRESHOLD, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import frozen_parameters, sendable
+from fairbloom.tasks.score import count_classes, has_two_classes
 
 from .baseline import reach_alone
 from .device import choose_device
 from .disparity import count_hits, measure_disparity, step_down
 from .frozen import left_as_they_are
+from .gate import Gate, check_summary, open_ledger
+from .groups import Admits, admit_all
 from .honoured import Honoured
+from .ledger import Ledger
 from .metrics import (
     AFTER,
     BEFORE,
@@ -32,6 +37,7 @@ from .metrics import (
     OF_HITS,
     OF_TRAINING,
     OF_WORK,
+    ON_TESTS,
     PERSONAL,
     TRAIN,
     Measurement,
@@ -39,10 +45,10 @@ from .metrics import (
     requested_metrics,
 )
 from .preprocessing import keep_preprocessing
-from .reporting import apply_reporting
+from .reporting import apply_reporting, reports_mean
 from .rules import Arrays, RuleAtWork, StepsTaken
 from .states import BASELINE, RULE, ClientStates, KeptVersions, StateDict, Version, folder_of
-from .training import WorkOver, measure, train, with_channels_last
+from .training import Answers, WorkOver, answer, measure, train, with_channels_last
 from .work import LocalWork, client_work, global_work, personal_work
 
 Metrics = dict[str, int | float]
@@ -118,6 +124,8 @@ class LocalClient:
         One model a process, which every client overwrites.
     states
         What it keeps between rounds.
+    gate
+        What may leave the device; None in one process, where nothing leaves.
     """
 
     name: str
@@ -127,6 +135,7 @@ class LocalClient:
     splits: Splits
     model: torch.nn.Module
     states: ClientStates
+    gate: Gate | None = None
 
     @classmethod
     def of(
@@ -135,6 +144,7 @@ class LocalClient:
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
+        since: Hashable = None,
     ) -> "LocalClient":
         """Return the client of a partition.
 
@@ -148,6 +158,8 @@ class LocalClient:
             What the server calls it; None: as the task does.
         states
             The versions of what it keeps, by name and round, where somebody else kept them in memory.
+        since
+            As in `load_task`.
 
         Raises
         ------
@@ -155,11 +167,13 @@ class LocalClient:
             When there is no such partition, or the task cannot be loaded.
         """
         folder, settings = partial(folder_of, settings), RunSettings.of(settings)
-        task, model = load_task_and_model(settings)
+        task, model = load_task_and_model(settings, since)
         key = find_client_key(settings, task, partition, name)
         keep_preprocessing(folder(key), task, key)
-        kept = ClientStates(folder(key), states)
-        return cls(name or key, key, settings, task, task.splits(key), model, kept)
+        kept, splits = ClientStates(folder(key), states), task.splits(key)
+        floor = find_task(settings.task).setup(settings).floor
+        gate = Gate(ledger_of(settings), floor, task, key, splits) if floor else None
+        return cls(name or key, key, settings, task, splits, model, kept, gate)
 
     @property
     def personal(self) -> KeptVersions:
@@ -183,7 +197,9 @@ class LocalClient:
         StragglerError
             When this client is a straggler in this round and stragglers are dropped.
         """
-        examples = self.splits.train
+        examples, gate = self.splits.train, self.gate
+        if gate is not None:
+            gate.check_training()
         work = client_work(global_work(self.settings, terms), self.settings, terms, self.key)
         self.model.load_state_dict(received)
         scores = self.find_baseline(received, terms)
@@ -191,7 +207,9 @@ class LocalClient:
         scores |= self.count_hits(terms)
         second: StateDict = {}
         if terms.disparity:
-            disparity = measure_disparity(self.model, self.task, examples, terms, self.settings.smallest_group)
+            disparity = measure_disparity(
+                self.model, self.task, examples, terms, self._smallest_group, self._admits(TRAIN)
+            )
             scores |= disparity.metrics
             second = step_down(self.model, received, disparity.gradient, work.learning_rate)
             self.model.load_state_dict(received)
@@ -229,13 +247,28 @@ class LocalClient:
     def evaluate(self, received: StateDict, terms: Terms) -> Metrics:
         """Measure the received model on the test set, and more where the terms ask for it."""
         self.model.load_state_dict(received)
-        metrics: Metrics = {wire.NUM_EXAMPLES: len(self.splits.test)}
+        metrics = self.describe_tests()
         for each in OF_EVALUATION:  # the personal model comes last, and stays in the place of the received one
             if each.applies(terms, self.splits):
                 if each.model == PERSONAL:
                     self._load_personal(before=terms.server_round + 1)
                 metrics |= self._measured(each, terms)
         return self.conclude(metrics)
+
+    def describe_tests(self) -> Metrics:
+        """Return how many test examples there are and, of two classes, the share of the larger one."""
+        counts = count_classes(self.splits.test) if has_two_classes(self.task) else None
+        share = {wire.LARGER_CLASS: counts[1] / sum(counts)} if counts else {}
+        if share and self.gate is not None:
+            share = self.gate.pass_scores(ON_TESTS, share)
+        return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
+
+    def answers(self, received: StateDict, terms: Terms, *, personal: bool = False) -> Answers:
+        """Return what the received model, or the personal one, makes of the test examples."""
+        self.model.load_state_dict(received)
+        if personal:
+            self._load_personal(before=terms.server_round + 1)
+        return answer(self.model, self.task, self.splits.test)
 
     def conclude(self, metrics: Metrics) -> Metrics:
         """Return what an evaluation has measured with this client's own threshold, where each client has one."""
@@ -247,24 +280,32 @@ class LocalClient:
 
     def report(self, measurement: Measurement, scores: Mapping[str, float], terms: Terms) -> dict[str, float]:
         """Return what was measured as this client reports it, by names on the wire."""
-        if measurement.examples == TRAIN:
-            scores = apply_reporting(scores, len(self.splits.train), self.name, self.settings)
-        if not measurement.requested:
-            return measurement.named(scores)
-        asked = measurement.requests(terms.measure)
-        return {name: scores[score] for name, score in asked.items() if score in scores}
+        if self.gate is not None:
+            scores = self.gate.pass_scores(measurement, scores)
+        (reported,) = report_all([self], measurement, [scores], terms)
+        return reported
 
     def _measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Return what the model, as it is now, has by a measurement."""
-        smallest_group = self.settings.smallest_group if measurement.by_group else 0
-        scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group)
+        smallest_group = self._smallest_group if measurement.by_group else 0
+        admits = self._admits(measurement.examples)
+        scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group, admits)
         return self.report(measurement, scores, terms)
+
+    @property
+    def _smallest_group(self) -> int:
+        """Fewest examples of a group that is reported."""
+        return max(self.settings.smallest_group, 0 if self.gate is None else self.gate.floor)
+
+    def _admits(self, part: str) -> Admits:
+        """Return what says of groups of a part, as masks, whether they may be reported."""
+        return admit_all if self.gate is None else partial(self.gate.admits, part)
 
     def count_hits(self, terms: Terms) -> dict[str, int]:
         """Return the counts of two groups that the terms ask for, with the model as it is now."""
         if not set(OF_HITS).intersection(terms.measure):
             return {}
-        return count_hits(self.model, self.task, self.splits.train, self.settings.smallest_group)
+        return count_hits(self.model, self.task, self.splits.train, self._smallest_group, self._admits(TRAIN))
 
     def _train_global(
         self, work: LocalWork, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
@@ -334,6 +375,24 @@ class LocalClient:
         self.personal.keep(number, {name: tensor for name, tensor in model.items() if name not in frozen})
 
 
+def report_all(
+    clients: Sequence[LocalClient], measurement: Measurement, found: Sequence[Mapping[str, float]], terms: Terms
+) -> list[dict[str, float]]:
+    """Return what was measured at clients of one run as each reports it, by names on the wire."""
+    if measurement.examples == TRAIN and clients and not reports_mean(clients[0].settings):
+        found = [
+            apply_reporting(scores, len(each.splits.train), each.name, each.settings)
+            for each, scores in zip(clients, found, strict=True)
+        ]
+    reports, names = list[dict[str, float]](), dict[str, str]()
+    measured: Set[str] = set()
+    for scores in found:
+        if scores.keys() != measured:
+            names, measured = measurement.names(scores, terms.measure), scores.keys()
+        reports.append({name: scores[score] for name, score in names.items()})
+    return reports
+
+
 def shapes_of(arrays: Arrays) -> dict[str, torch.Size]:
     """Return the shapes of tensors by name."""
     return {name: array.shape for name, array in arrays.items()}
@@ -352,8 +411,20 @@ def describe_data(
     settings = RunSettings.of(settings)
     task = load_task(settings)
     key = find_client_key(settings, task, partition, name)
-    about = {"examples": len(task.splits(key).train)} if task.about is None else dict(task.about(key))
-    return name or key, about
+    summary = summary_of(task, key)
+    if floor := find_task(settings.task).setup(settings).floor:
+        check_summary(task, key, ledger_of(settings), floor)
+    return name or key, summary
+
+
+def summary_of(task: Task, client: str) -> dict[str, Any]:
+    """Return what one of a task's clients says about its data: `examples`, and what is to be agreed."""
+    return {"examples": len(task.splits(client).train)} if task.about is None else dict(task.about(client))
+
+
+def ledger_of(settings: RunSettings) -> Ledger:
+    """Return the ledger of this device."""
+    return open_ledger(Path(settings.state_dir) if settings.state_dir else None)
 
 
 def find_client_key(settings: RunSettings, task: Task, partition: object, name: str | None) -> str:
@@ -388,12 +459,12 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
     )
 
 
-def load_task_and_model(settings: RunSettings) -> tuple[Task, torch.nn.Module]:
+def load_task_and_model(settings: RunSettings, since: Hashable = None) -> tuple[Task, torch.nn.Module]:
     """Return the task and a model on the device that the settings name; the same ones for both.
 
-    Files that have changed are another task.
+    Files that have changed are another task; `since` is as in `load_task`.
     """
-    return _load_for_device(load_task(settings), settings.device)
+    return _load_for_device(load_task(settings, since), settings.device)
 
 
 @lru_cache(maxsize=2)

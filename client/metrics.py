@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Splits
 from fairbloom.tasks.task import AnyExamples
 
-V = TypeVar("V")
+from .device import in_double
 
 RECEIVED, TRAINED, PERSONAL, ALONE = "received", "trained", "personal", "alone"
 """The models of a client: as it came, after local work, the client's personal one, and the best that it met when it
@@ -52,21 +52,27 @@ class Measurement(NamedTuple):
         """Return those of these names that are of this measurement, and the loss or score that each is about."""
         return _find_scores(self.pattern, measure)
 
-    def applies(self, terms: Terms, splits: Splits) -> bool:
-        """Return whether a client with these examples measures it on these terms."""
+    def is_asked(self, terms: Terms) -> bool:
+        """Return whether clients that have such examples measure it on these terms."""
         if self.requested:
             return bool(self.requests(terms.measure))
-        there = self.model != PERSONAL or terms.personal_lambda is not None
-        return there and bool(getattr(splits, self.examples))
+        return self.model != PERSONAL or terms.personal_lambda is not None
+
+    def applies(self, terms: Terms, splits: Splits) -> bool:
+        """Return whether a client with these examples measures it on these terms."""
+        return self.is_asked(terms) and (self.requested or bool(self.of(splits)))
 
     def of(self, splits: Splits) -> AnyExamples:
         """Return the examples that it is measured on, where it applies."""
         examples: AnyExamples = getattr(splits, self.examples)
         return examples
 
-    def named(self, scores: Mapping[str, V]) -> dict[str, V]:
-        """Return loss and scores by their names on the wire."""
-        return {self.pattern.format(name): value for name, value in scores.items()}
+    def names(self, scores: Iterable[str], measure: tuple[str, ...] = ()) -> dict[str, str]:
+        """Return what a client reports of its loss and these scores: by the name on the wire, which of them it is."""
+        if not self.requested:
+            return {self.pattern.format(score): score for score in scores}
+        asked, there = self.requests(measure), frozenset(scores)
+        return {name: score for name, score in asked.items() if score in there}
 
 
 @lru_cache(maxsize=64)  # each client of each round asks
@@ -79,6 +85,7 @@ def _find_scores(pattern: str, measure: tuple[str, ...]) -> Mapping[str, str]:
 BEFORE = Measurement(f"{{}}-{wire.BEFORE}", RECEIVED, TRAIN)
 AFTER = Measurement(f"{{}}-{wire.AFTER}", TRAINED, TRAIN)
 OF_BASELINE = Measurement(f"{{}}-{wire.BASELINE}", ALONE, TRAIN)
+ON_TESTS = Measurement("{}", RECEIVED, TEST, requested=False)
 ON_TRAINING = Measurement(f"{wire.TRAIN}-{{}}", RECEIVED, TRAIN)
 OF_PERSONAL = Measurement(f"{{}}-{wire.PERSONAL}", PERSONAL, TEST, requested=False)
 OF_PERSONAL_ON_VALIDATION = Measurement(
@@ -89,7 +96,7 @@ OF_TRAINING = (BEFORE, AFTER, OF_BASELINE)
 """What is measured where a client trains."""
 
 OF_EVALUATION = (
-    Measurement("{}", RECEIVED, TEST, requested=False),
+    ON_TESTS,
     ON_TRAINING,
     Measurement(f"{{}}-{wire.VALIDATION}", RECEIVED, VALIDATION, requested=False),
     OF_PERSONAL,
@@ -122,7 +129,7 @@ class WorkDone(NamedTuple):
     def update_norm(self) -> float:
         """Return ‖w_k − w‖, the norm of all that the work has changed."""
         moves = [new.detach() - old.to(new.device) for old, new in self.changes()]
-        norms = [torch.linalg.vector_norm(move, dtype=torch.float64) for move in moves]
+        norms = [torch.linalg.vector_norm(in_double(move)) for move in moves]
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 

@@ -31,6 +31,11 @@ def apply_reporting(
     return {**measures, LOSS: loss}
 
 
+def reports_mean(settings: RunSettings) -> bool:
+    """Return whether all clients of a run report the mean loss as it is."""
+    return settings.reported_loss == "mean" and not settings.misreporting_clients
+
+
 def _weight(examples: int, settings: RunSettings) -> float:
     """Return what the mean loss of so many examples is multiplied by."""
     match settings.reported_loss:

@@ -20,6 +20,8 @@ from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.protocol.terms import Terms
 
+from .device import in_double
+
 Arrays = Mapping[str, Tensor]
 """Tensors by name: those of trainable parameters have their names and shapes, and the dtype in which they travel."""
 
@@ -117,7 +119,7 @@ class ControlVariates(Shift):
             return trained, state.own
         updates = update_of(received, trained)
         kept = {
-            name: (own.double() - state.of_server[name].double() + updates[name] / steps.rate_sum).to(own.dtype)
+            name: (in_double(own) - in_double(state.of_server[name]) + updates[name] / steps.rate_sum).to(own)
             for name, own in state.own.items()
         }
         return trained, kept
@@ -168,14 +170,12 @@ class DynamicRegularizer(Shift):
     def finish(self, received: Arrays, trained: Arrays, state: Arrays, steps: StepsTaken) -> tuple[Arrays, Arrays]:
         """Return the trained parameters and the new h_k."""
         updates = update_of(received, trained)
-        return trained, {
-            n: (self._alpha * updates[n] - minus_h.double()).to(minus_h.dtype) for n, minus_h in state.items()
-        }
+        return trained, {n: (self._alpha * updates[n] - in_double(minus_h)).to(minus_h) for n, minus_h in state.items()}
 
 
 def update_of(received: Arrays, trained: Arrays) -> dict[str, Tensor]:
     """Return u_k = w − w_k in float64, of both as they travel: so it is the update that the server sees."""
-    return {name: array.double() - trained[name].double() for name, array in received.items()}
+    return {name: in_double(array) - in_double(trained[name]) for name, array in received.items()}
 
 
 def _like(array: Tensor | None, other: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import AGREED, DEPLOYED
+from fairbloom.protocol.names import AGREED, DEPLOYED, FLOOR
 from fairbloom.protocol.parameters import Choices, Parameter, Pattern
 from fairbloom.protocol.settings import (
     OWN_SETTINGS,
@@ -114,7 +114,8 @@ def _is_harmless(key: str, value: object) -> bool:
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
-    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED, DEPLOYED}
+    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED, DEPLOYED, FLOOR}
+    others.add("score")  # which changes no client's work, and is decided after the clients have begun theirs
     defaults = {key: each.default for key, each in SETTINGS.items()}
     about = {key: value for key, value in {**defaults, **expand_own_settings(config)}.items() if key not in others}
     return digest(about)

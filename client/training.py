@@ -23,7 +23,8 @@ from fairbloom.tasks.model_loss import is_of_model
 from fairbloom.tasks.task import AnyExamples
 
 from .class_weights import class_table, mean_loss
-from .groups import measure_groups
+from .device import in_double
+from .groups import Admits, admit_all, measure_groups
 from .linear import linear_step
 from .rules import RuleAtWork, StepsTaken
 from .work import LocalWork, descend
@@ -349,19 +350,17 @@ def _type(model: nn.Module) -> str:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, task: Task, examples: AnyExamples, smallest_group: int = 0) -> dict[str, float]:
+def measure(
+    model: nn.Module, task: Task, examples: AnyExamples, smallest_group: int = 0, admits: Admits = admit_all
+) -> dict[str, float]:
     """Return the mean loss and the task's scores of `model`, in eval mode, over all `examples`, by their names.
 
     A score that is not finite is left out: an AUC of a single class has no meaning. With `smallest_group`, what
     `measure_groups` returns is there too, where the examples have groups.
     """
-    model.eval()
-    size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
-    batches = (examples[start : start + size] for start in range(0, len(examples), size))
-    with drawing_from(0, examples.device):  # a model may draw in evaluation too, and then always the same
-        answers = Answers.of(model, task, batches)
+    answers = answer(model, task, examples)
     found = {LOSS: answers.losses} | {score.name: answers.measured(score.name, of) for score, of in task.scores.items()}
-    means = {name: torch.as_tensor(value).double().mean().item() for name, value in found.items()}
+    means = {name: in_double(torch.as_tensor(value)).mean().item() for name, value in found.items()}
     scores = {name: value for name, value in means.items() if name == LOSS or math.isfinite(value)}
     groups = examples.group_places() if smallest_group else None
     if groups is None:
@@ -371,7 +370,18 @@ def measure(model: nn.Module, task: Task, examples: AnyExamples, smallest_group:
         {score: answers.measured(score.name, of) for score, of in task.group_scores.items()},
         groups,
         smallest_group,
+        admits,
     )
+
+
+@torch.no_grad()
+def answer(model: nn.Module, task: Task, examples: AnyExamples) -> "Answers":
+    """Return what `model`, in eval mode, makes of all `examples`."""
+    model.eval()
+    size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
+    batches = (examples[start : start + size] for start in range(0, len(examples), size))
+    with drawing_from(0, examples.device):  # a model may draw in evaluation too, and then always the same
+        return Answers.of(model, task, batches)
 
 
 class Answers(NamedTuple):

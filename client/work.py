@@ -92,6 +92,8 @@ class LocalWork:
 
     def rates(self, count: int) -> tuple[float, ...]:
         """Return the learning rate of each of so many steps."""
+        if self.schedule == UNCHANGED:
+            return (self.learning_rate,) * count
         return tuple(self.at_step(done, count).learning_rate for done in range(count))
 
     def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:

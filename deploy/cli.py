@@ -9,7 +9,11 @@ import typer
 
 from .device.cli import client as client
 
-app = typer.Typer(no_args_is_help=True, help="Operate a federation of real devices: certificates, clients, runs.")
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Operate a federation of real devices: certificates, clients, runs.",
+)
 
 
 DirOption = Annotated[
@@ -42,13 +46,6 @@ def server(folder: DirOption = HERE) -> None:
     from .server.supervisor import replace_process
 
     replace_process(Federation(folder))
-
-
-def add_commands(command_line: typer.Typer) -> None:
-    """Add the commands of a federation of real devices: client, server and deploy."""
-    command_line.add_typer(client, name="client")
-    command_line.command()(server)
-    command_line.add_typer(app, name="deploy")
 
 
 @app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")
@@ -361,7 +358,7 @@ def doctor(
     folder: DirOption = HERE,
 ) -> None:
     """Check clocks, certificates, keys, ports, versions, disk and the audit log. Exits with 1 if something is wrong."""
-    from rich.console import Console
+    from fairbloom.command import Terminal
 
     from .device.client import ClientSettings
     from .operator import doctor as checks
@@ -369,7 +366,7 @@ def doctor(
 
     findings = checks.examine_device(ClientSettings.of({}, client)) if client else checks.examine(Federation(folder))
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
-    console, worst = Console(soft_wrap=True, highlight=False), 0
+    console, worst = Terminal(soft_wrap=True, highlight=False), 0
     for finding in findings:
         console.print(f"{signs[finding.verdict]:<8} {finding.what}: ", end="")
         console.print(finding.words, markup=False)

@@ -35,7 +35,7 @@ FEW = {
 }
 """The rows that README.md shows, and what it calls them."""
 
-HOSPITALS = {  # in the order of their names, by which accuracies are sorted
+HOSPITALS = {  # in the order of their names, by which scores are sorted
     "Cleveland": ("#0072B2", "o"),
     "Hungary": ("#56B4E9", "s"),
     "Long Beach": ("#E69F00", "D"),
@@ -60,20 +60,20 @@ class Served:
     ----------
     name
         The method with its parameters.
-    accuracies
-        In percent, shape (splits, hospitals).
+    scores
+        Balanced accuracies in percent, shape (splits, hospitals).
     losses
         Of the same shape; None of personal models, whose losses runs do not keep.
     """
 
     name: str
-    accuracies: NDArray[np.float64]
+    scores: NDArray[np.float64]
     losses: NDArray[np.float64] | None
 
     @property
     def worst(self) -> NDArray[np.float64]:
-        """The accuracy of the hospital that is served worst, one a split."""
-        lowest: NDArray[np.float64] = self.accuracies.min(axis=1)
+        """The balanced accuracy of the hospital that is served worst, one a split."""
+        lowest: NDArray[np.float64] = self.scores.min(axis=1)
         return lowest
 
     @property
@@ -90,8 +90,8 @@ def served(reproduction: Reproduction) -> list[Served]:
 
 def _of(name: str, evaluated: str, runs: Sequence[Run]) -> Served:
     finals = [run.final(model=evaluated) for run in runs]
-    accuracies = np.array([[final[hospital] for hospital in sorted(final)] for final in finals])
-    return Served(name, accuracies, None if evaluated == "personal" else np.array([_losses(run) for run in runs]))
+    scores = np.array([[final[hospital] for hospital in sorted(final)] for final in finals])
+    return Served(name, scores, None if evaluated == "personal" else np.array([_losses(run) for run in runs]))
 
 
 def _losses(run: Run) -> list[float]:
@@ -123,14 +123,14 @@ def table(methods: Sequence[Served]) -> str:
 
 
 def _cells(method: Served, base: Served) -> tuple[str, ...]:
-    accuracy, loss = ("–", "–"), ("–", "–")
+    score, loss = ("–", "–"), ("–", "–")
     if method is not base:
-        accuracy = _cells_against(method.worst, base.worst, 1)
+        score = _cells_against(method.worst, base.worst, 1)
     if method is not base and method.highest is not None and base.highest is not None:
         loss = _cells_against(method.highest, base.highest, 3, lower_is_better=True)
     highest = "–" if method.highest is None else _number(method.highest, 3)
-    mean = _number(method.accuracies.mean(axis=1), 1)
-    return (method.name, _number(method.worst, 1), *accuracy, highest, *loss, mean)
+    mean = _number(method.scores.mean(axis=1), 1)
+    return (method.name, _number(method.worst, 1), *score, highest, *loss, mean)
 
 
 def _number(values: NDArray[np.float64], decimals: int) -> str:
@@ -152,19 +152,19 @@ def _cells_against(
 
 
 def picture(methods: Sequence[Served]) -> Figure:
-    """Return each method's differences to FedAvg, with two standard errors: worst accuracy, and highest loss."""
+    """Return each method's differences to FedAvg in worst balanced accuracy and highest loss, with two errors."""
     base, others = methods[0], methods[1:]
     with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(7.2, 0.19 * len(others) + 1.1), layout="constrained")
-        accuracy, loss = figure.subplots(1, 2, sharey=True)
+        score, loss = figure.subplots(1, 2, sharey=True)
         for place, method in enumerate(reversed(others)):
-            _draw(accuracy, place, against(method.worst, base.worst), sign=1)
+            _draw(score, place, against(method.worst, base.worst), sign=1)
             if method.highest is not None and base.highest is not None:
                 _draw(loss, place, against(method.highest, base.highest, lower_is_better=True), sign=-1)
-        accuracy.set_yticks(range(len(others)), [method.name for method in reversed(others)])
-        accuracy.set_xlabel("accuracy of the worst served hospital:\npoints against FedAvg (right is better)")
-        loss.set_xlabel("loss of the hospital with the highest:\nagainst FedAvg (left is better)")
-        for axes in (accuracy, loss):
+        score.set_yticks(range(len(others)), [method.name for method in reversed(others)])
+        score.set_xlabel("worst balanced accuracy:\npoints against FedAvg (right is better)")
+        loss.set_xlabel("highest loss:\nagainst FedAvg (left is better)")
+        for axes in (score, loss):
             axes.set_ylim(-0.7, len(others) - 0.3)
             axes.axvline(0.0, color=NEITHER, linewidth=0.8)
             axes.spines[["top", "right"]].set_visible(False)
@@ -173,18 +173,18 @@ def picture(methods: Sequence[Served]) -> Figure:
 
 
 def small_picture(methods: Sequence[Served]) -> Figure:
-    """Return each hospital's mean accuracy under the few methods that README.md shows."""
-    chosen = {FEW[method.name]: method.accuracies.mean(axis=0) for method in methods if method.name in FEW}
+    """Return each hospital's mean balanced accuracy under the few methods that README.md shows."""
+    chosen = {FEW[method.name]: method.scores.mean(axis=0) for method in methods if method.name in FEW}
     with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(7.2, 0.28 * len(chosen) + 0.9), layout="constrained")
         axes = figure.subplots()
         for place, values in enumerate(reversed(chosen.values())):
             axes.plot([values.min(), values.max()], [place, place], color="#CCCCCC", linewidth=2.5, zorder=1)
         for column, (name, (colour, marker)) in enumerate(HOSPITALS.items()):
-            accuracies = [values[column] for values in reversed(chosen.values())]
-            axes.scatter(accuracies, range(len(chosen)), color=colour, marker=marker, s=34, label=name, zorder=2)
+            scores = [values[column] for values in reversed(chosen.values())]
+            axes.scatter(scores, range(len(chosen)), color=colour, marker=marker, s=34, label=name, zorder=2)
         axes.set_yticks(range(len(chosen)), [*reversed(chosen)])
-        axes.set_xlabel("accuracy of the hospital's test patients, %, mean over 20 splits")
+        axes.set_xlabel("balanced accuracy over the hospital's test patients, %, mean over 20 splits")
         axes.spines[["top", "right"]].set_visible(False)
         figure.legend(loc="outside upper center", ncols=len(HOSPITALS), frameon=False)
     return figure

@@ -350,7 +350,7 @@ def example(method: MethodDoc) -> dict[Parameter, Value]:
     """
     drawn = toy.ARGUMENTS.get(method.name, {})
     return {
-        parameter: drawn[parameter.argument] if parameter.default is None else parameter.default
+        parameter: drawn.get(parameter.argument, parameter.example) if parameter.default is None else parameter.default
         for parameter in method.parameters
         if not isinstance(parameter.default, str)
     }

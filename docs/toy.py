@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import errors_alone
+from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import FloatArray
@@ -211,7 +212,9 @@ def strategy(name: str) -> FairStrategy:
     """Return a method with the arguments that it has here."""
     if name.startswith("torchjd:"):
         return by_name(name.removeprefix("torchjd:"), fraction_evaluate=0.0)
-    return METHODS[name](**ARGUMENTS.get(name, {}), fraction_evaluate=0.0)
+    declared = parameters_of(name, METHODS[name])
+    needed = {each.argument: each.example for each in declared if each.default is None}
+    return METHODS[name](**{**needed, **ARGUMENTS.get(name, {})}, fraction_evaluate=0.0)
 
 
 def epochs_of(name: str) -> int:

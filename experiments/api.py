@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Unpack
 
+from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import SCORES
@@ -21,7 +22,7 @@ from .options import CommonOptions, as_settings, expand_options, merge_settings
 from .recipes.axes import values_in
 from .recipes.labels import label_of, title
 from .recipes.recipe import Recipe, load_recipe, recipe_of
-from .recipes.variants import Named, Variant, variants
+from .recipes.variants import Named, Variant, settings_of_method, variants
 from .results.comparison import Comparison, load_comparison
 from .results.evaluation import Evaluation, scores_of_clients
 from .results.recommendation import Recommendation
@@ -86,7 +87,8 @@ def run(
     data_dir
         The folder that the task reads its data from.
     method
-        The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the class itself.
+        The method: a name that `fairbloom methods` lists, your own as "my_module:Mine", or the class itself. A name may
+        have parameters in parentheses, as in `compare`: "fedfv(alpha=0.2)".
     model
         One of the task's models, one of torchvision's, or your own as "my_module:Net".
     clients
@@ -97,6 +99,9 @@ def run(
         The number of rounds.
     fraction
         The share of the clients that train in a round.
+    score
+        The score that fairness goes by: accuracy, balanced-accuracy, auc, loss or another that the task has; by default
+        the one that fits the data.
     seed
         Seed of the data split, initial model, client sampling and batch order.
     engine
@@ -136,8 +141,9 @@ def run(
     from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
-    named = {"method": None if method is None else name_of(method), "seed": seed, "out": out, "from_round": from_round}
+    named = {"seed": seed, "out": out, "from_round": from_round}
     config = merge_settings(as_settings({"task": task, **named, **options}), settings or {})
+    config = merge_settings(settings_of_method(method, config), config)
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
@@ -431,6 +437,7 @@ def evaluate(
     epochs: int | None = None,
     strength: float | None = None,
     out: str | os.PathLike[str] | None = None,
+    trust: Sequence[str] = (),
 ) -> Evaluation:
     """Measure a finished run's model on the data of a site that took no part in it; personalise it, where wanted.
 
@@ -456,11 +463,14 @@ def evaluate(
     out
         A new folder for what `fairbloom predict` needs: the model, its preprocessing with this site's means and
         deviations, and the personal model.
+    trust
+        The modules that may be imported, where the run's settings name them and they are no installed packages.
 
     Raises
     ------
     FairbloomError
-        When the folder holds no finished run, or the site's data do not fit those of its clients.
+        When the folder holds no finished run, the site's data do not fit those of its clients, or the settings name a
+        module that may not be imported.
     """
     from fairbloom.prediction.newcomer import EPOCHS, Newcomer, check_free  # imported late, as PyTorch is with it
 
@@ -474,12 +484,14 @@ def evaluate(
     folder, epochs = Path(run), epochs or EPOCHS
     if out is not None:
         check_free(Path(out))
-    site = Newcomer(folder, "" if data_dir is None else os.fspath(data_dir), client, model)
-    if personalise:
-        site.personalise(epochs, strength)
-    found = site.measure()
-    if out is not None:
-        site.keep(Path(out))
+    with only_trusted_imports(trust):
+        site = Newcomer(folder, "" if data_dir is None else os.fspath(data_dir), client, model)
+        if personalise:
+            site.personalise(epochs, strength)
+        found = site.measure()
+        interval, p_values = site.judge()
+        if out is not None:
+            site.keep(Path(out))
     return Evaluation(
         run=folder,
         client=site.name,
@@ -491,6 +503,8 @@ def evaluate(
         before=found["global"],
         after=found.get("personal", {}),
         others=scores_of_clients(folder, site.scores),
+        interval=interval,
+        p_values=p_values,
         epochs=epochs if personalise else 0,
         strength=site.strength or 0.0,
         kept=None if out is None else Path(out),

@@ -23,6 +23,7 @@ class CommonOptions(TypedDict, total=False):
     partition: str | None
     rounds: int | None
     fraction: float | None
+    score: str | None
     engine: str | None
     device: str | None
     memory: float | None

@@ -4,17 +4,38 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
-from flwr.app import Message  # noqa: F401 (with Flower comes its logger, whose level and colours are set below)
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
 from fairbloom.errors import FairbloomError
-from fairbloom.help import restore_help
-from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.logs import colour_on_terminals_alone, escape_unprintable
 
-errors = Console(stderr=True)
+
+class Terminal(Console):
+    """A console that shows what would steer a terminal as text: names of clients and groups are others' words."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the parts of what is printed, with its style, but without control characters in its text."""
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=escape_unprintable(part.text, but="\n"))
+
+
+errors = Terminal(stderr=True)
+
+TrustOption = Annotated[
+    list[str],
+    typer.Option(
+        metavar="MODULE",
+        help="Import this module where the run's settings name it, and it is no installed package: importing runs its "
+        "code. May be repeated.",
+    ),
+]
 
 CORRECTABLE, INTERRUPTED = 2, 130
 """Exit codes: the user can correct what was wrong, and Ctrl-C ended the command."""
@@ -30,26 +51,22 @@ def interrupt(signal_number: int, frame: object) -> None:
     raise Interrupted
 
 
-def new_app() -> typer.Typer:
-    """Return the command line without its commands."""
-    return typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode="rich",
-        suggest_commands=False,  # click does
-        context_settings={"help_option_names": ["-h", "--help"]},
-        pretty_exceptions_enable=False,
-    )
+def import_command(name: str) -> Any:
+    """Return the function or app that `module:name` names; until it is imported, Ctrl-C ends the process in silence."""
+    from flwr.app import Message  # noqa: F401 (imported late, as it takes half a second, and before its logger is set)
+
+    module, _, attribute = name.partition(":")
+    found = getattr(import_module(module), attribute)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    colour_on_terminals_alone()
+    signal.signal(signal.SIGINT, interrupt)
+    return found
 
 
 def run_command(app: typer.Typer) -> None:
     """Run the command line: what a user can correct is one red line and exit code 2; a bug keeps its traceback."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    colour_on_terminals_alone()
-    signal.signal(signal.SIGINT, interrupt)
-    command = typer.main.get_command(app)
-    restore_help(command)
     try:
-        command()
+        app()
     except Interrupted:
         what = "the same command begins again; a run continues after its last finished round"
         errors.print(f"[yellow]interrupted[/]: {what}", soft_wrap=True)

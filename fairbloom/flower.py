@@ -15,8 +15,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
-    "ErrorCode", "NodeInfo", "ObjectPushError", "Run", "deserialize", "identify", "log_start", "run_id", "serialize",
-    "set_created_at", "set_message_id", "set_waits_for_objects",
+    "ErrorCode", "NodeInfo", "ObjectPushError", "Run", "address", "deserialize", "identify", "log_start", "run_id",
+    "serialize", "set_created_at", "set_message_id", "set_waits_for_objects",
 ]  # fmt: skip
 
 
@@ -43,6 +43,12 @@ def run_id() -> int:
 def set_message_id(message: Message, message_id: str) -> None:
     """Give a message its id, as Flower's grids do."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def address(reply: Message, message: Message) -> Message:
+    """Return a reply as one to this message: some of Flower's mods answer their app's reply by an error."""
+    answers = reply.metadata.reply_to_message_id == message.metadata.message_id
+    return reply if answers or not reply.has_error() else Message(reply.error, reply_to=message)
 
 
 def set_created_at(message: Message, seconds: float) -> None:

@@ -2,9 +2,14 @@
 
 import hashlib
 import importlib
+import os
 import re
+import site
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,24 @@ IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 def is_import_string(name: str) -> bool:
     """Return whether a name is written as module:attribute."""
     return IMPORT_STRING.fullmatch(name) is not None
+
+
+_TRUSTED: ContextVar[Collection[str] | None] = ContextVar("trusted", default=None)
+"""The modules that may be imported beside installed packages; None: any."""
+
+
+@contextmanager
+def only_trusted_imports(trust: Collection[str]) -> Iterator[None]:
+    """Let import strings name nothing but installed packages and these modules, inside: importing runs their code.
+
+    A run folder may come from others. Allowed are packages in site-packages, the modules in `trust` with all that is
+    in them, and modules that this process has imported already.
+    """
+    token = _TRUSTED.set(trust)
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
 
 
 def imported(what: str, name: str) -> Any:
@@ -31,12 +54,14 @@ def imported(what: str, name: str) -> Any:
     Raises
     ------
     FairbloomError
-        When there is no such module or attribute, or the module imports what is not installed. Whatever else the module
-        raises keeps its traceback.
+        When there is no such module or attribute, the module imports what is not installed, or it may not be imported
+        (`only_trusted_imports`). Whatever else the module raises keeps its traceback.
     """
     module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    here, trust = str(Path.cwd()), _TRUSTED.get()
+    if trust is not None and not any(f"{module}.".startswith(f"{each}.") for each in trust):
+        _check_installed(what, name)
+    elif here not in sys.path:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module)
@@ -56,6 +81,35 @@ def imported(what: str, name: str) -> Any:
             raise FairbloomError(f"{what} = {name!r}: {module} has no {attribute}; it has {public}")
         found = getattr(found, part)
     return found
+
+
+def _check_installed(what: str, name: str) -> None:
+    """Raise FairbloomError unless an import string's module, if imported now, would come from site-packages."""
+    module = name.partition(":")[0]
+    top = module.partition(".")[0]
+    if top == __package__ or (module in sys.modules and top not in sys.stdlib_module_names):
+        return
+    installed = [os.path.normpath(each) for each in (*site.getsitepackages(), site.getusersitepackages())]
+    for place in _find_sources(module):
+        if not any(Path(place).is_relative_to(each) for each in installed):
+            raise FairbloomError(
+                f"{what} = {name!r}: the run's settings name the module {module}, which is no installed package"
+                f"{place and f' (it is {place})'}, and importing it would run its code: if you trust it, say --trust "
+                f"{top}, or in Python trust=[{top!r}]"
+            )
+
+
+def _find_sources(module: str) -> Iterator[str]:
+    """Yield the file of each package around a module, then its own, as Python would import them; "" for none."""
+    paths, parts = None, module.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), paths)
+        if spec is None or (spec.origin is None and depth == len(parts)):
+            yield ""
+            return
+        if spec.origin is not None:  # a folder without __init__.py has no code
+            yield os.path.normpath(Path.cwd() / spec.origin)  # not resolved: links in site-packages belong to it
+        paths = spec.submodule_search_locations or []
 
 
 def module_digests(modules: Iterable[str]) -> dict[str, str]:

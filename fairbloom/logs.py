@@ -11,6 +11,24 @@ log = logging.getLogger("flwr").getChild("fairbloom")
 """Where Fairbloom logs: below Flower's logger, so that both are seen, set and silenced together."""
 
 
+def escape_unprintable(words: str, *, but: str = "") -> str:
+    """Return text that cannot steer a terminal, whoever wrote it; the characters in `but` stay."""
+    if words.isprintable():
+        return words
+    return "".join(each if each.isprintable() or each in but else f"\\x{ord(each):02x}" for each in words)
+
+
+def _escape_record(record: logging.LogRecord) -> bool:
+    """Escape what a log line quotes, names of clients for example; return that it is logged."""
+    message = record.getMessage()
+    if (shown := escape_unprintable(message, but="\n\t")) != message:
+        record.msg, record.args = shown, ()
+    return True
+
+
+log.addFilter(_escape_record)
+
+
 def colour_on_terminals_alone(*, never: bool = False) -> None:
     """Let Flower's handlers colour what goes to a terminal, and leave codes out of files, pipes and under NO_COLOR.
 

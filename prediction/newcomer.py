@@ -15,17 +15,20 @@ from fairbloom.client.states import KeptVersions, StateDict
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import NUM_EXAMPLES, PERSONAL
-from fairbloom.protocol.scores import Score
+from fairbloom.protocol.scores import LOSS_SCORE, Score, put_first
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.thresholds import TOGETHER, apply_threshold, shown_scores
+from fairbloom.protocol.thresholds import BY_THRESHOLD, HALF, TOGETHER, apply_threshold, score_at, shown_scores
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, ROUNDS, is_finished
 from fairbloom.strategies import served_model
 from fairbloom.system.sealed import Arrays
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.model_loss import is_of_model
+from fairbloom.tasks.score import decide_score
 
+from .paired import Measure, interval_of, paired_p_value
 from .predictor import find_threshold, settings_in
 
 EPOCHS, STRENGTH = 10, 1.0
@@ -86,8 +89,9 @@ class Newcomer:
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """What its examples are measured by, as those of the run's clients were."""
-        return shown_scores(self._local.task.scores)
+        """What its examples are measured by, as those of the run's clients were; fairness goes by the first."""
+        task = self._local.task
+        return put_first(shown_scores(task.scores), decide_score(self._local.settings, task, deployed=True))
 
     @property
     def usual_strength(self) -> float:
@@ -142,6 +146,38 @@ class Newcomer:
             model: {each.name: each.shown(found[name]) for each in self.scores if (name := each.name + end) in found}
             for model, end in models.items()
         }
+
+    def judge(self) -> tuple[tuple[float, float] | None, dict[str, float]]:
+        """Return what the test examples decide, of the scores for which that can be said.
+
+        Returns
+        -------
+        tuple
+            The 95 % interval of the first score under the run's model, as tables have it, None where it has none; and,
+            by the names of scores, the p-value of the difference between the run's model and the personal one.
+        """
+        both = [False] if self.strength is None else [False, True]
+        found = [self._local.answers(self._received, self._terms(), personal=each).batches for each in both]
+        if any(len(batches) > 1 for batches in found):  # outputs of several shapes
+            return None, {}
+        (before, targets), *personal = [(each.cpu(), wanted.cpu()) for ((each, wanted),) in found]
+        first, measures = self.scores[0], {each: of for each in self.scores if (of := self._measure_of(each))}
+        interval = interval_of(first, measures[first], before, targets) if first in measures else None
+        p_values = {
+            score.name: paired_p_value(score, of, before, after, targets)
+            for after, _ in personal
+            for score, of in measures.items()
+        }
+        return interval and (first.shown(interval[0]), first.shown(interval[1])), p_values
+
+    def _measure_of(self, score: Score) -> Measure | None:
+        """Return what measures a score of outputs and targets; None where its numbers do not come from these alone."""
+        task, threshold = self._local.task, self._about.threshold
+        if score == LOSS_SCORE:
+            return None if is_of_model(task.loss) else task.loss
+        if score.name in BY_THRESHOLD and self._local.settings.threshold != HALF:
+            return None if threshold is None else task.scores.get(score_at(score, threshold))
+        return task.scores[score]
 
     def keep(self, folder: Path) -> None:
         """Write what predicts at this site into a folder: model, settings, agreement, preprocessing, personal model.

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairbloom.client.states import StateDict, folder_of, load_last
 from fairbloom.client.training import EVALUATION_BATCH, drawing_from, outputs_of
 from fairbloom.errors import FairbloomError, did_you_mean
-from fairbloom.imports import module_digests
+from fairbloom.imports import module_digests, only_trusted_imports
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.thresholds import HALF
@@ -36,9 +36,11 @@ from fairbloom.server.run_folder.files import (
     is_run_folder,
     read_model,
 )
+from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.server.run_folder.thresholds import read_threshold
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
+from fairbloom.tasks.files.formats import encoding_named
 from fairbloom.tasks.files.numbers import Decimal
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
@@ -145,6 +147,34 @@ class Predictor:
             text.detach()
         return len(predictions.values)
 
+    def reading(self, *, decimal: str = "", encoding: str = "") -> "Predictor":
+        """Return the same predictor for files that are written otherwise than the run's.
+
+        Parameters
+        ----------
+        decimal
+            Their decimal mark, "." or ","; "" for that of the run's files.
+        encoding
+            The encoding of files that are not in UTF-8; "" for that of the run's files.
+
+        Raises
+        ------
+        FairbloomError
+            When there is no such mark or encoding, or the run's files are no tables.
+        """
+        if not (decimal or encoding):
+            return self
+        preprocessing = self._preprocessing()
+        if preprocessing.form != TABLE:
+            raise PredictionError(
+                f"decimal and encoding are of tables, and {self.run} was trained on others: omit them"
+            )
+        marks: dict[str, Decimal] = {"": preprocessing.decimal, ".": ".", ",": ","}
+        if decimal not in marks:
+            raise PredictionError(f"decimal = {decimal!r}: it must be . or ,")
+        found = encoding_named(encoding, "encoding") if encoding else preprocessing.encoding
+        return replace(self, preprocessing=replace(preprocessing, decimal=marks[decimal], encoding=found))
+
     def describe(self, count: int) -> str:
         """Return in words so many predictions, and how their class is chosen where that is by a threshold."""
         rule = self.preprocessing.rule if self.preprocessing else ""
@@ -177,7 +207,7 @@ class Predictor:
         return columns
 
 
-def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Predictor:
+def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: Collection[str] = ()) -> Predictor:
     """Return what predicts with a run's model.
 
     Parameters
@@ -188,25 +218,29 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST) -> Pred
         The client whose personal model is wanted, or by whose means and deviations numbers are standardised.
     model
         "last" for the model after the last round, "best" for the one with the best mean score, or "personal".
+    trust
+        The modules that may be imported, where the run's settings name them and they are no installed packages.
 
     Raises
     ------
     FairbloomError
-        When the folder holds no such model, or a client must be named, or there is none of that name.
+        When the folder holds no such model, or a client must be named, or there is none of that name; or when the
+        settings name a module that may not be imported.
     """
     folder = Path(folder).absolute()
     if model not in MODELS:
         raise PredictionError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     settings = settings_in(folder)
-    task = _load_task(folder, settings)
-    preprocessing = PREPROCESSING.read(folder) or (task.preprocessing("") if task.preprocessing else None)
+    with only_trusted_imports(trust):
+        task = _load_task(folder, settings)
+        preprocessing = PREPROCESSING.read(folder) or (task.preprocessing("") if task.preprocessing else None)
+        module = task.model()
     if not is_kept(folder):
         place = _find_client_folder(folder, settings, client) if client else None
         if preprocessing is not None and preprocessing.per_client:
             preprocessing = _preprocessing_of(folder, client, place)
     else:  # what a client keeps, of itself alone
         place, client = folder, _check_own(folder, preprocessing, client)
-    module = task.model()
     arrays = _arrays(folder, model, client, place, settings)
     _load(module, _complete(arrays, folder, frozen_parameters(module)) if model == PERSONAL_MODEL else arrays)
     threshold = find_threshold(folder, model, client, settings)
@@ -226,7 +260,7 @@ def check_new(out: Path) -> None:
 
 def _format_cell(value: str | float, mark: Decimal) -> str:
     """Return a class as it is, or a number with the decimal mark of the other columns."""
-    return value if isinstance(value, str) else str(value).replace(".", mark)
+    return str(escape_formula(value)) if isinstance(value, str) else str(value).replace(".", mark)
 
 
 def is_kept(folder: Path) -> bool:

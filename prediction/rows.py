@@ -24,7 +24,7 @@ from fairbloom.tasks.files.numbers import MISSING_WORDS, Decimal
 from fairbloom.tasks.files.reading import read_cells
 from fairbloom.tasks.files.rows import TARGETS
 from fairbloom.tasks.files.table import Column, ColumnHints, Source, Table
-from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.files.targets import MOST_COLUMNS_NAMED, join_names
 from fairbloom.tasks.preprocessing import NUMBER, InputColumn, Preprocessing
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20
 """An error lists so many cells at most."""
+
+FAR, HALF_FAR, FEW = 6.0, 2.5, 5
+"""So many deviations from the mean of training are far, for one number and for half of a column's, if those are so many
+rows at least."""
 
 
 class UnreadableRowsError(FairbloomError):
@@ -118,6 +122,7 @@ class NewRows:
         columns = {each.name: self._column(each, problems) for each in preprocessing.columns}
         if problems:
             raise UnreadableRowsError(list_problems(self.source, problems, len(self), "rows"))
+        self._warn_of_empty(list(columns.values()))
         return Table(Source(Path(self.source), self.lines), columns)
 
     def _check_columns(self, preprocessing: Preprocessing) -> None:
@@ -137,8 +142,8 @@ class NewRows:
         if parts:
             place = f"{self.source}, line 1" if self.unit == "line" else self.source
             raise UnreadableRowsError(
-                f"{place}: {', and '.join(parts)}: the columns must be {join_names(inputs)}, in any order; "
-                f"{join_names(others)} may be there, and {'are' if len(others) > 1 else 'is'} not looked at"
+                f"{place}: {', and '.join(parts)}: columns must be {join_names(inputs, MOST_COLUMNS_NAMED)}, in any "
+                f"order; {join_names(others)} may be there, and {'are' if len(others) > 1 else 'is'} not looked at"
             )
 
     def _column(self, column: InputColumn, problems: list[tuple[int, str]]) -> Column:
@@ -158,6 +163,7 @@ class NewRows:
                     wrong[cell] = f"numbers are at most {MAX_NUMBER:g}"
             values = cells.expand([math.nan if each is None else each for each in numbers], np.float64)
             read = replace(read, numbers=values)
+            self._warn_of_far(column, values)
         else:
             texts, codes = encode_texts(cells, self.decimal)
             read = replace(read, texts=texts, codes=codes)
@@ -181,6 +187,40 @@ class NewRows:
             cell = cells.different[cells.places[row]]
             found.append((row, f"{self.unit} {self.lines[row]}, column {name!r} holds {_shorten(cell)}: {wrong[cell]}"))
         return found
+
+    def _warn_of_far(self, column: InputColumn, values: NDArray[np.float64]) -> None:
+        """Log that some numbers are far from those of training, as in another unit or of another column."""
+        apart = np.abs(values - column.center)
+        there = apart[~np.isnan(apart)]
+        shifted = len(there) >= FEW and np.median(there) > HALF_FAR * column.scale
+        rows = np.flatnonzero(apart > (HALF_FAR if shifted else FAR) * column.scale)
+        if not len(rows):
+            return
+        training = f"{column.center:.4g} ± {column.scale:.2g}" if column.scale else f"{column.center:.4g} in every row"
+        log.warning(
+            "%s, column %r: %g is far from the numbers of training (%s), as %s, first in %s %d: is it of another unit, "
+            "or another column?",
+            self.source,
+            column.name,
+            values[rows[0]],
+            training,
+            f"are {len(rows)} of {len(self)} rows" if len(rows) > 1 else "is 1 row",
+            self.unit,
+            self.lines[rows[0]],
+        )
+
+    def _warn_of_empty(self, columns: Sequence[Column]) -> None:
+        """Log that some rows have no value in any input, so that all get the same prediction."""
+        if len(rows := np.flatnonzero(np.all([column.missing > 0 for column in columns], axis=0))):
+            log.warning(
+                "%s: %d of %d rows have no value in any column, first %s %d: their predictions are those of a row "
+                "filled in as a whole",
+                self.source,
+                len(rows),
+                len(self),
+                self.unit,
+                self.lines[rows[0]],
+            )
 
     def _warn_of_unknown(self, column: InputColumn, read: Column) -> None:
         """Log that some texts are none of a column's categories, and what becomes of them."""
@@ -234,7 +274,7 @@ def _cells_of(column: "pandas.Series[Any]") -> Cells:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    return join_names(list(map(repr, names)))
+    return join_names(list(map(repr, names)), MOST_COLUMNS_NAMED)
 
 
 def _shorten(text: str) -> str:

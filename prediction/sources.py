@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.client.training import EVALUATION_BATCH
-from fairbloom.tasks.files.images import ENDINGS, image_inputs, size_of
+from fairbloom.tasks.files.formats import PICTURES
+from fairbloom.tasks.files.images import image_inputs, size_of
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.preprocessing import ARRAYS, TABLE, Preprocessing
@@ -114,11 +115,11 @@ def _find_images(path: Path) -> tuple[Sequence[Path], Sequence[str]]:
         return [path], [path.name]
     if not path.exists():
         raise UnreadableRowsError(f"{path} cannot be read: there is no such folder or image")
-    there = (each for each in path.rglob("*") if each.is_file() and each.suffix.lower() in ENDINGS)
+    there = (each for each in path.rglob("*") if each.is_file() and each.suffix.lower() in PICTURES)
     named = {each.relative_to(path).as_posix(): each for each in there}
     shown = sorted(name for name in named if not any(part.startswith(".") for part in name.split("/")))
     if not shown:
-        raise UnreadableRowsError(f"{path} has no images ({', '.join(ENDINGS)})")
+        raise UnreadableRowsError(f"{path} has no images ({', '.join(PICTURES)})")
     return [named[name] for name in shown], shown
 
 

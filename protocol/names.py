@@ -36,6 +36,9 @@ AGREED = "agreed"
 DEPLOYED = "deployed"
 """A client's settings say by this whether what it reports about its data leaves the machine; no run can set it."""
 
+FLOOR = "floor"
+"""A deployed client's settings say by this how many rows its owner wants behind a number; no run can set it."""
+
 FROZEN = "frozen"
 """The digest of a model's frozen parameters: a QUERY with it in the config asks a client for that of its own, which the
 answer has in the record `client`. In the terms of local work it says that `arrays` lacks them: the client has them, or
@@ -43,6 +46,9 @@ they are in the record of this name. A client that lacks them after all replies 
 
 NUM_EXAMPLES = "num-examples"
 """This metric counts the examples of a client's training set, and in an evaluation those of its test set."""
+
+LARGER_CLASS = "larger-class"
+"""The share of a client's test examples that are of the larger one of two classes."""
 
 LOSS_BEFORE, ACCURACY_BEFORE = "loss-before", "accuracy-before"
 """These are measured with the received model on the client's whole training set."""
@@ -103,3 +109,6 @@ PROTOCOL = "fairbloom-protocol"
 
 VERSION_HEADER = "fairbloom-version"
 """The header in which a node says which version of Fairbloom it runs, when it connects."""
+
+WORK_HEADER, DROP_HEADER = "fairbloom-work", "fairbloom-drop"
+"""The headers of a heartbeat in which a node says what it works on, and of its answer: why the node drops that."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
 
 from fairbloom.errors import FairbloomError, did_you_mean
 
@@ -190,6 +190,18 @@ class Parameter:
     partitions: tuple[str, ...] = ()
 
     @property
+    def example(self) -> Value:
+        """A value that it may have: its default, or else one that is allowed."""
+        if self.default is not None:
+            return self.default
+        if isinstance(self.allowed, Choices):
+            return self.allowed.words[0]
+        low, high = self.allowed.ends if isinstance(self.allowed, Range) else (0.0, math.inf)
+        inside = (low + high) / 2 if math.isfinite(high - low) else low + 1 if math.isfinite(low) else high - 1
+        example: Value = self.kind(inside if math.isfinite(inside) else 1) if self.kind is not str else ""
+        return example
+
+    @property
     def key(self) -> str:
         """Its name in a run config: `fedfv.alpha`."""
         return f"{self.owner}.{self.name}" if self.owner else self.name
@@ -289,7 +301,9 @@ def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0)
         When one is not annotated as int, float, bool or str, which is all that a run config can carry.
     """
     meanings, found = described(inspect.getdoc(declared) or ""), []
-    for argument in list(inspect.signature(declared, eval_str=True).parameters.values())[skipped:]:
+    is_class = isinstance(declared, type)
+    function = inspect.unwrap(declared.__init__ if is_class else declared)  # whose annotations have the ranges
+    for argument in list(inspect.signature(function, eval_str=True).parameters.values())[skipped + is_class :]:
         if argument.kind is inspect.Parameter.VAR_KEYWORD:  # the options that all methods have
             continue
         default = None if argument.default is inspect.Parameter.empty else argument.default
@@ -333,6 +347,20 @@ def arguments_of(function: Callable[..., Any]) -> Mapping[str, Parameter | None]
     return {each.name: annotated(each.name, each.annotation, None) for each in named}
 
 
+def readable_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a signature as `help` shows it well: with types alone, without what else annotations declare."""
+    signature = inspect.signature(function)
+    try:
+        hints = get_type_hints(function)
+    except NameError:  # of names that only a type checker imports
+        return signature
+    plain = {name: get_args(hint)[0] if get_origin(hint) is Unpack else hint for name, hint in hints.items()}
+    parameters = [
+        each.replace(annotation=plain.get(each.name, each.annotation)) for each in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=plain.get("return", signature.return_annotation))
+
+
 def described(docstring: str) -> dict[str, str]:
     """Return the meaning of each entry of a docstring's Parameters section, as numpydoc writes it."""
     section = re.search(r"^Parameters\n-+\n((?:\S.*\n(?: {4}.+\n?)+)+)", docstring, re.MULTILINE)
@@ -345,9 +373,9 @@ def described(docstring: str) -> dict[str, str]:
 
 
 def parsed(text: str) -> Value:
-    """Return a boolean, a number or a string as TOML reads it; anything else is taken as it is written."""
+    """Return a boolean, a number or a string as TOML reads it, .9 too; anything else is taken as it is written."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads("value = " + re.sub(r"^([+-]?)\.(?=[0-9])", r"\g<1>0.", text))["value"]
     except tomllib.TOMLDecodeError:
         return text
     return value if isinstance(value, Value) else text

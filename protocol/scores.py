@@ -1,5 +1,6 @@
 """What the fairness of a run is measured in: one number of each client."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -48,6 +49,12 @@ class Score:
         """Return a number as tables have it."""
         return 100.0 * value if self.percent else value
 
+    def cells(self, values: Iterable[float | None]) -> list[float | None]:
+        """Return numbers of clients as tables have them, None where a client has none, or one that it cannot be."""
+        if not self.percent:
+            return [*values]
+        return [None if value is None or not 0.0 <= value <= 1.0 else 100.0 * value for value in values]
+
     def column(self, model: str = "global", split: str = "test") -> str:
         """Return the column of tables that holds it; `model` is global or personal, `split` is test or validation."""
         return f"{split}_{self.name.replace('-', '_')}_of_{model}_model"
@@ -55,6 +62,9 @@ class Score:
 
 ACCURACY = Score("accuracy", percent=True)
 """The share of examples whose answer is right."""
+
+LOSS_SCORE = Score("loss", higher_is_better=False)
+"""The mean of the task's loss, which every client reports."""
 
 
 COUNT = "count"
@@ -92,6 +102,16 @@ class GroupScore(Score):
         """The columns of tables that hold it: the count where that is one of its own, and the score."""
         name = self.name.replace("-", "_")
         return (name,) if self.over == COUNT else (self.over.replace("-", "_"), name)
+
+
+def put_first(scores: Iterable[Score], first: Score) -> tuple[Score, ...]:
+    """Return scores with the one that fairness goes by before all others."""
+    return (first, *(score for score in scores if score != first))
+
+
+def accuracy_first(scores: Iterable[Score]) -> list[Score]:
+    """Return scores in the order in which tables of clients have them, whichever fairness goes by."""
+    return sorted(scores, key=lambda score: score != ACCURACY)
 
 
 def name_in_group(name: str, grouping: str, group: str) -> str:

@@ -209,6 +209,9 @@ class RunSettings(BaseModel):
         "",
         description="Further scores, with commas: f1, sensitivity, specificity, calibration-error, brier",
     )
+    score: Annotated[str, Mark.LATER] = Field(
+        "", description='Score that fairness goes by, as accuracy, balanced-accuracy, auc or loss; "" fits the data'
+    )
     threshold: Annotated[str, Choices("half", "client", "together"), Mark.WORK, Mark.LATER] = Field(
         "half",
         description="Threshold of f1, sensitivity and specificity: half, or by validation, per client or together",

@@ -105,6 +105,8 @@ class Terms:
 
     def of_client(self, name: str) -> Self:
         """Return the terms of one client's work, where these are those of all clients."""
+        if not self.state_rounds:  # those of all clients are those of each: no copy for each of a round
+            return self
         return replace(self, state_round=self.state_rounds.get(name, self.state_round), state_rounds={})
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 from .clients import Trained
 from .lengths import largest_share
 from .method import Cohort, Kept, Method, MethodError, Needed
-from .updates import FloatArray, Layout, Vectors, combine, gram_matrices, gram_matrix, total
+from .updates import FloatArray, Layout, Vectors, combine, gram_matrices, total
 
 DECIDING_SHARE = 0.9
 """A client of three or more that decides a round has this share at least: of the parts of the step that have the sign
@@ -44,24 +44,19 @@ def cohort_of(
     """
     updates, counts = trained.updates, trained.column(method.weighted_by_key)
     size = len(counts)
-    remembered, names = method.progress.kept, trained.names
-    kept = {key: row for key, row in remembered.items() if method.recalls(key, names, server_round)}
-    for key, row in kept.items():
-        check_row(method, f"an update of round {key.round}", row.size, updates.layout)
+    names, kept = trained.names, recalled_rows(method, trained, server_round)
     if method.progress.moments is not None:
         check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
     second = [trained.second.vectors] if method.second and trained.second is not None else []
     vectors = Vectors.below([updates.vectors, *second, *kept.values()])
 
-    exact, ends, more = method.exact_gram, updates.layout.ends, bool(kept or second)
-
     def gram_of() -> FloatArray:
         if method.layerwise:
             return _finite(cohort.grams.sum(axis=0))
-        return _finite(gram_matrix(vectors, exact=exact) if more else updates.gram(exact=exact))
+        return _finite(updates.gram(vectors, exact=method.exact_gram))
 
     def grams_of() -> FloatArray:
-        return _finite(gram_matrices(vectors, ends, exact=exact) if more else updates.grams(exact=exact))
+        return _finite(updates.grams(vectors, exact=method.exact_gram))
 
     cohort = Cohort(
         round=server_round,
@@ -82,6 +77,21 @@ def cohort_of(
         squared_norms_of=lambda: _finite(updates.squared_norms),
     )
     return cohort, vectors
+
+
+def recalled_rows(method: Method, trained: Trained, server_round: int) -> dict[Kept, Vectors]:
+    """Return the kept rows that the method weighs beside the replies of a round.
+
+    Raises
+    ------
+    MethodError
+        As `check_row` does.
+    """
+    kept, names = method.progress.kept, trained.names
+    recalled = {key: row for key, row in kept.items() if names and method.recalls(key, names, server_round)}
+    for key, row in recalled.items():
+        check_row(method, f"an update of round {key.round}", row.size, trained.updates.layout)
+    return recalled
 
 
 def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:

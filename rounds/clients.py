@@ -12,7 +12,7 @@ from fairbloom.protocol.terms import Terms
 
 from .memory import Memory
 from .screening import Refusals
-from .updates import FloatArray, Layout, Model, Updates
+from .updates import FloatArray, Layout, Model, Updates, Vectors
 
 Reports = dict[str, dict[str, float]]
 """What each client reports, by its name, in the order of names: finite numbers by the metric's name on the wire."""
@@ -125,9 +125,9 @@ class Trained(Replies):
                 raise
         self.metrics[name] = report
 
-    def settle(self, *, gram: bool, by_array: bool = False) -> None:
+    def settle(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> None:
         """Refuse those of the lent replies, once all were added, that are not finite; see `Updates.settle`."""
-        wrong = self.updates.settle(gram=gram, by_array=by_array)
+        wrong = self.updates.settle(gram=gram, by_array=by_array, below=below)
         if self.second is not None:
             wrong = self.second.settle(gram=False) | wrong
         for name, reason in [(self.names[place], reason) for place, reason in sorted(wrong.items())]:
@@ -190,6 +190,9 @@ class Clients(Protocol):
 
     def free(self) -> Sequence[str]:
         """Return the names of those online, in ascending order, that can be asked now: they owe no earlier reply."""
+
+    def wait_until_free(self, fewest: int) -> None:
+        """Wait until so many of those who train are online and owe nothing; raise QuorumError if nobody comes."""
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""

@@ -41,6 +41,7 @@ from fairbloom.protocol.names import (
 from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
 from fairbloom.protocol.terms import Terms
 
+from .aggregation import recalled_rows
 from .clients import NOTHING, Replies, Reports, Trained
 from .method import Method
 from .quorum import Quorum, listed
@@ -61,6 +62,9 @@ EXPIRED = (3, 4)
 
 UNAVAILABLE = 5
 """Flower's error code for a node that is offline."""
+
+PATIENCE_SECONDS = 3600.0
+"""How long a user's own ServerApp waits, where all clients were silent, until they are online and owe nothing."""
 
 UNNAMED = f"clients are called after their node ids, and a seed does not fix the draws; for names, {ADVICE}"
 """What it means that an app answers no QUERY, and what to do about it."""
@@ -101,7 +105,7 @@ class FlowerClients:
         Seconds that clients have to reply; messages live no longer. None: as long as Flower lets them.
     quorum
         How many must be online, and for how long they are waited for. None: so many as a round asks for, until the
-        timeout.
+        timeout; where all owe a reply, for PATIENCE_SECONDS.
     protocol
         What every message with content names, so that a client of another version knows whether it understands it.
         None names none, as where the clients' app may be anybody's.
@@ -120,13 +124,14 @@ class FlowerClients:
         self._fits: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
         self._method = method
         self._timeout = timeout
-        self._quorum = quorum
+        self._quorum = quorum or Quorum(PATIENCE_SECONDS, method.training_clients, setting="min_available_nodes")
         self._roster = Roster()
         self._layout = Layout({})
         self._training, self._evaluation = Exchange(), Exchange()
         self._sent: Sent | None = None
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
+        self._questions = dict[str, int]()  # by message id, the nodes that are asked if they are free
         self._answers_query: bool | None = None  # not known before a node has answered
         self._packing = set[int]()  # the nodes whose apps take packed messages
         self._have_frozen: dict[int, bool | None] = {}  # by node; None: its app takes whole models alone
@@ -144,7 +149,7 @@ class FlowerClients:
             When a quorum is wanted and has not come in time.
         """
         self._look()
-        while self._quorum is not None and not self._quorum.holds(self._roster.online):
+        while not self._quorum.holds(self._roster.online):
             time.sleep(WAIT_SECONDS)
             self._look()
         deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
@@ -156,22 +161,69 @@ class FlowerClients:
 
     def free(self) -> Sequence[str]:
         """Return the names of those online that owe no reply, in order; late replies are looked for first."""
-        if self._roster.debts:
-            try:
-                late = self._grid().pull_messages(self._roster.debts)
-            except NotImplementedError:  # a grid that answers by send_and_receive alone
-                late = []
-            late = [reply for reply in late if not expired(reply)]
-            gone = {reply.metadata.reply_to_message_id for reply in late if unavailable(reply)}
-            self._roster.forgive(gone)
-            self._roster.settle({reply.metadata.reply_to_message_id for reply in late} - gone)
+        self._hear_late(self._roster.unpaid)
         return self._roster.free
+
+    def wait_until_free(self, fewest: int) -> None:
+        """Wait until so many of those who train are online and owe nothing; who owes a reply is asked if it is free.
+
+        Meanwhile no pause ends a debt: where all are silent, they are asked for work once they have answered.
+
+        Raises
+        ------
+        QuorumError
+            When that takes longer than the patience.
+        """
+        of_training = min(fewest, len(self._method.training_clients) or fewest)
+        enough = False
+        while True:
+            self._look()
+            self._hear_late(self._roster.debts)
+            self._ask_if_free()
+            before = enough
+            enough = self._quorum.holds_without_debts(self._roster.clear, of_training)
+            enough = enough and len(self._roster.online) >= fewest
+            if enough and before:  # a moment later, so that those who come back together all take part
+                return
+            time.sleep(WAIT_SECONDS)
+
+    def _ask_if_free(self) -> None:
+        """Send a QUERY to each node online that owes a reply and was not sent one: it answers once it is free."""
+        nodes = self._roster.owing.intersection(self._roster.online.values()).difference(self._questions.values())
+        asked = [Message(RecordDict(), node_id, MessageType.QUERY, ttl=self._timeout) for node_id in sorted(nodes)]
+        if asked:
+            sent = zip(self._grid().push_messages(asked), asked, strict=True)
+            self._questions |= {message_id: each.metadata.dst_node_id for message_id, each in sent if message_id}
+
+    def _hear_late(self, debts: Collection[str]) -> None:
+        """Strike off those of these debts, by message, that are paid by now, and all of a node that says it is free."""
+        if not debts and not self._questions:
+            return
+        try:
+            replies = list(self._grid().pull_messages([*debts, *self._questions]))
+        except NotImplementedError:  # a grid that answers by send_and_receive alone
+            return
+        for reply in replies:
+            message_id = reply.metadata.reply_to_message_id
+            free = self._questions.pop(message_id, None)  # asked again, where nobody has answered it
+            if expired(reply):
+                continue
+            if unavailable(reply):
+                self._roster.forgive([message_id])
+                continue
+            if free is None:
+                self._roster.settle([message_id])
+                continue
+            self._roster.pay(free)
+            if reply.has_error() and not has_no_query(reply):
+                name = next((name for name, node_id in self._roster.online.items() if node_id == free), str(free))
+                words = "client %s owed a reply and answers with error %d: %s"
+                log.warning(words, name, reply.error.code, one_line(str(reply.error.reason)), extra={"client": name})
 
     def _look(self) -> None:
         nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
         self._roster.refresh(nodes, self._ask_names)
-        if self._quorum is not None:
-            self._quorum.met(self._roster.online)
+        self._quorum.met(self._roster.online)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
         """Return new nodes' client names; one that answers with an error, or without a name, has its node id for one.
@@ -248,6 +300,7 @@ class FlowerClients:
             except ValueError as reason:
                 refused.add(name, reason)
         self._note_debts(asked)
+        refused.log()
         return reported, refused.reasons
 
     def keep_final(self, names: Sequence[str], model: Model, terms: Terms) -> Mapping[str, str]:
@@ -283,6 +336,7 @@ class FlowerClients:
             for name, content in asked.sort(replies, self._roster.online, refused)
         }
         self._note_debts(asked)
+        refused.log()
         reasons = {name: reason for name, reason in refused.reasons.items() if name in asked.messages}
         return said | reasons
 
@@ -346,8 +400,9 @@ class FlowerClients:
                 more_received[name] = self._size_of_frozen(arrays) + self._size_of_frozen(second) + ignored
             except ValueError as reason:
                 refused.add(name, reason)
-        gram = method.uses_gram and not method.second and not method.progress.kept
-        trained.settle(gram=gram, by_array=method.layerwise)
+        kept = recalled_rows(method, trained, asked.server_round).values()
+        gram = method.uses_gram and not method.second
+        trained.settle(gram=gram, by_array=method.layerwise, below=[*kept])
         self._note_debts(asked)
         return replace(trained, more_sent=asked.more_sent, more_received=sum(more_received[n] for n in trained.names))
 

@@ -182,8 +182,9 @@ def too_long(
 
 def largest_share(parts: Mapping[str, float]) -> tuple[str, float]:
     """Return the client with the largest part of a step, and its share of all parts, in absolute value."""
-    client, total = max(parts, key=lambda name: abs(parts[name])), sum(map(abs, parts.values()))
-    return client, abs(parts[client]) / total if 0.0 < total < math.inf else 0.0
+    sizes = [*map(abs, parts.values())]
+    largest, total = max(sizes), sum(sizes)
+    return [*parts][sizes.index(largest)], largest / total if 0.0 < total < math.inf else 0.0
 
 
 def lower_median(values: FloatArray) -> float:

@@ -56,6 +56,10 @@ class NothingLearnedError(FairbloomError):
     """A run whose rounds take no step; the message says what the clients lack and what to do."""
 
 
+class DivergedError(NothingLearnedError):
+    """A run whose rounds take no step because replies hold numbers that are not finite."""
+
+
 def iterate_rounds(
     train: Callable[[int, M], tuple[M | None, R | None]],
     evaluate: Callable[[int, M], R | None],
@@ -108,6 +112,7 @@ class Rounds:
         self._num_rounds = num_rounds
         self._agreed = agreed
         self._skipped, self._why = 0, "its rounds were skipped"
+        self._asked = False  # whether clients were asked to train, by this process
         self._begin()
 
     def _begin(self) -> None:
@@ -176,12 +181,13 @@ class Rounds:
         """Draw the round's clients from (seed, round); return their names in order, and the terms of their work."""
         method = self._method
         self._begin()
-        free = self._training(self._free(method.min_train_nodes))
+        free = self._free(method.min_train_nodes, trains=True, waits=True)
         if method.uses_roster:
             self._enter_new()
         self._offline = tuple(sorted(self._away))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         self._draws = Counter(sorted(method.choose(free, wanted, number)) if free else [])
+        self._asked |= bool(self._draws)
         by_history = {LOSS_BEFORE} if method.draws_by_history else set()
         measured = tuple(sorted(method.needs.union(measure, by_history)))
         self._state_rounds = method.progress.states.of(self._draws) if method.keeps_states else {}
@@ -222,6 +228,7 @@ class Rounds:
         self._trained = Replies(**{each.name: getattr(trained, each.name) for each in fields(Replies)})
         self._in_second = () if trained.second is None else tuple(trained.second.layout.arrays)
         usual = self._screen(number, trained)
+        trained.refused.log()
         broken = explain_not_finite(trained, method.progress.lengths.longest, number)
         method.progress.finished_rounds = number
         after: Model | None = None
@@ -238,10 +245,11 @@ class Rounds:
             self._note_states(number, () if after is None else trained.names)
         self._why = why
         if why:
-            log.warning("round %d is skipped, and the model stays as it is: %s", number, why)
+            said = not usual and not trained.missing and not broken and trained.refused.count  # in the lines before
+            log.warning("round %d is skipped, and the model stays as it is%s", number, "" if said else f": {why}")
         self._count(number, trained, why)
         reported |= {STATES_LOST: len(self._lost_states)} if method.keeps_states else {}
-        return after, self._summed_up(len(self._draws), trained) | reported
+        return after, self._summed_up(len(self._draws) if self._answered else 0, trained) | reported
 
     def add_to_average(self, model: Model) -> None:
         """Take the global model after a round into the mean of all, where the method averages them."""
@@ -269,7 +277,7 @@ class Rounds:
         )
         self._asked_to_evaluate = []
         if self.evaluates(number):
-            free = self._free(method.min_evaluate_nodes)
+            free = self._free(method.min_evaluate_nodes, trains=False, waits=number == self._num_rounds)
             wanted = share(method.fraction_evaluate, len(free), method.min_evaluate_nodes)
             self._asked_to_evaluate = sample(free, wanted, method.seed, "evaluate", number)
         return self._asked_to_evaluate, terms
@@ -277,6 +285,7 @@ class Rounds:
     def evaluated(self, evaluated: Replies) -> Metrics | None:
         """Take in what the clients measured; return the means by examples, None where no client was asked."""
         self._evaluated = evaluated
+        evaluated.refused.log()
         asked = len(self._asked_to_evaluate)
         return self._summed_up(asked, evaluated) if asked else None
 
@@ -301,6 +310,11 @@ class Rounds:
     def participants(self) -> tuple[str, ...]:
         """The clients whose updates are used in the round that is going on."""
         return self._trained.names if self._trained else ()
+
+    @property
+    def _answered(self) -> bool:
+        """Whether anybody who was asked to train has answered in time: a round that all miss has no participants."""
+        return self._trained is not None and len(self._trained.missing) < len(self._draws)
 
     @property
     def diverged(self) -> bool:
@@ -332,7 +346,7 @@ class Rounds:
         more_sent = trained.more_sent + self._more_probed + (evaluated.more_sent if evaluated else 0)
         return Round(
             number=number,
-            participants=tuple(self._draws),
+            participants=tuple(self._draws) if self._answered else (),
             refused=dict(sorted(reasons.items())),
             missing=trained.missing,
             offline=self._offline,
@@ -355,13 +369,21 @@ class Rounds:
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
-    def _free(self, fewest: int) -> Sequence[str]:
-        """Return the clients that can be asked, in the order of names; none where too few are online."""
+    def _free(self, fewest: int, *, trains: bool, waits: bool) -> Sequence[str]:
+        """Return the clients that can be asked, of those that train or of all, in the order of names.
+
+        Where none can, and `waits`, a run that had clients before waits until enough can; else there are none.
+        """
         fewest = max(self._method.min_available_nodes, fewest)
-        before, self.online = self.online, self.clients.online(fewest)
-        if self.online is not before and (before or self._away):  # clients in one process are always there
-            self._away = self._away.union(before).difference(self.online)
-        return self.clients.free() if len(self.online) >= fewest else ()
+        while True:
+            before, self.online = self.online, self.clients.online(fewest)
+            if self.online is not before and (before or self._away):  # clients in one process are always there
+                self._away = self._away.union(before).difference(self.online)
+            free = self.clients.free() if len(self.online) >= fewest else ()
+            free = self._training(free) if trains else free
+            if free or not waits or not (self._asked or self._method.progress.steps):
+                return free
+            self.clients.wait_until_free(fewest)
 
     def _enter_new(self) -> None:
         """Enter training clients that are new into the roster, each with its examples as far as these are known."""
@@ -582,7 +604,8 @@ def _why_none_is_usable(asked: int, trained: Trained, training: Sequence[str]) -
 def means(reports: Reports, weight_key: str) -> Metrics:
     """Return the means, weighted by `weight_key`, of the metrics that all reports have."""
     used = list(reports.values())
-    common = [key for key in (used[0] if used else ()) if key != weight_key and all(key in report for report in used)]
+    shared = set(used[0] if used else ()).intersection(*used) - {weight_key}
+    common = [key for key in (used[0] if used else ()) if key in shared]
     if not common:
         return {}
     columns = np.array([[report[key] for report in used] for key in common], np.float64)

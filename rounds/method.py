@@ -17,7 +17,7 @@ from fairbloom.protocol.names import (
     NUM_EXAMPLES,
     SNAPSHOT,
 )
-from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, key_of
+from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, key_of, readable_signature
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.protocol.terms import Terms
 
@@ -298,6 +298,7 @@ def _checking(construct: Callable[..., None]) -> Callable[..., None]:
         first = [check(name, value) for name, value in zip(names, values, strict=False)]
         construct(self, *first, *values[len(first) :], **{name: check(name, value) for name, value in named.items()})
 
+    vars(checked)["__signature__"] = readable_signature(construct)
     return checked
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
@@ -63,13 +63,22 @@ class Quorum:
         The clients that count, by name: those that train, where a run names some; all where it is empty.
     known
         Those whom the run has known before, by name.
+    setting
+        The setting that says how many must be online, as the error names it.
     """
 
-    def __init__(self, patience: float = math.inf, among: Collection[str] = (), known: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        patience: float = math.inf,
+        among: Collection[str] = (),
+        known: Iterable[str] = (),
+        setting: str = "min-clients",
+    ) -> None:
         self.fewest = 0
         """How many of those who count must be online; 0 before that is decided."""
         self._among = frozenset(among)
         self._known = set(known)
+        self._setting = setting
         self._names: dict[int, str] = {}
         self._wait = Wait(patience)
 
@@ -86,6 +95,13 @@ class Quorum:
         self._known.update(online)
         self._names.update({node_id: name for name, node_id in online.items()})
 
+    def strike_off(self, nodes: Iterable[int], kept: Callable[[Iterable[str]], Collection[str]]) -> set[int]:
+        """Return those of the nodes whose clients are not `kept`, for whom nobody waits any longer."""
+        names = {node_id: self._names[node_id] for node_id in nodes if node_id in self._names}
+        gone = set(names.values()).difference(kept(names.values()))
+        self._known -= gone
+        return {node_id for node_id, name in names.items() if name in gone}
+
     def holds(self, online: Collection[str]) -> bool:
         """Return whether enough of the clients that are online count.
 
@@ -94,13 +110,29 @@ class Quorum:
         QuorumError
             When they have not been enough for as long as the patience lasts.
         """
-        there = self.counted(online)
-        if len(there) >= self.fewest:
+        there = len(self.counted(online))
+        words = f"{some(there, self.fewest)} that this run needs (min-clients)"
+        return self._suffice(there, self.fewest, words, self._known.difference(online))
+
+    def holds_without_debts(self, clear: Collection[str], fewest: int) -> bool:
+        """Return whether so many of those who count are `clear`: online, and without an earlier reply to give.
+
+        Raises
+        ------
+        QuorumError
+            When they have not been for as long as the patience lasts.
+        """
+        there = len(self.counted(clear))
+        state = "is online and owes no earlier reply" if there == 1 else "are online and owe no earlier reply"
+        words = f"{there} of {fewest} clients that this run needs ({self._setting}) {state}"
+        return self._suffice(there, fewest, words, {*self.counted(self._known)}.difference(clear))
+
+    def _suffice(self, there: int, fewest: int, words: str, absent: Collection[str]) -> bool:
+        if there >= fewest:
             self._wait.end()
             return True
-        go_on = f", and min-clients = {len(there)} would go on without them" if there else ""
-        absent = listed(sorted(self._known.difference(online)))
-        words = f"{some(len(there), self.fewest)} that this run needs (min-clients); awaited: {absent}"
+        go_on = f", and {self._setting} = {there} would go on without them" if there else ""
+        words = f"{words}; awaited: {listed(sorted(absent))}"
         if not self._wait.goes_on(words + go_on):
             raise QuorumError(
                 f"after {self._wait.patience:g} s (patience) {words}. The same command continues this run after its "

@@ -54,12 +54,28 @@ class Roster:
     @property
     def free(self) -> list[str]:
         """The names of clients online that owe no earlier reply, in ascending order."""
-        owing = self._owing()
+        self._debts = self._lasting()
+        return self.clear
+
+    @property
+    def clear(self) -> list[str]:
+        """The names of clients online that owe nothing, in order; pauses that ended since `free` do not count."""
+        owing = self.owing
         return [name for name, node_id in self.online.items() if node_id not in owing]
 
     @property
+    def owing(self) -> set[int]:
+        """The nodes that owe a reply; pauses that ended since `free` do not count."""
+        return {debt.node_id for debt in self._debts.values()}
+
+    @property
+    def unpaid(self) -> list[str]:
+        """The ids of messages that have not been answered."""
+        return list(self._debts)
+
+    @property
     def debts(self) -> list[str]:
-        """The ids of messages that have not been answered and may still be."""
+        """The ids of those of them that a SuperLink still takes replies to."""
         now = time.time()
         return [message_id for message_id, debt in self._debts.items() if now < debt.dies]
 
@@ -88,11 +104,17 @@ class Roster:
         """Note that a node has answered."""
         self._silences.pop(node_id, None)
 
+    def pay(self, node_id: int) -> None:
+        """Strike off all debts of a node that has answered a later question: it answers one after the other."""
+        self._debts = {message_id: debt for message_id, debt in self._debts.items() if debt.node_id != node_id}
+        self.heard(node_id)
+
     def refresh(self, nodes: Mapping[int, str], ask: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Take in who is online: node ids with their registered names ("" for none); `ask` names the new ones."""
         registered = {node_id: name for node_id, name in nodes.items() if name}
         self._claims = {node_id: name for node_id, name in self._claims.items() if node_id in nodes}
-        unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - self._owing())
+        asked = {debt.node_id for debt in self._lasting().values()}
+        unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - asked)
         self._claims |= ask(unknown) if unknown else {}
         # The operator's word, bound to a key, is worth more than a node's own; then who had a name before keeps it.
         held = {node_id: name for name, node_id in self.online.items() if node_id in nodes}
@@ -108,11 +130,10 @@ class Roster:
                     log.warning("node %d calls itself %s, as another node does: it takes no part", node_id, name)
         self.online = {name: node_id for node_id, name in sorted(names.items(), key=lambda each: each[1])}
 
-    def _owing(self) -> set[int]:
-        """Forget the debts that are over; return the nodes that owe the others."""
+    def _lasting(self) -> dict[str, Debt]:
+        """Return the debts whose pauses are not over."""
         now = time.time()
-        self._debts = {message_id: debt for message_id, debt in self._debts.items() if now < debt.until}
-        return {debt.node_id for debt in self._debts.values()}
+        return {message_id: debt for message_id, debt in self._debts.items() if now < debt.until}
 
 
 def usual_fraction(clients: int) -> float:

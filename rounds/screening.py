@@ -25,6 +25,7 @@ from fairbloom.protocol.names import (
     VALIDATION,
 )
 
+from .quorum import listed
 from .updates import NotFiniteError
 
 LONGEST_REASON = 2000
@@ -78,7 +79,7 @@ class MissingSecondError(MissingError):
 
 
 class Refusals:
-    """Why replies of a round are not used, by client name; each reason is logged as it comes."""
+    """Why replies of a round are not used, by client name; `log` says each reason once."""
 
     def __init__(self, server_round: int) -> None:
         self._round = server_round
@@ -87,14 +88,24 @@ class Refusals:
         self._not_finite: list[str] = []
 
     def add(self, name: str, reason: ValueError | str) -> None:
-        """Note, and log, why a reply of `name` is not used."""
+        """Note why a reply of `name` is not used."""
         words = FOLDERS.sub("", one_line(str(reason)))
         self._reasons.setdefault(name, []).append(words)
         if isinstance(reason, MissingError):
             self._lacking[name] = reason.what
         if isinstance(reason, NotFiniteError) or (isinstance(reason, MissingMetricError) and reason.is_number):
             self._not_finite.append(name)
-        log.warning("refused a reply of client %s: %s", name, words, extra={"client": name, "round": self._round})
+
+    def log(self) -> None:
+        """Log each reason in a line, with the clients that it is about."""
+        clients: dict[str, list[str]] = {}
+        for name, reason in self.reasons.items():
+            clients.setdefault(reason, []).append(name)
+        for reason, names in clients.items():
+            extra = {"client": ", ".join(names), "round": self._round}
+            who = f"a reply of client {names[0]}" if len(names) == 1 else f"the replies of {len(names)} clients"
+            them = f" ({listed(names)})" if len(names) > 1 else ""
+            log.warning("refused %s%s: %s", who, them, reason, extra=extra)
 
     @property
     def not_finite(self) -> Sequence[str]:
@@ -205,7 +216,7 @@ def _all_usable(
     keys = rows[0].keys() if rows else set[str]()
     if GROUP_COUNTS.intersection(needs):  # which are compared with each other
         return False
-    if any(row.keys() != keys for row in rows) or not keys >= {NUM_EXAMPLES, weight_key, *needs}:
+    if [row.keys() for row in rows] != [keys] * len(rows) or not keys >= {NUM_EXAMPLES, weight_key, *needs}:
         return False
     columns = {key: [row[key] for row in rows] for key in keys}
     for column in columns.values():

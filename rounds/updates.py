@@ -110,7 +110,8 @@ class Vectors:
         row = place
         for block in self.blocks:
             if row < len(block):
-                return Vectors((block[row : row + 1],), self.scales[place : place + 1])
+                only = block.only(row) if isinstance(block, Lent) else block[row : row + 1]
+                return Vectors((only,), self.scales[place : place + 1])
             row -= len(block)
         raise IndexError(place)
 
@@ -388,6 +389,12 @@ class Lent:
                 if rounded is not None:  # updates are of the model's dtype, whatever is made of them
                     row[:] = rounded
 
+    def only(self, row: int) -> Lent:
+        """Return one of the updates as the only one; it holds its model, and none of the others."""
+        other = Lent(self._layout)
+        other._models, other._exponents = [self._models[row]], [self._exponents[row]]
+        return other
+
     def _cut(self, place: slice) -> list[tuple[int, NDArray[Any], slice, slice]]:
         """Return which arrays have a part of these columns, the received values, where they lie, and where to."""
         pieces, starts = self._pieces[place.start], (0, *self._layout.ends)
@@ -499,7 +506,7 @@ class Updates:
             self._check_finite({name: arrays[name] for name in self.layout.trainable})
             raise
 
-    def settle(self, *, gram: bool, by_array: bool = False) -> dict[int, ValueError]:
+    def settle(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> dict[int, ValueError]:
         """Look at the lent updates once all are here, in the one pass that also gives their lengths.
 
         Parameters
@@ -508,6 +515,8 @@ class Updates:
             Whether that pass is to compute the Gram matrix as well.
         by_array
             Whether it is to be computed array by array.
+        below
+            Other rows that this Gram matrix has after the updates.
 
         Returns
         -------
@@ -517,7 +526,10 @@ class Updates:
         if lent is None or not len(lent):
             return wrong
         ends = self.layout.ends if by_array else (self.layout.size,)
-        squares, products = squares_and_products(self.vectors, ends if gram else ())
+        gram = gram and not (below and self.vectors.few)  # whose products would be others with more rows
+        rows = Vectors.below([self.vectors, *below]) if gram else self.vectors
+        squares, products = squares_and_products(rows, ends if gram else ())
+        squares = squares[: len(lent)]
         unusual = np.flatnonzero(~((squares > USUAL[0]) & (squares < USUAL[1])))  # NaN is unusual, too
         for k in map(int, unusual):
             try:
@@ -550,7 +562,8 @@ class Updates:
         """
         first, wrong = len(self._scales), dict[int, ValueError]()
         self._forget()
-        self._others += [{name: other[name].copy() for name in self._carried} for other in others]
+        carried = self._carried
+        self._others += [{name: other[name].copy() for name in carried} if carried else {} for other in others]
         self._scales += [1.0] * len(others)
         step = max(1, IN_CACHE // max(1, self.layout.size))
         for start in range(first, first + len(others), step):
@@ -613,18 +626,19 @@ class Updates:
             self._squares = unscaled_squares(self.vectors)
         return self._squares
 
-    def gram(self, *, exact: bool) -> FloatArray:
-        """Return the Gram matrix of the updates, as `gram_matrix` does; of lent ones, `settle` may know it."""
-        return np.asarray(self._gram_matrices((self.layout.size,), exact)[0])
+    def gram(self, vectors: Vectors, *, exact: bool) -> FloatArray:
+        """Return what `gram_matrix` does of the updates and the rows below them; `settle` may know it."""
+        return np.asarray(self._gram_matrices(vectors, (self.layout.size,), exact)[0])
 
-    def grams(self, *, exact: bool) -> FloatArray:
-        """Return the Gram matrix of each trainable array, shape (L, m, m); of lent updates, `settle` may know them."""
-        return self._gram_matrices(self.layout.ends, exact)
+    def grams(self, vectors: Vectors, *, exact: bool) -> FloatArray:
+        """Return the same for each trainable array, shape (L, rows, rows); `settle` may know it."""
+        return self._gram_matrices(vectors, self.layout.ends, exact)
 
-    def _gram_matrices(self, ends: Sequence[int], exact: bool) -> FloatArray:
-        if self._products is None or len(self._products) != len(ends) or exact:
-            return gram_matrices(self.vectors, ends, exact=exact)
-        return _finished(self.vectors, self._products.copy())
+    def _gram_matrices(self, vectors: Vectors, ends: Sequence[int], exact: bool) -> FloatArray:
+        known = self._products
+        if known is None or known.shape != (len(ends), len(vectors), len(vectors)) or exact:
+            return gram_matrices(vectors, ends, exact=exact)
+        return _finished(vectors, known.copy())
 
     def buffer_changes(self) -> FloatArray:
         """Return how far each reply's buffers are from the global model's, as one vector, shape (m,)."""

@@ -22,7 +22,7 @@ LONGEST_NAME = 32
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the app, and of its folder: my-app, say.")],
 ) -> None:
-    """Write a small Flower app that runs: model and data, a fair method, a run folder, how to deploy it."""
+    """Write a small Flower app that runs: model and data, a fair method, a run folder."""
     folder = Path(name)
     package = package_of(name)
     if folder.exists():

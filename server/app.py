@@ -15,14 +15,14 @@ from fairbloom.imports import module_digests, modules_behind
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
-from fairbloom.protocol.scores import Score
+from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import SettingsError, digest, split_names
 from fairbloom.protocol.thresholds import HALF, TOGETHER, apply_common_threshold, shown_scores
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.limits import BrokenModelError
-from fairbloom.rounds.loop import NothingLearnedError, Rounds
+from fairbloom.rounds.loop import DivergedError, NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.round import Round, StopRun
@@ -32,9 +32,11 @@ from fairbloom.tasks import digests, find_task, load_task
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, frozen_parameters, shared_parameters
 from fairbloom.tasks.optimizers import usual_learning_rate
+from fairbloom.tasks.score import decide_score, has_two_classes
 
 from .arrival import drop_revoked, wait_for_clients
 from .delivery import deliver_model
+from .fallen import check_not_fallen
 from .observability import Metrics, log_as_json, name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
@@ -64,7 +66,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = choose_run_folder(settings)
     announce(folder)
     quorum = Quorum(settings.patience, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known))
-    patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum)
+    patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum, enrolled=drop_revoked)
 
     def wait_for_them(method: Method) -> FlowerClients:
         clients = FlowerClients(method, patient, settings.round_timeout, quorum, protocol=PROTOCOL)
@@ -81,6 +83,7 @@ def main(grid: Grid, context: Context) -> None:
 
     federate(settings, wait_for_them, deployed=True, submission=str(context.run_id))
     deliver_model(folder, settings, patient)
+    check_not_fallen(folder, settings)
 
 
 def federate(
@@ -139,6 +142,9 @@ def federate(
     if engine is not None:
         clients, choice = engine(method, agreed)
     task = load_task({**config, AGREEMENT: agreed})
+    score = decide_score(settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed)
+    settings = settings.model_copy(update={"score": score.name})
+    config = settings.run_config()
     module = task.model()
     if method.compares_groups:
         find_two_groups(task)
@@ -147,13 +153,14 @@ def federate(
             path,
             config,
             method,
-            shown_scores(task.scores),
+            put_first(shown_scores(task.scores), score),
             shared=not deployed,
             keep=clients.keep,
             validated=settings.validation_share > 0.0,
             grouped=Grouped.of(task),
             threshold=settings.threshold != HALF,
-            stopping=EarlyStopping.of(settings.early_stopping, task.score, method.serves),
+            two_classes=has_two_classes(task),
+            stopping=EarlyStopping.of(settings.early_stopping, score, method.serves),
             back=back,
         )
         if recorder.finished:  # by the process that was waited for
@@ -165,7 +172,7 @@ def federate(
         method.frozen = frozen_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
         rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known))
-        _run_rounds(settings, module, task.score, recorder, method, rounds, on_round, deployed=deployed)
+        _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
     return path
 
 
@@ -310,7 +317,8 @@ def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
         if isinstance(error, NothingLearnedError) and not rounds.diverged:
             raise
         clip = "" if settings.gradient_clip else " and, if that is not enough, gradient-clip = 1"
-        raise type(error)(
+        kind = DivergedError if isinstance(error, NothingLearnedError) else BrokenModelError
+        raise kind(
             f"{error}. As a rule, numbers that are not finite come from steps that are too long: begin a new run with "
             f"a learning-rate below {settings.learning_rate:g}{clip}"
         ) from error

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import httpx
@@ -25,6 +25,8 @@ GRACE_SECONDS = 60.0
 node that returns gets this long again, or as long as the slowest other node took, whichever is longer."""
 
 GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
+
+REVOKED = (ErrorCode.NODE_UNAVAILABLE, "the operator has revoked this client")
 
 LATE_SECONDS = 10.0
 """How long a round waits, as it starts, for the parts of late replies, which nobody uses."""
@@ -96,10 +98,19 @@ class PollingGrid(Grid):
     quorum
         How many clients must be online. While there are fewer, time stands still for clients at work: no deadline
         passes, and nobody is given up. None: work never waits for others.
+    enrolled
+        Returns those of some clients that are not revoked; who is, is not waited for.
     """
 
-    def __init__(self, grid: Grid, *, min_replies: int = 0, quorum: Quorum | None = None) -> None:
-        self._grid, self._min_replies, self._quorum = grid, min_replies, quorum
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        min_replies: int = 0,
+        quorum: Quorum | None = None,
+        enrolled: Callable[[Iterable[str]], Collection[str]] = tuple,
+    ) -> None:
+        self._grid, self._min_replies, self._quorum, self._enrolled = grid, min_replies, quorum, enrolled
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -169,6 +180,7 @@ class PollingGrid(Grid):
         replies: list[Message] = []
         while pending:
             online = set(self.get_node_ids())
+            replies += self._strike_off(pending, online)
             enough = not working or self._quorum is None or self._quorum.holds_by_nodes(online)
             elapsed = watch.measure(counts=enough)
             if enough and watch.stood:
@@ -196,6 +208,13 @@ class PollingGrid(Grid):
         """Send messages; return those that were taken, by their ids."""
         ids = self.push_messages(messages)
         return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
+
+    def _strike_off(self, pending: dict[str, Message], online: set[int]) -> list[Message]:
+        """Return an error in place of the reply of each client that was revoked; nobody waits for it."""
+        away = {message.metadata.dst_node_id for message in pending.values()} - online
+        gone = self._quorum.strike_off(away, self._enrolled) if self._quorum is not None and away else set()
+        struck = [sent for sent, message in pending.items() if message.metadata.dst_node_id in gone]
+        return [Message(Error(*REVOKED), reply_to=pending.pop(sent)) for sent in struck]
 
     def _may_be_offline(self, pending: Mapping[str, Message], online: set[int]) -> bool:
         """Return whether those who are silent may be offline, unseen for a minute, and the others be too few."""

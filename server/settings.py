@@ -91,6 +91,8 @@ class Settings(RunSettings):
         clients = setup.clients or run.clients  # clients that come with the data may still be waited for
         resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
         resolved["optimizer"] = OptimizerChoice.of(run).name
+        if run.score in FURTHER and run.score not in split_names(run.scores):  # clients must measure it
+            resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
         settings.check_sizes()
         settings.check_reports()

@@ -1,7 +1,8 @@
 """The choice of the engine that computes a run's clients: a rule over model, batch, client sizes and machine.
 
-The clock has no part in it, so that equal settings give equal numbers on equal machines. What was chosen is recorded in
-the run folder, and a run that continues keeps it.
+The clock has no part in it, so that equal settings choose the same engine on equal machines, and on a processor give
+equal numbers. On a graphics card, how many clients are stacked at once also follows from the memory that is free there.
+What was chosen is recorded in the run folder, and a run that continues keeps it.
 """
 
 import math
@@ -100,7 +101,7 @@ class Choice:
         return Choice("loop", f"{self.reason}; but this run has one processor core to itself")
 
     def clients(self, method: Method, settings: Mapping[str, Any]) -> LocalClients:
-        """Return the clients of a run, computed this way."""
+        """Return the clients of a run, computed this way; raise FairbloomError where there is no such engine."""
         match self.engine:
             case "stacked":
                 return StackedClients(method, settings, block=self.block)
@@ -108,8 +109,9 @@ class Choice:
                 return WorkerClients(method, settings, workers=self.workers)
             case "ray":
                 return ray_clients()(method, settings, shards=self.workers or None, block=self.block)
-            case _:
+            case "loop":
                 return LoopClients(method, settings)
+        raise FairbloomError(f"engine = {self.engine!r}: there are loop, stacked, workers and ray: name one of them")
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch.nn import Module
 
-from fairbloom.client.device import choose_device
-from fairbloom.client.local import LocalClient, Metrics, Update, describe_data, load_task_and_model
+from fairbloom.client.device import check_device, choose_device
+from fairbloom.client.local import LocalClient, Metrics, Update, load_task_and_model, summary_of
 from fairbloom.client.preprocessing import keep_preprocessing
 from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
@@ -121,17 +121,21 @@ class LocalClients(ABC):
         """Return the names of all clients, in ascending order: they owe nothing."""
         return self._names
 
+    def wait_until_free(self, fewest: int) -> None:
+        """Return at once: all of them are there."""
+        return
+
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each answers, and why some cannot."""
         described: dict[str, Mapping[str, Any]] = {}
         reasons: dict[str, str] = {}
-        places = {name: place for place, name in enumerate(load_task(self.settings).clients)}
+        task = load_task(self.settings)
         for name in names:
-            said = self._answer(describe_data, self.settings, places[name])
+            said = self._answer(summary_of, task, name)
             if isinstance(said, str):
                 reasons[name] = said
             else:
-                _, described[name] = said
+                described[name] = said
         return described, reasons
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
@@ -284,10 +288,11 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
 
 
 def answer_of(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
-    """Return what one client computes, or why it cannot: its failure is one refused reply, whatever the error is."""
+    """Return what one client computes, or why it cannot: its failure is one refused reply, unless the GPU is lost."""
     try:
         return compute(*args, **kwargs)
     except Exception as error:
+        check_device(error)
         return failure_reason(error)
 
 

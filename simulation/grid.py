@@ -9,8 +9,9 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fairbloom.errors import FairbloomError
-from fairbloom.flower import ErrorCode, Run, identify, set_message_id
+from fairbloom.client.device import check_device
+from fairbloom.errors import failure_reason
+from fairbloom.flower import ErrorCode, Run, address, identify, set_message_id
 
 SERVER = 1
 """The node id that Flower gives the server."""
@@ -91,8 +92,8 @@ class InProcessGrid(Grid):
         context = self.contexts[message.metadata.dst_node_id]
         before = copy.deepcopy(context.state)
         try:
-            return self._app(message, context)
+            return address(self._app(message, context), message)
         except Exception as error:  # one client's failure is one error reply, whatever it is
+            check_device(error)
             context.state = before
-            reason = str(error) if isinstance(error, FairbloomError) else f"{type(error).__name__}: {error}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, failure_reason(error)), reply_to=message)

@@ -1,6 +1,5 @@
 """What deployed clients with these data would send: a run of one round, in this process, whose messages are kept."""
 
-import json
 import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -8,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict, UserConfig
+from flwr.app import Context, Error, Message, UserConfig
 
 from fairbloom.client.app import app
+from fairbloom.client.limits import LIMIT_ROWS, Limits
+from fairbloom.client.record import read_entries
+from fairbloom.client.recording import plain_values, question_of
 from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.flower import ErrorCode
 from fairbloom.logs import errors_alone
-from fairbloom.protocol.names import ABOUT, CLIENT, CONFIG, FROZEN, KEEP
 from fairbloom.rounds.flower import FlowerClients, unpacked_content
 from fairbloom.server.app import federate
 from fairbloom.server.delivery import deliver_model
@@ -23,6 +24,9 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task, load_task
 
 from .grid import InProcessGrid
+
+NO_LIMITS = Limits()
+"""Those of a device whose owner has set none."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,19 @@ class Sent:
         What it was asked: query, about, train, evaluate or keep.
     content
         All that it sends, in plain values; of arrays their names, types and shapes alone.
+    held_back
+        What it does not send, and why.
     """
 
     client: str
     asked: str
     content: Mapping[str, Any]
+    held_back: tuple[str, ...] = ()
 
 
-def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ()) -> list[Sent]:
+def rehearse(
+    settings: Settings, *, name: str = "", allow: Collection[str] = (), limits: Limits = NO_LIMITS
+) -> list[Sent]:
     """Return what clients with these data send in a run of one round, in the order in which they send it.
 
     Parameters
@@ -55,6 +64,8 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
         What a client with data of its own calls itself; "" for the name that its data have.
     allow
         Values of settings that the device's owner allows.
+    limits
+        Those of the device's owner.
 
     Raises
     ------
@@ -63,6 +74,7 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
     """
     has_clients = find_task(settings.task).has_clients
     config = settings.run_config()
+    limits.check(config)
     clients = load_task(config).clients
     place = {"data-dir": settings.data_dir} if settings.data_dir else {}
     nodes: dict[str, dict[str, Any]] = {client: {"partition-id": k, **place} for k, client in enumerate(clients)}
@@ -80,8 +92,9 @@ def rehearse(settings: Settings, *, name: str = "", allow: Collection[str] = ())
         if has_clients:
             changed["data_dir"] = ""  # a server has none
         one_round = settings.model_copy(update=changed)
-        for number, context in enumerate(grid.contexts.values()):
-            context.node_config["state-dir"] = str(Path(folder, "state", str(number)))
+        for context in grid.contexts.values():
+            context.node_config["state-dir"] = tempfile.mkdtemp(dir=folder)
+            context.node_config[LIMIT_ROWS] = limits.rows
         run = federate(one_round, lambda method: FlowerClients(method, grid, settings.round_timeout), deployed=True)
         deliver_model(run, one_round, grid)
     return grid.sent
@@ -108,14 +121,10 @@ class RecordingGrid(InProcessGrid):
     def _answer(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id
         reply = _answer_message(message, self.contexts[node_id])
-        asked = message.metadata.message_type
-        config = unpacked_content(message.content).config_records.get(CONFIG, ConfigRecord())
-        if asked == "query" and KEEP in config:
-            asked = KEEP
-        elif asked == "query" and config and FROZEN not in config:
-            asked = ABOUT
+        asked = question_of(message.metadata.message_type, unpacked_content(message.content))
         content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpacked_content(reply.content))
-        sent = Sent(self._names[node_id], asked, content)
+        noted = read_entries(Path(str(self.contexts[node_id].node_config["state-dir"])))[-1]
+        sent = Sent(self._names[node_id], asked, content, tuple(noted.get("held-back", ())))
         if sent not in self.sent:  # it is asked for its name once more when the run is over
             self.sent.append(sent)
         return reply
@@ -126,17 +135,3 @@ def _answer_message(message: Message, context: Context) -> Message:
         return app(message, context)
     except Exception as error:  # as a deployed client replies
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reportable(error)), reply_to=message)
-
-
-def plain_values(content: RecordDict) -> dict[str, Any]:
-    """Return the records of a reply in plain values; of arrays their types and shapes, of JSON what it says."""
-    found: dict[str, Any] = {}
-    for name, record in content.items():
-        if name in content.array_records:
-            arrays = content.array_records[name].items()
-            found[name] = {key: f"{array.dtype}, {'×'.join(map(str, array.shape))}" for key, array in arrays}
-        else:
-            found[name] = dict(record)
-    if ABOUT in found.get(CLIENT, {}):
-        found[CLIENT][ABOUT] = json.loads(found[CLIENT][ABOUT])
-    return found

@@ -74,6 +74,7 @@ class AAggFF(FairStrategy):
     Cost: a QP of K variables, and another one where clients join, or with ftrl a weighted sum
     """
 
+    tries = ()
     needs = frozenset({"loss-before"})
     default_weighting = None
 
@@ -85,9 +86,8 @@ class AAggFF(FairStrategy):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        self.rule = rule
+        self.rule, self.cdf = rule, cdf
         self.uses_roster = rule == "ftrl"
-        self.cdf = cdf
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the decision after this round's losses on the participants, renormalised."""

@@ -45,6 +45,7 @@ class AdaFed(FairStrategy):
     Cost: a Gram matrix and Gram–Schmidt
     """
 
+    tries = ({"gamma": 1.0},)
     needs = frozenset({"loss-before"})
     default_weighting = None
     exact_gram = True

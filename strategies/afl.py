@@ -43,6 +43,7 @@ class AFL(FairStrategy):
     Cost: a weighted sum and a sort
     """
 
+    tries = ({"gamma": 0.1}, {"gamma": 0.01})
     needs = frozenset({"loss-before"})
 
     def __init__(self, *, gamma: NonNegative = 0.1, **options: Unpack[Options]) -> None:

@@ -37,6 +37,7 @@ class DeltaFL(FairStrategy):
     Cost: a sort and a weighted sum
     """
 
+    tries = ({"theta": 0.5},)
     needs = frozenset({"loss-before"})
 
     def __init__(self, *, theta: Annotated[float, Range("(0, 1]")] = 0.5, **options: Unpack[Options]) -> None:

@@ -40,6 +40,7 @@ class Ditto(FedAvg):
     Cost: a weighted sum
     """
 
+    tries = ({"lam": 0.1}, {"lam": 1.0})
     own_terms = frozenset({"personal_lambda"})
 
     def __init__(

@@ -44,6 +44,7 @@ class DRFA(FairStrategy):
     Cost: two weighted sums and a second exchange
     """
 
+    tries = ({"gamma": 0.01}, {"gamma": 0.1})
     needs = frozenset()
     default_weighting = None
     snapshots = True

@@ -50,6 +50,7 @@ class EAGLE(FairStrategy):
     Cost: a weighted sum, and at each client one training alone
     """
 
+    tries = ()
     needs = frozenset({LOSS_BEFORE, LOSS_BASELINE})
     default_weighting = "uniform"
     reports = ("negative-weights",)

@@ -50,6 +50,7 @@ class FairFed(FairStrategy):
     Cost: a weighted sum
     """
 
+    tries = ({"beta": 0.05}, {"beta": 0.2})
     needs = frozenset({ACCURACY_BEFORE, *POSITIVES, *HITS})
     default_weighting = None
     uses_roster = True

@@ -81,6 +81,7 @@ class FCFL(FairStrategy):
     Cost: two updates a client, a Gram matrix of both and in stage 2 a linear program
     """
 
+    tries = ({"budget": 0.05}, {"budget": 0.1})
     needs = frozenset({LOSS_BEFORE, DISPARITY, LEARNING_RATE})
     default_weighting = None
     uses_gram = True
@@ -104,9 +105,8 @@ class FCFL(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.budget, self.budgets = budget, amounts_in(0.0, budgets=budgets)
-        self.stage1_rounds = stage1_rounds
+        self.stage1_rounds, self.disparity = stage1_rounds, disparity
         self.delta, self.delta_decay, self.delta_factor, self.delta_min = delta, delta_decay, delta_factor, delta_min
-        self.disparity = disparity
 
     def terms(self, server_round: int) -> Terms:
         """Return that each client does one full-batch step on its loss, and one on its disparity."""

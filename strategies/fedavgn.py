@@ -67,6 +67,8 @@ class FedAvgN(Stepped):
     Cost: norms and a weighted sum
     """
 
+    tries = ({"server_lr": 0.1},)
+
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior over the norms."""
         inverse, prior = moving(cohort)

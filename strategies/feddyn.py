@@ -50,6 +50,7 @@ class FedDyn(FairStrategy):
     Cost: a weighted sum
     """
 
+    tries = ()
     default_weighting = None
     uses_roster = True
     refused_server_optimizers = frozenset({AVGM})

@@ -55,6 +55,7 @@ class FedFV(FairStrategy):
     Cost: a Gram matrix and projections
     """
 
+    tries = ({"alpha": 0.1}, {"alpha": 0.5})
     needs = frozenset({"loss-before"})
     uses_gram = True
     lost_to_server_optimizers = "its step is as long as the mean update, in the direction that the projections leave"

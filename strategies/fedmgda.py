@@ -1,6 +1,6 @@
 """Multi-objective descent: a step that is good for every participant."""
 
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .fedavgn import Stepped, moving
 from .simplex import min_norm_weights
+from .strategy import Tries
 
 
 class FedMGDA(Stepped):
@@ -43,6 +44,7 @@ class FedMGDA(Stepped):
     Cost: a Gram matrix and a QP
     """
 
+    tries: ClassVar[Tries] = ({"epsilon": 0.1},)
     uses_gram = True
     lost_to_server_optimizers = COMMON_DESCENT
 
@@ -92,6 +94,8 @@ class FedMGDAPlus(FedMGDA):
     Cost: a Gram matrix and a QP
     """
 
+    tries: ClassVar[Tries] = ({"server_lr": 0.1}, {"server_lr": 1.0})
+
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination of unit updates, over the norms, times the step size."""
         inverse, prior = moving(cohort)
@@ -131,6 +135,7 @@ class MGDAProx(FedMGDAPlus):
     Cost: a Gram matrix and a QP
     """
 
+    tries = ()
     own_terms = frozenset({"proximal_mu"})
 
     def __init__(

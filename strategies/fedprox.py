@@ -32,6 +32,7 @@ class FedProx(FedAvg):
     Cost: a weighted sum
     """
 
+    tries = ({"mu": 0.1},)
     own_terms = frozenset({"proximal_mu"})
 
     def __init__(self, *, mu: NonNegative = 0.1, **options: Unpack[Options]) -> None:

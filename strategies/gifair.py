@@ -35,6 +35,7 @@ class GiFair(FairStrategy):
     Cost: m² comparisons and a weighted sum
     """
 
+    tries = ({"strength": 0.9},)
     needs = frozenset({"loss-before"})
 
     def __init__(self, *, strength: Annotated[float, Range("[0, 1)")] = 0.5, **options: Unpack[Options]) -> None:

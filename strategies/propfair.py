@@ -38,6 +38,8 @@ class PropFair(FedAvg):
     Cost: a weighted sum
     """
 
+    tries = ()
+
     def __init__(self, *, baseline: Positive = 5.0, epsilon: Positive = 0.2, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.baseline = baseline

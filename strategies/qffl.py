@@ -1,7 +1,7 @@
 """q-fair federated learning: clients with a high loss count more."""
 
 from dataclasses import replace
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive
 
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 SMALLEST_LOSS = 1e-10
 
@@ -41,6 +41,7 @@ class QFedAvg(FairStrategy):
     Cost: norms and a weighted sum
     """
 
+    tries: ClassVar[Tries] = ({"q": 1.0}, {"q": 0.1}, {"q": 5.0})
     needs = frozenset({"loss-before"})
     default_weighting = None
     lost_to_server_optimizers = "the length of its step follows from the estimated Lipschitz constant"
@@ -85,6 +86,7 @@ class QFedSGD(QFedAvg):
     Cost: norms and a weighted sum
     """
 
+    tries = ()
     needs = frozenset({"loss-before", "learning-rate"})
     needs_plain_sgd = True
 

@@ -45,6 +45,7 @@ class SCAFFOLD(FedAvg):
     Cost: a weighted sum; a second model to each client
     """
 
+    tries = ()
     needs = frozenset({STEP_SUM})
     uses_roster = True
 

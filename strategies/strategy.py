@@ -1,10 +1,10 @@
 """A method as Flower's users know it: a `Strategy` with its hooks. The one file of this package that knows Flower."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.flower import log_start
 from fairbloom.logs import log
+from fairbloom.protocol.parameters import Value
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.configs import ChangingConfig
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
@@ -22,6 +23,9 @@ from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.reported import join_lists
 from fairbloom.rounds.round import Round, StopRun
 
+Tries = Sequence[Mapping[str, Value]]
+"""Parameters of candidates, by their names in Python."""
+
 
 class FairStrategy(Method, Strategy):
     """A method as a Flower strategy; parameters are those of Method.
@@ -29,6 +33,10 @@ class FairStrategy(Method, Strategy):
     Flower's hooks take the steps of a round one by one, for wrappers such as Flower's for differential privacy; `start`
     calls them in turn. A user-defined method is a subclass with a `weigh`.
     """
+
+    tries: ClassVar[Tries] = ({},)
+    """The parameters with which `fairbloom recommend` tries a built-in method: by default as they are; (): it does not.
+    A subclass does not inherit it."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -248,17 +256,20 @@ class FairStrategy(Method, Strategy):
         log.info("\t│\t├── Weighted by: '%s'", self.weighted_by_key)
         log.info("\t│\t├── ArrayRecord key: '%s'", self.arrayrecord_key)
         log.info("\t│\t└── ConfigRecord key: '%s'", self.configrecord_key)
-        *first, last = [f"{name} = {value!r}" for name, value in self._summarized().items()]
+        lines = [f"{name} = {value!r}" for name, value in self._summarized().items()]
+        lines = lines or ["all options have their defaults"]
         log.info("\t└──> %s:", type(self).__name__)
-        for line in first:
+        for line in lines[:-1]:
             log.info("\t\t├── %s", line)
-        log.info("\t\t└── %s", last)
+        log.info("\t\t└── %s", lines[-1])
 
     def _summarized(self) -> dict[str, Any]:
-        """Return what makes this strategy what it is, beside the options that Flower's strategies have."""
-        others = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        others["frozen"] = f"{len(self.frozen)} arrays"  # a large model has hundreds
-        return {name: value for name, value in others.items() if name not in ("memory", "progress", *AS_FLOWERS)}
+        """Return the method's own parameters, and the common options that are not at their defaults."""
+        usual = {**vars(Method()), "weighting": self.default_weighting or "uniform"}
+        left_out = ("memory", "progress", *AS_FLOWERS)
+        found = {name: each for name, each in vars(self).items() if not name.startswith("_") and name not in left_out}
+        found = {name: each for name, each in found.items() if name not in usual or each != usual[name]}
+        return found | ({"frozen": f"{len(self.frozen)} arrays"} if self.frozen else {})  # a large model has hundreds
 
     # One round, as Flower's hooks -----------------------------------------------------------------------------------
 

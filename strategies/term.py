@@ -33,6 +33,7 @@ class TERM(FairStrategy):
     Cost: a weighted sum
     """
 
+    tries = ({"tilt": 1.0}, {"tilt": 5.0})
     needs = frozenset({"loss-before"})
 
     def __init__(self, *, tilt: float = 1.0, **options: Unpack[Options]) -> None:

@@ -62,15 +62,21 @@ class FromTorchJD(FairStrategy):
         """Return TorchJD's weights."""
         import torch  # imported late: the other methods do without
 
-        if hasattr(self.weigh_gram, "reset"):
-            self.weigh_gram.reset()
+        self._reset()
         with seeded(self.seed, "weighting", cohort.round):
             try:
                 weights = self.weigh_gram(torch.from_numpy(cohort.gram))
             except ValueError as error:
                 log.warning("the mean takes the place of the weighting in round %d: %s", cohort.round, error)
                 return np.full(cohort.size, 1.0 / cohort.size)
+            finally:
+                self._reset()  # nothing of this round is left, as in a run that is continued
         return np.asarray(weights.detach().numpy(), np.float64)
+
+    def _reset(self) -> None:
+        """Let the weighting forget what it keeps between calls."""
+        if hasattr(self.weigh_gram, "reset"):
+            self.weigh_gram.reset()
 
 
 def takes_gram(weighting: type) -> bool:

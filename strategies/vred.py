@@ -1,13 +1,13 @@
 """The variance of losses as a penalty."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
 
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 
 class VRed(FairStrategy):
@@ -34,6 +34,7 @@ class VRed(FairStrategy):
     Cost: a weighted sum
     """
 
+    tries: ClassVar[Tries] = ()
     needs = frozenset({"loss-before"})
     reports = ("negative-weights",)
 
@@ -77,6 +78,8 @@ class SemiVRed(VRed):
     Memory: none
     Cost: a weighted sum
     """
+
+    tries = ({"beta": 0.5},)
 
     def deviation(self, cohort: Cohort) -> FloatArray:
         """Return (F_k − f̄)_+ less its mean, shape (m,)."""

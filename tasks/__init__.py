@@ -1,7 +1,7 @@
 """What is learned: data split into clients, a model and a loss. One file a data set."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from hashlib import file_digest
 from pathlib import Path
@@ -56,7 +56,7 @@ def find_task(name: str) -> TaskInfo:
     return TASKS[name]
 
 
-def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
+def load_task(settings: RunSettings | Mapping[str, Any], since: Hashable = None) -> Task:
     """Return the task of a run; the same one again for the same settings, and files where it reads some.
 
     Parameters
@@ -64,6 +64,8 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     settings
         The run's settings, or its run config, of which this reads the task's name, what `Setup` has, the task's
         parameters, and whether the clients' training examples are pooled.
+    since
+        Such as a run and its round: calls with the same value look once whether files have changed. None looks again.
 
     Raises
     ------
@@ -75,7 +77,7 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     info = find_task(settings.task)
     setup = info.setup(settings)
     info.check(setup)
-    stamps = _read_stamps(setup.data_dir) if info.reads_folder or info.is_user_defined else ()
+    stamps = (_read_stamps if since is None else _stamps_since)(info, setup.data_dir, since)
     task = (_load_user_defined if info.is_user_defined else _load_known)(
         info, setup, tuple(info.check_parameters(settings.parameters).items()), stamps
     )
@@ -122,7 +124,7 @@ def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
     if not place:
         return {}
     path = Path(place).expanduser()
-    return _compute_digests(path if path.is_dir() else path.parent, _read_stamps(place))
+    return _compute_digests(path if path.is_dir() else path.parent, _read_stamps(info, place))
 
 
 def _find_md5(root: Path, file: DataFile, setup: Setup) -> str:
@@ -170,7 +172,12 @@ def _mark_differing(
     usable = [str(row["client"]) for row in clients if "problem" not in row]
     if task.about is None or not usable:
         return clients
-    _, reasons = info.agreement({client: json.loads(json.dumps(task.about(client))) for client in usable})
+    try:
+        _, reasons = info.agreement({client: json.loads(json.dumps(task.about(client))) for client in usable})
+    except FairbloomError:
+        if len(usable) == len(clients):
+            raise
+        return clients  # a file that could not be read may have what the others lack
     return [{**row, "problem": reasons[name]} if (name := str(row["client"])) in reasons else row for row in clients]
 
 
@@ -196,13 +203,38 @@ def _load_known(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value
     return info.load(setup, dict(parameters))
 
 
-def _read_stamps(place: str) -> Stamps:
-    """Return what says whether a file, or those of a folder and of all folders in it, have changed since then.
+def _read_stamps(info: TaskInfo, place: str, since: Hashable = None) -> Stamps:
+    """Return what says whether the files that a task reads in a folder, or the one file, have changed.
 
-    The files are in order, each with the time of its last change and its size.
+    They are in order, each with the time of its last change and its size. Of a user-defined task nobody knows which
+    files it reads: they are all of the folder's.
     """
-    path = Path(place).expanduser()
-    if not place or not path.exists():
+    if not place or not (info.reads_folder or info.is_user_defined):
         return ()
-    files = (each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    path = Path(place).expanduser()
+    if info.is_user_defined and path.is_dir():
+        files = [each for each in path.rglob("*") if each.is_file()]
+    else:
+        files = [path] if path.is_file() else [*_files_below(path, info.reads, info.levels)]
     return tuple((file, (about := file.stat()).st_mtime_ns, about.st_size) for file in sorted(files))
+
+
+@lru_cache(maxsize=2)
+def _stamps_since(info: TaskInfo, place: str, since: Hashable) -> Stamps:
+    return _read_stamps(info, place)
+
+
+def _files_below(folder: Path, endings: tuple[str, ...], levels: int) -> Iterator[Path]:
+    """Yield the files of these endings that lie in a folder, or as many levels below it, hidden ones left out."""
+    try:
+        there = [*folder.iterdir()]
+    except OSError:  # no folder, or none that may be read: who reads it says so
+        return
+    for each in there:
+        if each.name.startswith("."):
+            continue
+        if each.suffix.lower() in endings:
+            if each.is_file():
+                yield each
+        elif levels > 1:
+            yield from _files_below(each, endings, levels - 1)

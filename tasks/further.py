@@ -41,7 +41,8 @@ def add_scores(task: Task, names: tuple[str, ...], threshold: str) -> Task:
     own = {score.name for score in task.scores}
     wanted = [FURTHER[name] for name in dict.fromkeys(names) if name not in own]
     for score in wanted:
-        _check_fits(task, score)
+        if misfit := find_misfit(task, score):
+            raise ReportableError(f"scores = {score.name!r}: {misfit}: leave it out")
     added: dict[Score, Measure] = {score: _measure_of(task, score) for score in wanted}
     if threshold != HALF:
         added |= {
@@ -52,13 +53,13 @@ def add_scores(task: Task, names: tuple[str, ...], threshold: str) -> Task:
     return replace(task, scores={**task.scores, **added})
 
 
-def _check_fits(task: Task, score: Score) -> None:
+def find_misfit(task: Task, score: Score) -> str:
+    """Return why a further score has no meaning with a task, "" where it has one."""
     if task.classes == 0:
-        raise ReportableError(f"scores = {score.name!r}: it is of classes, and the target is a quantity: leave it out")
+        return "it is of classes, and the target is a quantity"
     if score.name in BY_THRESHOLD and task.classes not in (None, 2):
-        raise ReportableError(
-            f"scores = {score.name!r}: it is of two classes, and there are {task.classes}: leave it out"
-        )
+        return f"it is of two classes, and there are {task.classes}"
+    return ""
 
 
 def _measure_of(task: Task, score: Score) -> Measure:

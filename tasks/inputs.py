@@ -48,6 +48,8 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
         When the parts have other names, or another number of tensors.
     """
     first = parts[0]
+    if len({*map(type, parts)}) == 1 and not isinstance(first, tuple | Mapping):  # one tensor each
+        return combine([*parts])  # type: ignore[list-item] # which all of them are
     for one, other in pairwise(parts):
         if names_of(one) != names_of(other):
             raise ReportableError(

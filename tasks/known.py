@@ -3,6 +3,8 @@
 from fairbloom.protocol.parameters import Choices, Mark, Parameter, Range
 
 from .datasets.pictures import PICTURES, SHIFTS
+from .files.formats import ENDINGS as TABLES
+from .files.formats import PICTURES as PICTURE_FILES
 from .task import LABEL_PARTITIONS, DataFile, TaskInfo
 
 
@@ -198,6 +200,14 @@ KNOWN = (
                 frozenset({Mark.LATER}),
             ),
             Parameter(
+                "commas",
+                str,
+                "",
+                "Files with decimal commas where the others have points, by their names without endings, as in "
+                "'bonn,jena'",
+                marks=frozenset({Mark.LATER}),
+            ),
+            Parameter(
                 "encoding",
                 str,
                 "utf-8",
@@ -213,7 +223,7 @@ KNOWN = (
                 marks=frozenset({Mark.LATER}),
             ),
         ),
-        reads_folder=True,
+        reads=TABLES,
         has_clients=True,
         agree="fairbloom.tasks.files.columns:agree",
     ),
@@ -232,7 +242,8 @@ KNOWN = (
             ),
             Parameter("classes", str, "", "All classes, as in 'cat,dog', so that a client may lack some"),
         ),
-        reads_folder=True,
+        reads=PICTURE_FILES,
+        levels=3,  # CLIENT/CLASS/IMAGE
         has_clients=True,
         agree="fairbloom.tasks.files.shapes:agree_on_images",
     ),
@@ -243,7 +254,7 @@ KNOWN = (
         loader="fairbloom.tasks.files.arrays:load",
         models=("logistic", "mlp", "cnn"),
         settings=(Parameter("classes", str, "", "All classes, as in '0,1,2', so that a client may lack some"),),
-        reads_folder=True,
+        reads=(".npz",),
         has_clients=True,
         agree="fairbloom.tasks.files.shapes:agree_on_arrays",
     ),

@@ -44,17 +44,18 @@ def join(parts: Sequence[AnyExamples]) -> AnyExamples:
     tensors = [part for part in parts if isinstance(part, Examples)]
     if collated and tensors:
         raise ReportableError("pooled = true: some clients' examples are tensors, and others' are of a Dataset")
-    return join_collated(collated) if collated else _join_tensors(tensors)
+    return join_collated(collated) if collated else join_tensors(tensors)
 
 
-def _join_tensors(parts: Sequence[Examples]) -> Examples:
+def join_tensors(parts: Sequence[Examples]) -> Examples:
+    """Return the examples of all parts, one after the other, in the tensors that they share, or else in a copy."""
     first, rows = parts[0], [part.rows for part in parts if part.rows is not None]
-    shared = all(
+    if len(rows) == len(parts) and all(
         are_shared(part.inputs, first.inputs) and part.targets is first.targets and part.groups is first.groups
         for part in parts
-    )
-    if shared and len(rows) == len(parts):
+    ):
         return Examples(first.inputs, first.targets, torch.cat(rows), first.groups)
-    inputs, targets = zip(*(part[:] for part in parts), strict=True)
-    groups = [places for part in parts if (places := part.group_places()) is not None]
+    whole = [(part.inputs, part.targets) if part.rows is None else part[:] for part in parts]
+    inputs, targets = zip(*whole, strict=True)
+    groups = [places for part in parts if part.groups is not None and (places := part.group_places()) is not None]
     return Examples(combine_inputs(inputs, torch.cat), torch.cat(targets), groups=torch.cat(groups) if groups else None)

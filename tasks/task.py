@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
-from fairbloom.protocol.names import AGREED, DEPLOYED
+from fairbloom.protocol.names import AGREED, DEPLOYED, FLOOR
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Value
 
 from .inputs import Inputs, map_inputs
+from .leaving import FLOOR_ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from .collated import CollatedExamples
     from .preprocessing import Preprocessing
+    from .row_digests import RowsBehind
 
     Places = NDArray[np.int64]
 
@@ -71,6 +73,8 @@ class Setup:
         and with tasks that need no agreement.
     deployed
         Whether this is a device with data of its own, so that its summary of them leaves it.
+    floor
+        Fewest rows behind a number of that summary; 0 where nothing leaves.
     """
 
     model: str
@@ -87,14 +91,16 @@ class Setup:
     verify_data: bool
     agreed: str
     deployed: bool
+    floor: int = 0
 
     @classmethod
     def of(cls, settings: RunSettings | Mapping[str, Any]) -> Setup:
         """Return what a run's settings, or a run config, say of a task and its data."""
         settings = RunSettings.of(settings)
         agreed, deployed = settings.parameters.get(AGREED, ""), settings.parameters.get(DEPLOYED, False)
-        shared = [each.name for each in fields(cls) if each.name in RunSettings.model_fields]
-        return cls(agreed=agreed, deployed=deployed, **{name: getattr(settings, name) for name in shared})
+        floor = settings.parameters.get(FLOOR, FLOOR_ROWS) if deployed else 0
+        shared = {each.name: getattr(settings, each.name) for each in fields(cls) if hasattr(settings, each.name)}
+        return cls(**shared | {"agreed": agreed, "deployed": deployed, "floor": floor})
 
 
 class DataFile(NamedTuple):
@@ -136,8 +142,11 @@ class TaskInfo:
         Those of the partitions whose clients come with the data: hospitals, speakers, writers.
     files
         The files of a known data set, below the folder that `data-dir`, or the environment, names.
-    reads_folder
-        Whether the data lie in the folder or file that the setting `data-dir` names.
+    reads
+        The endings of the files that it reads in the folder that the setting `data-dir` names; () for a task that
+        reads no folder.
+    levels
+        How deep in that folder its files may lie; 1: in the folder itself.
     has_clients
         Whether the clients come with the data, so that nothing is split.
     agree
@@ -167,13 +176,19 @@ class TaskInfo:
     clients: int = DEFAULT_CLIENTS
     natural: tuple[str, ...] = ()
     files: tuple[DataFile, ...] = ()
-    reads_folder: bool = False
+    reads: tuple[str, ...] = ()
+    levels: int = 1
     has_clients: bool = False
     agree: str = ""
     is_user_defined: bool = False
     tests: str = "split"
     split_by: tuple[str, tuple[Value, ...]] | None = None
     held_out: float = 0.0
+
+    @property
+    def reads_folder(self) -> bool:
+        """Whether the data lie in the folder or file that the setting `data-dir` names."""
+        return bool(self.reads)
 
     def __post_init__(self) -> None:
         """Put the task's name before those of its parameters."""
@@ -502,6 +517,9 @@ class Task:
     preprocessing
         A client's name → how its raw data become inputs, and outputs predictions; "" → what is common to all clients.
         None: inputs are taken as they are.
+    behind
+        A client's name → what tells its rows apart, whatever the settings of a run make of them. None: a device tells
+        examples apart by their inputs and targets.
     """
 
     clients: tuple[str, ...]
@@ -521,6 +539,7 @@ class Task:
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
     output: str = ""
     preprocessing: Callable[[str], Preprocessing] | None = None
+    behind: Callable[[str], RowsBehind] | None = None
 
     def __post_init__(self) -> None:
         """Let the first score be what is measured in groups, where there are groups and nothing else is said."""

@@ -20,6 +20,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import Tensor
+from torch.nn import Module
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
@@ -32,7 +34,7 @@ from ..app import load_states, save_states
 from ..metrics import OF_PERSONAL, ON_TRAINING
 from ..states import ClientStates, StateDict, folder_of
 from . import randomness
-from .functions import HONOURED, Function, Measured, Session
+from .functions import HONOURED, Function, Helpers, Measured, Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +43,14 @@ _SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
 """The message that is being worked on; the wrapped training function finds its terms here."""
 
 
-def fair(train: Callable[P, R], test: Function, *, mods: Sequence[Mod] = ()) -> "FairClientApp[P, R]":
+def fair(
+    train: Callable[P, R],
+    test: Function,
+    *,
+    mods: Sequence[Mod] = (),
+    loader: Callable[[Any], Any] | None = None,
+    arrays: Callable[[Module], Mapping[str, Tensor]] | None = None,
+) -> "FairClientApp[P, R]":
     """Return a ClientApp that keeps the terms of every method but FairFed, FCFL, EAGLE, SCAFFOLD and FedDyn.
 
     These five ask for what a training function does not say, or for groups: its replies are refused by name then.
@@ -53,16 +62,24 @@ def fair(train: Callable[P, R], test: Function, *, mods: Sequence[Mod] = ()) -> 
     ----------
     train
         Trains a model in place, with an optimizer of torch.optim and `loss.backward()`. The model is its first argument
-        that is a module with parameters, the data its first DataLoader.
+        that is a module with parameters; the data are its first DataLoader, or else its first dataset, of PyTorch or of
+        Hugging Face. Data are needed only by a method that measures them, or sets the number of steps.
     test
         Measures a model and returns (loss, accuracy), (loss, dict with accuracy) or a dict with both. It is called with
         the training data too. Parameters beside model and loader take the value that `train` has by the same name.
     mods
         Flower's mods around the train handlers, which see messages as they travel. Others do not pass them: many mods,
         LocalDpMod among them, refuse what has no arrays. `@app.evaluate(mods=[...])` takes those for evaluation.
+    loader
+        Makes of a dataset that `train` is called with what `test` takes: a DataLoader, with a collator where the
+        examples need one. Its batch_size is that of the training where a method sets the number of steps. None: a
+        DataLoader with PyTorch's own collator.
+    arrays
+        Returns a model's tensors by the names that travel, as `peft.get_peft_model_state_dict` does. None: they travel
+        by the names of the model's `state_dict()`, or of that of a module of it: `model.heads.state_dict()`.
 
     """
-    return FairClientApp(train, test, list(mods))
+    return FairClientApp(train, test, list(mods), Helpers(loader, arrays))
 
 
 def _on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -84,8 +101,9 @@ class FairClientApp(ClientApp, Generic[P, R]):
         what that returns; outside a message it is that function.
     """
 
-    def __init__(self, train: Callable[P, R], test: Function, mods: list[Mod]) -> None:
+    def __init__(self, train: Callable[P, R], test: Function, mods: list[Mod], helpers: Helpers) -> None:
         super().__init__()
+        self._helpers = helpers
         self._train_mods = mods
         # Not a function of this scope: Ray would pickle it with all it refers to, and a ContextVar cannot be pickled.
         self.train_fn: Callable[P, R] = functools.update_wrapper(functools.partial(_on_terms, train), train)
@@ -123,7 +141,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
         if terms is None:
             return handler(message, context)
         client, states = Client.of(context), states_of(context)
-        session = self._session(client, terms, states)
+        session = self._session(client, terms, states, message)
         with client.drawing(), _active(session):
             reply = handler(message, context)
         if reply.has_error():
@@ -131,7 +149,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
         session.check_called()
         metrics_of(reply).update(session.metrics)
         if session.snapshot:
-            reply.content[wire.SNAPSHOT] = _like_received(session.snapshot, message)
+            reply.content[wire.SNAPSHOT] = ArrayRecord(OrderedDict(session.snapshot))
         save_states(context, states.in_memory)
         if terms.work:
             about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
@@ -153,9 +171,9 @@ class FairClientApp(ClientApp, Generic[P, R]):
             with client.drawing():
                 of_model = metrics if model is None else metrics_of(handler(_with(message, model), context))
             scores = {name: value for name, value in of_model.items() if name != wire.NUM_EXAMPLES}
-            metrics.update(OF_PERSONAL.named(scores))
+            metrics.update({name: scores[score] for name, score in OF_PERSONAL.names(scores).items()})
         if ON_TRAINING.requests(terms.measure):
-            session = self._session(client, terms, states, measure_only=True)
+            session = self._session(client, terms, states, message, measure_only=True)
             with client.drawing(), _active(session):
                 self._let_measure(message, context)
             session.check_called()
@@ -173,13 +191,16 @@ class FairClientApp(ClientApp, Generic[P, R]):
         with suppress(Measured):
             handler(message, context)
 
-    def _session(self, client: "Client", terms: Terms, states: ClientStates, **how: bool) -> Session:
+    def _session(
+        self, client: "Client", terms: Terms, states: ClientStates, message: Message, *, measure_only: bool = False
+    ) -> Session:
         train, test = self._functions
+        shapes = {name: tuple(array.shape) for name, array in _received(message)[1].items()}
 
         def seed(purpose: str) -> None:
             client.seed(purpose, terms.server_round)
 
-        return Session(train, test, terms, seed, states.personal, **how)
+        return Session(train, test, terms, seed, states.personal, shapes, self._helpers, measure_only=measure_only)
 
 
 @dataclass(frozen=True)
@@ -286,29 +307,12 @@ def _active(session: Session) -> Iterator[None]:
 
 
 def _with(message: Message, model: StateDict) -> Message:
-    """Return a message with another model."""
-    key, _ = _received(message)
+    """Return a message with another model; what the client keeps no copy of, as frozen arrays, is as received."""
+    key, received = _received(message)
     other = copy.copy(message)
-    other.content = RecordDict({**message.content, key: _like_received(model, message)})
+    arrays = {name: model.get(name, array) for name, array in received.to_torch_state_dict().items()}
+    other.content = RecordDict({**message.content, key: ArrayRecord(OrderedDict(arrays))})
     return other
-
-
-def _like_received(model: Mapping[str, Any], message: Message) -> ArrayRecord:
-    """Return those arrays of a model that the received one has.
-
-    Raises
-    ------
-    ValueError
-        When one is missing.
-    """
-    _, received = _received(message)
-    missing = [name for name in received if name not in model]
-    if missing:
-        raise ReportableError(
-            f"the model of the training function has no {missing[0]!r}, which the received arrays have: both must have "
-            "the names of one state_dict()"
-        )
-    return ArrayRecord(OrderedDict((name, model[name]) for name in received))
 
 
 def _received(message: Message) -> tuple[str, ArrayRecord]:

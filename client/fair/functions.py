@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
@@ -21,10 +21,16 @@ from ..metrics import AFTER, BEFORE, ON_TRAINING, Measurement, WorkDone, request
 from ..objectives import transform_of
 from ..states import KeptVersions, StateDict
 from . import randomness
-from .loaders import Batches, Loader, epochs_of, generators_kept, one_batch, steps_of, whole
+from .loaders import Data, drawn, epochs_of, generators_kept, is_dataset, one_batch, steps_of, whole
 from .steps import Anchor, Steps, TransformedLoss
 
 Function = Callable[..., Any]
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of arrays by their names."""
+
+MEASURED_AT_ONCE = 32
+"""Examples a batch where a Dataset is measured without a loader of the user's own."""
 
 HONOURED = Honoured(
     work=frozenset(),
@@ -56,6 +62,87 @@ class Measured(BaseException):
 
 
 @dataclass(frozen=True)
+class Helpers:
+    """What a user hands to `fair` beside the two functions.
+
+    Attributes
+    ----------
+    loader
+        Makes of a dataset what the test function takes; None: a DataLoader, for a Dataset of PyTorch.
+    arrays
+        Returns a model's own tensors by the names that they travel under; None: its state_dict, or a part of it.
+    """
+
+    loader: Callable[[Any], Any] | None = None
+    arrays: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
+
+    def load(self, data: Data) -> Any:
+        """Return what the test function takes for the data that a training function was called with.
+
+        Raises
+        ------
+        ReportableError
+            When that needs a loader of the user's own.
+        """
+        if isinstance(data, DataLoader):
+            return data
+        if self.loader is not None:
+            return self.loader(data)
+        remedy = "give fair(..., loader=make_loader), a function of yours that makes a DataLoader of a dataset"
+        if not isinstance(data, Dataset):
+            raise ReportableError(f"a {type(data).__name__} needs a collator to be measured: {remedy}")
+        loader = DataLoader(data, batch_size=MEASURED_AT_ONCE)
+        try:
+            next(iter(loader), None)
+        except Exception as error:  # whatever its examples or the default collator raise
+            why = type(error).__name__
+            raise ReportableError(f"batches of the training dataset cannot be made ({why}): {remedy}") from error
+        return loader
+
+    def named(self, model: nn.Module, received: Shapes) -> dict[str, Tensor]:
+        """Return a model's own tensors by the names of the received arrays.
+
+        Without `arrays`, they are those of its state_dict, or all lie in one of its modules, which the names leave out:
+        "head.weight" is the model's "heads.head.weight". Shapes, and which parameters are trained, say in which one.
+
+        Raises
+        ------
+        ReportableError
+            When they are neither.
+        """
+        there = dict(model.state_dict(keep_vars=True) if self.arrays is None else self.arrays(model))
+        missing = [name for name in received if name not in there]
+        if not missing:
+            return {name: there[name] for name in received}
+        places = [] if self.arrays else parts_of(there, received)
+        if len(places) == 1:
+            return {name: there[places[0] + name] for name in received}
+        if places:
+            problem = f"{missing[0]!r} may be each of {', '.join(place + missing[0] for place in places)}"
+        else:
+            problem = f"it has no {missing[0]!r}"
+        source = "what fair(..., arrays=...) returns" if self.arrays else "the model of the training function"
+        raise ReportableError(
+            f"{source} does not fit the received arrays: {problem}. Send arrays by the names of the model's "
+            "state_dict(), or of that of a module which is trained alone; or give fair(..., arrays=function), which "
+            "returns a model's tensors by the names that travel, as peft's get_peft_model_state_dict does"
+        )
+
+
+def parts_of(there: Mapping[str, Tensor], received: Shapes) -> list[str]:
+    """Return what may precede the names of received arrays in a model: where all fit, and something is trained."""
+    first = next(iter(received))
+    prefixes = [known.removesuffix(first) for known in there if known.endswith(f".{first}")]
+    found = {
+        prefix: [there[prefix + name] for name in received]
+        for prefix in prefixes
+        if all(prefix + name in there and there[prefix + name].shape == shape for name, shape in received.items())
+    }
+    trained = [prefix for prefix, arrays in found.items() if any(each.requires_grad for each in arrays)]
+    return trained or list(found)
+
+
+@dataclass(frozen=True)
 class TrainingCall:
     """One call of a training function.
 
@@ -65,41 +152,56 @@ class TrainingCall:
         What is called, and with what.
     model
         The first argument that is a module with parameters.
-    loader
-        The first argument that is a DataLoader.
+    given_data
+        The first argument that is a DataLoader, or else a dataset; None where there is neither.
     """
 
     function: Function
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     model: nn.Module
-    loader: Loader
+    given_data: Data | None
 
     @classmethod
     def of(cls, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "TrainingCall":
-        """Return a call; model and loader are found by their types.
+        """Return a call; model and data are found by their types.
 
         Raises
         ------
-        ValueError
-            When one of them is not among the arguments.
+        ReportableError
+            When no model is among the arguments.
         """
         given = [*args, *kwargs.values()]
-        models = [
-            value for value in given if isinstance(value, nn.Module) and next(value.parameters(), None) is not None
-        ]
-        loaders = [value for value in given if isinstance(value, DataLoader)]
-        for kind, found in (("torch.nn.Module with parameters", models), ("torch.utils.data.DataLoader", loaders)):
-            if not found:
-                raise ReportableError(
-                    f"{_name(function)}() was called without a {kind}: the server's terms need one among its arguments"
-                )
-        return cls(function, args, kwargs, models[0], loaders[0])
+        modules = [each for each in given if isinstance(each, nn.Module) and next(each.parameters(), None) is not None]
+        if not modules:
+            raise ReportableError(
+                f"{_name(function)}() was called without a torch.nn.Module with parameters: the server's terms need "
+                "one among its arguments"
+            )
+        data = [each for each in given if isinstance(each, DataLoader)] + [each for each in given if is_dataset(each)]
+        return cls(function, args, kwargs, modules[0], data[0] if data else None)
 
-    def run(self, loader: Loader | Batches) -> Any:
-        """Call the function with a loader in place of its own."""
-        args = [loader if value is self.loader else value for value in self.args]
-        return self.function(*args, **{k: loader if v is self.loader else v for k, v in self.kwargs.items()})
+    def data(self, term: str) -> Data:
+        """Return the data that a term needs.
+
+        Raises
+        ------
+        ReportableError
+            When there are none among the arguments; the message names the term.
+        """
+        if self.given_data is None:
+            raise ReportableError(
+                f"{term}: {_name(self.function)}() was called without a torch.utils.data.DataLoader or Dataset: give "
+                "it the training data as an argument"
+            )
+        return self.given_data
+
+    def run(self, data: Any = None) -> Any:
+        """Call the function; with data in place of its own where they are given."""
+        if data is None:
+            return self.function(*self.args, **self.kwargs)
+        args = [data if value is self.given_data else value for value in self.args]
+        return self.function(*args, **{k: data if v is self.given_data else v for k, v in self.kwargs.items()})
 
     def anchor(self) -> Anchor:
         """Return the model's parameters with the values that they have now."""
@@ -125,11 +227,11 @@ class TrainingCall:
         return next((name for name, value in self._bound().items() if value is self.model), "")
 
     def named(self) -> dict[str, Any]:
-        """Return the arguments by the name of their parameters, defaults included, without model and loaders."""
+        """Return the arguments by the name of their parameters, defaults included, without model and data."""
         return {
             name: value
             for name, value in self._bound().items()
-            if value is not self.model and not isinstance(value, DataLoader)
+            if value is not self.model and value is not self.given_data and not isinstance(value, DataLoader)
         }
 
     def _bound(self) -> Mapping[str, Any]:
@@ -161,6 +263,10 @@ class Session:
         Seeds the global generators for a purpose.
     personal
         The client's personal models.
+    received
+        The shapes of the received arrays by their names.
+    helpers
+        What else the user has given.
     measure_only
         Whether the received model is measured, as `train-loss`, and nothing is trained.
     """
@@ -172,6 +278,8 @@ class Session:
         terms: Terms,
         seed: Callable[[str], None],
         personal: KeptVersions,
+        received: Shapes,
+        helpers: Helpers,
         *,
         measure_only: bool = False,
     ) -> None:
@@ -181,6 +289,7 @@ class Session:
         """The model in the midst of the work, where that was asked for."""
         self._train, self._test, self._terms = train, test, terms
         self._seed, self._personal, self._measure_only = seed, personal, measure_only
+        self._received, self._helpers = received, helpers
         self._plain = not measure_only and not terms.measure and not _asked(terms)
         self._called = False
 
@@ -222,6 +331,8 @@ class Session:
 
     def _work(self, call: TrainingCall) -> Any:
         terms, anchor = self._terms, call.anchor()
+        if terms.personal_lambda is not None or terms.snapshot_step is not None:
+            self._helpers.named(call.model, self._received)  # refused before the training, not after it
         received = call.states() if terms.personal_lambda is not None else []
         self._measure(call, BEFORE)
         outcome, steps = (None, None) if terms.local_only else self._global_work(call, anchor)
@@ -243,7 +354,8 @@ class Session:
 
         def after_step(count: int) -> None:
             if count == terms.snapshot_step:
-                self.snapshot = copy.deepcopy(call.model.state_dict())
+                arrays = self._helpers.named(call.model, self._received)
+                self.snapshot = {name: array.detach().clone() for name, array in arrays.items()}
 
         steps = Steps(
             anchor,
@@ -252,20 +364,34 @@ class Session:
             plain=terms.full_batch_step,
             after_step=after_step,
         )
-        loader: Loader | Batches = call.loader
+        data: Any = None
         if terms.full_batch_step:
-            loader = one_batch(call.loader)
+            data = one_batch(call.data("full-batch-step = True"))
         elif terms.local_steps is not None:
-            loader = steps_of(call.loader, terms.local_steps)
+            data = self._steps_of(call, terms.local_steps)
         term = f"loss-transform = {terms.loss_transform}"
         transformed = TransformedLoss(term, transform_of(terms)) if terms.loss_transform else None
         self._seed("train")
         with steps.watched(), transformed or nullcontext():
-            outcome = call.run(loader)
+            outcome = call.run(data)
         if transformed:
             transformed.check_calls(steps)
         self._check_taken(steps)
         return outcome, steps
+
+    def _steps_of(self, call: TrainingCall, steps: int) -> Any:
+        """Return the data of so many steps: batches of a loader, or examples of a dataset for one pass over them."""
+        term = f"local-steps = {steps}"
+        data = call.data(term)
+        if isinstance(data, DataLoader):
+            return steps_of(data, steps)
+        size = getattr(self._helpers.loader and self._helpers.loader(data), "batch_size", None)
+        if size is None:
+            raise ReportableError(
+                f"{term}: a Dataset does not say how many examples a step takes: give fair(..., loader=make_loader), "
+                f"whose DataLoader has the batch_size that {_name(call.function)}() takes"
+            )
+        return drawn(data, steps * size)
 
     def _check_taken(self, steps: Steps) -> None:
         """Raise ValueError when the steps that were taken are not those of the terms."""
@@ -289,13 +415,19 @@ class Session:
             load(received)
             last = self._personal.before(terms.server_round)
             if last is not None:
-                call.model.load_state_dict(last)
+                there = call.model.state_dict()
+                call.model.load_state_dict({name: last.get(name, array) for name, array in there.items()})
             self._seed("personal")
             with steps.watched():
-                outcome = call.run(epochs_of(call.loader, terms.personal_epochs or 1))
+                outcome = call.run(epochs_of(call.given_data, terms.personal_epochs or 1))
             steps.check_taken(f"personal-lambda = {pull:g}")
-            self._personal.keep(terms.server_round, call.model.state_dict())
+            self._personal.keep(terms.server_round, self._without_frozen(call.model))
         return outcome, steps
+
+    def _without_frozen(self, model: nn.Module) -> StateDict:
+        """Return a model's arrays by its own names and by those that travel; frozen ones are as in the global model."""
+        arrays = {**model.state_dict(keep_vars=True), **self._helpers.named(model, self._received)}
+        return {name: each for name, each in arrays.items() if each.requires_grad or not isinstance(each, nn.Parameter)}
 
     def _report(self, steps: Steps, anchor: Anchor) -> None:
         """Note what is asked for of these steps, and of the model as it is after the work on the received one."""
@@ -305,20 +437,20 @@ class Session:
     def _measure(self, call: TrainingCall, measurement: Measurement) -> None:
         """Measure the model as it is now, where that is asked for, and note it by the names on the wire."""
         if asked := measurement.requests(self._terms.measure):
-            measured = self._measured(call)
+            measured = self._measured(call, self._helpers.load(call.data(f"measure = {', '.join(asked)}")))
             for name, score in asked.items():
                 if score not in measured:
                     raise ReportableError(f"measure = {name}: {_name(self._test)}() returns no {score}; {RETURNED}")
                 self.metrics[name] = measured[score]
 
-    def _measured(self, call: TrainingCall) -> dict[str, float]:
+    def _measured(self, call: TrainingCall, data: Any) -> dict[str, float]:
         """Return the means of loss and accuracy over the training examples; nothing is left changed by that."""
         modes = [(module, module.training) for module in call.model.modules()]
         totals: dict[str, float] = {}
         count = 0
-        with randomness.kept(), generators_kept(call.loader), torch.no_grad():
+        with randomness.kept(), generators_kept(data), torch.no_grad():
             call.model.eval()
-            for part in whole(call.loader):
+            for part in whole(data):
                 args, kwargs = arguments_of(self._test, call, part)
                 for name, value in understood(self._test, self._test(*args, **kwargs)).items():
                     totals[name] = totals.get(name, 0.0) + value * _size(part)
@@ -359,7 +491,7 @@ def understood(function: Function, returned: Any) -> dict[str, float]:
     return numbers
 
 
-def arguments_of(test: Function, call: TrainingCall, loader: Loader) -> tuple[list[Any], dict[str, Any]]:
+def arguments_of(test: Function, call: TrainingCall, data: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return what the test function is called with: the call's model, a loader, and the call's values by their names.
 
     Of its parameters without default that the training function has no value for, the first takes the model and the
@@ -382,13 +514,13 @@ def arguments_of(test: Function, call: TrainingCall, loader: Loader) -> tuple[li
             f"{trained}() that take something else; it has {[p.name for p in parameters]}"
         )
     model = call.model_name if call.model_name in vacant else vacant[0]
-    data, *others = [name for name in vacant if name != model]
+    place, *others = [name for name in vacant if name != model]
     if others:
         raise ReportableError(
             f"{_name(test)}() has the parameter {others[0]!r}, for which {trained}() has no value: give it a default, "
             f"or {trained}() a parameter of that name"
         )
-    values |= {model: call.model, data: loader}
+    values |= {model: call.model, place: data}
     given = [(p.kind is p.POSITIONAL_ONLY, p.name) for p in parameters if p.name in values]
     return [values[name] for first, name in given if first], {name: values[name] for first, name in given if not first}
 
@@ -399,10 +531,11 @@ def _asked(terms: Terms) -> list[str]:
     return [f"{key} = {value}" for key, value in plain.items() if key not in ("server-round", "measure", "agreed")]
 
 
-def _size(loader: Loader) -> int:
-    """Return how many examples a loader has; one whose dataset has no length counts as one."""
+def _size(data: Any) -> int:
+    """Return how many examples there are; where their dataset has no length, it counts as one."""
+    examples: Any = data.dataset if isinstance(data, DataLoader) else data
     try:
-        return len(loader.dataset)  # type: ignore[arg-type]
+        return len(examples)
     except TypeError:
         return 1
 

@@ -21,6 +21,26 @@ from fairbloom.errors import ReportableError
 
 Loader = DataLoader[Any]
 
+Data = Any
+"""What a training function is called with: a DataLoader, or a dataset of PyTorch's or Hugging Face's."""
+
+
+def is_dataset(value: object) -> bool:
+    """Return whether a value is a dataset; Hugging Face's library is not imported to find out."""
+    return isinstance(value, Dataset) or type(value).__module__.partition(".")[0] == "datasets"
+
+
+def drawn(dataset: Any, count: int) -> Any:
+    """Return so many examples of a dataset, in as many passes as they need, each in another random order."""
+    size = len(dataset)
+    passes = [torch.randperm(size) for _ in range(-(-count // size))]
+    return chosen(dataset, torch.cat(passes)[:count].tolist())
+
+
+def chosen(dataset: Any, indices: list[int]) -> Any:
+    """Return some examples of a dataset; one of Hugging Face's stays one, with its columns."""
+    return dataset.select(indices) if hasattr(dataset, "select") else Subset(dataset, indices)
+
 
 class Batches:
     """Stands in for a loader: yields the given batches in the first pass, and nothing in later ones.
@@ -55,13 +75,15 @@ def steps_of(loader: Loader, steps: int) -> Batches:
     return Batches(loader, itertools.islice(_passes(loader), steps), lambda: steps)
 
 
-def epochs_of(loader: Loader, epochs: int) -> Batches:
-    """Return the batches of so many passes over a loader."""
-    passes = itertools.repeat(loader, epochs)
-    return Batches(loader, itertools.chain.from_iterable(passes), lambda: epochs * len(loader))
+def epochs_of(data: Data | None, epochs: int) -> Any:
+    """Return what a function that makes one pass over its data takes for so many; None: its own data."""
+    if isinstance(data, DataLoader):
+        passes = itertools.repeat(data, epochs)
+        return Batches(data, itertools.chain.from_iterable(passes), lambda: epochs * len(data))
+    return None if data is None or epochs == 1 else chosen(data, [*range(len(data))] * epochs)
 
 
-def one_batch(loader: Loader) -> Batches:
+def one_batch(loader: Data) -> Batches:
     """Return all examples of a loader as one batch.
 
     Raises
@@ -69,22 +91,22 @@ def one_batch(loader: Loader) -> Batches:
     ValueError
         When the loader does not say which examples it has.
     """
-    examples = examples_of(loader)
+    examples = examples_of(loader) if isinstance(loader, DataLoader) else None
     if examples is None:
         raise ReportableError(
-            "full-batch-step = True: the training loader cannot make one batch of all examples, since it has an "
-            "IterableDataset or no batch size"
+            "full-batch-step = True: the training data cannot make one batch of all examples: give the training "
+            "function a DataLoader that has a batch size, and whose Dataset has a length"
         )
     return Batches(loader, _like(loader, examples, len(examples)), lambda: 1)
 
 
-def whole(loader: Loader) -> list[Loader]:
+def whole(loader: Data) -> list[Any]:
     """Return loaders that together have each training example once, in order; the batches of each are of one size.
 
     So the mean over a loader's batches is the mean over its examples. A loader that does not say which examples it has
-    is returned itself.
+    is returned itself, and so is what is no DataLoader.
     """
-    examples = examples_of(loader)
+    examples = examples_of(loader) if isinstance(loader, DataLoader) else None
     if examples is None:
         return [loader]
     size = loader.batch_size or len(next(iter(loader.batch_sampler or [[0]])))
@@ -109,9 +131,10 @@ def examples_of(loader: Loader) -> Any:
 
 
 @contextmanager
-def generators_kept(loader: Loader) -> Iterator[None]:
+def generators_kept(loader: Data) -> Iterator[None]:
     """Give a loader's own random generators, at the end, the state that they have now."""
-    owned = [loader.generator, getattr(loader.sampler, "generator", None)]
+    sampler = getattr(loader, "sampler", None)
+    owned = [getattr(loader, "generator", None), getattr(sampler, "generator", None)]
     states = [(own, own.get_state()) for own in owned if isinstance(own, torch.Generator)]
     try:
         yield

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
 
+    from fairbloom.client.limits import Limits
+
 PLACES = marked(Mark.DEVICE)
 """The settings that say where a device keeps things. A bundle with another Fairbloom must not be asked for them."""
 
@@ -66,16 +68,19 @@ class Installed:
         Name and version of what the app was installed with, which a run must be of; None where it was not installed
         but lies on the path: then there is no version to compare. Of Fairbloom itself any version may do: each message
         says whether server and client fit (protocol/version.py).
+    limits
+        Those of the device's owner, which no run passes; None: none.
     """
 
     app: str
     allow: tuple[str, ...] = ()
     distribution: tuple[str, str] | None = None
+    limits: Limits | None = None
 
     @classmethod
-    def of(cls, app: str, allow: tuple[str, ...]) -> Installed:
+    def of(cls, app: str, allow: tuple[str, ...], limits: Limits | None = None) -> Installed:
         """Look up which distribution the app belongs to."""
-        return cls(app, allow, distribution_of(app.partition(":")[0]))
+        return cls(app, allow, distribution_of(app.partition(":")[0]), limits)
 
     def __call__(self, fab: Any, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         """Return the installed app, and of the run's settings those that a run may set on a device.
@@ -88,9 +93,13 @@ class Installed:
         from fairbloom.client.settings import SettingRefusedError, accepted_settings
 
         self._check_version(run)
+        config = {**config_of(fab.content), **run.override_config}
         try:
-            settings = accepted_settings({**config_of(fab.content), **run.override_config}, self.allow)
+            settings = accepted_settings(config, self.allow)
+            if self.limits is not None:
+                self.limits.check(settings)
         except SettingRefusedError as error:
+            note_refusal(context, run, config, str(error))
             raise BundleRefusedError(str(error)) from error
         return load(self.app), settings | own_places(context)
 
@@ -104,6 +113,15 @@ class Installed:
                 f"the run is of {run.fab_id[:80]} {run.fab_version[:40]}, this client has {name} {version} installed: "
                 "install the same version on both"
             )
+
+
+def note_refusal(context: Context, run: Any, config: Mapping[str, Any], reason: str) -> None:
+    """Note in the device's log that a run's settings were refused."""
+    from fairbloom.client.record import note
+
+    if folder := context.node_config.get("state-dir"):
+        asked = {"run": run.run_id, "asked": "settings", "settings": dict(config), "refused": reason}
+        note(Path(str(folder)), asked)
 
 
 def own_places(context: Context) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fairbloom.command import TrustOption
+
 DEFAULT = "run"
 
 
@@ -22,8 +24,9 @@ class WithDefault(TyperGroup):
 
 
 client = typer.Typer(
+    suggest_commands=False,
     cls=WithDefault,
-    help="Run a client of a federation (run, the default command), make its key, or use the models that it keeps.",
+    help="Run a client of a federation, make its key, or use the models that it keeps.",
 )
 
 
@@ -90,6 +93,25 @@ def keys(
     )
 
 
+@client.command(epilog="Example: fairbloom client log client.toml")
+def log(
+    place: Annotated[
+        Path, typer.Argument(metavar="STATE_DIR", help="The client's state-dir, or the client.toml that names it.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print every entry, with all numbers, as JSON.")] = False,
+) -> None:
+    """Print what this device was asked and what it sent, run by run."""
+    import json
+
+    from fairbloom.client.record import describe_entries, read_entries
+
+    from .client import ClientSettings
+
+    folder = Path(ClientSettings.of({}, place).state_dir) if place.suffix == ".toml" else place
+    entries = read_entries(folder)
+    print(json.dumps(entries, indent=2, ensure_ascii=False) if as_json else "\n".join(describe_entries(entries)))
+
+
 PlaceArgument = Annotated[
     Path, typer.Argument(metavar="STATE_DIR", help="The client's state-dir, or the folder of one run in it.")
 ]
@@ -119,6 +141,7 @@ def predict(
     run_name: Annotated[
         str, typer.Option("--run", metavar="NAME", help="The run, as fairbloom client models names it; the latest one.")
     ] = "",
+    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Predict on this device by a model that it keeps; neither data nor predictions leave it."""
     from fairbloom.client.kept import choose_kept
@@ -126,5 +149,5 @@ def predict(
 
     check_new(out)
     kept = choose_kept(place, run_name)
-    predictor = load_predictor(kept.folder, model=model)
+    predictor = load_predictor(kept.folder, model=model, trust=trust)
     print(f"{predictor.describe(predictor.predict_file(file, out))} by {kept.folder}: {out}")

@@ -23,6 +23,9 @@ APP = "fairbloom.client.app:app"
 
 PATHS = ("ca", "key", "data-dir", "state-dir")
 BUNDLES = ("ours", "any")
+LIMIT_ROWS = "limit-rows"
+"""Key of the node config for the owner's limit `rows`, as `fairbloom.client.limits` calls it."""
+
 NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir")
 """Keys of Flower's node config that are settings of client.toml."""
 
@@ -59,6 +62,8 @@ class ClientSettings:
         Import string of the installed app, with bundles = "ours".
     allow
         Values that a run may give to its settings although they are paths or import strings, with bundles = "ours".
+    limits
+        What no run passes, as `fairbloom.client.limits.Limits` reads it, with bundles = "ours".
     node_config
         What else a user's app finds in Flower's node config: num-partitions, say.
     """
@@ -75,6 +80,7 @@ class ClientSettings:
     bundles: str = "ours"
     app: str = APP
     allow: tuple[str, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
     node_config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,8 +92,10 @@ class ClientSettings:
             raise ClientError(f'bundles = {self.bundles!r}: write "ours" or "any"')
         if not IMPORT_STRING.fullmatch(self.app):
             raise ClientError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
-        if self.bundles == "any" and (self.app != APP or self.allow):
-            raise ClientError('app or allow with bundles = "any": the run brings its app then; leave them or it out')
+        if self.bundles == "any" and (self.app != APP or self.allow or self.limits):
+            raise ClientError(
+                'app, allow or limits with bundles = "any": the run brings its app then; leave them or it out'
+            )
         self._check_node_config()
         if self.partition_id < 0:
             raise ClientError(f"partition-id = {self.partition_id}: it is counted from 0")
@@ -108,6 +116,8 @@ class ClientSettings:
             raise ClientError("node-config is for an app of your own: name it by app, or leave node-config out")
         for key, value in self.node_config.items():
             setting = f"node-config has {key} = {value!r}"
+            if key == LIMIT_ROWS:
+                raise ClientError(f"{setting}: write rows into the table limits")
             if key in NODE_CONFIG:
                 raise ClientError(f"{setting}: write {key} beside node-config, not into it")
             if not BARE_KEY.fullmatch(key):
@@ -128,7 +138,7 @@ class ClientSettings:
         """
         merged = (_read(file) if file else {}) | {key: value for key, value in given.items() if value is not None}
         kinds = {each.name.replace("_", "-"): type(each.default) for each in fields(cls)}
-        kinds |= {"superlink": str, "allow": list, "node-config": dict}
+        kinds |= {"superlink": str, "allow": list, "limits": dict, "node-config": dict}
         for key, value in merged.items():
             if key not in kinds:
                 raise ClientError(f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}")
@@ -155,18 +165,26 @@ class ClientSettings:
                 pki.check_node_key(Path(self.key))
             except pki.PkiError as error:
                 raise ClientError(f"key = {error}") from error
+        from fairbloom.client.limits import Limits, LimitsError  # not in the loop, either
+
+        try:
+            Limits.of(self.limits)
+        except LimitsError as error:
+            raise ClientError(str(error)) from error
         if self.bundles == "ours" and importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
             raise ClientError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
 
     def command(self) -> list[str]:
         """Return the command by which this process runs the SuperNode in the foreground."""
         app = [f"--app={self.app}", *(f"--allow={value}" for value in self.allow)]
+        app += [f"--limits={json.dumps(self.limits)}"] if self.limits else []
         ours = ["--isolated"] * self.isolated + (["--any-bundle"] if self.bundles == "any" else app)
         safety = ["--insecure"] if self.insecure else ["--root-certificates", self.ca]
         if self.key:
             safety += ["--auth-supernode-private-key", self.key]
         own = (self.partition_id, self.name, self.data_dir, self.state_dir)
         node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
+        node |= {LIMIT_ROWS: self.limits["rows"]} if "rows" in self.limits else {}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items() if value != "")
         # Not by -m: children of the fork server would import the module once more, as their main one.
         # The node ends with this process and gets its id here: asked for later, the id might be another process's.

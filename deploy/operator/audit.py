@@ -1,23 +1,35 @@
 """The audit log of a federation: who did what and when, one JSON line each, linked so that an edited line shows.
 
 Each line carries, as `chain`, the SHA-256 of the chain of the line before and of its own content. That finds a line
-that was changed, inserted, or removed before others. It cannot find lines cut off at the end, nor a log that somebody
+that was changed, inserted, or removed before others. It cannot find lines cut off at the end, whole older files that
+are gone (the log goes on in a new file when it is large, and the oldest is deleted), nor a log that somebody
 with the folder's account has rewritten as a whole: for that, send the lines elsewhere as they come.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import pwd
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fairbloom.logs import escape_unprintable
 from fairbloom.system.lock import open_locked
 
 from ..errors import DeployError
 
 FILE = "audit.jsonl"
+
+LARGEST_BYTES, KEPT_FILES = 10 << 20, 5
+"""Size from which on the log is continued in a new file, and how many older ones are kept; audit.jsonl.1 is the newest
+of them."""
+
+CONTINUED = "log continued"
+"""Event of the first line of a new file, which says as `after` what it is linked to."""
 
 LONGEST_VALUE = 2_000
 """How many characters of a text an entry keeps: what a stranger sends must not fill the log."""
@@ -34,30 +46,65 @@ def note(folder: Path, event: str, **about: str | int | float | None) -> None:
     OSError
         When the log cannot be opened or written.
     """
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
     kept = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in about.items()}
-    entry = {"time": now, "event": event, "account": account_name(), **kept}
     log = open_locked(folder / FILE, wait=True, mode=0o600)
     try:
         size = os.lseek(log, 0, os.SEEK_END)
         tail = os.pread(log, TAIL_BYTES, max(0, size - TAIL_BYTES))
+        previous = tail.removesuffix(b"\n").rpartition(b"\n")[2]
+        if size >= LARGEST_BYTES and tail.endswith(b"\n"):
+            new = _continue(folder, _link(previous))
+            os.close(log)
+            log = new
+            size = os.lseek(log, 0, os.SEEK_END)
+            previous = os.pread(log, TAIL_BYTES, 0).removesuffix(b"\n")
         # A line that a crash has torn stays as it is, ended here; the next line vouches for what is left of it.
         start = "" if tail.endswith(b"\n") or not tail else "\n"
-        previous = tail.removesuffix(b"\n").rpartition(b"\n")[2]
-        line = f"{start}{_line(entry, _link(previous))}\n".encode()
-        try:
-            while line:
-                line = line[os.write(log, line) :]
-            os.fsync(log)
-        except OSError:  # a full disk leaves no half of a line
-            os.ftruncate(log, size)
-            raise
+        _append(log, size, f"{start}{_line(_make_entry(event, kept), _link(previous))}\n")
     finally:
         os.close(log)
 
 
+def _make_entry(event: str, about: Mapping[str, str | int | float | None]) -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return {"time": now, "event": event, "account": account_name(), **about}
+
+
+def _append(log: int, size: int, text: str) -> None:
+    """Write whole lines at the end of an open log of this size, or nothing, and wait until they are on disk."""
+    line = text.encode()
+    try:
+        while line:
+            line = line[os.write(log, line) :]
+        os.fsync(log)
+    except OSError:  # a full disk leaves no half of a line
+        os.ftruncate(log, size)
+        raise
+
+
+def _continue(folder: Path, link: str) -> int:
+    """Begin a new file behind a line with this link, while the old one is locked; return the new one, locked."""
+    new = os.open(folder / f"{FILE}.new", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(new, fcntl.LOCK_EX)
+        _append(new, 0, _line(_make_entry(CONTINUED, {"after": link}), link) + "\n")
+        for number in range(KEPT_FILES, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                _file(folder, number - 1).rename(_file(folder, number))
+        (folder / f"{FILE}.new").rename(folder / FILE)
+    except BaseException:
+        os.close(new)
+        raise
+    return new
+
+
+def _file(folder: Path, number: int) -> Path:
+    """Return the log's file, or the one that came so many before it."""
+    return folder / (f"{FILE}.{number}" if number else FILE)
+
+
 def read_whole(folder: Path) -> bytes:
-    """Return the log's bytes as they are between two lines, while other processes may be writing; b"" for no log.
+    """Return the log, older files included, as it is between two lines, while others may be writing; b"" for none.
 
     Raises
     ------
@@ -67,7 +114,13 @@ def read_whole(folder: Path) -> bytes:
     if not (folder / FILE).exists():
         return b""
     with os.fdopen(open_locked(folder / FILE, wait=True), "rb") as log:
-        return log.read()
+        return _read_older(folder) + log.read()
+
+
+def _read_older(folder: Path) -> bytes:
+    """Return what older files of the log hold, the oldest first."""
+    files = [_file(folder, number) for number in range(KEPT_FILES, 0, -1)]
+    return b"".join(file.read_bytes() for file in files if file.exists())
 
 
 def read_text(folder: Path) -> str:
@@ -77,9 +130,10 @@ def read_text(folder: Path) -> str:
 
 def show(folder: Path) -> None:
     """Print the log as a table."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from fairbloom.command import Terminal
 
     table = Table(title=str(folder / FILE), title_justify="left")
     for heading in ("line", "time", "account", "event", "about"):
@@ -90,7 +144,7 @@ def show(folder: Path) -> None:
         first = [str(entry.pop(key, "")) for key in ("time", "account", "event")]
         about = ", ".join(f"{key} {value}" for key, value in entry.items())
         table.add_row(*(Text(escape_unprintable(cell)) for cell in (str(number), *first, about)))
-    Console().print(table)
+    Terminal().print(table)
 
 
 def latest_entries(folder: Path, beginning: str, most: int) -> list[dict[str, Any]]:
@@ -116,7 +170,8 @@ def first_broken_line(folder: Path) -> int | None:
         entry = _entry(line)
         if entry is not None:
             chain = entry.pop("chain", None)
-            if _line(entry, _link(previous)).encode() != line or chain is None:
+            link = str(entry.get("after")) if number == 1 and entry.get("event") == CONTINUED else _link(previous)
+            if _line(entry, link).encode() != line or chain is None:
                 return number - torn
         elif torn:
             return number - 1
@@ -124,14 +179,9 @@ def first_broken_line(folder: Path) -> int | None:
     return len(lines) if torn else None
 
 
-def escape_unprintable(words: str) -> str:
-    """Return text that cannot steer a terminal, whoever wrote it."""
-    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in words)
-
-
 def _lines(folder: Path) -> list[bytes]:
     try:
-        content = (folder / FILE).read_bytes()
+        content = _read_older(folder) + (folder / FILE).read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:

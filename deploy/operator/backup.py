@@ -29,7 +29,7 @@ from .. import pki
 from ..arguments import NAME, check_host, join_address, parse_address
 from ..errors import DeployError
 from . import audit
-from .federation import Federation, server_unit
+from .federation import SERVER_UNIT, Federation, server_unit
 from .folder import add_missing_files, write_flower_home
 
 FORMAT = 1
@@ -41,6 +41,11 @@ FILES = (
     *("operator.token", "operators.toml", "runtime.secret", "metrics.token"),
 )
 """What is taken of a federation's folder, beside its clients' files, the audit log and the database."""
+
+FOLDERS = ("clients", "bundles", "flower", "state", SERVER_UNIT.name, "lost+found")
+"""What else a federation's folder, or the volume that it is on, may hold."""
+
+DRAFT = ".restored-"
 
 PUBLIC = ("federation.toml", "ca.crt", "server.crt")
 CLIENT = re.compile(rf"clients/{NAME.pattern}\.toml")
@@ -158,6 +163,11 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
         raise DeployError(
             f"{folder} is not empty: choose another folder, or give --replace, which deletes what is in it"
         )
+    if replaces and (foreign := _foreign_file(folder)):
+        raise DeployError(
+            f"{folder} is no federation's folder, and {foreign} in it would be deleted: choose another folder, or "
+            "empty this one yourself"
+        )
     try:
         with _kept_from_serving(folder), _replaced_content(folder) as draft:
             about = _unpack(file, draft)
@@ -254,7 +264,7 @@ def _replaced_content(folder: Path) -> Iterator[Path]:
     """
     new = not folder.exists()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder, prefix=".restored-"))
+    draft = Path(tempfile.mkdtemp(dir=folder, prefix=DRAFT))
     try:
         yield draft
         folder.chmod(0o700)
@@ -265,6 +275,14 @@ def _replaced_content(folder: Path) -> Iterator[Path]:
     except BaseException:
         _delete([folder] if new else [draft])
         raise
+
+
+def _foreign_file(folder: Path) -> str:
+    """Return the name of a file that no federation's folder has; "" in one that is, or was being, a federation's."""
+    if not folder.is_dir() or (folder / "federation.toml").exists():
+        return ""
+    names = sorted(each.name for each in folder.iterdir() if not each.name.startswith(DRAFT))
+    return next((name for name in names if name not in (*FILES, *FOLDERS)), "")
 
 
 def _is_first(path: Path) -> bool:

@@ -3,6 +3,7 @@
 import email.utils
 import hashlib
 import shutil
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault, tls_context
 from ..errors import DeployError
 from ..flower.gate import Deployed, FlowerVersionError, check_flower
+from ..server.database import find_damage
 from ..server.supervisor import RUN_FOLDERS
 from . import audit
 from .federation import Federation
@@ -99,6 +101,7 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
     yield check_credential(federation)
     yield check_client_keys(federation)
     yield check_audit_log(federation)
+    yield check_database(federation)
     if authority.verdict != "fault":
         yield check_reachable("fleet API", ClientSettings(superlink=federation.superlink, ca=str(federation.authority)))
         yield check_control_api(federation)
@@ -246,6 +249,31 @@ def check_audit_log(federation: Federation) -> CheckResult:
     if not log.exists():
         return warning("audit log", f"{log} is missing: it began with init; bring it back from a copy")
     return ok("audit log", f"{audit.FILE} is whole")
+
+
+def check_database(federation: Federation) -> CheckResult:
+    """Check that the SuperLink's database, where it is on this machine, is whole."""
+    try:
+        damage = find_damage(federation.database)
+    except sqlite3.OperationalError as error:
+        return fault("database", f"{federation.database} cannot be read: {error}")
+    if damage:
+        remedy = "start fairbloom server again, which sets it aside and makes a new one; then submit the runs again"
+        return fault("database", f"{federation.database} is damaged: {damage}: {remedy}")
+    return ok("database", "is whole" if federation.database.exists() else "is not here; the server makes it")
+
+
+def find_obstacle(federation: Federation) -> str:
+    """Return what is wrong with the certificates on the way to the control API, "" where nothing is."""
+    checks = (
+        check_expiry("CA certificate", federation.authority),
+        check_expiry("server certificate", federation.certificate),
+    )
+    for check in checks:
+        if check.verdict == "fault":
+            return f"{check.what}: {check.words}"
+    reason = check_control_api(federation).words
+    return f"{reason} Restart it, as after each fairbloom deploy renew" if "has expired" in reason else ""
 
 
 def check_reachable(what: str, client: ClientSettings) -> CheckResult:

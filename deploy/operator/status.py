@@ -8,18 +8,19 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fairbloom.command import Terminal
+from fairbloom.logs import escape_unprintable
 from fairbloom.system.interrupts import until_interrupted
 
 from ..errors import DeployError
 from ..flower.operator import control_api
 from ..processes import duration
 from ..server.overview import UNKNOWN
-from .audit import escape_unprintable
 from .doctor import ask_server, check_client_keys, check_server
 from .federation import Federation
 from .registry import EnrolledClient
@@ -56,7 +57,7 @@ def survey(federation: Federation) -> dict[str, Any]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": latest,
-        "clients": _clients(enrolled, nodes, page.about.get("nodes", {}), latest),
+        "clients": _clients(enrolled, nodes, page.about.get("nodes", {}), page.about.get("overdue", {}), latest),
         "turned-away": page.about.get("turned-away"),
         "disk": page.about.get("disk"),
         "certificate-days": page.certificate_days,
@@ -69,6 +70,7 @@ def _clients(
     enrolled: list[EnrolledClient],
     nodes: dict[str, Mapping[str, str]],
     versions: Mapping[str, str],
+    overdue: Mapping[str, str],
     runs: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return a row a key, by the names that clients were enrolled with; nodes that nobody knows come last."""
@@ -84,6 +86,7 @@ def _clients(
             }
             kept = [run["run-id"] for run in runs if key.current and key.client in (run["kept-by"] or ())]
             about |= {"version": versions.get(key.node_id, ""), "key-expires": key.expires}
+            about |= {"busy-with-run": overdue.get(key.node_id, "")}
             rows.append({**about, "keeps-models-of": kept})
     rows += [
         {
@@ -92,6 +95,7 @@ def _clients(
             **_describe_presence(node),
             "version": versions.get(node_id, ""),
             "key-expires": "",
+            "busy-with-run": overdue.get(node_id, ""),
             "keeps-models-of": [],
         }
         for node_id, node in nodes.items()
@@ -126,7 +130,7 @@ def _runs(runs: list[dict[str, Any]], known: Mapping[str, Any] | None) -> list[d
 
 def show(found: Mapping[str, Any]) -> None:
     """Print a survey."""
-    Console().print(render(found))
+    Terminal().print(render(found))
 
 
 def render(found: Mapping[str, Any]) -> RenderableType:
@@ -182,6 +186,7 @@ def _clients_table(clients: list[dict[str, Any]], folders: Mapping[str, str]) ->
         connected = (
             status if status == "online" else f"{status} since {seen}" if seen != "never" else f"{status}, never seen"
         )
+        connected += ", busy with a run that is over" if client.get("busy-with-run") else ""
         partition = "" if client["partition-id"] is None else str(client["partition-id"])
         newest, *earlier = client["keeps-models-of"] or [""]
         kept = f"{PurePath(folders[newest]).name}{f' and {len(earlier)} more' if earlier else ''}" if newest else ""

@@ -11,6 +11,7 @@ import contextlib
 import os
 import resource
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,9 +30,13 @@ STRANGER_SECONDS = 15.0
 """How long a connection may last on which no call with a good credential has come. A handshake over a slow link takes
 less than half of it, and a client's first call follows at once."""
 
-MOST_STRANGERS = 1000
+MOST_STRANGERS = 500
 """Most connections of a port without a credential, where there are descriptors for them; a fifth of those at most.
 Beyond that, the oldest is closed: an honest client shows its key long before a flood has pushed its connection out."""
+
+MOST_CONNECTIONS = 1500
+"""Most connections of the fleet's port, with a credential or without. It bounds what gRPC accepts before `look` sees
+it: a handshake that does not end takes 40 kB. No more than 1000 calls are worked on at a time."""
 
 MOST_STRANGERS_OVER_HTTP = 100
 """The same of the control API's port, where a connection on which much is sent takes 0.8 MB."""
@@ -73,9 +78,10 @@ class Connections:
 
     def __init__(self, ports: Mapping[int, int], descriptors: int, refusals: RefusalLog) -> None:
         self._most_descriptors, self._refusals = descriptors, refusals
-        self.most = descriptors // 2
+        self.most = min(descriptors // 2, MOST_CONNECTIONS)
         self._most_strangers = {port: min(most, descriptors // 5) for port, most in ports.items()}
         self._lock = threading.Lock()
+        self._places: dict[tuple[int, int, int], Place | None] = {}
         self._since: dict[Place, float] = {}
         self._admitted: dict[Place, int] = {}
         self._dismissed: set[Place] = set()
@@ -144,15 +150,21 @@ class Connections:
     def _connected(self) -> Iterator[tuple[Place, int]]:
         """Give this process's connections to the ports, and their descriptors, the oldest first.
 
-        The system numbers sockets, more or less, in the order in which it makes them; descriptors are used again.
+        The system numbers sockets, more or less, in the order in which it makes them; descriptors are used again. A
+        socket is asked for its addresses once: during a flood, a look at thousands of connections must not take long.
         """
-        found = list[tuple[int, Place, int]]()
+        known, self._places = self._places, {}
         for descriptor in self._descriptors():
-            with contextlib.suppress(OSError), _borrowed(descriptor) as seen:  # which no socket is, or one that listens
-                if place := self._place_of(seen):
-                    found.append((os.fstat(descriptor).st_ino, place, descriptor))
-        for _, place, descriptor in sorted(found):
-            yield place, descriptor
+            with contextlib.suppress(OSError):  # which was closed, or is a socket that listens
+                about = os.fstat(descriptor)
+                number = (about.st_ino, about.st_dev, descriptor)
+                self._places[number] = known.get(number)
+                if number not in known and stat.S_ISSOCK(about.st_mode):
+                    with _borrowed(descriptor) as seen:
+                        self._places[number] = self._place_of(seen)
+        for (_, _, descriptor), place in sorted(self._places.items()):
+            if place:
+                yield place, descriptor
 
     def _descriptors(self) -> Iterable[int]:
         try:

@@ -34,6 +34,10 @@ class RefusalLog:
 
     def note(self, what: str, **about: str) -> bool:
         """Note one attempt: what was tried, and by whom as far as that is known; return whether a line was written."""
+        return self.note_event(f"refused: {what}", **about)
+
+    def note_event(self, what: str, **about: str) -> bool:
+        """Note what was not refused, in the same way."""
         about = {key: (_without_port(value) if key == "peer" else value)[:LONGEST] for key, value in about.items()}
         attempt = (what, *about.values())
         with self._lock:
@@ -45,7 +49,7 @@ class RefusalLog:
             self._noted[attempt] = time.monotonic()
             times = self._since.pop(attempt)
         try:
-            audit.note(self._folder, f"refused: {what}", times=times, **about)
+            audit.note(self._folder, what, times=times, **about)
         except OSError as error:  # what is refused stays refused while the disk is full
             log.warning("the audit log in %s cannot be written: %s", self._folder, error)
         return True

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import math
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -47,6 +48,9 @@ SCALES = (1e-3, 7.0, 1e3)
 
 TOLERANCE = 1e-3
 """Coefficients and steps that differ by less than this share are the same: some methods solve a program for them."""
+
+CANCELLED = 0.01
+"""Steps are the same if they differ by less than this share of what their different coefficients could move."""
 
 SEVERAL, LARGE = 10, 1_000_000
 """The cost is compared with that of so many updates of so many numbers."""
@@ -282,13 +286,16 @@ def _extremes() -> Iterator[Situation]:
 
 def check_permutation(subject: Subject) -> Answer:
     """A coefficient goes with what a client replied, whatever the client is called."""
-    for m, common in ((3, 1.0), (5, 0.0), (8, 0.3)):
+    for m, common in ((3, 1.0), (5, 0.0), (8, 0.3), (50, 1.0)):
         situation, order = ordinary_situation(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
-        before, after = subject.weigh_fresh(situation), subject.weigh_fresh(situation.select(order))
+        renamed = situation.select(order)
+        before, after = subject.weigh_fresh(situation), subject.weigh_fresh(renamed)
         wanted = before.coefficients[:, order]
         if _is_same(after.coefficients, wanted):
             continue
-        if _is_same(after.step, before.step):
+        lengths = np.linalg.norm(renamed.updates, axis=1) + np.linalg.norm(renamed.seconds, axis=1)
+        moved = np.abs(after.coefficients - wanted).max(axis=0) @ lengths  # if all went in one direction
+        if np.linalg.norm(after.step - before.step) <= CANCELLED * moved:
             return Verdict.REMARK, (
                 "When clients change their names, they get other coefficients, and the step is the same: several "
                 "coefficients give it, and the order of names decides which."
@@ -384,12 +391,21 @@ def check_memory(subject: Subject) -> Answer:
     """Weigh changes nothing; what is remembered can be written down, and does not grow for ever."""
     _check_weigh_changes_nothing(subject, subject.create(), number=1)
     method = subject.create()
-    sizes = {}
+    sizes, had = {}, _own_attributes(method)
+    changed: dict[str, int] = {}
     for number, _ in enumerate(subject.iterate_rounds(method, ROUNDS + 1)):
         _check_savable(method)
+        has = _own_attributes(method)
+        changed |= {name: number for name in has if name not in changed and has[name] != had.get(name)}
         if number in (ROUNDS // 2, ROUNDS):  # a file takes milliseconds to reach the disk
             sizes[number] = _size(method)
     _check_weigh_changes_nothing(subject, method, number=ROUNDS + 2)
+    if changed:
+        name, number = next(iter(changed.items()))
+        return Verdict.REMARK, (
+            f"self.{name} changes in round {number} and is no part of self.memory, which alone a checkpoint holds: a "
+            "run that is continued begins without it. Keep it in self.memory, if weigh, terms or remember use it."
+        )
     (bytes_then, rows_then), (bytes_now, rows_now) = sizes[ROUNDS // 2], sizes[ROUNDS]
     if rows_now > rows_then:
         return Verdict.REMARK, (
@@ -432,20 +448,34 @@ def _check_weigh_changes_nothing(subject: Subject, method: FairStrategy, number:
             )
 
 
+def _own_attributes(method: FairStrategy) -> dict[str, object]:
+    """Return what a method has outside its memory, in a form that shows whether it has changed."""
+    own = {name: value for name, value in vars(method).items() if name not in FRAMEWORK_ATTRIBUTES}
+    return {name: _bits(value, _pickled) for name, value in own.items()}
+
+
 def _snapshot(values: Mapping[str, object]) -> dict[str, object]:
     """Return values in a form that shows whether they have changed; of other objects, which object it is."""
-    return {name: _bits(value) for name, value in values.items()}
+    return {name: _bits(value, id) for name, value in values.items()}
 
 
-def _bits(value: object) -> object:
+def _bits(value: object, of_object: Callable[[object], object]) -> object:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, Mapping):
-        return [(repr(key), _bits(item)) for key, item in value.items()]
+        return [(repr(key), _bits(item, of_object)) for key, item in value.items()]
     if isinstance(value, list | tuple):
-        return [_bits(item) for item in value]
+        return [_bits(item, of_object) for item in value]
     plain = value is None or isinstance(value, str | int | float | set | frozenset)
-    return repr(value) if plain else id(value)
+    return repr(value) if plain else of_object(value)
+
+
+def _pickled(value: object) -> object:
+    """Return an object's own state, as that of a generator; of what cannot be pickled, which object it is."""
+    try:
+        return id(value), pickle.dumps(value)
+    except Exception:  # whatever a class of the user's raises
+        return id(value)
 
 
 def _check_savable(method: FairStrategy) -> None:
@@ -502,8 +532,8 @@ def check_resume(subject: Subject) -> Answer:
             map(round_bits, rounds)
         ):
             raise Failure("The same rounds differ when they are run again.", "determinism")
-        had, has = _snapshot(vars(subject.create(fraction_train=0.5))), _snapshot(vars(whole))
-        changed = [f"self.{name}" for name in has if name not in FRAMEWORK_ATTRIBUTES and has[name] != had.get(name)]
+        had, has = _own_attributes(subject.create(fraction_train=0.5)), _own_attributes(whole)
+        changed = [f"self.{name}" for name in has if has[name] != had.get(name)]
         found = (
             f"{' and '.join(changed)} changed in these rounds and is not part of it: keep it in self.memory."
             if changed
@@ -566,7 +596,7 @@ def check_determinism(subject: Subject) -> Answer:
     return Verdict.PASSED, "The same replies get the same coefficients to the bit, also in a fresh method."
 
 
-FRAMEWORK_ATTRIBUTES = ("memory", "progress", "_flower", "_loop")
+FRAMEWORK_ATTRIBUTES = ("memory", "progress", "_flower", "_loop", "_outer")
 """Attributes of a method that are FairStrategy's to keep."""
 
 

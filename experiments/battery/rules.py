@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from fairbloom.rounds.updates import Model
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy, FedAvg
+from fairbloom.tasks.files.targets import join_names
 
 from .properties import LEARNED_ROUNDS, Answer, Verdict, client_losses, round_bits
 from .subject import Failure, Raised, initial_model, other_generators, run_config, run_rounds
@@ -305,6 +307,42 @@ class Sparing(LoopClients):
         return super().train(names[terms.server_round == REFUSED_IN :], model, terms, sent)
 
 
+def check_records(subject: RuleSubject) -> Answer:
+    """What the rule reads of that which a server sends beside the model is sent by somebody."""
+    sent, received = Listening(), Steps("").draw(0)
+    with suppress(Exception):  # which `arrays` reports
+        own_rule(subject.name).rule.start(received, {}, sent)
+    if not sent.asked:
+        return Verdict.PASSED, "It reads nothing that a server sends beside the model."
+    return Verdict.REMARK, (
+        f"start reads the record {join_names(list(map(repr, sent.asked)))}, which no method of ours sends to clients "
+        "with a rule of their own: it is not there then. Run it with a method of yours whose sends returns it."
+    )
+
+
+class Listening(dict[str, Arrays]):
+    """What a server sends, which is nothing, and which records a rule asks it for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[str, None] = {}
+
+    def __contains__(self, record: object) -> bool:
+        """Note the record; return that it is not there."""
+        self.asked[str(record)] = None
+        return False
+
+    def __getitem__(self, record: str) -> Arrays:
+        """Note the record; raise KeyError."""
+        self.asked[record] = None
+        return super().__getitem__(record)
+
+    def get(self, record: str, default: Any = None) -> Any:
+        """Note the record; return the default."""
+        self.asked[record] = None
+        return default
+
+
 def check_learns(subject: RuleSubject) -> Answer:
     """Some rounds with real clients lower their mean loss."""
     method = subject.create()
@@ -343,6 +381,7 @@ RULE_PROPERTIES: Mapping[str, Callable[[RuleSubject], Answer]] = {
     "kept": check_kept,
     "resume": check_resume,
     "refusals": check_refusals,
+    "records": check_records,
     "learns": check_learns,
 }
 """The check of every property of a client-side rule by the property's name, in the order in which a report has them."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fairbloom.client.metrics import OF_EVALUATION, OF_TRAINING, OF_WORK
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.aggregation import cohort_of, rows_after, weighed
@@ -38,10 +39,10 @@ TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 """The clients, of six, that take part in rounds that follow each other."""
 
 MEASURED = (
-    *(wire.LOSS_BEFORE, wire.ACCURACY_BEFORE, wire.LOSS_AFTER, wire.ACCURACY_AFTER),
-    *(wire.LEARNING_RATE, wire.UPDATE_NORM, wire.STEP_SUM, wire.LOSS_BASELINE, *sorted(wire.BETWEEN_GROUPS)),
+    *(each.pattern.format(score) for each in OF_TRAINING for score in (wire.LOSS, wire.ACCURACY)),
+    *(*OF_WORK, *sorted(wire.BETWEEN_GROUPS), wire.NUM_EXAMPLES),
 )
-"""What Fairbloom's own clients report of their training where a method asks for it."""
+"""What Fairbloom's own clients report of their training, of every task of classes, where a method asks for it."""
 
 EVEN = "fairbloom.experiments.battery.even:task"
 """The task of real clients whose examples are in two groups."""
@@ -59,7 +60,7 @@ REPORTED_BY = {
 }
 """The property that reports what a method's function raises."""
 
-EVALUATED = (wire.LOSS, wire.ACCURACY, wire.TRAIN_LOSS)
+EVALUATED = tuple(each.pattern.format(score) for each in OF_EVALUATION for score in (wire.LOSS, wire.ACCURACY))
 """What Fairbloom's clients report when they evaluate, and not when they train."""
 
 
@@ -139,7 +140,8 @@ class Situation:
     def column(self, metric: str) -> FloatArray:
         """Return what the clients report by a metric's name; the loss stands for what nobody here knows."""
         known: dict[str, FloatArray] = {
-            **dict.fromkeys((wire.ACCURACY_BEFORE, wire.ACCURACY_AFTER), self.accuracies),
+            **{each.pattern.format(wire.ACCURACY): self.accuracies for each in OF_TRAINING},
+            wire.NUM_EXAMPLES: self.counts,
             **dict.fromkeys((wire.DISPARITY, wire.DISPARITY_HARD), self.disparities),
             **dict(zip((*wire.POSITIVES, *wire.HITS), self.of_groups.T, strict=True)),
             wire.LOSS_BASELINE: self.baselines,

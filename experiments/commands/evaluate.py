@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from fairbloom.command import TrustOption
+
 from .. import api
 from .options import DataOption, JsonOption, show_result
-
-EXAMPLE = "fairbloom evaluate runs/a --data-dir new-hospital --personalise --out site"
 
 
 def evaluate(
@@ -41,9 +41,10 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write there what fairbloom predict needs: the models and preprocessing."),
     ] = None,
+    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a finished run's model on data of a site that took no part in it, beside the run's clients.
+    """Measure a finished run's model on data of a site that took no part in the run.
 
     Nothing of the data leaves this machine.
     """
@@ -56,5 +57,6 @@ def evaluate(
         epochs=epochs,
         strength=strength,
         out=out,
+        trust=trust,
     )
     show_result(found, as_json)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
+from fairbloom.command import TrustOption
+
 from ..results.run import load
 from ..views.tables import console
 from .predict import ClientOption, ModelChoice
@@ -26,9 +28,11 @@ def export(
         Path | None,
         typer.Option(metavar="FOLDER", help="The folder to write; by default one in exports/ in the run folder."),
     ] = None,
+    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
-    """Write the trained model with its preprocessing for other programs, and a model card beside it.
+    """Write the trained model with its preprocessing for other programs, and a model card.
 
     What was written is tried on a few hundred rows: where it predicts something else than the model, nothing is left.
     """
-    console.print(f"exported: {escape(str(load(run).export(to, client=client, model=model, out=out)))}", soft_wrap=True)
+    folder = load(run).export(to, client=client, model=model, out=out, trust=trust)
+    console.print(f"exported: {escape(str(folder))}", soft_wrap=True)

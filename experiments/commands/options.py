@@ -59,7 +59,9 @@ def setting_option(key: str, more: str = "", metavar: str | None = None) -> Any:
 
 TaskOption = Annotated[str | None, setting_option("task")]
 DataOption = Annotated[str | None, typer.Option("--data-dir", help="The folder that the task reads its data from.")]
-MethodOption = Annotated[str | None, setting_option("method")]
+MethodOption = Annotated[
+    str | None, setting_option("method", "Its parameters may follow in parentheses: 'fedfv(alpha=0.2)'.")
+]
 ModelOption = Annotated[str | None, setting_option("model")]
 ClientsOption = Annotated[int | None, setting_option("clients")]
 PartitionOption = Annotated[str | None, setting_option("partition")]
@@ -78,6 +80,7 @@ COMMON: Mapping[str, Any] = {
     "partition": PartitionOption,
     "rounds": Annotated[int | None, setting_option("num-rounds")],
     "fraction": FractionOption,
+    "score": Annotated[str | None, setting_option("score")],
     "engine": Annotated[str | None, setting_option("engine", ENGINES)],
     "device": DeviceOption,
     "memory": Annotated[float | None, setting_option("memory", metavar="GB")],

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
+from fairbloom.command import TrustOption
+
 from ..results.run import load
 from ..views.tables import console
 
@@ -35,13 +37,21 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write; it must not be there yet.")],
     client: ClientOption = "",
     model: ModelChoice = "last",
+    decimal: Annotated[
+        str,
+        typer.Option(metavar="MARK", help="The decimal mark of the file, . or ,; by default that of the run's files."),
+    ] = "",
+    encoding: Annotated[
+        str, typer.Option(help="The encoding of the file, cp1252 for example; by default that of the run's files.")
+    ] = "",
+    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
-    """Predict for new data: all columns of the file come out, then the prediction and the probability of each class.
+    """Predict for new data: the file's columns, the prediction, and the probability of each class.
 
     The columns may be in any order, and the target may be there or not.
     """
     from fairbloom.prediction.predictor import check_new  # imported late, as PyTorch is with it
 
     check_new(out)
-    predictor = load(run).predictor(client, model)
+    predictor = load(run).predictor(client, model, trust=trust).reading(decimal=decimal, encoding=encoding)
     console.print(escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True)

@@ -6,7 +6,7 @@ import typer
 
 from .. import api
 from ..options import CommonOptions
-from ..studies.wish import EXAMPLE, GRAMMAR
+from ..studies.wish import GRAMMAR
 from .options import (
     DEFAULT_JOBS,
     JobsOption,
@@ -17,8 +17,6 @@ from .options import (
     settings_of,
     show_result,
 )
-
-EXAMPLE_COMMAND = f"fairbloom recommend --task digits --wish '{EXAMPLE}' --budget 10m"
 
 
 @offer_common_options(budget="data_dir", out="memory")
@@ -38,7 +36,7 @@ def recommend(
     as_json: JsonOption = False,
     **options: Unpack[CommonOptions],
 ) -> None:
-    """Find the method for a wish: which one, with which parameters, what it gains, what it costs, and who pays.
+    """Search for the method that best meets a goal, within a time budget.
 
     Candidates are compared on validation examples, and the best is measured on the test examples of fresh seeds. The
     same command continues what was interrupted, and a higher --budget goes on from there.

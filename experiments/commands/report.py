@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from fairbloom.command import TrustOption
+
 from ..results.comparison import load_comparison
 from ..results.ranks import name_tasks
 from ..results.run import COMPARISON, REPORT, SWEEP, load
@@ -36,19 +38,20 @@ def report(
         bool,
         typer.Option("--svg", help=f"Write every chart as SVG, too, into the folder {FIGURES}/ beside the report."),
     ] = False,
+    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Write a page of charts and tables: one HTML file, which needs no network.
 
     A comparison, a reproduction and a sweep write theirs when they end.
     """
     file = out or (folders[0] if len(folders) == 1 else Path()) / REPORT
-    written, *figures = write_report(load_result(folders), file, svg=svg)
+    written, *figures = write_report(load_result(folders, trust), file, svg=svg)
     console.print(f"report: {escape(str(written))}", soft_wrap=True)
     if figures:
         console.print(f"figures: {len(figures)} in {escape(str(figures[0].parent))}", soft_wrap=True)
 
 
-def load_result(folders: Sequence[Path]) -> object:
+def load_result(folders: Sequence[Path], trust: Sequence[str] = ()) -> object:
     """Return what the folders hold; several hold comparisons, which are returned by the names of their tasks.
 
     Raises
@@ -63,4 +66,4 @@ def load_result(folders: Sequence[Path]) -> object:
         return load_comparison(folder)
     if (folder / SWEEP).exists():
         return load_sweep(folder)
-    return load_reproduction(folder) if (folder / REPRODUCTION).exists() else load(folder)
+    return load_reproduction(folder, trust) if (folder / REPRODUCTION).exists() else load(folder)

@@ -41,7 +41,7 @@ def show(
     spread: SpreadOption = "interval",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run, a comparison or a sweep, finished or not: its tables, how far it is, who was absent, its settings.
+    """Show a run, a comparison or a sweep, finished or not: tables, progress, absences, settings.
 
     Of several comparisons with the same methods, each of another task, it shows how the methods rank over the tasks.
     """

@@ -19,10 +19,6 @@ from .options import (
     show_result,
 )
 
-EXAMPLE = (
-    "Example: fairbloom sweep --method fedfv --grid alpha=0,0.1,0.5 --grid learning-rate=0.01,0.1 --baseline fedavg"
-)
-
 
 @offer_common_options(method="data_dir", out="memory")
 def sweep(
@@ -78,7 +74,7 @@ def sweep(
     as_json: JsonOption = False,
     **options: Unpack[CommonOptions],
 ) -> None:
-    """Try values of settings, choose the best point on validation examples, and test that point alone.
+    """Try values of settings, choose the best on validation examples, and test that one alone.
 
     The same command continues what was interrupted; with more values, seeds or rounds it runs what is missing.
     """

@@ -35,7 +35,7 @@ def watch(
         float, typer.Option(metavar="SECONDS", min=0.1, help="The time between two looks at the folder.")
     ] = 1.0,
 ) -> None:
-    """Follow a run, a comparison or another study while it goes on: rounds, clients worst first, absences.
+    """Follow a run or a study while it goes on: rounds, clients (worst first), absences.
 
     The folder is read and nothing is written there. The command ends with the run: its exit code is 0 where that is
     finished, and 1 where it was interrupted.

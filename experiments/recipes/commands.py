@@ -16,6 +16,7 @@ OPTIONS = {
     "partition": "--partition",
     "num-rounds": "--rounds",
     "fraction": "--fraction",
+    "score": "--score",
     "engine": "--engine",
     "device": "--device",
     "memory": "--memory",

@@ -105,6 +105,22 @@ def variants(words: Named | Iterable[Named], shared: Mapping[str, Value] | None 
     return _labelled(found)
 
 
+def settings_of_method(method: Named | None, config: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Return the settings that a run's method stands for: its name, and parameters as in qfedavg(q=1); None: none.
+
+    Raises
+    ------
+    FairbloomError
+        When this is no single method, one is unknown, or its parameter is among the run's other settings, `config`.
+    """
+    if method is None:
+        return {}
+    found = variants([method], config)
+    if len(found) > 1:
+        raise SettingsError(f"method = {method!r}: a run has one method; fairbloom compare --methods takes several")
+    return found[0].config
+
+
 def variant_of(text: str) -> Variant:
     """Return the method that one of the words names; see `variants`."""
     match = re.fullmatch(r"([^\s(),=]+)\s*(?:\((.*)\))?", text.strip(), re.DOTALL)

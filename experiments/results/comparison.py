@@ -4,8 +4,9 @@ import json
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score, accuracy_first
 from fairbloom.protocol.settings import Value
 from fairbloom.server.fairness import count_of_share
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
@@ -22,9 +23,11 @@ from fairbloom.server.run_folder.rows import MEASURES
 from fairbloom.system.files import write_whole
 
 from ..recipes.recipe import CLIENT, GAP, NAMED, parse_gap
-from .caveats import caveats_of_comparison
-from .differences import Difference, differences_of
+from .caveats import FEWEST_EXAMPLES, caveats_of_comparison
+from .differences import FEWEST_SEEDS, Difference, differences_of
 from .groups import GroupReport
+from .measured import BARE
+from .other_scores import Contradiction, find_contradictions, sentences_on
 from .presentation import draw, render_html, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
 from .shared_data import SharedData
@@ -45,6 +48,22 @@ EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Why a run failed.
+
+    Attributes
+    ----------
+    reason
+        The error.
+    diverged
+        Whether its numbers have left their range, so that the same run would fail again.
+    """
+
+    reason: str
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is compared, as comparison.json has it.
 
@@ -58,6 +77,8 @@ class Plan:
         The method that the others are compared with.
     methods
         What each method has of its own: its name, and the settings that are given for it alone, by its label.
+    failed
+        The runs that failed: by the labels of the methods, by seed.
     """
 
     file: ClassVar[str] = COMPARISON
@@ -66,6 +87,7 @@ class Plan:
     seeds: Sequence[int]
     baseline: str
     methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    failed: Mapping[str, Mapping[int, Failure]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it into the comparison's folder."""
@@ -74,6 +96,10 @@ class Plan:
             "seeds": list(self.seeds),
             "runs": {k: list(v) for k, v in self.runs.items()},
             "methods": {label: dict(given) for label, given in self.methods.items()},
+            "failed": {
+                label: {str(seed): asdict(failure) for seed, failure in by_seed.items()}
+                for label, by_seed in self.failed.items()
+            },
         }
         with explain_write_errors("the comparison", folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +117,11 @@ class Plan:
         file = folder / COMPARISON
         try:
             about = json.loads(file.read_bytes())
-            plan = cls(about["runs"], about["seeds"], about["baseline"], about.get("methods", {}))
+            failed = {
+                label: {int(seed): Failure(**failure) for seed, failure in by_seed.items()}
+                for label, by_seed in about.get("failed", {}).items()
+            }
+            plan = cls(about["runs"], about["seeds"], about["baseline"], about.get("methods", {}), failed)
             if plan.baseline not in plan.runs or any(len(runs) != len(plan.seeds) for runs in plan.runs.values()):
                 raise ValueError("it names other runs than its methods and seeds have")
         except FileNotFoundError as error:
@@ -107,10 +137,62 @@ class Plan:
         """The number of runs."""
         return sum(map(len, self.runs.values()))
 
+    def paths(self, folder: Path) -> list[Path]:
+        """Return the run folders, but for those of runs that failed."""
+        return [
+            folder / name
+            for label, names in self.runs.items()
+            for seed, name in zip(self.seeds, names, strict=True)
+            if seed not in self.failed.get(label, {})
+        ]
+
     def unfinished(self, folder: Path) -> list[Path]:
-        """Return the run folders that hold no finished run."""
-        paths = [folder / name for runs in self.runs.values() for name in runs]
-        return [path for path in paths if not is_finished(path)]
+        """Return the run folders that hold no finished run, but for those of runs that failed."""
+        return [path for path in self.paths(folder) if not is_finished(path)]
+
+    def with_failures(self, failures: Mapping[tuple[str, int], Failure]) -> "Plan":
+        """Return the plan with these failures in place of its own, by label and seed."""
+        labels = dict.fromkeys(label for label, _ in failures)
+        failed = {
+            label: {seed: failures[label, seed] for seed in self.seeds if (label, seed) in failures} for label in labels
+        }
+        return replace(self, failed=failed)
+
+    @property
+    def finished(self) -> "Plan":
+        """The plan without the seeds that the baseline failed with, and without methods that failed with others.
+
+        A method is not compared over the seeds that it happens to have survived, which would flatter it.
+
+        Raises
+        ------
+        FairbloomError
+            When the baseline failed with all seeds.
+        """
+        lost = self.failed.get(self.baseline, {})
+        places = [i for i, seed in enumerate(self.seeds) if seed not in lost]
+        if not places:
+            seed, failure = next(iter(lost.items()))
+            raise FairbloomError(
+                f"{self.baseline} with seed {seed}: {failure.reason}. All runs of the baseline failed, so nothing can "
+                "be compared with it: choose another one by --baseline"
+            )
+        seeds = [self.seeds[i] for i in places]
+        runs = {
+            label: [names[i] for i in places]
+            for label, names in self.runs.items()
+            if self.failed.get(label, {}).keys().isdisjoint(seeds)
+        }
+        return replace(self, runs=runs, seeds=seeds)
+
+    def failures(self) -> dict[str, str]:
+        """Return in words with how many seeds a method failed, by its label: "diverged with 3 of 3 seeds"."""
+        words = {True: "diverged", False: "failed"}
+        return {
+            label: f"{words[all(each.diverged for each in by_seed.values())]} with {len(by_seed)} of "
+            f"{len(self.seeds)} seeds"
+            for label, by_seed in self.failed.items()
+        }
 
 
 def load_comparison(folder: str | os.PathLike[str]) -> "Comparison":
@@ -132,8 +214,15 @@ def load_comparison(folder: str | os.PathLike[str]) -> "Comparison":
     return read_comparison(path, plan)
 
 
-def read_comparison(folder: Path, plan: Plan) -> "Comparison":
-    """Return the comparison of finished runs."""
+def read_comparison(folder: Path, whole: Plan) -> "Comparison":
+    """Return the comparison of finished runs.
+
+    Raises
+    ------
+    FairbloomError
+        When a run is damaged, all runs of the baseline failed, or a method lacks a client that others have.
+    """
+    plan = whole.finished
     runs = {label: [load(folder / name) for name in names] for label, names in plan.runs.items()}
     scores = runs[plan.baseline][0].scores
     finals: dict[str, list[Mapping[str, Values]]] = {}
@@ -150,31 +239,42 @@ def read_comparison(folder: Path, plan: Plan) -> "Comparison":
             name = personal_label(label)
             finals[name] = of_personal
             personal[name] = label
-    left_out = [
-        sorted(
-            {client for by_seed in runs.values() for client in by_seed[i].without_score} - _scored(finals, scores[0], i)
-        )
-        for i, _ in enumerate(plan.seeds)
+    left_out = _left_out(plan, runs, {label: [each[scores[0].name] for each in finals[label]] for label in finals})
+    reasons = [
+        f"{label} with seed {seed}: {by_seed[seed].reason}."
+        for label, by_seed in whole.failed.items()
+        for seed in list(by_seed)[:1]
     ]
-    _check_same_clients(folder, plan, finals, scores[0])
-    caveats = tuple(caveats_of_comparison(runs))
+    caveats = (*caveats_of_comparison(runs), *reasons)
     return Comparison(
         finals,
         plan.baseline,
         scores,
         tuple(plan.seeds),
         tuple(personal),
-        tuple(left_out),
+        left_out,
         folder,
         caveats,
         SharedData.of(runs[plan.baseline]),
         _by_group(runs, personal),
+        tuple(run.test_examples() for run in runs[plan.baseline]),
+        whole.failures(),
+        _larger_classes(runs[plan.baseline]),
     )
 
 
 def personal_label(label: str) -> str:
     """Return what a comparison calls the personal models of a method: `Ditto (lam=0.1, personal)`."""
     return f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
+
+
+def _larger_classes(by_seed: Sequence[Run]) -> Mapping[str, float]:
+    """Return the share of each client's test examples that are of the larger class, the mean over the seeds."""
+    found: dict[str, list[float]] = {}
+    for run in by_seed:
+        for client, share in run.larger_classes().items():
+            found.setdefault(client, []).append(share)
+    return {client: statistics.fmean(shares) for client, shares in found.items()}
 
 
 def _by_group(runs: Mapping[str, Sequence[Run]], personal: Mapping[str, str]) -> Mapping[str, Sequence[GroupReport]]:
@@ -189,24 +289,36 @@ def _finals(run: Run, scores: Sequence[Score], model: str = "") -> Mapping[str, 
     return {score.name: run.final(score, model) for score in scores}
 
 
-def _scored(finals: Mapping[str, Sequence[Mapping[str, Values]]], score: Score, seed: int) -> set[str]:
-    """Return the clients that have a score under some method."""
-    return {client for by_seed in finals.values() for client in by_seed[seed][score.name]}
+def _left_out(
+    plan: Plan, runs: Mapping[str, Sequence[Run]], values: Mapping[str, Sequence[Values]]
+) -> tuple[Sequence[str], ...]:
+    """Return, by seed, the clients that lack the score under some method, so that measures are of the same clients.
 
-
-def _check_same_clients(
-    folder: Path, plan: Plan, finals: Mapping[str, Sequence[Mapping[str, Values]]], score: Score
-) -> None:
-    """Raise RunFolderError when a method lacks a client that others have: its measures would be of other clients."""
-    for label, by_seed in finals.items():
-        for i, seed in enumerate(plan.seeds):
-            if lacking := sorted(_scored(finals, score, i) - set(by_seed[i][score.name])):
-                name = plan.runs[label][i] if label in plan.runs else label
+    Raises
+    ------
+    RunFolderError
+        When a method has not tested a client that others have, or no client is left.
+    """
+    found = []
+    for place, seed in enumerate(plan.seeds):
+        scored = set().union(*(by_seed[place] for by_seed in values.values()))
+        for label, by_seed in runs.items():
+            run = by_seed[place]
+            if lacking := sorted(scored - set(run.test_examples())):
                 raise RunFolderError(
-                    f"{label} with seed {seed} has no test {score.name} of {', '.join(lacking)} after the last round, "
-                    f"as other methods have: see what was refused or missing in {ROUNDS.path_in(folder / name)}, or "
-                    "leave the method out"
+                    f"{label} with seed {seed} has no test {run.score.name} of {', '.join(lacking)} after the last "
+                    f"round, as other methods have: see what was refused or missing in {ROUNDS.path_in(run.folder)}, "
+                    "or leave the method out"
                 )
+        shared = scored.intersection(*(by_seed[place] for by_seed in values.values()))
+        if not shared:
+            raise RunFolderError(
+                f"with seed {seed} no client has a test {next(iter(runs.values()))[place].score.name} under every "
+                "method: compare by another score (--score), in another folder (--out)"
+            )
+        known = scored.union(*(by_seed[place].without_score for by_seed in runs.values()))
+        found.append(sorted(known - shared))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -227,7 +339,8 @@ class Comparison:
     personal
         Those of the methods that stand for personal models.
     left_out
-        By seed, the clients that have no score under any method, as an AUC over a single class is none.
+        By seed, the clients that are in no measure, as they lack the score under some method: an AUC over a single
+        class is none.
     folder
         Where tables, figure and runs lie.
     caveats
@@ -236,6 +349,13 @@ class Comparison:
         What the seeds have in common: the clients, and the examples that these are tested on.
     by_group
         By method, one entry a seed: what clients report of groups; empty where they have none.
+    tested
+        By seed, how many examples each client is tested on; empty where that is not known.
+    failed
+        In words with how many seeds a method failed, by its label. It is among the methods only where the seeds that
+        the comparison is over have finished.
+    larger_classes
+        The share of each client's test examples that are of the larger of two classes, in percent, the mean over seeds.
     """
 
     finals: Mapping[str, Sequence[Mapping[str, Values]]]
@@ -248,6 +368,9 @@ class Comparison:
     caveats: tuple[str, ...] = ()
     shared: SharedData = field(default_factory=SharedData)
     by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
+    tested: tuple[Mapping[str, int], ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    larger_classes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def score(self) -> Score:
@@ -261,8 +384,19 @@ class Comparison:
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Values]]:
-        """The score of each client, by method and seed."""
-        return {label: [each[self.score.name] for each in by_seed] for label, by_seed in self.finals.items()}
+        """The score of each client that has it under every method, by method and seed."""
+        name = self.score.name
+        shared = [
+            set.intersection(*({*final[name]} for final in of_seed))
+            for of_seed in zip(*self.finals.values(), strict=True)
+        ]
+        return {
+            label: [
+                {client: value for client, value in final[name].items() if client in among}
+                for final, among in zip(by_seed, shared, strict=True)
+            ]
+            for label, by_seed in self.finals.items()
+        }
 
     def measures(self, method: str) -> list[dict[str, float]]:
         """Return the measures of fairness of each seed."""
@@ -296,21 +430,20 @@ class Comparison:
         for name in (method, self.baseline):
             if name not in self.finals:
                 raise FairbloomError(f"method = {name!r}: this comparison has {', '.join(self.methods)}")
-        pairs = zip(self._by_seed(measure, method), self._by_seed(measure, self.baseline), strict=True)
-        sign = self._sign_of(measure)
-        found = [
+        pairs, sign = self._pairs(method, measure), self._sign_of(measure)
+        if not pairs:
+            raise FairbloomError(f"measure = {measure!r}: it is not there, or has no meaning, with any seed")
+        return [
             0.0 if math.isclose(value, base, rel_tol=EQUAL, abs_tol=1e-12) else sign * (value - base)
             for value, base in pairs
-            if math.isfinite(value) and math.isfinite(base)
         ]
-        if not found:
-            raise FairbloomError(f"measure = {measure!r}: it is not there, or has no meaning, with any seed")
-        return found
 
     def difference(self, method: str, measure: str) -> Difference:
         """Return how much better a method is than the baseline by a measure of `gains`, and how sure that is.
 
-        The p-value has Holm's correction over all methods that are compared with the baseline.
+        The p-value has Holm's correction over all methods that are compared with the baseline, without those that are
+        equal to it with every seed. The interval of a percentage is clipped to what is possible: against a baseline of
+        30 %, it lies between -30 and 70 points.
         """
         found = self.differences(measure)
         if method not in found:
@@ -322,7 +455,54 @@ class Comparison:
     def differences(self, measure: str) -> dict[str, Difference]:
         """Return the difference of each method but the baseline by a measure of `gains`; see `difference`."""
         others = [method for method in self.methods if method != self.baseline]
-        return differences_of({each: self.gains(each, measure) for each in others}, test_share=self.shared.test_share)
+        gains = {each: self.gains(each, measure) for each in others}
+        found = differences_of(gains, test_share=self.shared.test_share)
+        return {method: each.clipped(*self._limits(method, measure)) for method, each in found.items()}
+
+    def _limits(self, method: str, measure: str) -> tuple[float, float]:
+        """Return between which ends the true gain lies, given the baseline's mean; of percentages alone it has any."""
+        if measure.startswith(GAP):
+            gap = self.gaps_compared.get(f"{GAP}{parse_gap(measure)[0]}")
+            percent = gap is not None and gap.percent
+        else:
+            percent = self.score.percent and measure not in ("var", *BARE)
+        if not percent:
+            return -math.inf, math.inf
+        base = statistics.fmean(base for _, base in self._pairs(method, measure))
+        return (-base, 100.0 - base) if self._sign_of(measure) > 0.0 else (base - 100.0, base)
+
+    @cached_property
+    def decisive(self) -> "Comparison | None":
+        """The same over the clients that are tested on ten examples or more, by which the verdict goes.
+
+        A seed with which fewer than two clients are left is left out, unless it has a single client; None where no seed
+        is left.
+        """
+        if not self.tested:
+            return self
+        every = self.values[self.baseline]
+        kept = [
+            {name for name in values if examples[name] >= FEWEST_EXAMPLES}
+            for values, examples in zip(every, self.tested, strict=True)
+        ]
+        if all(len(names) == len(values) for names, values in zip(kept, every, strict=True)):
+            return self
+        places = [i for i, names in enumerate(kept) if len(names) >= min(2, len(every[i]))]
+        if not places:
+            return None
+        finals = {
+            method: [
+                {score: {k: v for k, v in values.items() if k in kept[i]} for score, values in by_seed[i].items()}
+                for i in places
+            ]
+            for method, by_seed in self.finals.items()
+        }
+        seeds = tuple(self.seeds[i] for i in places)
+        return replace(self, finals=finals, seeds=seeds, left_out=(), by_group={}, tested=())
+
+    def personal_row(self, method: str) -> str:
+        """Return what the row of a method's personal models is called; "" where it has none beside its global model."""
+        return name if (name := personal_label(method)) in self.personal else ""
 
     @cached_property
     def gaps_compared(self) -> dict[str, GroupScore]:
@@ -334,9 +514,20 @@ class Comparison:
         return {f"{GAP}{score.name}": score for score in scores if self._has(f"{GAP}{score.name}")}
 
     @cached_property
+    def contradictions(self) -> list[Contradiction]:
+        """The clients of which another score says the opposite, method by method."""
+        return find_contradictions(self.finals, self.baseline, self.scores, self.clients_compared)
+
+    @cached_property
     def verdict(self) -> Verdict:
-        """What the comparison shows, in sentences."""
-        return verdict_of(self)
+        """What the comparison shows, in sentences, with what other scores say against it."""
+        found = verdict_of(self)
+        return replace(found, sentences=(*found.sentences, *sentences_on(self.contradictions)))
+
+    def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
+        """Return a measure under a method and under the baseline, for each seed that has both."""
+        pairs = zip(self._by_seed(measure, method), self._by_seed(measure, self.baseline), strict=True)
+        return [(value, base) for value, base in pairs if math.isfinite(value) and math.isfinite(base)]
 
     def _by_seed(self, measure: str, method: str) -> list[float]:
         """Return a measure of each seed; NaN where there is none."""
@@ -438,18 +629,18 @@ class Comparison:
         for method, by_seed in self.finals.items():
             for seed, final, left_out in zip(self.seeds, by_seed, self.left_out or ((),) * len(by_seed), strict=True):
                 for client in sorted({*final[self.score.name], *left_out}):
-                    scores = {score.name: final[score.name].get(client, "") for score in self.scores}
+                    scores = {score.name: final[score.name].get(client, "") for score in accuracy_first(self.scores)}
                     rows.append({"method": method, "seed": seed, "client": client, **scores})
         return rows
 
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; "" for numbers that there are not.
 
-        The measures are those of fairness, "others", and gaps between groups over all clients; where a client is the
-        same with all seeds, also each client's score and its gaps.
+        The measures are those of fairness, "others", and gaps between groups over all clients; and, of
+        `clients_compared`, each client's score and its gaps.
         """
         measured = [m for m in (*MEASURES, OTHERS) if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
-        clients = [] if self.shared.dealt else sorted(set.intersection(*map(set, self.values[self.baseline])))
+        clients = self.clients_compared
         gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in clients]
         rows = []
         for measure in (
@@ -464,6 +655,14 @@ class Comparison:
                 }
                 rows.append({"method": method, "measure": measure, **numbers})
         return rows
+
+    @property
+    def clients_compared(self) -> list[str]:
+        """The clients of which something is said: the same with all seeds, with a score with three of these or all."""
+        if self.shared.dealt:
+            return []
+        seeds = Counter(client for by_client in self.values[self.baseline] for client in by_client)
+        return sorted(client for client, count in seeds.items() if count >= min(FEWEST_SEEDS, len(self.seeds)))
 
     @property
     def client_count(self) -> int:
@@ -482,6 +681,7 @@ class Comparison:
             "seeds": list(self.seeds),
             "score": asdict(self.score),
             "verdict": asdict(self.verdict),
+            "failed": dict(self.failed),
             "caveats": list(self.caveats),
             "differences": [{k: None if v == "" else v for k, v in row.items()} for row in self.difference_rows()],
             "methods": self.rows(),

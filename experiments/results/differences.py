@@ -1,6 +1,5 @@
-"""Differences between two methods over seeds: their size, how sure it is, and how many seeds would tell it."""
+"""Differences between two methods over seeds: their size, how sure it is, and how many seeds would detect it."""
 
-import gc
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,9 @@ LEVEL = 1.0 - CONFIDENCE
 POWER = 0.8
 """With `Difference.enough` seeds, a difference of this size is clear in this share of comparisons."""
 
+FEWEST_SEEDS = 3
+"""With fewer seeds nothing is tested, and differences have no interval: it would be wider than most scores' range."""
+
 MOST_SEEDS = 2**30
 """A difference that is not clear with so many seeds is clear with no number of them."""
 
@@ -36,19 +38,21 @@ class Difference:
     mean
         The mean difference; positive is better, whatever the direction of the score.
     error
-        Its standard error; NaN with a single seed.
+        Its standard error; NaN with fewer than three seeds.
     low, high
-        Its 95 % interval; NaN with a single seed, or where all differences are the same.
+        Its 95 % interval; NaN with fewer than three seeds, or where all differences are the same.
     better, worse
         With how many seeds the method is better, and worse; with the others it is equal.
     seeds
         The number of seeds.
     p_value
         Two-sided, of the t test that there is no difference, after Holm's correction where several methods are compared
-        with one baseline. It is 1 where nothing can be tested: with a single seed, or differences that do not vary.
+        with one baseline. It is 1 where nothing can be tested: with fewer than three seeds, or differences that do not
+        vary.
     enough
-        How many seeds would tell a difference of this size with a power of 80 %. None where no number of seeds would,
-        because the seeds re-split the same examples or the difference is zero, and where nothing can be tested.
+        How many seeds would detect a difference of this size with a power of 80 %, at least three. None where no number
+        of seeds would, because the seeds re-split the same examples or the difference is zero, and where nothing can be
+        tested.
     """
 
     mean: float
@@ -63,8 +67,17 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the difference is clear: whether the method can be told from the baseline."""
+        """Whether the difference is clear: whether method and baseline differ significantly."""
         return self.p_value < LEVEL
+
+    @property
+    def zero(self) -> bool:
+        """Whether method and baseline are equal with every seed."""
+        return not (self.better or self.worse)
+
+    def clipped(self, lowest: float, highest: float) -> "Difference":
+        """Return the same difference with an interval that ends where the true difference can lie."""
+        return replace(self, low=max(self.low, lowest), high=min(self.high, highest))  # NaN stays NaN
 
 
 def difference_of(differences: Sequence[float], *, test_share: float = 0.0, methods: int = 1) -> Difference:
@@ -80,7 +93,7 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0, meth
         (1/n + test_share) s² in place of s²/n: Nadeau and Bengio, Inference for the Generalization Error, Machine
         Learning 52 (2003), equation 9.
     methods
-        The number of methods that are compared with the baseline; `enough` seeds tell the difference among so many.
+        The number of methods that are tested against the baseline; `enough` seeds detect the difference among so many.
 
     Raises
     ------
@@ -90,7 +103,7 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0, meth
     x = _checked(differences, test_share)
     n, mean = x.size, float(x.mean())
     better, worse = int((x > 0.0).sum()), int((x < 0.0).sum())
-    if n == 1:
+    if n < FEWEST_SEEDS:
         return Difference(mean, math.nan, math.nan, math.nan, better, worse, n, 1.0, None)
     if _is_constant(x):
         # One value again and again does not say how others would scatter.
@@ -106,30 +119,24 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0, meth
 
 
 def differences_of(differences: Mapping[Key, Sequence[float]], *, test_share: float = 0.0) -> dict[Key, Difference]:
-    """Return the difference of each of several methods to one baseline, with Holm's correction over all of them."""
-    if not differences:
-        return {}
-    found = {
-        method: difference_of(each, test_share=test_share, methods=len(differences))
-        for method, each in differences.items()
-    }
-    p_values = correct_by_holm([each.p_value for each in found.values()])
-    return {
-        method: replace(each, p_value=p_value) for (method, each), p_value in zip(found.items(), p_values, strict=True)
-    }
+    """Return the difference of each of several methods to one baseline, with Holm's correction over those tested.
+
+    A method that is equal to the baseline with every seed is not tested, so it costs the others no power.
+    """
+    tested = {method: each for method, each in differences.items() if any(each)}
+    count = max(1, len(tested))
+    found = {m: difference_of(each, test_share=test_share, methods=count) for m, each in differences.items()}
+    corrected = correct_by_holm([found[method].p_value for method in tested])
+    p_values = dict(zip(tested, corrected, strict=True))
+    return {method: replace(each, p_value=p_values.get(method, 1.0)) for method, each in found.items()}
 
 
 def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values with Holm's correction over all of them."""
-    from statsmodels.stats.multitest import multipletests
-
-    # statsmodels collects the garbage of the whole process at each call, which takes a hundred times as long as the
-    # correction: frozen objects are not looked at.
-    gc.freeze()
-    try:
-        corrected = multipletests(p_values, LEVEL, method="holm")[1]
-    finally:
-        gc.unfreeze()
+    p = np.asarray(p_values, np.float64)
+    order = np.argsort(p)
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
     return [float(each) for each in corrected]
 
 
@@ -167,7 +174,7 @@ def prediction_interval(differences: Sequence[float], *, count: int, test_share:
 
 
 def seeds_that_tell(effect: float, *, test_share: float = 0.0, level: float = LEVEL) -> int | None:
-    """Return the smallest number of seeds with which the t test tells a difference with a power of 80 %.
+    """Return the smallest number of seeds with which the t test detects a difference with a power of 80 %.
 
     Parameters
     ----------
@@ -181,26 +188,31 @@ def seeds_that_tell(effect: float, *, test_share: float = 0.0, level: float = LE
     Returns
     -------
     int or None
-        At least 2; None where no number does.
+        At least 3; None where no number does.
     """
-    from statsmodels.stats.power import TTestPower
 
     def tells(seeds: int) -> bool:
         # The t statistic has the mean effect / sqrt(1/n + test_share): that of n independent draws of a smaller effect.
         smaller = effect / math.sqrt(1.0 + seeds * test_share)
         # A difference that is clear with the wrong sign does not count, hence one side of the two-sided test.
-        return bool(TTestPower().power(smaller, seeds, level / 2.0, alternative="larger") >= POWER)
+        return power_of_t(smaller, seeds, level / 2.0) >= POWER
 
-    enough = 2
+    too_few, enough = FEWEST_SEEDS - 1, FEWEST_SEEDS
     while not tells(enough):
         if enough >= MOST_SEEDS:
             return None
-        enough *= 2
-    too_few = enough // 2
+        too_few, enough = enough, 2 * enough
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         too_few, enough = (too_few, middle) if tells(middle) else (middle, enough)
     return enough
+
+
+def power_of_t(effect: float, seeds: int, level: float) -> float:
+    """Return how often the one-sided t test is below a level where the mean is `effect` standard deviations."""
+    from scipy.special import nctdtr, stdtrit
+
+    return 1.0 - float(nctdtr(seeds - 1, effect * math.sqrt(seeds), -stdtrit(seeds - 1, level)))
 
 
 def _checked(differences: Sequence[float], test_share: float) -> NDArray[np.float64]:

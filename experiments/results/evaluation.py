@@ -1,17 +1,20 @@
 """How a run's model serves a site that took no part in it, beside how it serves the run's clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS
 
 from .caveats import FEWEST_EXAMPLES
 from .presentation import show
 from .run import load
+
+SIGNIFICANT = 0.05
+"""Below this p-value a difference between two models is called one."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Evaluation:
     others
         Of each score the numbers of the run's clients under the final model, by their names; empty where the folder
         does not have them.
+    interval
+        The 95 % interval of the first score under the run's model, by so few test examples; None where it has none.
+    p_values
+        By the names of scores, how probable such a difference between the two models would be by chance.
     epochs, strength
         How the personal model was trained: passes over the training examples, and the pull to the run's model.
     kept
@@ -52,6 +59,8 @@ class Evaluation:
     before: Mapping[str, float]
     after: Mapping[str, float]
     others: Mapping[str, Mapping[str, float]]
+    interval: tuple[float, float] | None = None
+    p_values: Mapping[str, float] = field(default_factory=dict)
     epochs: int = 0
     strength: float = 0.0
     kept: Path | None = None
@@ -71,21 +80,19 @@ class Evaluation:
 
     @property
     def would_be_worst(self) -> bool | None:
-        """Whether no client of the run is served worse; None where there is nothing to compare."""
-        if self.score.name not in self.before or not self.others.get(self.score.name):
-            return None
-        return not self.served_worse
+        """Whether no client of the run is served worse; None where the test examples do not decide it.
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval (Wilson's) of the accuracy of the run's model, by so few test examples, in percent."""
-        if self.score.name != ACCURACY.name or ACCURACY.name not in self.before:
+        They decide it where the worst served client's number lies outside the interval of this site's.
+        """
+        if not self.others.get(self.score.name) or self.interval is None or self.test_examples < FEWEST_EXAMPLES:
             return None
-        from statsmodels.stats.proportion import proportion_confint  # imported late: it takes a second
+        worst = self._spread(self.score)[0]
+        gains = [self.score.better(end, worst) for end in self.interval]
+        return None if min(gains) <= 0.0 <= max(gains) else max(gains) < 0.0
 
-        right = round(self.before[ACCURACY.name] / 100.0 * self.test_examples)
-        lowest, highest = proportion_confint(right, self.test_examples, method="wilson")
-        return 100.0 * float(lowest), 100.0 * float(highest)
+    def decides(self, score: str) -> bool:
+        """Return whether the test examples decide by a score which of the two models is better."""
+        return self.test_examples >= FEWEST_EXAMPLES and self.p_values.get(score, 1.0) < SIGNIFICANT
 
     def sentences(self) -> Iterator[str]:
         """Yield what the numbers mean, in words."""
@@ -119,6 +126,7 @@ class Evaluation:
             "before": dict(self.before),
             "interval": self.interval,
             "after": dict(self.after) or None,
+            "p_values": dict(self.p_values) or None,
             "epochs": self.epochs or None,
             "lambda": self.strength if self.after else None,
             "clients": {name: dict(values) for name, values in self.others.items()},
@@ -157,19 +165,52 @@ class Evaluation:
                 f"{self.score.written(self.before[name])}, where the worst of the run's clients has "
                 f"{self.score.written(worst)}."
             )
+        elif self.would_be_worst is None:
+            yield (
+                f"Whether {self.client} would be the worst served of {len(others) + 1} cannot be decided: its {name} "
+                f"is {self.score.written(self.before[name])}{self._within()}, and the worst of the run's clients has "
+                f"{self.score.written(self._spread(self.score)[0])}."
+            )
         else:
             yield (
                 f"{self.client} would not be the worst served: {len(self.served_worse)} of the run's {len(others)} "
                 f"clients have a worse {name}."
             )
         if self.after and name in self.after:
-            gain = self.score.better(self.after[name], self.before[name])
-            word = "better" if gain > 0.0 else "worse" if gain < 0.0 else "the same"
-            yield (
-                f"Its personal model ({self.epochs} {'epoch' if self.epochs == 1 else 'epochs'}, lambda = "
-                f"{self.strength:g}) is {word}: {self.score.written(self.before[name])} before, "
-                f"{self.score.written(self.after[name])} after."
-            )
+            yield from self._personal()
+
+    def _within(self) -> str:
+        """Return in which interval the site's score lies."""
+        if self.interval is None:
+            return ""
+        low, high = (self.score.written(end) for end in self.interval)
+        return f" ({low} to {high} by {self.test_examples} test examples)"
+
+    def _personal(self) -> Iterator[str]:
+        """Yield whether the personal model is better, and which other scores say the opposite."""
+        gains = {each: each.better(self.after[each.name], self.before[each.name]) for each in self._both}
+        model = (
+            f"personal model ({self.epochs} {'epoch' if self.epochs == 1 else 'epochs'}, lambda = {self.strength:g})"
+        )
+        if self.decides(self.score.name):
+            word = "better" if gains[self.score] > 0.0 else "worse"
+            yield f"Its {model} is {word} by {self.score.name}: {self._change(self.score)}."
+        else:
+            which = f"Whether its {model} is better or worse by {self.score.name} cannot be decided"
+            yield f"{which} by {self.test_examples} test examples: {self._change(self.score)}."
+        for other in self._both[1:]:
+            if gains[other] * gains[self.score] < 0.0:
+                yield f"By {other.name} it is the other way: {self._change(other)}."
+
+    @property
+    def _both(self) -> list[Score]:
+        """The scores that both models have."""
+        return [each for each in self.scores if each.name in self.before and each.name in self.after]
+
+    def _change(self, score: Score) -> str:
+        """Return a score before and after, with the p-value of the difference."""
+        chance = f" (p = {self.p_values[score.name]:.2g})" if score.name in self.p_values else ""
+        return f"{score.written(self.before[score.name])} before, {score.written(self.after[score.name])} after{chance}"
 
     def _caveats(self) -> Iterator[str]:
         count = self.test_examples
@@ -177,13 +218,14 @@ class Evaluation:
             verb = "is 1 test example" if count == 1 else f"are {count} test examples"
             yield f"There {verb}: the numbers mean nothing. Take more rows, or a larger test-share in the next run."
         elif self.interval is not None:
-            lowest, highest = self.interval
+            places = ".0f" if self.score.percent else ".3g"
+            ends = " and ".join(f"{end:{places}}" for end in self.interval)
             yield (
-                f"By {count} test examples, the accuracy of the run's model lies between {lowest:.0f} and "
-                f"{highest:.0f} % (95 % interval): what differs by less may be chance."
+                f"By {count} test examples, the {self.score.name} of the run's model lies between {ends}"
+                f"{' %' if self.score.percent else ''} (95 % interval): what differs by less may be chance."
             )
         if self.test_classes == 1:
-            yield "All test examples are of one class: the accuracy says nothing about the other classes."
+            yield f"All test examples are of one class: the {self.score.name} says nothing about the other classes."
         if self.model == "best":
             yield "The run's clients are listed by the final model, and this site by the best one."
 

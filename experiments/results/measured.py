@@ -45,6 +45,10 @@ def in_title(measure: str, unit: str) -> str:
     return f"{words}, %" if unit_of(measure, unit) == "percent" and measure in PERCENT else words
 
 
+LARGER_CLASS = "larger class, %"
+"""What tables call the share of a client's test examples that are of the larger one of two classes."""
+
+
 def measure_title(measure: str, clients: int) -> str:
     """Return what tables call a measure over so many clients: "worst 10 %", which of four clients is "worst client"."""
     if measure.startswith((CLIENT, GAP)):

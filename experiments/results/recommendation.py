@@ -81,9 +81,12 @@ class Price:
     percent_worse_off
         The percentage of clients that are worse off.
     losing
-        By how much each client that loses is worse off, where clients are few.
+        By how much each client that loses is worse off, where clients are few: by the score that fairness goes by, or
+        by another one in which it loses while it gains in that.
     bytes_a_round, seconds_a_round
         What a round sends and takes more, over all clients.
+    losing_by
+        The name of that other score, by client.
     """
 
     mean: float = 0.0
@@ -91,6 +94,7 @@ class Price:
     losing: Mapping[str, float] = field(default_factory=dict)
     bytes_a_round: float = 0.0
     seconds_a_round: float = 0.0
+    losing_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -243,8 +247,8 @@ class Recommendation:
         price, unit = self.price, self.score.unit
         paid = [f"The mean over the clients changes by {price.mean:+.3g} {unit}."]
         paid.append(f"Of the clients, {price.percent_worse_off:.0f} % are worse off.")
-        if price.losing:
-            losses = ", ".join(f"{name} {change:+.3g}" for name, change in price.losing.items())
+        if losing := {name: change for name, change in price.losing.items() if name not in price.losing_by}:
+            losses = ", ".join(f"{name} {change:+.3g}" for name, change in losing.items())
             paid.append(f"Who pays, in {unit}: {losses}.")
         sent = f"{abs(price.bytes_a_round):,.0f} bytes {_more(price.bytes_a_round)}"
         taken = f"{abs(price.seconds_a_round):.2g} seconds {_more(price.seconds_a_round)}"

@@ -14,12 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
+from fairbloom.imports import is_import_string
+from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.roster import usual_fraction
+from fairbloom.server.checkpoint import load_last
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
+    CHECKPOINTS,
     CLIENTS,
     CONFIG,
     ENGINE,
@@ -37,10 +41,10 @@ from fairbloom.server.run_folder.files import (
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.rows import ABSENT, WORDS, parse_absent
+from fairbloom.server.run_folder.rows import ABSENT, SHARE_OF_LARGER_CLASS, WORDS, parse_absent
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
-from fairbloom.tasks import find_task
+from fairbloom.tasks import TASKS, TaskInfo
 
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
@@ -124,6 +128,11 @@ class Run:
             if (key.startswith(f"{name.lower()}.") or key in LABELLED) and value not in ("", defaults.get(key, ""))
         }
         return label_of(name, parameters if "task" in self.settings else {})
+
+    @property
+    def task(self) -> TaskInfo | None:
+        """What is known of its task; None of a user-defined one, which is not imported, or one that is gone."""
+        return TASKS.get(str(self.settings.get("task", "")))
 
     @property
     def taken_back(self) -> Sequence[Mapping[str, Any]]:
@@ -311,6 +320,27 @@ class Run:
         """Return how many examples each client was tested on after the last evaluated round."""
         return {row["client"]: int(row["test_examples"]) for row in self._last_rows}
 
+    def training_examples(self) -> dict[str, int]:
+        """Return how many training examples each client said it had, in the first reply of it that could be used.
+
+        Clients that have not trained are left out. There are none where a strategy weighs replies by another metric,
+        and none without a whole checkpoint, as on a device.
+        """
+        if self.settings.get("weighted-by-key", NUM_EXAMPLES) != NUM_EXAMPLES:
+            return {}
+        with contextlib.suppress(RunFolderError):
+            _, state = load_last(CHECKPOINTS.path_in(self.folder)) or ({}, {})
+            return {name: int(count) for name, count in state.get("strategy", {}).get("first-counts", {}).items()}
+        return {}
+
+    def larger_classes(self) -> dict[str, float]:
+        """Return the share of each client's test examples that are of the larger of two classes, in percent.
+
+        A client of which that is not known is left out.
+        """
+        rows = self._last_rows
+        return {row["client"]: float(cell) for row in rows if (cell := row.get(SHARE_OF_LARGER_CLASS))}
+
     def coefficients(self) -> dict[str, float]:
         """Return the coefficient of each client whose update was used in the last evaluated round."""
         return {row["client"]: float(row["coefficient"]) for row in self._last_rows if row.get("coefficient")}
@@ -331,16 +361,17 @@ class Run:
     def differing(self) -> dict[str, Value]:
         """Return the settings that are not at their defaults: what a task or a strategy chooses is a default too."""
         usual = dict(default_config())
-        with contextlib.suppress(FairbloomError, TypeError):  # what cannot be imported from here, or has no defaults
+        method = str(self.settings.get("method", ""))
+        with contextlib.suppress(FairbloomError, TypeError):  # what is not known here any more, or has no defaults
             if "task" in self.settings:
-                setup = find_task(str(self.settings["task"])).setup({})
+                setup = (self.task or TaskInfo("", "", "", "")).setup({})
                 usual |= {"model": setup.model, "clients": setup.clients, "partition": setup.partition}
                 usual["fraction"] = usual_fraction(int(self.settings.get("clients", 0)) or len(self.test_examples()))
-            else:
-                usual = {**collect_options(find_method(str(self.settings["method"]))()), "method": ""}
+            elif not is_import_string(method):
+                usual = {**collect_options(find_method(method)()), "method": ""}
         return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}
 
-    def predictor(self, client: str = "", model: str = "last") -> "Predictor":
+    def predictor(self, client: str = "", model: str = "last", *, trust: Sequence[str] = ()) -> "Predictor":
         """Return what predicts with the run's model for new data: the module, and how data become its inputs.
 
         Parameters
@@ -349,15 +380,18 @@ class Run:
             The client whose personal model is wanted, or by whose means and deviations numbers are standardised.
         model
             "last" for the model after the last round, "best" for the one with the best mean score, or "personal".
+        trust
+            The modules that may be imported, where the run's settings name them and they are no installed packages.
 
         Raises
         ------
         FairbloomError
-            When there is no such model, or a client must be named, or there is none of that name.
+            When there is no such model, a client must be named, there is none of that name, or the settings name a
+            module that may not be imported.
         """
         from fairbloom.prediction.predictor import load_predictor  # imported late, as PyTorch is with it
 
-        return load_predictor(self.folder, client=client, model=model)
+        return load_predictor(self.folder, client=client, model=model, trust=trust)
 
     def model(self, client: str = "", model: str = "last") -> "Module":
         """Return the trained model, a torch.nn.Module in eval mode on the CPU; see `predictor`."""
@@ -372,7 +406,13 @@ class Run:
         return self.predictor(client, model).predict(frame)
 
     def export(
-        self, to: str, *, client: str = "", model: str = "last", out: str | os.PathLike[str] | None = None
+        self,
+        to: str,
+        *,
+        client: str = "",
+        model: str = "last",
+        out: str | os.PathLike[str] | None = None,
+        trust: Sequence[str] = (),
     ) -> Path:
         """Export the trained model with its preprocessing and a model card; return the folder.
 
@@ -382,7 +422,7 @@ class Run:
         ----------
         to
             "onnx", "torch" (a program of torch.export), "safetensors" or "mlflow"; or "card", for the model card alone.
-        client, model
+        client, model, trust
             As in `predictor`.
         out
             The folder; by default one in exports/ in the run folder. One of an earlier export is replaced.
@@ -398,7 +438,7 @@ class Run:
         folder = None if out is None else Path(out)
         if to == CARD_ALONE:
             return export_card(self.folder, self.card(client, model), client, model, folder)
-        return export_model(self.predictor(client, model), to, partial(write_card, self), folder)
+        return export_model(self.predictor(client, model, trust=trust), to, partial(write_card, self), folder)
 
     def card(self, client: str = "", model: str = "last") -> str:
         """Return the model card, in Markdown: whom the model serves how, and how it was made."""

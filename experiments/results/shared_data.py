@@ -8,9 +8,7 @@ methods: benchmarks/coverage.py measures both.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairbloom.errors import FairbloomError
-from fairbloom.imports import is_import_string
-from fairbloom.tasks import TaskInfo, find_task
+from fairbloom.tasks import TaskInfo
 
 from .run import Run
 
@@ -45,24 +43,13 @@ class SharedData:
         `test-share`, with which the intervals of differences are the widest.
         """
         settings = runs[0].settings
-        task = _find_task_of(runs[0])
+        task = runs[0].task
         if task is None:
             return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings), assumed=True)
         tests = task.tests_by_seed(settings)
         if tests == "fresh" or _deals_clients(task, runs):
             return cls(dealt=True)
         return cls(fixed=True) if tests == "fixed" else cls(test_share=task.test_by_train(settings))
-
-
-def _find_task_of(run: Run) -> TaskInfo | None:
-    """Return what is known of a run's task; None of one that is user-defined, or not known here any more."""
-    name = str(run.settings.get("task", ""))
-    if is_import_string(name):
-        return None
-    try:
-        return find_task(name)
-    except FairbloomError:
-        return None
 
 
 def _deals_clients(task: TaskInfo, runs: Sequence[Run]) -> bool:

@@ -1,4 +1,8 @@
-"""What a comparison shows, in sentences: who gains, what it costs the others, and how sure that is."""
+"""What a comparison shows, in sentences: who gains, what it costs the others, and how sure that is.
+
+The verdict claims by one measure alone, the score of the worst-served clients that are tested on enough examples, so
+that where nothing differs it claims something in 5 % of comparisons at most. All other numbers are descriptive.
+"""
 
 import math
 from collections import Counter
@@ -10,15 +14,16 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share
 
-from .differences import Difference
+from .caveats import FEWEST_EXAMPLES
+from .differences import FEWEST_SEEDS, Difference
 from .measured import measure_title
 
 if TYPE_CHECKING:
     from .comparison import Comparison
 
 WORST, OTHERS, MEAN = "worst_10", "others", "mean"
-"""The measures that a verdict is about: the worst-served tenth under each method, the mean over the clients that are
-not in the baseline's worst-served tenth, and the mean over all."""
+"""The measures that a verdict is about: the worst-served tenth under each method, the only one that it claims by; the
+mean over the clients that are not in the baseline's worst-served tenth; and the mean over all."""
 
 FEW_CLIENTS = 10
 """Among so many clients the worst served are named."""
@@ -60,40 +65,57 @@ class Verdict:
 
 def verdict_of(comparison: "Comparison") -> Verdict:
     """Return what a comparison shows."""
-    words = _Words(comparison)
-    worst = comparison.differences(WORST)
-    if not worst:
-        return Verdict(f"There is nothing to compare {comparison.baseline} with: no other method was run.", words.level)
-    if len(comparison.seeds) == 1:
+    verdict = _verdict_on_finished(comparison)
+    left_out = {True: "these seeds are left out", False: "it is not compared"}
+    failed = [
+        f"{method} {words}, so {left_out[method in comparison.methods]}." for method, words in comparison.failed.items()
+    ]
+    return Verdict(verdict.headline, (*verdict.sentences, *failed))
+
+
+def _verdict_on_finished(comparison: "Comparison") -> Verdict:
+    """Return what the methods show whose runs have finished."""
+    if len(comparison.methods) == 1:
+        words = _Words(comparison, comparison)
+        why = "no other method has finished" if comparison.failed else "no other method was run"
+        return Verdict(f"There is nothing to compare {comparison.baseline} with: {why}.", words.level)
+    among = comparison.decisive
+    if among is None:
         return Verdict(
-            f"A single seed does not tell one method from another: compare with {USUAL_SEEDS} seeds or more.",
-            (*words.level, *words.with_one_seed(worst)),
+            "Which method serves the worst-served client best cannot be decided: fewer than two clients are tested on "
+            f"{FEWEST_EXAMPLES} examples or more. Collect more rows, or raise test-share.",
+            (),
         )
+    words, worst = _Words(comparison, among), among.differences(WORST)
+    if len(among.seeds) < FEWEST_SEEDS:
+        return Verdict(words.too_few_seeds, (*words.level, *words.best_seen(worst), *words.left_out))
     gained = sorted((m for m, each in worst.items() if each.clear and each.mean > 0.0), key=lambda m: -worst[m].mean)
     lost = sorted((m for m, each in worst.items() if each.clear and each.mean < 0.0), key=lambda m: worst[m].mean)
-    open_still = [method for method in worst if method not in (*gained, *lost)]
+    undecided = [method for method in worst if method not in (*gained, *lost)]
     if gained:
         headline, rest = words.lifts(gained[0], worst[gained[0]]), gained[1:]
     else:
         headline, rest = words.none_lifts(list(worst), lost), []
     sentences = (
         *words.level,
+        *words.fewer_seeds(worst[gained[0]] if gained else None),
         *words.listed("better for", rest, worst),
         *words.listed("worse for", lost, worst),
-        *words.not_told(open_still, worst, everyone=not gained and not lost),
-        words.by("the mean over clients", comparison.differences(MEAN), comparison.score),
+        *words.undecided(undecided, worst, everyone=not gained and not lost),
+        *words.left_out,
+        words.untested("mean over clients", comparison.differences(MEAN), comparison.score),
         *words.gaps(),
     )
     return Verdict(headline, sentences)
 
 
 class _Words:
-    """The sentences on one comparison."""
+    """The sentences on one comparison, of which the claims go by a part of its clients and seeds."""
 
-    def __init__(self, comparison: "Comparison") -> None:
-        self._comparison, self._base, self._score = comparison, comparison.baseline, comparison.score
-        self._seeds = len(comparison.seeds)
-        clients = comparison.client_count
+    def __init__(self, comparison: "Comparison", among: "Comparison") -> None:
+        self._comparison, self._among = comparison, among
+        self._base, self._score = comparison.baseline, comparison.score
+        clients = among.client_count
         self._single = count_of_share(10, clients) == 1
         served = "the worst-served client" if self._single else "the worst-served 10 % of the clients"
         names = self._names_of_worst() if clients <= FEW_CLIENTS else []
@@ -104,54 +126,77 @@ class _Words:
     @property
     def level(self) -> tuple[str]:
         """How the baseline serves the clients."""
-        worst, mean = (
-            self._score.written(self._comparison.spread(self._base, measure)[0]) for measure in (WORST, MEAN)
-        )
+        worst = self._score.written(self._among.spread(self._base, WORST)[0])
+        mean = self._score.written(self._comparison.spread(self._base, MEAN)[0])
         served = f"{self._whom} has" if self._single else f"{self._whom} have"
         lower = "" if self._score.higher_is_better else " (lower is better)"
         return (f"Under {self._base} {served} a test {self._score.name} of {worst}, and the mean is {mean}{lower}.",)
 
-    def with_one_seed(self, worst: Mapping[str, Difference]) -> list[str]:
-        """Return the largest gain that was seen with a single seed."""
+    @property
+    def left_out(self) -> list[str]:
+        """Which clients and seeds the claims do not go by."""
+        found, every = [], len(self._comparison.seeds)
+        if self._among is not self._comparison:
+            found.append(
+                f"Clients that are tested on fewer than {FEWEST_EXAMPLES} examples are in the tables, but do not count "
+                "here, apart from the mean."
+            )
+        if seeds := every - len(self._among.seeds):
+            found.append(
+                f"Nor do {_number(seeds)} of the {_number(every)} seeds, with which fewer than two clients are left."
+            )
+        return found
+
+    @property
+    def too_few_seeds(self) -> str:
+        """That nothing is claimed with so few seeds."""
+        seeds = "A single seed does" if len(self._among.seeds) == 1 else "Two seeds do"
+        return f"{seeds} not tell one method from another: compare with {USUAL_SEEDS} seeds or more."
+
+    def best_seen(self, worst: Mapping[str, Difference]) -> list[str]:
+        """Return the largest gain that was seen with too few seeds to claim anything."""
         best = max(worst, key=lambda method: worst[method].mean)
+        seeds = "this seed" if len(self._among.seeds) == 1 else "these seeds"
         if worst[best].mean <= 0.0:
-            return [f"With this seed no method does better than {self._base} for {self._who}."]
-        return [f"With this seed {best} does best for {self._who}: {_points(worst[best].mean, self._score)} better."]
+            return [f"With {seeds} no method does better than {self._base} for {self._who}."]
+        return [f"With {seeds} {best} does best for {self._who}: {_points(worst[best].mean, self._score)} better."]
 
     def lifts(self, method: str, found: Difference) -> str:
-        """Return by how much a method clearly helps the worst served, and what becomes of the others."""
+        """Return by how much a method significantly helps the worst served, and what becomes of the others."""
         verb = "lifts" if self._score.higher_is_better else "lowers"
-        text = f"{method} {verb} {self._what}{self._who} by {_sized(found, self._score)}{self._of_others(method)}"
-        if found.enough is not None and found.enough < found.seeds:
-            text += f"; {_number(found.enough)} seeds of {_number(found.seeds)} would do"
-        return f"{text}."
+        return f"{method} {verb} {self._what}{self._who} by {_sized(found, self._score)}{self._of_others(method)}."
+
+    def fewer_seeds(self, found: Difference | None) -> list[str]:
+        """Return how many seeds would have been enough for what is claimed, where these are fewer."""
+        if found is None or found.enough is None or found.enough >= found.seeds:
+            return []
+        return [f"{_number(found.enough).capitalize()} seeds would have been enough."]
 
     def none_lifts(self, methods: Sequence[str], lost: Sequence[str]) -> str:
-        """Return that no method clearly helps the worst served."""
-        if len(methods) == 1 and not lost:
-            return f"{methods[0]} cannot be told from {self._base} by {self._what}{self._who}."
+        """Return that no method significantly helps the worst served."""
         if lost:
-            return f"No method is clearly better than {self._base} for {self._who}."
-        return f"No method can be told from {self._base} by {self._what}{self._who}."
+            return f"No method is significantly better than {self._base} for {self._what}{self._who}."
+        if len(methods) == 1:
+            return f"{methods[0]} and {self._base} do not differ significantly for {self._what}{self._who}."
+        return f"No method differs significantly from {self._base} for {self._what}{self._who}."
 
     def listed(self, how: str, methods: Sequence[str], worst: Mapping[str, Difference]) -> list[str]:
-        """Return the methods that are clearly better, or worse, for the worst served."""
+        """Return the methods that are significantly better, or worse, for the worst served."""
         if not methods:
             return []
         sizes = [f"{method} by {_sized(worst[method], self._score)}" for method in methods]
         return [f"Clearly {how} {self._whom}{' as well' if how.startswith('better') else ''}: {_shortened(sizes)}."]
 
-    def not_told(self, methods: Sequence[str], worst: Mapping[str, Difference], *, everyone: bool) -> list[str]:
-        """Return which methods cannot be told from the baseline, and how many seeds the largest gain would take."""
-        same = [method for method in methods if not worst[method].better and not worst[method].worse]
+    def undecided(self, methods: Sequence[str], worst: Mapping[str, Difference], *, everyone: bool) -> list[str]:
+        """Return which methods do not differ significantly, and how many seeds the largest gain would take."""
+        same = [method for method in methods if worst[method].zero]
         others = [method for method in methods if method not in same]
-        sentences = []
-        if same:
-            sentences.append(f"With every seed {self._whom} has the same score under {_listed([*same, self._base])}.")
+        sentences = self._equal(same)
         if not others:
             return sentences
         if not everyone:
-            sentences.append(f"{_shortened(others)} cannot be told from {self._base} by {self._whom}.")
+            do = "does" if len(others) == 1 else "do"
+            sentences.append(f"{_shortened(others)} {do} not differ significantly from {self._base} for {self._whom}.")
         largest = max(others, key=lambda method: (worst[method].mean, method))
         found = worst[largest]
         if found.mean <= 0.0:
@@ -160,67 +205,60 @@ class _Words:
         seen = f"The difference of {largest} is {_sized(found, self._score)}"
         if len(others) > 1:
             seen = f"The largest gain of these is that of {largest}, {_sized(found, self._score)}"
-        chance = ""
-        if found.low > 0.0 and len(worst) > 1:
-            chance = (
-                f" Its interval is above zero, but with {_number(len(worst))} methods one is so more often by chance."
-            )
+        chance, tested = "", sum(not each.zero for each in worst.values())
+        if found.low > 0.0 and tested > 1:
+            chance = f" Its interval is above zero, but with {_number(tested)} methods one is so more often by chance."
         return [*sentences, f"{seen}: {self._seeds_for(found)}.{chance}"]
 
+    def _equal(self, methods: Sequence[str]) -> list[str]:
+        """Return which methods are equal to the baseline with every seed, and where their personal models are."""
+        if not methods:
+            return []
+        under = _listed([*methods, self._base])
+        found = [f"With every seed {self._whom} has the same score under {under}, so nothing is tested there."]
+        rows = [row for method in methods if (row := self._comparison.personal_row(method))]
+        return [*found, f"Look at the personal models instead: {_listed(rows)}."] if rows else found
+
     def gaps(self) -> list[str]:
-        """Return which methods have clearly narrower, or wider, gaps between groups over all clients."""
-        scores = self._comparison.gaps_compared
-        found = {gap: self._comparison.differences(gap) for gap in scores}
-        open_still = [gap for gap in scores if not any(each.clear for each in found[gap].values())]
-        told = [[gap] for gap in scores if gap not in open_still]
+        """Return how much better methods are by each gap between groups over all clients."""
         return [
-            self.by(
-                f"the {_listed([measure_title(gap, 0) for gap in gaps])} between groups",
-                found[gaps[0]],
-                scores[gaps[0]],
-            )
-            for gaps in (*told, open_still)
-            if gaps
+            self.untested(f"{measure_title(gap, 0)} between groups", self._comparison.differences(gap), score)
+            for gap, score in self._comparison.gaps_compared.items()
         ]
 
-    def by(self, measure: str, found: Mapping[str, Difference], score: Score) -> str:
-        """Return which methods are clearly better, or worse, by a measure that is in the unit of a score."""
-        clear = {method: each for method, each in found.items() if each.clear}
-        if not clear:
-            who = next(iter(found)) if len(found) == 1 else "no method"
-            cannot = "cannot" if len(found) == 1 else "can"
-            return f"By {measure} {who} {cannot} be told from {self._base}."
+    def untested(self, measure: str, found: Mapping[str, Difference], score: Score) -> str:
+        """Return how much better methods are on average by a measure that is not tested, in the unit of a score."""
         sizes = [
-            f"{method} is {'better' if each.mean > 0.0 else 'worse'} by {_sized(each, score)}"
-            for method, each in clear.items()
+            f"{method} is {_points(abs(each.mean), score)} {'better' if each.mean > 0.0 else 'worse'}"
+            if each.mean
+            else f"{method} is equal"
+            for method, each in found.items()
         ]
-        rest = f"; no other method can be told from {self._base}" if len(clear) < len(found) else ""
-        return f"By {measure} {_shortened(sizes)}{rest}."
+        return f"Not tested: by the {measure}, {_shortened(sizes)}."
 
     def _of_others(self, method: str) -> str:
+        """Return what becomes of the others on average, which is not tested."""
         try:
-            found = self._comparison.difference(method, OTHERS)
+            mean = self._among.difference(method, OTHERS).mean
         except FairbloomError:  # there is but one client
             return ""
-        if found.clear and found.mean < 0.0:
-            return f" and costs the others {_sized(found, self._score)} on average"
-        if found.clear:
-            return f", and the others gain {_sized(found, self._score)} on average"
-        return f"; whether the others gain or lose is open ({_signed(found.mean, self._score)} on average)"
+        size = f"{_points(abs(mean), self._score)} on average (not tested)"
+        return f" and costs the others {size}" if mean < 0.0 else f", and the others gain {size}"
 
     def _seeds_for(self, found: Difference) -> str:
-        """Return how many seeds would tell a difference of a size."""
+        """Return how many seeds would be enough to detect a difference of a size."""
         if math.isnan(found.low):
             return "it is the same with every seed, which does not say how it would vary with others"
+        size = "seeds would be enough to detect a difference of this size"
         if found.enough is not None:
-            return f"about {_number(found.enough)} seeds would tell a difference of this size"
-        return "no number of seeds would tell a difference of this size, because all of them split the same data"
+            return f"about {_number(found.enough)} {size}"
+        return f"no number of {size}, because all of them split the same data"
 
     def _names_of_worst(self) -> list[str]:
         """Return the clients that the baseline serves worst with some seed, the most frequent first; [] of many."""
         if self._comparison.shared.dealt:
             return []
-        served = (self._comparison.served_worst(place) for place in range(self._seeds))
+        served = (self._among.served_worst(place) for place in range(len(self._among.seeds)))
         names = [name for name, _ in Counter(name for each in served for name in sorted(each)).most_common()]
         return names if len(names) <= MOST_NAMED else []
 
@@ -232,10 +270,6 @@ def _sized(found: Difference, score: Score) -> str:
         return _points(sign * found.mean, score)
     low, high = sorted((sign * found.low, sign * found.high))
     return f"{_points(sign * found.mean, score)} ({_plain(low, score)} to {_plain(high, score)})"
-
-
-def _signed(value: float, score: Score) -> str:
-    return f"+{_points(value, score)}" if value > 0.0 else _points(value, score)
 
 
 def _points(value: float, score: Score) -> str:

@@ -1,5 +1,6 @@
 """The answer of a recommendation: the best of a search is measured with fresh seeds, and told from the baseline."""
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,13 @@ from ..recipes.commands import deploy_command, run_command
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison, Plan, read_comparison
 from ..results.differences import Difference, difference_of, differences_of
+from ..results.other_scores import Contradiction, Move
 from ..results.recommendation import Gain, Price, Recommendation
 from ..results.run import load
 from .halving import choose
 from .ladder import Search
 from .trials import Trials
-from .wish import Served
+from .wish import Served, served_label
 
 FRESH_FROM, MOST_FRESH = 1000, 20
 """Fresh seeds begin so many after the first seed of the search; there are at most so many, for more say little more."""
@@ -196,7 +198,7 @@ class Answer:
         """Return whether a candidate keeps all constraints, in the mean over the fresh seeds."""
         trials = self._trials
         return all(
-            trials.excess(constraint, self._served(label), self._served(reference)) <= 0.0
+            constraint.excess(self._served(label), self._served(reference), trials.score) <= 0.0
             for constraint, reference in zip(trials.wish.constraints, trials.references, strict=True)
         )
 
@@ -223,6 +225,7 @@ class Answer:
         trials, limits = self._trials, []
         if label == trials.baseline or self.comparison is None:
             return []
+        limits += [each.sentence for each in self._contradictions(label)]
         each = self._differences(label, trials.baseline)
         limits.append(f"Single seeds gained {min(each):.3g} to {max(each):.3g}.")
         if trials.contenders[label].evaluated == "personal":
@@ -230,9 +233,10 @@ class Answer:
         if share := self.comparison.shared.test_share:
             found = difference_of(each, test_share=share)
             shown = "is shown" if found.clear else "is not shown"
+            interval = f": corrected for that (Nadeau and Bengio), it is {found.low:.3g} to {found.high:.3g}"
             limits.append(
                 "Seeds split the same examples again and again. That other examples of these clients bring a gain "
-                f"{shown}: corrected for that (Nadeau and Bengio), it is {found.low:.3g} to {found.high:.3g}."
+                f"{shown}{'' if math.isnan(found.low) else interval}."
             )
         if self.comparison.shared.fixed:
             limits.append("All seeds test on the same examples: what others would give is not measured.")
@@ -245,11 +249,13 @@ class Answer:
         changes = self._changes(label)
         each = [change for of_seed in changes for change in of_seed.values()]
         costs = {name: trials.cost_of_a_round(name, self.seeds) for name in (label, trials.baseline)}
+        masked = self.masked_losses(label)
         sent, seconds = (mine - theirs for mine, theirs in zip(costs[label], costs[trials.baseline], strict=True))
         return Price(
             mean=statistics.fmean(statistics.fmean(of_seed.values()) for of_seed in changes),
             percent_worse_off=100.0 * sum(change < 0.0 for change in each) / len(each),
-            losing=self._losing(changes),
+            losing=self._losing(changes) | {client: move.gain for client, move in masked.items()},
+            losing_by={client: move.score.name for client, move in masked.items()},
             bytes_a_round=sent,
             seconds_a_round=seconds,
         )
@@ -263,7 +269,18 @@ class Answer:
             for mine, theirs in pairs
         ]
 
-    def _losing(self, changes: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    def _contradictions(self, label: str) -> list[Contradiction]:
+        """Return the clients of which another score says the opposite; none where clients are many."""
+        if self.comparison is None or len(self.comparison.clients_compared) > FEW_CLIENTS:
+            return []
+        method = served_label(self.comparison, label)
+        return [each for each in self.comparison.contradictions if each.method == method]
+
+    def masked_losses(self, label: str) -> dict[str, Move]:
+        """Return who gains by the score of the wish and loses by another, with the first such score."""
+        return {each.client: each.others[0] for each in self._contradictions(label) if each.main.gain > 0.0}
+
+    def _losing(self, changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return who clearly loses, and how much; nobody where clients are many, or other ones with each seed."""
         clients = list(dict.fromkeys(client for of_seed in changes for client in of_seed))
         if self.comparison is None or self.comparison.shared.dealt or len(clients) > FEW_CLIENTS:

@@ -1,59 +1,54 @@
 """What `fairbloom recommend` tries: methods, each with a few sensible values of its main parameter."""
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 
-from fairbloom.protocol.settings import Value
+from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.protocol.settings import Value, key_of
 from fairbloom.server.settings import Settings
+from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 
 from ..recipes.labels import format_value
-from ..recipes.variants import Variant, variants
+from ..recipes.variants import Variant, method_parameters, variants
 
-SPACE: tuple[tuple[str, Mapping[str, Value]], ...] = (
-    ("fedavg", {}),
-    ("fedavg", {"weighting": "uniform"}),
-    ("local", {}),
-    ("ditto", {"ditto.lam": 0.1}),
-    ("fedfv", {"fedfv.alpha": 0.1}),
-    ("fedlf", {}),
-    ("qfedavg", {"qfedavg.q": 1.0}),
-    ("drfa", {"drfa.gamma": 0.01}),
-    ("fedmgdaplus", {"fedmgdaplus.server-lr": 0.1}),
-    ("term", {"term.tilt": 1.0}),
-    ("ditto", {"ditto.lam": 1.0}),
-    ("fedmdfg", {}),
-    ("afl", {"afl.gamma": 0.1}),
-    ("fedmgda", {"fedmgda.epsilon": 0.1}),
-    ("qfedavg", {"qfedavg.q": 0.1}),
-    ("term", {"term.tilt": 5.0}),
-    ("fedmgdaplus", {"fedmgdaplus.server-lr": 1.0}),
-    ("semivred", {"semivred.beta": 0.5}),
-    ("gifair", {"gifair.strength": 0.9}),
-    ("deltafl", {"deltafl.theta": 0.5}),
-    ("adafed", {"adafed.gamma": 1.0}),
-    ("fedfv", {"fedfv.alpha": 0.5}),
-    ("qfedavg", {"qfedavg.q": 5.0}),
-    ("fedfa", {}),
-    ("fedavgn", {"fedavgn.server-lr": 0.1}),
-    ("drfa", {"drfa.gamma": 0.1}),
-    ("afl", {"afl.gamma": 0.01}),
-    ("fedprox", {"fedprox.mu": 0.1}),
-)
-"""The candidates in the order in which they are tried: where time is short, the last are left out. The first is the
-baseline, and the second the simplest change of it: every client counts the same.
+FIRST = ("local", "ditto", "fedfv", "fedlf", "qfedavg", "drfa", "fedmgdaplus", "term", "fedmdfg")
+"""The methods that are tried before all others, since they gained the most in the comparisons of this project."""
 
-The values are those of the papers and of the comparisons of this project. Local settings, as the learning rate, are
-the same for all, and are not searched.
-"""
+EQUAL_WEIGHTS = {"weighting": "uniform"}
+"""The simplest change of the baseline: every client counts the same."""
 
 
-BETWEEN_GROUPS: tuple[tuple[str, Mapping[str, Value]], ...] = (
-    ("fairfed", {"fairfed.beta": 0.05}),
-    ("fcfl", {"fcfl.budget": 0.05}),
-    ("fairfed", {"fairfed.beta": 0.2}),
-    ("fcfl", {"fcfl.budget": 0.1}),
-)
-"""What is tried beside, and before all others but the first two, where a wish is about gaps between groups."""
+def search_space(about_gaps: bool) -> list[tuple[str, Mapping[str, Value]]]:
+    """Return what is tried, in this order: where time is short, the last are left out.
+
+    FedAvg is the first, as the baseline. Of every other built-in method, what it declares in `tries` are candidates:
+    the first ones of all methods, then the second ones. Local settings, as the learning rate, are the same
+    for all, and are not searched.
+
+    Parameters
+    ----------
+    about_gaps
+        Whether a wish is about gaps between groups: methods that measure groups are tried then, before the others.
+    """
+    names = [name for name in dict.fromkeys((*FIRST, *METHODS)) if name != "fedavg"]
+    of_groups = [name for name in names if METHODS[name].needs & BETWEEN_GROUPS]
+    others = [name for name in names if name not in of_groups]
+    baselines: list[tuple[str, Mapping[str, Value]]] = [("fedavg", {}), ("fedavg", EQUAL_WEIGHTS)]
+    return [*baselines, *_values_of(of_groups if about_gaps else []), *_values_of(others)]
+
+
+def _values_of(methods: Sequence[str]) -> list[tuple[str, Mapping[str, Value]]]:
+    """Return the first candidate of each method, then the second ones, and so on."""
+    rows = zip_longest(*([(name, point) for point in _points(name)] for name in methods))
+    return [candidate for row in rows for candidate in row if candidate is not None]
+
+
+def _points(name: str) -> list[Mapping[str, Value]]:
+    """Return the parameters of a method's candidates; one without a default has a value that is allowed."""
+    needed = {key: each.example for key, each in method_parameters(name).items() if each.default is None}
+    tries = vars(METHODS[name]).get("tries", FairStrategy.tries)
+    return [needed | {f"{name}.{key_of(argument)}": value for argument, value in each.items()} for each in tries]
 
 
 def candidates_for(
@@ -73,7 +68,7 @@ def candidates_for(
         The scores whose gaps between groups a wish is about.
     """
     shared = Settings.of({key: value for key, value in config.items() if "." not in key})
-    space = (*SPACE[:2], *BETWEEN_GROUPS, *SPACE[2:]) if gap_scores else SPACE
+    space = search_space(about_gaps=bool(gap_scores))
     searched = [(method, {**parameters, **_fitted(method, shared, gap_scores)}) for method, parameters in space]
     words = [
         _write(method, {key: value for key, value in parameters.items() if key not in config})

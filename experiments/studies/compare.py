@@ -1,21 +1,25 @@
 """A comparison: methods as the rows of a study without printed numbers, on the same clients, draws and batches."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.rounds.limits import BrokenModelError
+from fairbloom.rounds.loop import DivergedError
+from fairbloom.server.run_folder.checks import find_differing
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.files import CLIENTS, GROUPS
-from fairbloom.server.settings import check_used
+from fairbloom.server.run_folder.files import CLIENTS, CONFIG, GROUPS, is_run_folder
+from fairbloom.server.settings import check_used, may_differ
 
 from ..recipes.variants import Variant, baseline_of, config_of, folder_names, make_variant
-from ..results.comparison import Comparison, Plan, read_comparison
+from ..results.comparison import Comparison, Failure, Plan, read_comparison
 from ..results.run import REPORT
-from .driver import run_study, write_tables
-from .pool import check_runs, is_done
+from .driver import carry_out, write_tables
+from .pool import RunKey, check_runs, is_done
+from .score import fix_score
 from .study import Candidate, Study, StudyRow
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
@@ -36,6 +40,9 @@ def compare_variants(
     Methods that were compared there before stay in the tables, where they have a finished run with each of these seeds,
     settings and data; the log names those that have not.
 
+    A run that fails ends no other. One that has diverged is not run again with the same settings, as long as its folder
+    is there; one that failed for another reason is.
+
     Parameters
     ----------
     config
@@ -55,14 +62,17 @@ def compare_variants(
     ------
     FairbloomError
         When a setting is impossible or unused, when `out` or a run folder belongs to something else or is damaged, or
-        when a run fails. No run is started where that can be known before.
+        when all runs of the baseline fail. No run is started where that can be known before.
     """
-    before = _compared_before(out, variants)
+    earlier = _plan_before(out)
+    before = _compared_before(earlier, variants)
     whole = _study(config, [*variants, *filter(None, before.values())], seeds, out.absolute())
+    first = next(iter(replace(whole, rows=whole.rows[: len(variants)]).first_runs().values()))
+    check_used(config, [variant.method for variant in variants], first.task)
+    whole = whole.with_settings(fix_score(first))
     study = replace(whole, rows=whole.rows[: len(variants)])
-    task = next(iter(study.first_runs().values())).task
-    check_used(config, [variant.method for variant in variants], task)
-    kept = {row.candidates[0].name: row for row in whole.rows[len(variants) :] if _is_finished(whole, row)}
+    diverged = _diverged_before(earlier, whole)
+    kept = {row.candidates[0].name: row for row in whole.rows[len(variants) :] if _is_over(whole, row, diverged)}
     if left_out := [label for label in before if label not in kept]:
         log.warning(
             "%s: left out of the tables in %s, as their runs there have other seeds, settings, rounds or data, or are "
@@ -75,14 +85,21 @@ def compare_variants(
         row.candidates[0].name: [str(study.folder(planned).relative_to(study.out)) for planned in study.search(row)]
         for row in (*study.rows, *kept.values())
     }
+    failures = {key: failure for key, failure in diverged.items() if key[0] in runs}
     plan = Plan(runs, list(seeds), baseline_of(baseline, among), {each.label: each.config for each in among})
-
-    def collect(_: object) -> Comparison:
+    plan = plan.with_failures(failures)
+    first_runs = study.first_runs()
+    check_runs(first_runs)
+    with carry_out(study.out, jobs, on_run, plan=plan) as work:
+        for _ in failures.keys() & first_runs.keys():
+            on_run()
+        work.run({key: run for key, run in first_runs.items() if key not in failures})
+        new = {key: Failure(str(e), isinstance(e, DivergedError | BrokenModelError)) for key, e in work.failed.items()}
+        plan = plan.with_failures(failures | new)
+        plan.write(study.out)
         comparison = read_comparison(study.out, plan)
         _write(comparison)
         return comparison
-
-    return run_study(study, jobs, on_run, collect, plan=plan, stop_at_failure=True)
 
 
 def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> Study:
@@ -98,15 +115,33 @@ def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequ
     return Study(rows, seeds, out)
 
 
-def _compared_before(out: Path, variants: Sequence[Variant]) -> dict[str, Variant | None]:
-    """Return the methods of the comparison that a folder has already, by label, without those that are named again.
+def _plan_before(out: Path) -> Plan:
+    """Return the plan of the comparison that a folder has already; one without runs where there is none to read."""
+    try:
+        return Plan.read(out)
+    except RunFolderError:
+        return Plan({}, [], "")
+
+
+def _diverged_before(plan: Plan, study: Study) -> dict[RunKey, Failure]:
+    """Return the runs of a study that have diverged before, with the same settings, and have a folder still."""
+    found: dict[RunKey, Failure] = {}
+    changeable = {*may_differ(finished=False)} - {"out"}  # other settings are checked before any run
+    for key, run in study.first_runs().items():
+        failure, folder = plan.failed.get(key[0], {}).get(key[1]), Path(run.out)
+        if not (failure and failure.diverged and is_run_folder(folder)):
+            continue
+        if changeable.isdisjoint(find_differing(CONFIG.read(folder).settings, run.run_config())):
+            found[key] = failure
+    return found
+
+
+def _compared_before(plan: Plan, variants: Sequence[Variant]) -> dict[str, Variant | None]:
+    """Return the methods that were compared in a folder before, by label, without those that are named again.
 
     A user-defined method that is not there any more is None.
     """
-    try:
-        before = Plan.read(out).methods
-    except RunFolderError:  # there is none, or the new one takes the place of its file, which is damaged
-        return {}
+    before = plan.methods
     named, found = {variant.label for variant in variants}, dict[str, Variant | None]()
     for label in [label for label in before if label not in named]:
         method, given = str(before[label]["method"]), {k: v for k, v in before[label].items() if k != "method"}
@@ -117,14 +152,14 @@ def _compared_before(out: Path, variants: Sequence[Variant]) -> dict[str, Varian
     return found
 
 
-def _is_finished(study: Study, row: StudyRow) -> bool:
-    """Return whether all runs of a row are finished, with these settings and data."""
+def _is_over(study: Study, row: StudyRow, diverged: Container[RunKey]) -> bool:
+    """Return whether all runs of a row are finished, or have diverged, with these settings and data."""
     try:
         runs = {(planned.candidate.name, planned.seed): study.settings(planned) for planned in study.search(row)}
         check_runs(runs)
     except FairbloomError:
         return False
-    return all(map(is_done, runs.values()))
+    return all(key in diverged or is_done(run) for key, run in runs.items())
 
 
 def _write(comparison: Comparison) -> None:

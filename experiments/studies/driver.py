@@ -47,8 +47,8 @@ class Execution:
         Why runs failed, by their folders.
     """
 
-    def __init__(self, workers: Workers, on_run: Callable[[], None], *, stop_at_failure: bool) -> None:
-        self._workers, self._on_run, self._stop_at_failure = workers, on_run, stop_at_failure
+    def __init__(self, workers: Workers, on_run: Callable[[], None]) -> None:
+        self._workers, self._on_run = workers, on_run
         self.failed: dict[RunKey, FairbloomError] = {}
         self.failures: dict[Path, str] = {}
 
@@ -65,14 +65,12 @@ class Execution:
         Raises
         ------
         FairbloomError
-            When a run fails, where the study is to stop at the first failure, or the system ends a process.
+            When the system ends a process.
         TimeoutError
             When it is that time.
         """
 
         def on_failure(key: RunKey, error: FairbloomError) -> None:
-            if self._stop_at_failure:
-                raise_failure(key, error)
             self.failed[key] = error
             self.failures[Path(runs[key].out)] = str(error)
 
@@ -86,10 +84,9 @@ def run_study(
     collect: Callable[[Failures], Result],
     *,
     plan: PlanFile | None = None,
-    stop_at_failure: bool = False,
     log_level: int = logging.WARNING,
 ) -> Result:
-    """Run what is missing of a study, and return what is collected from its runs.
+    """Run what is missing of a study, and return what is collected from its runs; it goes on unless all runs fail.
 
     Runs that are finished are not run again, interrupted ones continue, and finished ones that are to have more rounds
     are extended. One process at a time writes into the study's folder.
@@ -106,19 +103,17 @@ def run_study(
         Called with the failures when all runs are over; it may write into the study's folder.
     plan
         The file that says what the study runs, written before the first run; a recipe has none.
-    stop_at_failure
-        Whether the first failure ends the study; if not, it goes on unless all runs fail.
     log_level
         From which level on the runs' log lines are printed.
 
     Raises
     ------
     FairbloomError
-        When a run cannot be started or continued, as far as that can be known before the first is, or when runs fail.
+        When a run cannot be started or continued, as far as that can be known before the first is, or when all fail.
     """
     first = study.first_runs()
     check_runs(first)
-    with carry_out(study.out, jobs, on_run, plan=plan, stop_at_failure=stop_at_failure, log_level=log_level) as work:
+    with carry_out(study.out, jobs, on_run, plan=plan, log_level=log_level) as work:
         work.run(first)
         if len(work.failed) == len(first):
             key = next(iter(first))
@@ -135,14 +130,13 @@ def carry_out(
     on_run: Callable[[], None],
     *,
     plan: PlanFile | None = None,
-    stop_at_failure: bool = False,
     log_level: int = logging.WARNING,
 ) -> Iterator[Execution]:
     """Lock a study's folder, write its plan, and yield what carries out its runs; the parameters are `run_study`'s."""
     with _locked(out, plan), Workers(jobs, log_level) as workers:
         if plan:
             plan.write(out)
-        yield Execution(workers, on_run, stop_at_failure=stop_at_failure)
+        yield Execution(workers, on_run)
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

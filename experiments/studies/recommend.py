@@ -5,15 +5,14 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
-from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
-from fairbloom.tasks import Task, check_data, load_task
+from fairbloom.tasks import Task
 
 from ..recipes.variants import config_of
 from ..results.recommendation import FILE, Recommendation, rows_of
@@ -22,6 +21,7 @@ from .candidates import candidates_for
 from .driver import carry_out, write_tables
 from .ladder import Search
 from .pool import check_runs
+from .score import fix_score, load_agreed
 from .trials import Contender, Trials
 from .wish import Wish
 
@@ -81,12 +81,19 @@ def recommend_method(
         When a setting is impossible or unused, the wish names a client or a group's score that there is not or wishes
         worse service, data or folder cannot be used, or the baseline cannot be run.
     """
+    from fairbloom.tasks.score import decide_score  # imported late, as PyTorch is with it
+
     begun, out = time.monotonic(), out.absolute()
     contenders = _contenders(config, wish)
-    task = _check(config, contenders, wish)
+    first = Settings.of({**contenders[0].config, "seed": seed})
+    task = _check(config, first, contenders, wish)
+    score = decide_score(first, task)
+    wish.check(score)
+    given = fix_score(first, task)
+    contenders = [replace(each, config={**each.config, **given}) for each in contenders]
     stages = ["searching"]
     with carry_out(out, jobs, lambda: notify(stages[-1]), log_level=logging.ERROR) as work:
-        trials = Trials(work, out, contenders, wish, task.score, wish.measured_in(task.score, task.group_scores))
+        trials = Trials(work, out, contenders, wish, score, wish.measured_in(score, task.group_scores))
         candidates = [label for label in trials.contenders if label not in trials.failed]
         check_runs({(label, seed): trials.search_settings(label, seed, trials.rounds) for label in candidates})
         notify(stages[-1])
@@ -113,35 +120,16 @@ def _contenders(config: Mapping[str, Value], wish: Wish) -> list[Contender]:
     return [Contender(variant, config_of(variant, among, config)) for variant in among]
 
 
-def _check(config: Mapping[str, Value], contenders: Sequence[Contender], wish: Wish) -> Task:
+def _check(config: Mapping[str, Value], first: Settings, contenders: Sequence[Contender], wish: Wish) -> Task:
     """Return the task; raise FairbloomError where settings, data or the wish do not fit each other."""
-    first = Settings.of(contenders[0].config)
     check_used(config, [each.variant.method for each in contenders], first.task)
-    task = _load_agreed(first)
-    wish.check(task.score)
+    task = load_agreed(first)
     wish.check_groups(task.group_scores if task.groupings else ())
     if wish.clients:
         from fairbloom.simulation.clients import check_names  # imported late, as PyTorch is with it
 
         check_names("wish", wish.clients, task.clients)
     return task
-
-
-def _load_agreed(settings: Settings) -> Task:
-    """Return the task with what its clients agree on about their data: whether they predict classes decides its score.
-
-    Raises
-    ------
-    FairbloomError
-        When some data cannot be used.
-    """
-    from fairbloom.server.app import agree  # imported late, as PyTorch is with them
-    from fairbloom.simulation.loop import LoopClients
-
-    config = settings.run_config()
-    check_data(config)
-    with closing(LoopClients(settings.strategy(), config)) as clients:
-        return load_task({**config, AGREED: agree(settings, clients, deployed=False)})
 
 
 def _write(found: Recommendation) -> None:

@@ -4,10 +4,11 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
+from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import explain_read_errors, explain_write_errors
 from fairbloom.server.settings import Settings, check_used
@@ -22,6 +23,7 @@ from ..results.run import REPORT
 from ..views.progress import study_progress
 from .criterion import Criterion
 from .driver import Failures, run_study, write_tables
+from .score import fix_score
 from .study import Candidate, Study, StudyRow, folder_name
 
 REPRODUCTION = "reproduction.json"
@@ -161,7 +163,8 @@ def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
             continue
         config = case.config | point
         config = (_shorten(config) if quick else config) | set_here
-        case.settings(config)
+        if not config.get("score"):  # a recipe that names it is shown without the data
+            config |= fix_score(case.settings(config))
         at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
         name = f"{case.full_name} at {at}" if at else case.full_name
         candidates.append(Candidate(name, config, folder_name(config), point, case.row.evaluated))
@@ -203,8 +206,15 @@ def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures, baseli
     return Outcome(case, chosen[0].candidate.point if chosen else {}, runs, baseline, unfinished, fault)
 
 
-def load_reproduction(folder: Path) -> Reproduction:
+def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction:
     """Return what a reproduction has measured, by its folder; nothing is run.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    trust
+        The modules that may be imported, where the recipe names them and they are no installed packages.
 
     Raises
     ------
@@ -215,7 +225,8 @@ def load_reproduction(folder: Path) -> Reproduction:
     with explain_read_errors(file, "Run the same fairbloom reproduce again, which writes it again"):
         about = json.loads(file.read_bytes())
         name, seeds, quick, settings = about["recipe"], about["seeds"], about["quick"], dict(about["set"])
-    return reproduce(name, seeds=seeds, quick=quick, settings=settings, out=folder, run=False)
+    with only_trusted_imports(trust):
+        return reproduce(name, seeds=seeds, quick=quick, settings=settings, out=folder, run=False)
 
 
 def _write(reproduction: Reproduction, name: str) -> None:

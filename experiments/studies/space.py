@@ -23,6 +23,7 @@ FIXED = {
     "method": "name several methods by --method, or rows",
     "seed": "give --seeds and --seed",
     "out": "give --out",
+    "score": "points would be judged by different scores; give one by --score, and make a sweep for each",
     "from-round": "take back one of the runs by fairbloom run --from-round with its folder as --out",
     **dict.fromkeys(
         (

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value, digest
@@ -87,6 +87,14 @@ class Study:
     grid_seeds: int = 0
     criterion: Criterion = MEAN
     rounds: int | None = None
+
+    def with_settings(self, settings: Mapping[str, Value]) -> Self:
+        """Return the study with settings that all of its runs have as well."""
+        rows = [
+            replace(row, candidates=[replace(each, config={**each.config, **settings}) for each in row.candidates])
+            for row in self.rows
+        ]
+        return replace(self, rows=rows)
 
     @property
     def count(self) -> int:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
 
 from ..recipes.recipe import Recipe
@@ -14,6 +15,7 @@ from .criterion import Criterion
 from .driver import carry_out, run_study
 from .pool import check_runs
 from .reproduce import QUIET
+from .score import fix_score
 from .search import Trial, rungs_of, search
 from .space import Space, check_candidates, check_recipe, check_spaces, spaces_of, with_validation
 from .study import Candidate, PlannedRun, Study, StudyRow
@@ -56,6 +58,8 @@ def run_sweep(
     recipe, notes = with_validation(recipe)
     spaces = [space for case in recipe.cases() for space in spaces_of(case)]
     check_spaces(recipe, spaces)
+    recipe = recipe.model_copy(update={"settings": {**recipe.settings, **_fix_score(spaces, seeds[0])}})
+    spaces = [space for case in recipe.cases() for space in spaces_of(case)]
     study = Study([], seeds, out.absolute(), recipe.grid_seeds, criterion)
     plan = SweepPlan(recipe.title, criterion.text, list(seeds), list(study.search_seeds), [], recipe.baseline, notes)
     if recipe.search:
@@ -67,6 +71,12 @@ def run_sweep(
     plan = replace(plan, points=[space.planned(candidate) for space, candidate in found])
     on_count(study.count)
     return run_study(study, jobs, on_run, lambda failed: finish(study.out, plan, failed), plan=plan, log_level=QUIET)
+
+
+def _fix_score(spaces: Sequence[Space], seed: int) -> dict[str, Value]:
+    """Return the score by which all points are judged, where they need one to be named."""
+    first = next(space.candidate(point) for space in spaces for point in space.points())
+    return fix_score(Settings.of({**first.config, "seed": seed}))
 
 
 def _search(

@@ -19,7 +19,7 @@ from .driver import Execution, raise_failure
 from .halving import Standing
 from .pool import is_done
 from .study import folder_name
-from .wish import Constraint, Served, Wish
+from .wish import Served, Wish
 
 VALIDATION_SHARE = 0.2
 """The share of each client's examples that the search sets apart to choose by, where the user has set none."""
@@ -218,7 +218,7 @@ class Trials:
             try:
                 values = [self.wish.measure.of(each, self.score) for each in by_seed]
                 excesses = [
-                    self.excess(constraint, by_seed, served[reference])
+                    constraint.excess(by_seed, served[reference], self.score)
                     for constraint, reference in zip(self.wish.constraints, self.references, strict=True)
                 ]
             except FairbloomError as error:
@@ -226,7 +226,7 @@ class Trials:
                     raise
                 self.failed[label] = str(error)
                 continue
-            standings[label] = Standing(values, excesses, self.wish.high)
+            standings[label] = Standing(values, excesses, self.wish.measure.is_good_high(self.score))
         return standings
 
     def _served(self, label: str, seeds: Sequence[int], rounds: int) -> list[Served]:
@@ -253,12 +253,3 @@ class Trials:
         rows = [row for seed in seeds for row in load(self.fresh_settings(label, seed).out).rows_of_rounds()]
         sent = statistics.fmean(float(row["bytes_sent"]) + float(row["bytes_received"]) for row in rows)
         return sent, statistics.fmean(float(row["seconds"]) for row in rows)
-
-    def excess(self, constraint: Constraint, by_seed: Sequence[Served], reference: Sequence[Served]) -> float:
-        """Return by how much more than it may cost a method costs, in the mean over the seeds."""
-        measure, score = constraint.measure, self.score
-        costs = [measure.of(mine, score) for mine in by_seed]
-        if constraint.method is not None:
-            bases = [measure.of(theirs, score) for theirs in reference]
-            costs = [measure.better(base, mine, score) for base, mine in zip(bases, costs, strict=True)]
-        return statistics.fmean(costs) - constraint.points

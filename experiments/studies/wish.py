@@ -1,6 +1,7 @@
 """A wish: which measure a recommended method is to make as good as possible, and what it may not cost."""
 
 import re
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,13 +20,22 @@ LEVELS, SPREADS = ("worst", "worst-10", "best-10", "mean"), ("std", "gap")
 """Measures that are as good as the score itself, and measures of how much clients differ, which are good when low."""
 
 GRAMMAR = (
-    "MEASURE as high|low as possible[, MEASURE within N points of METHOD]...[, DIFFERENCE at most N points]..., with "
+    "MEASURE as high|low as possible[, MEASURE within N points of METHOD]...[, DIFFERENCE at most N points]...[, no "
+    "client loses more than N points [against METHOD]]..., or these alone for the worst client, with "
     f"MEASURE one of {', '.join((*LEVELS, *SPREADS))}, client NAME, gap:SCORE[:NAME], and DIFFERENCE one of "
     f"{', '.join(SPREADS)}, gap:SCORE[:NAME]"
 )
 """What a wish may be."""
 
 EXAMPLE = "worst as high as possible, mean within 1 point of FedAvg"
+
+LOSES = re.compile(
+    r"no\s+\S+\s+loses\s+more\s+than\s+(\S+)\s+points?(?:\s+against\s+(\S.*))?", re.IGNORECASE | re.DOTALL
+)
+"""What no client, or hospital or site, is to lose: points, and the method against which they are counted."""
+
+EACH_CLIENT = "each client"
+"""The measure of a constraint that is about each client by itself."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,15 @@ class Served:
     @classmethod
     def under(cls, comparison: Comparison, label: str) -> "list[Served]":
         """Return how a method serves the clients in a comparison, seed by seed, by its personal models if any."""
-        personal = personal_label(label)
-        method = personal if personal in comparison.personal else label
+        method = served_label(comparison, label)
         reports = comparison.by_group.get(method, [None] * len(comparison.seeds))
         return [cls(scores, groups) for scores, groups in zip(comparison.values[method], reports, strict=True)]
+
+
+def served_label(comparison: Comparison, label: str) -> str:
+    """Return what a comparison calls the models that serve the clients of a method: its personal models, if any."""
+    personal = personal_label(label)
+    return personal if personal in comparison.personal else label
 
 
 @dataclass(frozen=True)
@@ -139,12 +154,40 @@ class Constraint:
     points
         The points.
     method
-        The method that it may be worse than by so many points; None where they bound the measure itself.
+        The method that it may be worse than by so many points; None where they bound the measure itself, or where each
+        client is compared with the baseline.
     """
 
     measure: Measure
     points: float
     method: Variant | None = None
+
+    def excess(self, by_seed: Sequence[Served], reference: Sequence[Served], score: Score) -> float:
+        """Return by how much more than it may cost a method costs, in the mean over the seeds.
+
+        Parameters
+        ----------
+        by_seed, reference
+            How the method serves the clients, and how the one does that it is compared with, seed by seed.
+        score
+            What the clients measure.
+        """
+        if self.measure.name == EACH_CLIENT:
+            return max(_losses(by_seed, reference, score).values()) - self.points
+        costs = [self.measure.of(mine, score) for mine in by_seed]
+        if self.method is not None:
+            bases = [self.measure.of(theirs, score) for theirs in reference]
+            costs = [self.measure.better(base, mine, score) for base, mine in zip(bases, costs, strict=True)]
+        return statistics.fmean(costs) - self.points
+
+
+def _losses(by_seed: Sequence[Served], reference: Sequence[Served], score: Score) -> dict[str, float]:
+    """Return by how much each client is worse off, in the mean over the seeds that have its score."""
+    losses: dict[str, list[float]] = {}
+    for mine, theirs in zip(by_seed, reference, strict=True):
+        for client in mine.scores.keys() & theirs.scores.keys():
+            losses.setdefault(client, []).append(score.better(theirs.scores[client], mine.scores[client]))
+    return {client: statistics.fmean(each) for client, each in losses.items()}
 
 
 @dataclass(frozen=True)
@@ -158,14 +201,14 @@ class Wish:
     measure
         What is to be as good as possible.
     high
-        Whether the wish says high, not low.
+        Whether the wish says high, not low; None where it says neither.
     constraints
         What that may not cost.
     """
 
     text: str
     measure: Measure
-    high: bool
+    high: bool | None
     constraints: tuple[Constraint, ...] = ()
 
     @classmethod
@@ -182,15 +225,18 @@ class Wish:
         except SettingsError as error:
             raise _refusal(text, "a parenthesis or quotation mark is open at one end") from error
         aim = re.fullmatch(r"(.+?)\s+as\s+(high|low)\s+as\s+possible", first, re.IGNORECASE | re.DOTALL)
-        if aim is None:
+        if aim is not None:
+            measure, high = _measure(aim[1], text), aim[2].lower() == "high"
+        elif LOSES.fullmatch(first):
+            measure, high, others = Measure("worst"), None, [first, *others]
+        else:
             raise _refusal(text, f"{first!r} is no MEASURE as high|low as possible")
-        measure = _measure(aim[1], text)
-        return cls(text, measure, aim[2].lower() == "high", tuple(_constraint(other, text) for other in others))
+        return cls(text, measure, high, tuple(_constraint(other, text) for other in others))
 
     def check(self, score: Score) -> None:
         """Raise SettingsError where the wish is for worse service of the clients, by what their score is."""
         good = self.measure.is_good_high(score)
-        if self.high == good:
+        if self.high in (good, None):
             return
         better, other = ("higher", "high") if good else ("lower", "low")
         of_what = f"{self.measure.title} is a difference," if self.measure.is_difference else f"{score.name} is"
@@ -243,6 +289,9 @@ class Wish:
 
 
 def _constraint(clause: str, text: str) -> Constraint:
+    if losing := LOSES.fullmatch(clause):
+        method = _method(losing[2]) if losing[2] else None
+        return Constraint(Measure(EACH_CLIENT), _points(losing[1], text), method)
     match = re.fullmatch(
         r"(.+?)\s+(?:within\s+(\S+)\s+points?\s+of\s+(\S.*)|at\s+most\s+(\S+)\s+points?)",
         clause,
@@ -250,14 +299,20 @@ def _constraint(clause: str, text: str) -> Constraint:
     )
     if match is None:
         raise _refusal(
-            text, f"{clause!r} is neither a MEASURE within N points of METHOD nor a DIFFERENCE at most N points"
+            text,
+            f"{clause!r} is neither a MEASURE within N points of METHOD, a DIFFERENCE at most N points, nor no client "
+            "loses more than N points",
         )
-    measure, points = _measure(match[1], text), match[2] or match[4]
-    if not re.fullmatch(r"\d+\.?\d*|\.\d+", points, re.ASCII):
-        raise _refusal(text, f"{points!r} is no number of points, such as 1 or 0.5")
+    measure, points = _measure(match[1], text), _points(match[2] or match[4], text)
     if match[4] and not measure.is_difference:
         raise _refusal(text, f"{measure.title} is no DIFFERENCE, which alone is at most N points")
-    return Constraint(measure, float(points), _method(match[3]) if match[3] else None)
+    return Constraint(measure, points, _method(match[3]) if match[3] else None)
+
+
+def _points(text: str, wish: str) -> float:
+    if not re.fullmatch(r"\d+\.?\d*|\.\d+", text, re.ASCII):
+        raise _refusal(wish, f"{text!r} is no number of points, such as 1 or 0.5")
+    return float(text)
 
 
 def _method(text: str) -> Variant:

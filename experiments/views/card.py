@@ -6,7 +6,7 @@ setting is escaped, since others have chosen it.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -16,16 +16,17 @@ from fairbloom.prediction.export.described import DescribedModel
 from fairbloom.protocol.scores import COUNT, Score
 from fairbloom.protocol.settings import SETTINGS, Mark, split_names
 from fairbloom.protocol.thresholds import BY_THRESHOLD, CLIENT, HALF, THRESHOLD
-from fairbloom.server.run_folder.files import BEST, CLIENTS, ENVIRONMENT, SPLIT
+from fairbloom.server.run_folder.files import BEST, CLIENTS, ENVIRONMENT
 from fairbloom.tasks.files.agreement import make_printable
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE
 
 from ..recipes.labels import format_value
 from ..results.caveats import caveats_of_run
-from ..results.comparison import Plan
+from ..results.comparison import Plan, load_comparison, personal_label
 from ..results.groups import ALL, Gap, Group, GroupReport
-from ..results.measured import measure_title
+from ..results.measured import LARGER_CLASS, measure_title
+from ..results.other_scores import Contradiction
 from ..results.run import Run, load, measures
 from .tables import SHOWN, Digits
 
@@ -173,17 +174,21 @@ class ModelCard:
     # Whom it serves ---------------------------------------------------------------------------------------------------
 
     def _data(self) -> list[str]:
-        if not self._tested:
+        trained, tested = self.run.training_examples(), self._tested
+        clients = list({**tested, **trained})
+        if not clients:
             return []
-        trained = self._trained
-        headings = ["client", *(["training examples"] if trained else []), "test examples"]
-        rows = [
-            [client, *([str(trained.get(client, 0))] if trained else []), str(count)]
-            for client, count in list(self._tested.items())[:LISTED]
-        ]
-        more = len(self._tested) - len(rows)
-        total = f"{sum(self._tested.values()):,} test examples of {len(self._tested)} clients."
-        return ["## Data", f"{total}{f' {more} more clients are not listed.' if more else ''}", table(headings, rows)]
+        named = {"training examples": trained, "test examples": tested}
+        columns = {kind: counts for kind, counts in named.items() if counts}
+        words = [f"{sum(counts.values()):,} {kind} of {len(counts)} clients." for kind, counts in columns.items()]
+        if not trained:
+            words.insert(0, "How many examples the clients have trained on is not in the run folder.")
+        elif self.run.settings.get("pooled"):
+            words[0] = f"Each client has trained on the {max(trained.values()):,} training examples of all."
+        if more := len(clients[LISTED:]):
+            words.append(f"{more} more clients are not listed.")
+        rows = [[client, *(str(each.get(client, "–")) for each in columns.values())] for client in clients[:LISTED]]
+        return ["## Data", " ".join(words), table(["client", *columns], rows)]
 
     def _served(self) -> list[str]:
         run, score = self.run, self.run.score
@@ -199,9 +204,15 @@ class ModelCard:
         def written(value: float | None) -> str:
             return "–" if value is None else digits.number(value)
 
+        shares = run.larger_classes()
         order = sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
         rows = [
-            [client, *(written(each.get(client)) for each in columns.values()), str(self._tested.get(client, ""))]
+            [
+                client,
+                *(written(each.get(client)) for each in columns.values()),
+                str(self._tested.get(client, "")),
+                *([f"{shares[client]:.0f}" if client in shares else ""] if shares else []),
+            ]
             for client in order[:LISTED]
         ]
         ends = [f"{score.written(values[client])} ({escaped(client)})" for client in (order[0], order[-1])]
@@ -215,8 +226,17 @@ class ModelCard:
             words.append(f"The {which} served better than these.")
         if lacking := run.without_score:
             words.append(f"Without a test {score.name}: {escaped(join_names(lacking))}.")
-        each = table(["client", *columns, "test examples"], rows)
+        words += [f"Fairness goes by {score.name}.", *self._other_scores(next(iter(run.models)), order[0])]
+        each = table(["client", *columns, "test examples", *([LARGER_CLASS] if shares else [])], rows)
         return ["## How each client is served", " ".join(words), each, self._spread()]
+
+    def _other_scores(self, model: str, worst: str) -> Iterator[str]:
+        """Yield whom other scores find served worst, where that is another client than by the score of fairness."""
+        for score in self.run.scores[1:]:
+            if values := self._final(score, model):
+                client = min(values, key=lambda each: (score.better(values[each], 0.0), each))
+                if client != worst:
+                    yield f"By {score.name}, {escaped(client)} is served worst: {score.written(values[client])}."
 
     def _spread(self) -> str:
         """Return the table of measures over the clients of every score."""
@@ -265,6 +285,7 @@ class ModelCard:
     def _limits(self) -> list[str]:
         described, preprocessing = self.described, self.described.preprocessing
         found = [*(map(escaped, caveats_of_run(self.run)) if self._tested else ()), ONE_SEED]
+        found += [escaped(each.sentence) for each in self._contradictions]
         if not CLIENTS.exists_in(self.run.folder):
             found.append("How it serves clients is in the run folder on the server, and not here.")
         elif not self._tested:
@@ -284,6 +305,20 @@ class ModelCard:
             )
         return found
 
+    @cached_property
+    def _contradictions(self) -> list[Contradiction]:
+        """The clients of which another score says the opposite, in the comparison that the run is part of."""
+        place = self.run.folder.parents[1]
+        try:
+            plan = Plan.read(place)
+            name = str(self.run.folder.relative_to(place))
+            (label,) = [label for label, runs in plan.runs.items() if name in runs]
+            found = load_comparison(place)
+        except (FairbloomError, ValueError):  # it is part of none, or of one that is not finished
+            return []
+        method = personal_label(label) if self.described.model == "personal" else label
+        return [each for each in found.contradictions if each.method == method]
+
     # What is known ----------------------------------------------------------------------------------------------------
 
     @property
@@ -295,14 +330,6 @@ class ModelCard:
     def _tested(self) -> Mapping[str, int]:
         """How many test examples each client has; empty where the folder has no tables, as on a device."""
         return self.run.test_examples() if CLIENTS.exists_in(self.run.folder) else {}
-
-    @cached_property
-    def _trained(self) -> Mapping[str, int]:
-        """How many training examples each client has, where a data set was dealt to clients."""
-        split = SPLIT.read(self.run.folder)
-        if split is None:
-            return {}
-        return {client: int(((split.client == k) & (split.part == 0)).sum()) for k, client in enumerate(split.clients)}
 
     @cached_property
     def _best(self) -> Mapping[str, int]:

@@ -44,7 +44,12 @@ def as_json(sent: Sequence[Sent]) -> list[dict[str, Any]]:
     return [
         {
             "client": client,
-            "messages": [{"asked": each.asked, "sends": each.content} for each in sent if each.client == client],
+            "messages": [
+                {"asked": each.asked, "sends": each.content}
+                | ({"holds-back": list(each.held_back)} if each.held_back else {})
+                for each in sent
+                if each.client == client
+            ],
         }
         for client in clients
     ]
@@ -55,8 +60,8 @@ def sentences(sent: Sequence[Sent], smallest_category: int) -> Iterator[str]:
     said = set[str]()
     for each in sent:
         when = WHEN[each.asked]
-        for what in _things(each.content, smallest_category):
-            sentence = f"{when}, it sends {what}."
+        sends = [f"{when}, it sends {what}." for what in _things(each.content, smallest_category)]
+        for sentence in (*sends, *(f"{when}, it does not send {what}." for what in each.held_back)):
             if sentence not in said:
                 said.add(sentence)
                 yield sentence

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from fairbloom.command import Terminal
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import colour_on_terminals_alone, follow_stderr
 from fairbloom.protocol.scores import Score
@@ -36,7 +36,7 @@ def progress(*, shown: bool = True) -> Iterator[Progress]:
     An error that the user can correct takes the bar away, so that its line stands alone. A notebook draws it with
     ipywidgets, and nothing without them.
     """
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

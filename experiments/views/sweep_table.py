@@ -4,9 +4,9 @@ import math
 
 from rich.markup import escape
 
-from ..results.differences import Difference
+from ..results.differences import FEWEST_SEEDS, Difference
 from ..results.sweep import Sweep, SweepPoint
-from .tables import CLEAR, STD, Digits, Grid, console, method_grid, show_grid, show_report_place
+from .tables import CLEAR, STD, Digits, Grid, console, mark_clear, method_grid, show_grid, show_report_place
 
 
 def show_sweep(swept: Sweep) -> None:
@@ -41,10 +41,10 @@ def points_grid(swept: Sweep) -> Grid:
     seeds = len(swept.plan.searched)
     caption = "with one seed; ahead: by how much the chosen point is better"
     if seeds > 1:
-        caption = (
-            f"mean ±standard error over {seeds} seeds; ahead: by how much the chosen point is better, with its 95 % "
-            f"interval; {CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's correction over points"
-        )
+        caption = f"mean ±standard error over {seeds} seeds; ahead: by how much the chosen point is better"
+    if seeds >= FEWEST_SEEDS:
+        caption += f", with its 95 % interval; {CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's "
+        caption += "correction over points"
     title = f"{swept.measured} of {swept.score.title} on validation examples"
     return Grid(("point", swept.measured, "ahead", ""), rows, escape(title), caption, words=("",))
 
@@ -59,5 +59,5 @@ def _row(point: SweepPoint, role: str, behind: Difference | None, digits: Digits
     if not point.values:
         return [escape(point.name), "–", "–", state]
     number = digits.spread(point.mean, point.error) if len(point.values) > 1 else digits.number(point.mean)
-    ahead = "–" if behind is None else digits.difference(behind)
+    ahead = "–" if behind is None else mark_clear(digits.difference(behind), behind)
     return [escape(point.name), number, ahead, state]

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleDimensions
+from rich.console import ConsoleDimensions
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fairbloom.command import Terminal
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.protocol.scores import COUNT, Score
@@ -30,9 +31,9 @@ from fairbloom.tasks.task import OTHER_PARTITIONS, Described
 from ..recipes.recipe import CLIENT
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison, mean_and_deviation
-from ..results.differences import Difference, differences_of
+from ..results.differences import FEWEST_SEEDS, Difference, differences_of
 from ..results.groups import ALL, Gap, Group, GroupReport
-from ..results.measured import decimals, in_title, measure_title
+from ..results.measured import LARGER_CLASS, decimals, in_title, measure_title
 from ..results.ranks import Ranks
 from ..results.run import REPORT, Rows, Run, final_of, measures
 from ..results.scored import scores_of, sentences_of
@@ -58,11 +59,8 @@ SPREADS = (INTERVAL, STD)
 CLEAR = "*"
 """Marks a clear difference, also where there are no colours."""
 
-INTERVALS = (
-    f", with its 95 % interval over the seeds; {CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's "
-    "correction over the methods; where single seeds decide a difference, its interval is too narrow"
-)
-"""What captions say of differences to the baseline over several seeds."""
+INTERVALS = ", with its 95 % interval over the seeds; where single seeds decide a difference, it is too narrow"
+"""What captions say of differences to the baseline over three seeds or more."""
 
 NARROW = 72
 """Below so many columns, lists are printed line by line and not in columns."""
@@ -71,7 +69,7 @@ ROOMY = 100
 """Below so many columns, settings are: their names and defaults leave little room for what they mean."""
 
 
-class Page(Console):
+class Page(Terminal):
     """A console that has no edge where nobody watches: in a file or a pipe nothing is cut or wrapped."""
 
     @property
@@ -162,7 +160,13 @@ def show_grid(grid: Grid) -> None:
     if grid.title:
         console.print(f"[b]{grid.title}[/]")
     for table in grid.tables(console.width):
-        console.print(table)
+        if console.is_terminal or console.is_jupyter:
+            console.print(table)
+        else:  # without the spaces that fill each line up
+            with console.capture() as captured:
+                console.print(table)
+            lines = (line.rstrip() for line in captured.get().splitlines())
+            console.out(*lines, sep="\n", highlight=False)
         console.print()
     if grid.caption:
         console.print(grid.caption, style="dim")
@@ -195,11 +199,9 @@ class Digits:
         return f"{value:.{self.decimals}f}"
 
     def difference(self, found: Difference) -> str:
-        """Return a difference with its interval, where it has one, marked where it is clear."""
+        """Return a difference with its interval, where it has one."""
         text = f"{found.mean:+.{self.decimals}f}"
-        if not math.isnan(found.low):
-            text += f" ({self.number(found.low)} to {self.number(found.high)})"
-        return _marked(text, found)
+        return text if math.isnan(found.low) else f"{text} ({self.number(found.low)} to {self.number(found.high)})"
 
     def spread(self, mean: float, deviation: float, sign: str = "") -> str:
         """Return a mean and its deviation."""
@@ -214,7 +216,10 @@ def show_run(run: Run) -> None:
     final = final_of(run)
     show_grid(run_grid(run))
     ascending = sorted(final, key=lambda name: run.score.better(final[name], 0.0))
-    worst = ", ".join(f"{name} {run.score.written(final[name])}" for name in ascending[:NEGLECTED])
+    shares = {name: f" ({share:.0f} % in one class)" for name, share in run.larger_classes().items()}
+    worst = ", ".join(
+        f"{name} {run.score.written(final[name])}{shares.get(name, '')}" for name in ascending[:NEGLECTED]
+    )
     console.print(f"worst served: {escape(worst)}", soft_wrap=True)
     for line in sentences_of(scores_of(run)):
         console.print(escape(line))
@@ -350,7 +355,7 @@ def show_comparison(comparison: Comparison, spread: str = INTERVAL) -> None:
         show_grid(gaps)
     for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False):
         if clients:
-            reason = f"left out, without a test {comparison.score.name} under any method with seed {seed}"
+            reason = f"left out with seed {seed} (no test {comparison.score.name} under some method)"
             console.print(f"{reason}: {escape(', '.join(clients))}", soft_wrap=True)
     verdict = comparison.verdict
     console.print(f"[b]{escape(verdict.headline)}[/] {escape(' '.join(verdict.sentences))}")
@@ -382,21 +387,27 @@ def _difference_grid(comparison: Comparison) -> Grid:
     means = {method: [comparison.spread(method, key)[0] for key in SHOWN] for method in comparison.methods}
     digits = Digits.of(comparison.score, (mean for each in means.values() for mean in each))
     found = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
-    rows = []
+    rows, tested = [], comparison.decisive is comparison
     for method, each in means.items():
-        differences = [found[measure].get(method) for measure in found]
-        cells = ["–" if difference is None else digits.difference(difference) for difference in differences]
-        of_worst = differences[-1]
-        counts = "–" if of_worst is None else f"{of_worst.better}, {of_worst.worse}"
-        rows.append([escape(method), *map(digits.number, each), *cells, counts])
+        cells = ["–"] * 3
+        if method != comparison.baseline:
+            of_mean, of_worst = (found[measure][method] for measure in found)
+            marked = mark_clear(digits.difference(of_worst), of_worst if tested else None)
+            cells = [digits.difference(of_mean), marked, f"{of_worst.better}, {of_worst.worse}"]
+        rows.append([escape(method), *map(digits.number, each), *cells])
+    rows += _failed_rows(comparison, len(SHOWN) + 3)
     gains = [f"gain, {titles[measure]}" for measure in found]
-    many = seeds > 1
+    mark = (
+        f"\n{CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's correction over the methods; only "
+        f"the {titles['worst_10']} is tested"
+    )
+    many = seeds >= FEWEST_SEEDS
     return Grid(
         ("method", *titles.values(), *gains, "better, worse"),
         rows,
         f"Final model over clients: test {escape(comparison.score.title)}",
-        f"mean over {seeds} seed{'s' if many else ''}; gain: by how much better than {base}, seed by seed"
-        f"{INTERVALS if many else ''}\n"
+        f"mean over {seeds} seed{'s' if seeds > 1 else ''}; gain: by how much better than {base}, seed by seed"
+        f"{INTERVALS if many else ''}{mark if many and tested else ''}\n"
         f"better, worse: number of seeds with which the {titles['worst_10']} is better, and worse, than under {base}",
     )
 
@@ -415,6 +426,7 @@ def _deviation_grid(comparison: Comparison) -> Grid:
             better, deviation = comparison.percent_better(method)
             cells += [digits.spread(*comparison.gain(method, "worst_10"), sign="+"), f"{better:.0f} ±{deviation:.0f}"]
         rows.append([escape(method), *cells])
+    rows += _failed_rows(comparison, len(SHOWN) + 2)
     return Grid(
         ("method", *titles.values(), "gain", "% better"),
         rows,
@@ -423,6 +435,12 @@ def _deviation_grid(comparison: Comparison) -> Grid:
         f"gain: by how much the {titles['worst_10']} is better than under {base}; "
         f"% better: share of the clients with a better score than under {base}; both are taken seed by seed",
     )
+
+
+def _failed_rows(comparison: Comparison, columns: int) -> list[list[str]]:
+    """Return a row without numbers for each method that is not compared because runs of it failed."""
+    lacking = {method: words for method, words in comparison.failed.items() if method not in comparison.methods}
+    return [[f"{escape(method)}: {words}", *["–"] * columns] for method, words in lacking.items()]
 
 
 def titles_over(clients: int) -> dict[str, str]:
@@ -454,7 +472,8 @@ def _gap_difference_grid(comparison: Comparison) -> Grid | None:
         ("method", *(escape(measure_title(gap, 0)) for gap in found)),
         [[escape(method), *(digits[gap].difference(found[gap][method]) for gap in found)] for method in methods],
         f"Gaps by {escape(next(iter(reports[0].grouped.groupings)))}: how much narrower than under {base}",
-        f"positive is better, taken with each seed that has both gaps{INTERVALS if len(comparison.seeds) > 1 else ''}",
+        f"positive is better, taken with each seed that has both gaps; not tested"
+        f"{INTERVALS if len(comparison.seeds) >= FEWEST_SEEDS else ''}",
     )
 
 
@@ -503,7 +522,7 @@ def client_grid(comparison: Comparison) -> Grid:
     digits = Digits.of(score, (each[client] for each in values.values() for client in shown))
     clear = {} if comparison.shared.dealt else _clear_differences(comparison, shown)
     cells = {
-        (client, method): _marked(digits.number(each[client]), clear.get((client, method)))
+        (client, method): mark_clear(digits.number(each[client]), clear.get((client, method)))
         for method, each in values.items()
         for client in shown
     }
@@ -515,11 +534,15 @@ def client_grid(comparison: Comparison) -> Grid:
             f"{CLEAR} marks what clearly differs from {escape(comparison.baseline)}: p < 0.05 with Holm's correction "
             "over all numbers of this table"
         )
+    by_method = len(values) > len(shown)
+    if shares := comparison.larger_classes:
+        values = {LARGER_CLASS: {**shares}, **values}
+        cells |= {(client, LARGER_CLASS): f"{shares[client]:.0f}" for client in shown if client in shares}
     caption, methods = "\n".join(notes), [escape(method) for method in values]
-    if len(methods) > len(shown):
-        by_method = [[escape(method), *(cells[client, method] for client in shown)] for method in values]
-        return Grid(("method", *map(escape, shown)), by_method, title, caption)
-    by_client = [[escape(client), *(cells[client, method] for method in values)] for client in shown]
+    if by_method:
+        rows = [[escape(method), *(cells.get((client, method), "") for client in shown)] for method in values]
+        return Grid(("method", *map(escape, shown)), rows, title, caption)
+    by_client = [[escape(client), *(cells.get((client, method), "") for method in values)] for client in shown]
     if hidden:
         by_client.insert(NEGLECTED, [f"… {hidden} more", *("" for _ in values)])
     return Grid(("client", *methods), by_client, title, caption)
@@ -548,7 +571,7 @@ def _clear_differences(comparison: Comparison, clients: Sequence[str]) -> dict[t
     return {key: difference for key, difference in found.items() if difference.clear}
 
 
-def _marked(text: str, difference: Difference | None) -> str:
+def mark_clear(text: str, difference: Difference | None) -> str:
     """Return a number, marked and in green or red where a clear difference is for the better or the worse."""
     if difference is None or not difference.clear:
         return text

@@ -312,8 +312,11 @@ import pandas
 session = onnxruntime.InferenceSession("{MODEL}")
 names = [each.name for each in session.get_inputs()]
 texts = [each.name for each in session.get_inputs() if each.type == "tensor(string)"]
-frame = pandas.read_csv("new.csv", dtype=dict.fromkeys(texts, str))
-frame[texts] = frame[texts].fillna("")
+missing = {sorted(MISSING)}  # in any case of letters
+frame = pandas.read_csv("new.csv", dtype=str, keep_default_na=False).apply(lambda column: column.str.strip())
+frame = frame.mask(frame.apply(lambda column: column.str.lower()).isin(missing), "")
+numbers = [name for name in names if name not in texts]
+frame[numbers] = frame[numbers].replace("", "nan").astype(float)
 feed = {{name: frame[[name]].to_numpy(object if name in texts else float) for name in names}}
 print(session.run(None, feed))
 """

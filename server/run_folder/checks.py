@@ -86,8 +86,8 @@ def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, fini
     there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
     grown = find_grown(there, config)
     free = {*may_differ(finished=finished and not grown, taken_back=taken_back), *grown}
-    if config.get("fraction") == 0.0:  # a run that goes on keeps the one that was decided when it began
-        free |= {"fraction"}
+    # A run that goes on keeps what was decided when it began.
+    free |= {key for key, undecided in (("fraction", 0.0), ("score", "")) if config.get(key) == undecided}
     if differing := find_differing(there, config) - free:
         raise RunFolderError(_explain_differing(path, sorted(differing), there, config))
 

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.names import LOSS
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import SETTINGS, Mark, Value
 from fairbloom.rounds.flower import record_of
 from fairbloom.rounds.method import OPTIONS
@@ -38,6 +38,9 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, Mark.LIMIT}}
 """Options of a strategy that a continued run may change."""
+
+KNOWN_SCORES = {score.name: score for score in (ACCURACY, LOSS_SCORE)}
+"""The scores that a name alone stands for; of any other name, higher is better."""
 
 
 class RunFolder:
@@ -261,9 +264,7 @@ def find_fair_strategy(strategy: Strategy) -> FairStrategy:
 
 def scores_in(given: Sequence[str | Score]) -> tuple[Score, ...]:
     """Return scores, those given by their names as such; raise FairbloomError where there is none, or one twice."""
-    scores = tuple(
-        each if isinstance(each, Score) else ACCURACY if each == ACCURACY.name else Score(each) for each in given
-    )
+    scores = tuple(each if isinstance(each, Score) else KNOWN_SCORES.get(each, Score(each)) for each in given)
     columns = [score.column() for score in scores]
     if twice := [name for name in columns if columns.count(name) > 1]:
         raise FairbloomError(f"score names two metrics whose column is {twice[0]}: rename one of them in your client")

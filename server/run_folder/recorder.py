@@ -126,6 +126,7 @@ class RunRecorder:
         validated: bool = False,
         grouped: Grouped | None = None,
         threshold: bool = False,
+        two_classes: bool = False,
         back: TakeBack | None = None,
         loss: str = LOSS,
         stopping: EarlyStopping | None = None,
@@ -143,13 +144,18 @@ class RunRecorder:
         self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
-        self._validated, self._threshold = validated, threshold
+        self._validated, self._threshold, self._two_classes = validated, threshold, two_classes
         self._best_by = mean_column(self._score, validated=validated)
         self._personal = method.terms(1).personal_lambda is not None
         self._kept_by_clients = self._personal or method.keeps_states
         self._disparity = DISPARITY in method.needs
         columns = client_columns(
-            scores, validated=validated, threshold=threshold, personal=self._personal, disparity=self._disparity
+            scores,
+            validated=validated,
+            threshold=threshold,
+            personal=self._personal,
+            disparity=self._disparity,
+            two_classes=two_classes,
         )
         self._clients = TableWriter(CLIENTS.path_in(path), columns)
         self._loss, self._stopping = loss, stopping
@@ -234,6 +240,7 @@ class RunRecorder:
             threshold=self._threshold,
             personal=self._personal,
             disparity=self._disparity,
+            two_classes=self._two_classes,
             loss=self._loss,
         )
         self._clients.add(rows)

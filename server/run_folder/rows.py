@@ -3,9 +3,10 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from fairbloom.protocol import names
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score, accuracy_first
 from fairbloom.protocol.thresholds import THRESHOLD
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
@@ -27,8 +28,16 @@ WORDS = ("client", *ABSENT, "decided_by", "clipped", "lost_states", "model", "gr
 DISPARITIES = (names.DISPARITY, names.DISPARITY_HARD)
 """What clients.csv has of the groups of a client's training examples, where the method asks for their disparity."""
 
+SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
+"""What clients.csv has of two classes: the share of a client's test examples that are of the larger one, in percent."""
+
+LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
+
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
+"""What a client reports of a training in which it took no part."""
 
 Row = Mapping[str, object]
 
@@ -40,6 +49,7 @@ def client_columns(
     threshold: bool = False,
     personal: bool = False,
     disparity: bool = False,
+    two_classes: bool = False,
 ) -> tuple[str, ...]:
     """Return the columns of clients.csv.
 
@@ -55,17 +65,21 @@ def client_columns(
         Whether they have personal models, which are then measured on these as well.
     disparity
         Whether the method asks for their disparities between groups.
+    two_classes
+        Whether one of two classes is predicted.
     """
-    scores = tuple(scores)
-    of_personal = [score.column("personal", "validation") for score in scores] if personal else []
-    on_validation = *(score.column(split="validation") for score in scores), "validation_loss_of_global_model"
+    own = _own_columns(scores)
+    of_personal = [score.column(model, "validation") for score, model in own if model == "personal"] if personal else []
+    of_global = [score.column(model, "validation") for score, model in own if model == "global"]
+    on_validation = *of_global, "validation_loss_of_global_model"
     return (
         *("round", "client", "participated", "coefficient", "test_examples"),
-        *(score.column(model) for score in scores for model in ("global", "personal")),
+        *(score.column(model) for score, model in own),
         *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
         *((f"train_{metric.replace('-', '_')}_before_round" for metric in DISPARITIES) if disparity else ()),
         *((*on_validation, *of_personal) if validated else ()),
         *((THRESHOLD,) if threshold else ()),
+        *((SHARE_OF_LARGER_CLASS,) if two_classes else ()),
     )
 
 
@@ -141,8 +155,9 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
 
 def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
     """Return a metric of the clients that reported it, in the unit of the tables, by client name."""
-    measured = finished.evaluations.items()
-    return {name: score.shown(m[metric]) for name, m in measured if metric in m and score.has(m[metric])}
+    reported = {name: each[metric] for name, each in finished.evaluations.items() if metric in each}
+    cells = zip(reported, score.cells(reported.values()), strict=True)
+    return {name: value for name, value in cells if value is not None}
 
 
 def format_clients(
@@ -153,43 +168,51 @@ def format_clients(
     threshold: bool = False,
     personal: bool = False,
     disparity: bool = False,
+    two_classes: bool = False,
     loss: str = names.LOSS,
 ) -> list[tuple[object, ...]]:
     """Return the cells of `client_columns` for each client that evaluated the round's model.
 
     `loss` is the name of the metric that is the loss on the test examples.
     """
-    scores = tuple(scores)
-    both = f"{names.VALIDATION}-{names.PERSONAL}"
-    of_personal = [(score, f"{score.name}-{both}") for score in scores] if validated and personal else []
-    validation = [(score, f"{score.name}-{names.VALIDATION}") for score in scores] if validated else []
-    shown = [(score, metric) for score in scores for metric in (score.name, f"{score.name}-{names.PERSONAL}")]
-    number, coefficients, trained = finished.number, finished.coefficients, finished.train_metrics
-    nothing: Mapping[str, float] = {}
-    return [
-        (
-            number,
-            name,
-            1 if name in coefficients else 0,
-            coefficients.get(name),
-            int(measured[names.NUM_EXAMPLES]),
-            *[_cell(score, measured.get(metric)) for score, metric in shown],
-            measured.get(loss),
-            trained.get(name, nothing).get(names.LOSS_BEFORE),
-            measured.get(names.TRAIN_LOSS),
-            *([trained.get(name, nothing).get(metric) for metric in DISPARITIES] if disparity else []),
-            *[_cell(score, measured.get(metric)) for score, metric in validation],
-            *([measured.get(f"{names.LOSS}-{names.VALIDATION}")] if validated else []),
-            *[_cell(score, measured.get(metric)) for score, metric in of_personal],
-            *([measured.get(THRESHOLD)] if threshold else []),
-        )
-        for name, measured in sorted(finished.evaluations.items())
+    clients, measured = zip(*sorted(finished.evaluations.items()), strict=True) if finished.evaluations else ((), ())
+    trained = [finished.train_metrics.get(name, NOTHING) for name in clients]
+
+    def column(metric: str, reports: Iterable[Mapping[str, float]] = measured) -> list[float | None]:
+        return [report.get(metric) for report in reports]
+
+    def cells(of: Iterable[tuple[Score, str]], split: str = "") -> list[list[float | None]]:
+        wire = {"global": split, "personal": f"{split}-{names.PERSONAL}"}
+        return [score.cells(column(f"{score.name}{wire[model]}")) for score, model in of]
+
+    own, of_validation = _own_columns(scores), f"-{names.VALIDATION}"
+    by_model = {model: [each for each in own if each[1] == model] for model in ("global", "personal")}
+    columns = [
+        *([finished.number] * len(clients), clients, [int(name in finished.coefficients) for name in clients]),
+        [finished.coefficients.get(name) for name in clients],
+        [int(report[names.NUM_EXAMPLES]) for report in measured],
+        *cells(own),
+        *(column(loss), column(names.LOSS_BEFORE, trained), column(names.TRAIN_LOSS)),
+        *([column(metric, trained) for metric in DISPARITIES] if disparity else ()),
+        *((*cells(by_model["global"], of_validation), column(names.LOSS + of_validation)) if validated else ()),
+        *(cells(by_model["personal"], of_validation) if validated and personal else ()),
+        *([column(THRESHOLD)] if threshold else ()),
+        *([LARGER_CLASS.cells(column(names.LARGER_CLASS))] if two_classes else ()),
     ]
+    return list(zip(*columns, strict=True))
 
 
-def _cell(score: Score, value: float | None) -> float | None:
-    """Return a score as the table has it, None where the client has none, or says what it cannot be."""
-    return None if value is None or not score.has(value) else score.shown(value)
+def _own_columns(scores: Iterable[Score]) -> list[tuple[Score, str]]:
+    """Return the scores, each with the model that it is of, that have a column of their own.
+
+    The global model's loss always has a column, as a score or not.
+    """
+    return [
+        (score, model)
+        for score in accuracy_first(scores)
+        for model in ("global", "personal")
+        if (score, model) != (LOSS_SCORE, "global")
+    ]
 
 
 def parse_names(cell: str) -> list[str]:

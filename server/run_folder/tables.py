@@ -4,10 +4,12 @@ import csv
 import io
 import math
 import os
+import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from fairbloom.system.files import write_whole
 
@@ -16,6 +18,9 @@ from .errors import explain_read_errors
 
 Cells = dict[str, str]
 """A row of a table as it is written: the text of each cell, by column."""
+
+FORMULA = re.compile(r"'*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
+"""How a cell begins that a spreadsheet may compute, or one that was escaped: clients and groups may have any name."""
 
 BEGUN = "Restore what is missing from a copy, or move the table away to begin a new one"
 """What can be done about a table of a run that goes on, where it cannot be read."""
@@ -51,7 +56,7 @@ def _read_begun(path: Path) -> list[Cells]:
         except FileNotFoundError:
             return []
         with _csv_reader(_drop_torn_line(content)) as reader:
-            rows = [row for row in reader if None not in row.values()]
+            rows = [_unescape(row) for row in reader if None not in row.values()]
         if rows and not all(row.get("round", "").isdecimal() for row in rows):
             raise ValueError("it is no table of rounds")
         return rows
@@ -59,12 +64,40 @@ def _read_begun(path: Path) -> list[Cells]:
 
 def format_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]], *, header: bool = False) -> str:
     """Return rows as CSV text with Unix line ends."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    if header:
-        writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    cells = ([row.get(column, "") for column in columns] for row in rows)
+    return _format_rows([columns, *cells] if header else cells)
+
+
+def _format_rows(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows of cells as CSV text with Unix line ends."""
+    lines: list[str] = []
+    # The library quotes a cell with \r only where \r is a part of the line end.
+    writer = csv.writer(_Sink(lambda line: lines.append(f"{line[:-2]}\n")), lineterminator="\r\n")
+    writer.writerows([escape_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return "".join(lines)
+
+
+class _Sink(NamedTuple):
+    """What the library writes lines to."""
+
+    write: Callable[[str], None]
+
+
+def escape_formula(cell: object) -> object:
+    """Return a cell that no spreadsheet computes: a text that looks like a formula begins with an apostrophe then."""
+    if not isinstance(cell, str) or not FORMULA.match(cell):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def _unescape(row: Cells) -> Cells:
+    """Return a row of cells as they were before `escape_formula`."""
+    escaped = {column for column, cell in row.items() if cell and cell[:1] == "'" and FORMULA.match(cell)}
+    return {column: cell[1:] if column in escaped else cell for column, cell in row.items()} if escaped else row
 
 
 class TableWriter:
@@ -118,9 +151,7 @@ class TableWriter:
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Let rows wait, given by their cells."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        self._waiting.append(text.getvalue())
+        self._waiting.append(_format_rows(rows))
 
     def write(self) -> None:
         """Write the rows that wait, all of them or, where the disk does not take them, none.
@@ -199,7 +230,7 @@ def _parse(content: bytes, last: float = math.inf) -> tuple[list[str], list[Cell
                 raise ValueError(f"the round in line {reader.line_num} is {row['round']!r}")
             if int(row["round"]) <= last and (None in row or None in row.values()):
                 raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
-            rows.append(row)
+            rows.append(_unescape(row))
     return header, rows
 
 

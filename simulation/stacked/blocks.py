@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +17,9 @@ from fairbloom.client.training import batch_of, batches
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples
 from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs
+from fairbloom.tasks.pooled import join_tensors
 
 from .programs import in_tensors
-from .together import Pool
 
 PADDING = 1.5
 """The examples of a block, filled up to the longest batch of each step, are at most so many times the real ones."""
@@ -63,11 +64,6 @@ class Member(NamedTuple):
         batch = batch_of(count, work)
         steps = epochs * math.ceil(count / batch) if work.steps is None else work.steps
         return cls(local, place, epochs, count, batch, steps)
-
-    @property
-    def examples(self) -> Examples:
-        """Its training examples."""
-        return in_tensors(self.local.splits.train)
 
 
 @dataclass(frozen=True)
@@ -123,15 +119,21 @@ def divide_into_blocks(members: Sequence[Member], most: int) -> Iterator[list[Me
     Clients that are done drop out at the end of a block, and there is little to fill up.
     """
     block: list[Member] = []
-    longest = real = 0
-    for member in sorted(members, key=lambda member: (-member.steps, -member.batch, member.place)):
-        longest, real = max(longest, member.batch), real + member.batch
-        if block and (len(block) == most or longest * (len(block) + 1) > PADDING * real):
+    count = longest = real = 0
+    by_place = sorted(members, key=attrgetter("place"))
+    for member in sorted(by_place, key=attrgetter("steps", "batch"), reverse=True):  # of equal ones, the place decides
+        count, longest, real = count + 1, longest if longest > member.batch else member.batch, real + member.batch
+        if block and (count > most or longest * count > PADDING * real):
             yield block
-            block, longest, real = [], member.batch, member.batch
+            block, count, longest, real = [], 1, member.batch, member.batch
         block.append(member)
     if block:
         yield block
+
+
+def examples_of(block: Sequence[Member]) -> list[Examples]:
+    """Return the training examples of each client."""
+    return in_tensors([member.local.splits.train for member in block])
 
 
 def takes_all(block: Sequence[Member]) -> bool:
@@ -143,33 +145,55 @@ def minibatches(
     block: Sequence[Member], work: LocalWork, batch_order: Callable[[Member], np.random.Generator]
 ) -> Iterator[Step]:
     """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
-    pool = Pool.of([member.examples for member in block])
+    parts = examples_of(block)
+    joined, starts = join_tensors(parts), find_starts(parts)
     orders = [batches(member.size, replace(work, epochs=member.epochs, random=batch_order(member))) for member in block]
-    for number in range(block[0].steps):
-        taking = sum(member.steps > number for member in block)
-        yield pad_step(pool, [next(order) for order in orders[:taking]])
+    for taking in count_taking(block):
+        yield pad_step(joined, starts[:taking], [*map(next, orders[:taking])])
 
 
 def repeat_step(step: Step, block: Sequence[Member]) -> Iterator[Step]:
     """Yield a step that takes all examples as often as the block's clients take it."""
+    for taking in count_taking(block):
+        yield step.first(taking)
+
+
+def count_taking(block: Sequence[Member]) -> Iterator[int]:
+    """Yield how many clients of a block, the first ones, take each of its steps."""
+    taking = len(block)
     for number in range(block[0].steps):
-        yield step.first(sum(member.steps > number for member in block))
+        while block[taking - 1].steps <= number:
+            taking -= 1
+        yield taking
 
 
 def full_batch(parts: Sequence[Examples]) -> Step:
     """Return the step that takes all examples of each client."""
-    pool = Pool.of(parts)
-    return pad_step(pool, [torch.arange(count) for count in pool.counts])
+    return pad_step(join_tensors(parts), find_starts(parts), [torch.arange(len(part)) for part in parts])
 
 
-def pad_step(pool: Pool, chosen: Sequence[Tensor]) -> Step:
-    """Return the step of the pool's first clients, who take these of their examples."""
+def find_starts(parts: Sequence[Examples]) -> Tensor:
+    """Return where the examples of each client begin among those of all, shape (k, 1)."""
+    return torch.tensor([0, *accumulate(map(len, parts[:-1]))]).unsqueeze(1)
+
+
+def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> Step:
+    """Return the step of k clients, whose examples begin at `starts`, and which take the `chosen` of theirs."""
     sizes = [len(each) for each in chosen]
-    starts = torch.tensor(list(accumulate(pool.counts, initial=0))[: len(chosen)]).unsqueeze(1)
     if min(sizes) == max(sizes):
-        return Step(*pool.at(torch.stack(list(chosen)) + starts), counts=None)
+        return Step(*take_rows(joined, torch.stack([*chosen]) + starts), counts=None)
     counts = torch.tensor(sizes)
-    places = pad_sequence(list(chosen), batch_first=True)
+    places = pad_sequence([*chosen], batch_first=True)
     real = torch.arange(places.shape[1]) < counts.unsqueeze(1)
-    inputs, targets = pool.at(torch.where(real, places, places[:, :1]) + starts)
+    inputs, targets = take_rows(joined, torch.where(real, places, places[:, :1]) + starts)
     return Step(inputs, targets, counts.to(targets.device))
+
+
+def take_rows(examples: Examples, places: Tensor) -> tuple[Inputs, Tensor]:
+    """Return inputs and targets at places of shape (k, b): all their tensors of shape (k, b, …)."""
+    inputs, targets = examples[places.flatten().to(examples.device)]
+
+    def shaped(tensor: Tensor) -> Tensor:
+        return tensor.view(*places.shape, *tensor.shape[1:])
+
+    return map_inputs(inputs, shaped), shaped(targets)

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairbloom.client.class_weights import class_table
 from fairbloom.client.honoured import Honoured
-from fairbloom.client.local import LocalClient, Metrics, StartedRule
+from fairbloom.client.local import LocalClient, Metrics, StartedRule, report_all
 from fairbloom.client.metrics import (
     AFTER,
     BEFORE,
@@ -46,7 +46,7 @@ from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
 
 from ..clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
-from .blocks import Member, Step, divide_into_blocks, full_batch, minibatches, repeat_step, takes_all
+from .blocks import Member, Step, divide_into_blocks, examples_of, full_batch, minibatches, repeat_step, takes_all
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
 from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
@@ -112,8 +112,8 @@ class Rows:
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
         """Return the work that has made the model of a row, in so many steps, what it is now."""
-        taken = StepsTaken(work.rates(steps))
-        return WorkDone(lambda: work.learning_rate, partial(self._changes, row), lambda: taken.rate_sum)
+        changes, rate_sum = partial(self._changes, row), lambda: StepsTaken(work.rates(steps)).rate_sum
+        return WorkDone(lambda: work.learning_rate, changes, rate_sum)
 
     def _changes(self, row: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Return the trainable arrays of a row, each as received and as it is now."""
@@ -239,7 +239,7 @@ class StackedClients(LocalClients):
         if names in self._full:
             self._full.move_to_end(names)
             return self._full[names]
-        step = full_batch([member.examples for member in block])
+        step = full_batch(examples_of(block))
         self._full[names] = step
         while sum(each.nbytes for each in self._full.values()) > REMEMBERED_BYTES:
             self._full.popitem(last=False)
@@ -302,23 +302,23 @@ class StackedClients(LocalClients):
         clients = [self.local(name) for name in names]
         task, model = clients[0].task, clients[0].model
         asked = [each for each in clients if each.name in participants]
-        reports: dict[str, Metrics] = {each.name: {wire.NUM_EXAMPLES: len(each.splits.test)} for each in clients}
+        reports = {each.name: each.describe_tests() for each in clients}
         model.load_state_dict(received)
         for measurement in OF_EVALUATION:
-            if measurement.requested:
-                some = asked if measurement.requests(terms.measure) else []
-            else:
-                some = [each for each in clients if measurement.applies(terms, each.splits)]
+            if not measurement.is_asked(terms):
+                continue
+            requested = measurement.requested
+            there = [(each, measurement.of(each.splits)) for each in (asked if requested else clients)]
+            some = [(each, part) for each, part in there if requested or part]
+            measuring = [each for each, _ in some]
             if measurement.model == PERSONAL:
                 before = terms.server_round + 1
-                found = [self._measure_personal(each, measurement, received, before) for each in some]
+                found = [self._measure_personal(each, measurement, received, before) for each in measuring]
             else:
                 smallest_group = self.settings.smallest_group if measurement.by_group else 0
-                found = measure_clients(
-                    model, task, [in_tensors(measurement.of(each.splits)) for each in some], smallest_group
-                )
-            for local, scores in zip(some, found, strict=True):
-                reports[local.name] |= local.report(measurement, scores, terms)
+                found = measure_clients(model, task, in_tensors([part for _, part in some]), smallest_group)
+            for local, reported in zip(measuring, report_all(measuring, measurement, found, terms), strict=True):
+                reports[local.name] |= reported
         return {each.name: each.conclude(reports[each.name]) for each in clients}
 
     def _measure_personal(
@@ -362,8 +362,10 @@ class _Training:
     def block(self, block: Sequence[Member]) -> None:
         """Train the global model on a block of clients."""
         terms, task, model = self._terms, block[0].local.task, block[0].local.model
-        parts = [member.examples for member in block]
-        baselines = [member.local.find_baseline(self._received, terms) for member in block]
+        parts = examples_of(block)
+        scores: list[Metrics] = [{} for _ in block]
+        if terms.baseline_epochs is not None:
+            scores = [{**member.local.find_baseline(self._received, terms)} for member in block]
         program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
         rules = self._start_rules(block, work)
@@ -373,7 +375,6 @@ class _Training:
             counts = [member.steps for member in block]
             halfway, first = train_together(program, task, rows, steps, work, parts, counts, self._shift(rules))
         self._finish_rules(block, rules, rows, work)
-        scores: list[Metrics] = [{**baseline} for baseline in baselines]
         self._measure_received(scores, block, parts, first)
         if AFTER.requests(terms.measure):
             self._note(scores, block, AFTER, measure_trained(program, task, rows, parts))
@@ -410,17 +411,20 @@ class _Training:
         """Store what each client replies beside its model."""
         terms = self._terms
         others = {name: self._layout.arrays[name] for name in (*self._layout.buffers, *self._layout.integers)}
+        keeps_states = bool(terms.state_rounds) or terms.state_round is not None
         for row, member in enumerate(block):
-            done = requested_metrics(
-                terms.measure, scores[row], rows.work_done(row, work, 0 if terms.local_only else member.steps)
-            )
-            metrics = {wire.NUM_EXAMPLES: member.size, **done}
-            if terms.of_client(member.local.name).state_round is not None:
+            metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
+            if terms.measure:
+                done = rows.work_done(row, work, 0 if terms.local_only else member.steps)
+                metrics |= requested_metrics(terms.measure, scores[row], done)
+            if keeps_states and terms.of_client(member.local.name).state_round is not None:
                 metrics[wire.STATE_ROUND] = rules[row].origin if rules else 0
             self.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
     def _start_rules(self, block: Sequence[Member], work: LocalWork) -> list[StartedRule]:
         """Return the rule of each client in this round; none where the work has no rule."""
+        if work.rule is None:
+            return []
         found = [
             each.local.start_rule(work, self._received, self._terms.of_client(each.local.name), self._sent)
             for each in block
@@ -443,8 +447,9 @@ class _Training:
         self, scores: Sequence[Metrics], block: Sequence[Member], which: Measurement, found: Sequence[Measures]
     ) -> None:
         """Add what was measured on the training examples to the scores of the clients, as these report it."""
-        for noted, member, measures in zip(scores, block, found, strict=True):
-            noted.update(member.local.report(which, measures, self._terms))
+        clients = [member.local for member in block]
+        for noted, reported in zip(scores, report_all(clients, which, found, self._terms), strict=True):
+            noted |= reported
 
     def alone(self, member: Member) -> None:
         """Train the global model on one client, as it would by itself."""
@@ -456,7 +461,7 @@ class _Training:
     def personal_block(self, block: Sequence[Member]) -> None:
         """Train the personal models of a block of clients, pulled to the received model."""
         terms, task, model = self._terms, block[0].local.task, block[0].local.model
-        parts = [member.examples for member in block]
+        parts = examples_of(block)
         program = self._engine.program(task, model, parts[0])
         rows, work = Rows(self._layout, self._received, len(block)), personal_work(self._engine.settings, terms)
         for row, member in enumerate(block):
@@ -518,9 +523,10 @@ def train_together(
 
 def stack_tables(work: LocalWork, task: Task, parts: Sequence[Examples]) -> Tensor | None:
     """Return the weights of the classes at each client, shape (k, classes); None where no weights are wanted."""
+    if not work.class_weights:
+        return None
     tables = [class_table(work.class_weights, task, part) for part in parts]
-    there = [table for table in tables if table is not None]
-    return pad_sequence(there, batch_first=True) if there else None
+    return pad_sequence([table for table in tables if table is not None], batch_first=True)
 
 
 def minimised_loss(
@@ -536,11 +542,10 @@ def minimised_loss(
 def measure_trained(program: Program, task: Task, rows: Rows, parts: Sequence[Examples]) -> list[Measures]:
     """Return what is measured of each client's own model on its examples."""
     found: list[Measures] = []
-    for some in split_into_passes(parts):
+    for some, counts in split_into_passes(parts):
         step = full_batch(some)
         weights = [array[len(found) : len(found) + len(some)] for array in rows.arrays]
         outputs = program(weights, step.inputs)
-        counts = [len(part) for part in some]
         real = torch.arange(step.shape[1], device=outputs.device) < torch.tensor(counts, device=outputs.device)[:, None]
         found += score_clients(task, outputs[real], step.targets[real], counts)
     return found

@@ -273,7 +273,7 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     UnstackableError
         When the model, or the loss, cannot be computed for many clients at once.
     """
-    examples = in_tensors(examples)
+    (examples,) = in_tensors([examples])
     if is_of_model(task.loss):
         raise UnstackableError("the loss is its own")
     _check_parameters(model)
@@ -299,11 +299,12 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     return program
 
 
-def in_tensors(examples: AnyExamples) -> Examples:
+def in_tensors(parts: Sequence[AnyExamples]) -> list[Examples]:
     """Return examples whose tensors several clients can have side by side; raise UnstackableError for others."""
-    if isinstance(examples, CollatedExamples):
+    tensors = [part for part in parts if not isinstance(part, CollatedExamples)]
+    if len(tensors) < len(parts):
         raise UnstackableError("its examples are of a Dataset, and made batch by batch")
-    return examples
+    return tensors
 
 
 def _check_parameters(model: nn.Module) -> None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from inspect import unwrap
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fairbloom.client.device import in_double
 from fairbloom.client.groups import measure_groups
 from fairbloom.client.training import EVALUATION_BATCH, measure, outputs_of
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
-from fairbloom.tasks.inputs import Inputs, are_shared, combine_inputs, map_inputs
 from fairbloom.tasks.measures import absolute_error
+from fairbloom.tasks.pooled import join_tensors
 from fairbloom.tasks.task import is_highest
 
 ONE_BY_ONE: tuple[Callable[..., object], ...] = (is_highest, absolute_error)
@@ -27,49 +27,6 @@ FEW_CLASSES = 12
 """With up to so many classes, cross-entropy is computed with the classes first."""
 
 Measures = dict[str, float]
-
-
-class Pool(NamedTuple):
-    """The examples of several clients in common tensors.
-
-    Attributes
-    ----------
-    inputs, targets
-        First dimension of each tensor the examples.
-    rows
-        Indices of each client's examples, one client's after the other's.
-    counts
-        How many each client has.
-    """
-
-    inputs: Inputs
-    targets: Tensor
-    rows: Tensor
-    counts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, parts: Sequence[Examples]) -> "Pool":
-        """Return the examples of several clients in the tensors that they share, or else in a copy."""
-        counts, first = tuple(map(len, parts)), parts[0]
-        rows = [part.rows for part in parts if part.rows is not None]
-        if len(rows) == len(parts) and all(
-            are_shared(p.inputs, first.inputs) and p.targets is first.targets for p in parts
-        ):
-            return cls(first.inputs, first.targets, torch.cat(rows), counts)
-        inputs, each_targets = zip(*(part[:] for part in parts), strict=True)
-        targets = torch.cat(each_targets)
-        return cls(
-            combine_inputs(inputs, torch.cat), targets, torch.arange(len(targets), device=targets.device), counts
-        )
-
-    def at(self, places: Tensor) -> tuple[Inputs, Tensor]:
-        """Return inputs and targets at places among the rows, shape (k, b): all their tensors of shape (k, b, …)."""
-        rows = self.rows.index_select(0, places.flatten().to(self.rows.device))
-
-        def taken(tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, rows).view(*places.shape, *tensor.shape[1:])
-
-        return map_inputs(self.inputs, taken), taken(self.targets)
 
 
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -89,17 +46,16 @@ def measure_clients(model: nn.Module, task: Task, parts: Sequence[Examples], sma
     """
     model.eval()
     found: list[Measures] = []
-    for some in split_into_passes(parts):
+    for some, counts in split_into_passes(parts):
         if len(some) == 1:
             found.append(measure(model, task, some[0], smallest_group))
             continue
-        pool = Pool.of(some)
-        inputs, targets = pool.at(torch.arange(len(pool.rows)))
+        inputs, targets = join_tensors(some)[:]
         with torch.no_grad():
             outputs = outputs_of(model, inputs, task.output)
-            scores = score_clients(task, outputs, targets, pool.counts)
+            scores = score_clients(task, outputs, targets, counts)
         if smallest_group and task.groupings:
-            apart = (torch.split(each, list(pool.counts)) for each in (outputs, targets))
+            apart = (torch.split(each, counts) for each in (outputs, targets))
             for measured, part, its_outputs, its_targets in zip(scores, some, *apart, strict=True):
                 if (groups := part.group_places()) is not None:
                     by_score = {score: of(its_outputs, its_targets) for score, of in task.group_scores.items()}
@@ -116,16 +72,19 @@ def score_clients(task: Task, outputs: Tensor, targets: Tensor, counts: Sequence
             columns[score.name] = _means(torch.as_tensor(of(outputs, targets)), counts)
         else:
             apart = zip(torch.split(outputs, list(counts)), torch.split(targets, list(counts)), strict=True)
-            columns[score.name] = [torch.as_tensor(of(*part)).double().mean().item() for part in apart]
-    return [
-        {name: value for name, value in zip(columns, row, strict=True) if name == LOSS or math.isfinite(value)}
-        for row in zip(*columns.values(), strict=True)
-    ]
+            columns[score.name] = [in_double(torch.as_tensor(of(*part))).mean().item() for part in apart]
+    found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for name, values in columns.items():
+        if name != LOSS and not np.isfinite(values).all():
+            for measured, value in zip(found, values, strict=True):
+                if not math.isfinite(value):
+                    del measured[name]
+    return found
 
 
 def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
     """Return the mean over each client's examples, NaN where a client has none."""
-    numbers: NDArray[np.float64] = values.double().cpu().numpy()
+    numbers: NDArray[np.float64] = values.cpu().double().numpy()
     sizes = np.array(counts)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     means, some = np.full(len(sizes), np.nan), sizes > 0
@@ -135,16 +94,17 @@ def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
     return listed
 
 
-def split_into_passes(parts: Sequence[Examples]) -> Iterator[list[Examples]]:
-    """Yield clients, as many as have EVALUATION_BATCH examples together; one that has more comes alone."""
-    some: list[Examples] = []
-    total = 0
-    for part in parts:
-        size = len(part)
-        if some and total + size > EVALUATION_BATCH:
-            yield some
-            some, total = [], 0
-        some.append(part)
-        total += size
-    if some:
-        yield some
+def split_into_passes(parts: Sequence[Examples]) -> Iterator[tuple[list[Examples], list[int]]]:
+    """Yield clients, as many as have EVALUATION_BATCH examples together, with the examples that each has.
+
+    One that has more comes alone.
+    """
+    counts = [*map(len, parts)]
+    first = total = 0
+    for last, count in enumerate(counts):
+        if last > first and total + count > EVALUATION_BATCH:
+            yield [*parts[first:last]], counts[first:last]
+            first, total = last, 0
+        total += count
+    if counts:
+        yield [*parts[first:]], counts[first:]

@@ -12,8 +12,10 @@ from fairbloom.errors import did_you_mean
 from fairbloom.logs import log
 from fairbloom.protocol.settings import split_names
 
+from ..leaving import check_rows
 from ..partition import FEWEST, split, splits_of
 from ..preprocessing import ARRAYS, Preprocessing, as_floats
+from ..row_digests import RowsBehind, tell_apart
 from ..task import Setup, Splits, Task
 from .agreement import MOST_CLASSES, TargetSummary
 from .folders import files_in
@@ -55,7 +57,7 @@ class Arrays:
     """
 
     def __init__(self, path: Path, client: str, setup: Setup, stated: tuple[str, ...]) -> None:
-        self._path, self._stated = path, stated
+        self._path, self._stated, self._floor = path, stated, setup.floor
         arrays = self._read()
         if "x" in arrays:
             x, y = arrays["x"], arrays["y"]
@@ -146,6 +148,7 @@ class Arrays:
     def summarise_target(self) -> TargetSummary:
         """Return what the server gets to know of this client's target."""
         if self.y.dtype.kind == "f":
+            check_rows("few-targets", len(self.parts.train), self._floor)
             return TargetSummary("quantity", moments=measure_moments(self.y[self.parts.train]))
         if self._stated:
             self._class_indices(self._stated)
@@ -178,7 +181,6 @@ class Arrays:
                     f"{join_names(classes)}: {did_you_mean(value, classes)}correct it, or state all classes by "
                     "npz.classes",
                     "strange-label",
-                    example=k,
                 )
         return np.array([order[value] for value in self.y.tolist()], np.int64)
 
@@ -187,6 +189,14 @@ class Arrays:
         if self.y.dtype.kind == "f" and len(found := np.unique(self.y)) <= FEW_WHOLE and (found == found.round()).all():
             log.warning("%s: y holds few numbers, as floats: a quantity; classes are y.astype(int)", self._path)
         return summarise(len(self.parts.train), self.x.shape[1:], self.summarise_target())
+
+    def behind(self) -> RowsBehind:
+        """Return what tells the examples apart, and which of them are behind the mean of a quantity."""
+        examples = [x.tobytes() + str(y).encode() for x, y in zip(self.x, self.y.tolist(), strict=True)]
+        return RowsBehind(
+            lambda digest: tell_apart(map(digest, examples)),
+            {"the mean of the target": self.parts.train} if self.y.dtype.kind == "f" else {},
+        )
 
     def describe(self) -> Mapping[str, str | int]:
         """Return what `fairbloom data` shows of the client."""

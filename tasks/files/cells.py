@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .headers import Label, doubtful_place, labels_of
 from .numbers import DECIMAL_COMMA, DECIMAL_POINT, Decimal, canonical, is_missing, parse_number
-from .reasons import DataError
+from .reasons import MOST_FAULTS, DataError, raise_faults
 from .table import NO_CODES, Column, ColumnHints, Source, Table
 
 MAX_TEXT = 200
@@ -104,7 +104,7 @@ class CellsOfFile:
 
 
 def build_table(found: CellsOfFile, hints: ColumnHints) -> Table:
-    """Return the table of a file's cells.
+    """Return the table of a file's cells, with what is wrong with columns that are neither of numbers nor of texts.
 
     Parameters
     ----------
@@ -112,26 +112,25 @@ def build_table(found: CellsOfFile, hints: ColumnHints) -> Table:
         The cells.
     hints
         What the settings of the run say about the columns.
-
-    Raises
-    ------
-    DataError
-        When a column is neither of numbers nor of texts.
     """
     header, cells = found.header, found.cells
     different = [of.different if isinstance(of, Cells) else () for of in cells]
     doubtful = doubtful_place(header, different, hints.names)
     labels = labels_of(header, doubtful, hints.names)
     columns = {}
+    faults: list[DataError] = []
     for name, of in zip(header, cells, strict=True):
         if name.lower() in hints.ignored:
             continue
         if isinstance(of, Numbers):
             columns[name] = Column(name, labels[name], of.numbers, (), NO_CODES, of.blanks, of.missing)
-        else:
-            place = ColumnPlace(found.source, name, labels[name])
-            columns[name] = build_column(place, of, name.lower(), hints)
-    return Table(found.source, columns, doubtful, hints.ignored.intersection(name.lower() for name in header))
+            continue
+        try:
+            columns[name] = build_column(ColumnPlace(found.source, name, labels[name]), of, name.lower(), hints)
+        except DataError as error:
+            faults += [error, *error.others]
+    ignored = hints.ignored.intersection(name.lower() for name in header)
+    return Table(found.source, columns, doubtful, ignored, tuple(faults))
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,12 +212,17 @@ def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | No
     if others and 2 * cells.count(set(others)) >= present:
         raise other_mark_error(place, cells, others[0], decimal)
     if 2 * cells.count(set(wrong)) < present:
-        raise place.error(
-            cells.first(wrong[0]),
-            f"holds {wrong[0]!r}, which is not a number, while most of the column is numbers: correct it, leave the "
-            "cell empty if the value is missing, or read the whole column as categories by "
-            f"csv.categories={place.name}",
-            "no-number",
+        raise_faults(
+            [
+                place.error(
+                    cells.first(cell),
+                    f"holds {cell!r}, which is not a number, while most of the column is numbers: correct it, leave "
+                    "the cell empty if the value is missing, or read the whole column as categories by "
+                    f"csv.categories={place.name}",
+                    "no-number",
+                )
+                for cell in wrong[:MOST_FAULTS]
+            ]
         )
 
 
@@ -235,12 +239,14 @@ def other_mark_error(place: ColumnPlace, cells: Cells, cell: str, decimal: Decim
     if decimal == ".":
         wrong = (
             f"holds {cell!r}, a number with a comma: say csv.decimal=, if that is the decimal mark of all files; "
-            "otherwise write decimal points; thousands have no separator"
+            f"if others have points, say csv.commas={place.source.path.stem}, with all such files; otherwise write "
+            "decimal points; thousands have no separator"
         )
         return place.error(cells.first(cell), wrong, "decimal-comma")
     wrong = (
-        f"holds {cell!r}, a number with a point, and csv.decimal is a comma: write decimal commas, and no thousands "
-        f"separators, or leave csv.decimal out; if it is no number, say csv.categories={place.name}"
+        f"holds {cell!r}, a number with a point, and csv.decimal or csv.commas says that the file has commas: write "
+        "decimal commas, and no thousands separators, or leave csv.decimal out, and name in csv.commas only the files "
+        f"that have commas; if it is no number, say csv.categories={place.name}"
     )
     return place.error(cells.first(cell), wrong, "decimal-point")
 

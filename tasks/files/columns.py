@@ -9,6 +9,7 @@ from fairbloom.errors import FairbloomError, did_you_mean
 from ..groups import MOST_GROUPINGS, MOST_GROUPS, OTHER, GroupBy
 from ..preprocessing import CATEGORY, NUMBER, TABLE, InputColumn, Preprocessing
 from .agreement import (
+    ALIKE,
     MOST_CATEGORIES,
     MOST_COLUMNS,
     MOST_INPUTS,
@@ -27,7 +28,7 @@ from .agreement import (
     write_agreement,
 )
 from .table import CATEGORIES, EMPTY, KINDS, NUMBERS
-from .targets import Target, join_names, sort_classes
+from .targets import MOST_COLUMNS_NAMED, Target, join_names, sort_classes
 
 REMEDIES = {
     "kind": "correct it, name the right column by csv.target, or say csv.kind=classification or csv.kind=regression",
@@ -69,6 +70,8 @@ def agree(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
         keep()
         target = agree_on_target({name: summary.target for name, summary in fit.items()}, reasons, REMEDIES)
         keep()
+        reasons |= _find_respelled(fit)
+        keep()
         unions = _unions(fit, reasons)
         keep()
         groups = _groups(fit, reasons)
@@ -86,13 +89,34 @@ def check_ignored(fit: "Mapping[str, ClientSummary]") -> None:
         columns = list(dict.fromkeys(column for summary in fit.values() for column in summary.columns))
         raise FairbloomError(
             f"csv.ignore names {shorten(name)}, and no client's file has such a column: {did_you_mean(name, columns)}"
-            f"the columns are {join_names(columns)}"
+            f"the columns are {join_names(columns, MOST_COLUMNS_NAMED)}"
         )
 
 
 def _kind(kinds: list[str]) -> str:
     numbers, categories = kinds.count(NUMBERS), kinds.count(CATEGORIES)
     return CATEGORIES if categories > numbers else NUMBERS
+
+
+def _find_respelled(fit: "Mapping[str, ClientSummary]") -> dict[str, str]:
+    """Return why clients cannot take part that spell a category in another upper and lower case than most others."""
+    spelled: dict[tuple[str, str], dict[str, str]] = {}
+    for name, summary in sorted(fit.items()):
+        for column, texts in summary.categories.items():
+            for text in () if column in summary.as_they_are else texts:
+                if not (column in summary.others and text == OTHER):
+                    spelled.setdefault((column, text.casefold()), {})[name] = text
+    reasons: dict[str, str] = {}
+    for (column, _), by_client in spelled.items():
+        most = majority(by_client)
+        for name, text in by_client.items():
+            if text != most:
+                reasons.setdefault(
+                    name,
+                    f"column {column!r} holds {text!r}, and that of most others {most!r}: {ALIKE}, or take both as "
+                    f"they are by csv.categories={column}",
+                )
+    return reasons
 
 
 def _unions(fit: "Mapping[str, ClientSummary]", reasons: dict[str, str]) -> dict[str, list[str]]:
@@ -273,6 +297,8 @@ class ClientSummary:
         Of each grouping by values, those of its training rows.
     lacking
         The names in csv.ignore that are none of its columns.
+    as_they_are
+        The columns of categories that csv.categories names.
     """
 
     columns: Mapping[str, str]
@@ -283,6 +309,7 @@ class ClientSummary:
     others: frozenset[str] = frozenset()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lacking: frozenset[str] = frozenset()
+    as_they_are: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -327,14 +354,15 @@ class ClientSummary:
             others,
             {name: tuple(check_texts(f"grouping {name!r}", each, MOST_GROUPS)) for name, each in groups.items()},
             frozenset(check_texts("lacks", sent.get("lacks", []), MOST_COLUMNS)),
+            frozenset(check_texts("as-they-are", sent.get("as-they-are", []), MOST_COLUMNS)),
         )
 
 
 def describe_difference(here: frozenset[str], others: frozenset[str]) -> str:
     """Return how a file's columns differ from those that most other clients have; `Age` is not `age`."""
     lacking, added = sorted(others - here), sorted(here - others)
-    parts = [f"it lacks the columns {join_names(lacking)}"] * bool(lacking) + [
-        f"it has the columns {join_names(added)}, which most others lack"
+    parts = [f"it lacks the columns {join_names(lacking, MOST_COLUMNS_NAMED)}"] * bool(lacking) + [
+        f"it has the columns {join_names(added, MOST_COLUMNS_NAMED)}, which most others lack"
     ] * bool(added)
     by_case = {name.casefold(): name for name in lacking}
     pairs = [f"{name} and {by_case[name.casefold()]}" for name in added if name.casefold() in by_case]

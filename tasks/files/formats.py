@@ -21,6 +21,9 @@ SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 ENDINGS = (*TEXTS, *COLUMNAR, *SPREADSHEETS)
 """The endings of all tables."""
 
+PICTURES = (".png", ".jpg", ".jpeg")
+"""The endings of images."""
+
 DELIMITERS = (",", ";", "\t", "|")
 
 STARTS = {b"PAR1": ".parquet", b"ARROW1": ".feather", b"PK\x03\x04": ".xlsx", b"\xd0\xcf\x11\xe0": ".xls"}
@@ -68,8 +71,8 @@ def marked_encoding(content: bytes) -> str:
     return next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
 
 
-def encoding_named(encoding: str) -> str:
-    """Return what Python calls an encoding, and "utf-8" for UTF-8 with or without a mark.
+def encoding_named(encoding: str, setting: str = "csv.encoding") -> str:
+    """Return what Python calls an encoding, and "utf-8" for UTF-8 with or without a mark; `setting` names it.
 
     Raises
     ------
@@ -81,7 +84,7 @@ def encoding_named(encoding: str) -> str:
         name = codecs.lookup(encoding).name
     except LookupError as error:
         raise ReportableError(
-            f"csv.encoding = {encoding!r}: Python knows no such encoding of texts: write cp1252 for a file of Windows "
+            f"{setting} = {encoding!r}: Python knows no such encoding of texts: write cp1252 for a file of Windows "
             "in Western Europe, latin-1, utf-16, or another name of Python's"
         ) from error
     return "utf-8" if name == UTF_8 else name

@@ -15,14 +15,14 @@ from fairbloom.protocol.settings import split_names
 
 from ..partition import FEWEST, split, splits_of
 from ..preprocessing import IMAGES, Preprocessing
+from ..row_digests import RowsBehind, tell_apart
 from ..task import Setup, Splits, Task
 from .agreement import TargetSummary
 from .folders import folders_in
+from .formats import PICTURES
 from .reasons import DataError
 from .shapes import AgreedShape, summarise, task_of
 from .targets import as_targets, join_names, sort_classes
-
-ENDINGS = (".png", ".jpg", ".jpeg")
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
 
 def images_in(folder: Path) -> list[Path]:
     """Return the images of a folder in the order of names, hidden ones passed over."""
-    there = (path for path in folder.iterdir() if path.suffix.lower() in ENDINGS and not path.name.startswith("."))
+    there = (path for path in folder.iterdir() if path.suffix.lower() in PICTURES and not path.name.startswith("."))
     return sorted(there)
 
 
@@ -65,7 +65,7 @@ class Images:
         self.labels = [name for name, files in found.items() for _ in files]
         if len(self.files) < FEWEST:
             raise DataError(
-                f"{folder} has {len(self.files)} images ({', '.join(ENDINGS)}) in {len(found)} folders of classes: at "
+                f"{folder} has {len(self.files)} images ({', '.join(PICTURES)}) in {len(found)} folders of classes: at "
                 f"least {FEWEST} are needed, four fifths for training and one for testing, as {folder}/CLASS/1.png",
                 "few-examples",
                 examples=len(self.files),
@@ -108,6 +108,11 @@ class Images:
     def about(self) -> Mapping[str, Any]:
         """Return the summary that the server gets of this client's data."""
         return summarise(len(self.parts.train), self.shape, TargetSummary("classes", self.classes))
+
+    def behind(self) -> RowsBehind:
+        """Return what tells the images apart: their files, whatever size and colours a run gives them."""
+        named = list(zip(self.files, self.labels, strict=True))
+        return RowsBehind(lambda digest: tell_apart(digest(f.read_bytes() + name.encode()) for f, name in named), {})
 
     def describe(self) -> Mapping[str, str | int]:
         """Return what `fairbloom data` shows of the client."""

@@ -12,8 +12,8 @@ MISSING = frozenset({"", "?", "na", "nan", "+nan", "-nan", "null", "n/a"})
 MISSING_WORDS = "empty, ?, NA, NaN, null or N/A"
 
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
-DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
-DECIMAL_POINT = re.compile(r"[+-]?[0-9]+\.[0-9]+")
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
+DECIMAL_POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+")
 
 
 def is_missing(cell: str) -> bool:

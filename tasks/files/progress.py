@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fairbloom.logs import escape_unprintable
+
 SHOWN = 32 * 2**20
 """Reading so many bytes takes long enough to be watched."""
 
@@ -35,5 +37,5 @@ def show_progress(path: Path, size: int) -> Iterator[Callable[[float], None]]:
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"reading {path.name}", total=1.0)
+        task = bar.add_task(f"reading {escape_unprintable(path.name)}", total=1.0)
         yield lambda share: bar.update(task, completed=share)

@@ -4,6 +4,7 @@ An error about files quotes them, so that their owner finds the place. None of t
 gets one of the sentences below, with numbers of lines, rows and columns, and with names that the run itself uses.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Self
 
 from fairbloom.errors import ReportableError
@@ -38,10 +39,10 @@ REASONS = {
     "unnamed-column": "column {column} has no name: give it one",
     "long-name": "the name of column {column} has {characters} characters: shorten it",
     "same-column": "columns {column} and {other} have the same name: rename or remove one",
-    "decimal-comma": "{position}, column {column} holds a number with a comma: say csv.decimal=, or write decimal "
-    "points, and no thousands separators",
-    "decimal-point": "{position}, column {column} holds a number with a point, and csv.decimal is a comma: write "
-    "decimal commas, and no thousands separators",
+    "decimal-comma": "{position}, column {column} holds a number with a comma: say csv.decimal=, or name the file "
+    "in csv.commas, or write decimal points, and no thousands separators",
+    "decimal-point": "{position}, column {column} holds a number with a point, and csv.decimal or csv.commas "
+    "says that the file has commas: write decimal commas, and no thousands separators",
     "no-number": "{position}, column {column} is not a number, while most of the column is: correct it, leave the "
     "cell empty if the value is missing, or read the column as categories by csv.categories",
     "large-number": "{position}, column {column} is too large a number: correct it, or leave the cell empty",
@@ -66,6 +67,10 @@ REASONS = {
     "csv.categories",
     "identifiers": "column {column} holds texts that look like numbers of persons or cases, or like addresses: leave "
     "it out by csv.ignore, or allow it by csv.categories",
+    "respelled-categories": "column {column} holds texts that differ in upper and lower case alone: write them in one "
+    "way, or take them as they are by csv.categories",
+    "respelled-classes": "the target, column {column}, holds texts that differ in upper and lower case alone: write "
+    "them in one way, or state all classes by csv.classes",
     "all-different": "column {column} holds {different} different texts in {rows} rows, which may say who a row is "
     "about: leave it out by csv.ignore, or allow it by csv.categories",
     "different-targets": "the target has {different} different values in {rows} rows, texts among them, which may say "
@@ -77,8 +82,8 @@ REASONS = {
     "class-count": "its target has {different} different values: one class needs all of them stated, {most} are the "
     "most, and a quantity is of floats",
     "one-class": "all rows have the same class: state all classes, or leave this client out",
-    "strange-class": "{position}, column {column} holds none of the stated classes: correct it, or state all classes "
-    "by csv.classes",
+    "strange-class": "column {column} holds a value that is none of the stated classes: correct it, or state all "
+    "classes by csv.classes",
     "no-quantity": "{position}, column {column} is not a number to predict: correct it, name another column by "
     "csv.target, or set csv.kind=classification",
     "other-columns": "its columns are not those that the clients agreed on: it lacks {lacking}, and has {added} "
@@ -86,16 +91,34 @@ REASONS = {
     "other-kind": "column {column} holds numbers where the others have categories, or categories where they have "
     "numbers: correct it, or take it as categories everywhere by csv.categories",
     "other-target": "its target is of another kind than with the others: classes, or a quantity",
+    "few-behind": "a mean needs at least {floor} training rows, and column {column} has a value in fewer: set "
+    "csv.standardise=client, hold out less by test-share, or leave the column out by csv.ignore; the owner of the "
+    "device may lower the floor (limits.rows in client.toml)",
+    "few-targets": "the mean of the target needs at least {floor} training rows, and there are fewer: hold out less "
+    "by test-share, or add rows; the owner of the device may lower the floor (limits.rows in client.toml)",
+    "few-to-train": "a model needs at least {floor} training rows to leave the device, and there are fewer: hold out "
+    "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in client.toml)",
+    "few-to-measure": "a loss needs at least {floor} training rows to leave the device, and there are fewer: hold out "
+    "less by test-share, or add rows; the owner of the device may lower the floor (limits.rows in client.toml)",
+    "rare-class": "its target has a class of fewer than {floor} rows, whose name is not sent: state all classes by "
+    "csv.classes, or name another target",
+    "near-rows": "the rows behind {number} differ by fewer than {floor} from those behind an earlier number of this "
+    "kind, so that the two would show single rows: take the seed, test-share, validation-share and csv settings of "
+    "the earlier run",
     "other-shape": "its examples have another shape than those of the others",
     "arrays": "its file lacks x and y, or x_train, y_train, x_test and y_test",
     "array-shapes": "the shapes or kinds of its arrays do not fit together: its own log names them",
     "few-examples": "it has {examples} examples, and at least {fewest} are needed",
     "not-finite": "example {example} of {array} holds NaN, or a number that float32 cannot hold",
-    "strange-label": "example {example} has none of the stated classes: correct it, or state all classes",
+    "strange-label": "an example has none of the stated classes: correct it, or state all classes",
     "strange-folder": "it has a folder of none of the stated classes: rename it, or state all classes",
     "image-sizes": "its images are not all of one size: image-folder.size=32 brings all to 32×32",
 }
 """Every sentence by its key; what is in braces is a number, or a Heading."""
+
+
+MOST_FAULTS = 10
+"""So many faults of a kind are looked for in a file, and shown of all."""
 
 
 class Heading(str):
@@ -140,9 +163,30 @@ class DataError(ReportableError):
         When a value is neither a number nor a Heading or Position.
     """
 
+    others: Sequence["DataError"] = ()
+    """What else is wrong with the same file; messages name the first fault alone."""
+
     def __init__(self, message: str, why: str = "unusable", **values: int | Heading | Position) -> None:
         for key, value in values.items():
             if type(value) is not int and not isinstance(value, Heading | Position):
                 raise TypeError(f"{key} of {why} is a {type(value).__name__}, which may quote a client's files")
         quoted = {key: repr(str(value)) if isinstance(value, Heading) else value for key, value in values.items()}
         super().__init__(message, REASONS[why].format(**quoted))
+
+
+def raise_faults(faults: Sequence[DataError]) -> None:
+    """Raise the first of these errors, if there is one; it holds the others."""
+    if faults:
+        faults[0].others = tuple(faults[1:])
+        raise faults[0]
+
+
+def collect_faults(checks: Iterable[Callable[[], object]]) -> list[DataError]:
+    """Return what is wrong by these checks, each of which raises a DataError then."""
+    found: list[DataError] = []
+    for check in checks:
+        try:
+            check()
+        except DataError as error:
+            found += [error, *error.others]
+    return found

@@ -1,8 +1,9 @@
 """The rows of one client: which are used, how they are summarised for the server, and what is learned from them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,21 @@ from numpy.typing import NDArray
 from fairbloom.errors import did_you_mean
 
 from ..groups import MOST_GROUPS, OTHER, GroupBy
+from ..leaving import check_classes, check_rows, score_floor
 from ..partition import FEWEST, split, splits_of
 from ..preprocessing import Preprocessing
+from ..row_digests import Digest, Digests, RowsBehind, digest_table
 from ..task import Setup, Splits
 from .agreement import MOST_CATEGORIES, MOST_NUMBERED_CLASSES, Moments, TargetSummary
-from .cells import MAX_NUMBER
+from .cells import MAX_NUMBER, Cells
 from .columns import AgreedColumns, Input, describe_difference
 from .identities import look_like_dates, look_like_identifiers, nearly_all_differ
 from .numbers import MISSING_WORDS, Decimal, parse_number
-from .reasons import DataError, Heading
+from .reading import read_cells
+from .reasons import DataError, Heading, collect_faults, raise_faults
+from .shared_rows import digest_rows
 from .table import CATEGORIES, EMPTY, NUMBERS, Column, ColumnHints, Rows, Table
-from .targets import as_targets, join_names, sort_classes
+from .targets import MOST_COLUMNS_NAMED, as_targets, join_names, sort_classes
 from .text import looks_like_data, no_header_error
 
 TARGETS = ("target", "label", "y")
@@ -44,12 +49,16 @@ class CsvSettings:
     smallest_category: int
     groupings: tuple[GroupBy, ...] = ()
     decimal: Decimal = "."
+    commas: tuple[str, ...] = ()
     encoding: str = "utf-8"
     sheets: tuple[str, ...] = ()
 
-    @property
-    def hints(self) -> ColumnHints:
-        """What they say about columns before a file is read."""
+    def decimal_of(self, path: Path) -> Decimal:
+        """Return the decimal mark of a file."""
+        return "," if path.stem in self.commas else self.decimal
+
+    def hints_of(self, path: Path) -> ColumnHints:
+        """Return what they say about a file's columns before it is read."""
         targets = frozenset([self.target.lower()] if self.target else TARGETS)
         as_texts = frozenset(each.lower() for each in (self.client, *self.categories) if each)
         grouped = frozenset(each.column.lower() for each in self.groupings)
@@ -59,7 +68,7 @@ class CsvSettings:
             grouped=grouped,
             targets=targets - as_texts,
             sheets=self.sheets,
-            decimal=self.decimal,
+            decimal=self.decimal_of(path),
             encoding=self.encoding,
         )
 
@@ -88,9 +97,26 @@ class ClientRows:
     """
 
     def __init__(self, client: str, table: Table, rows: Rows, setup: Setup, settings: CsvSettings) -> None:
-        self._client, self._table, self._settings, self._deployed = client, table, settings, setup.deployed
+        self._client, self._table, self._settings, self._floor = client, table, settings, setup.floor
         if setup.deployed and table.doubtful is not None:
             raise _doubtful_header_error(table, table.doubtful)
+        try:
+            self._find_columns(table, settings)
+        except DataError as error:
+            raise_faults(table.faults or [error])  # a column that cannot be read is missing
+        self._source = f"{table.path}: client {client}" if settings.client else table.source.where
+        early = [*table.faults, *collect_faults([lambda: self._check_missing(rows)])]
+        try:
+            self.rows = self._find_usable(rows)
+        except DataError as error:
+            raise_faults([*early, error])
+        self._parts = split(np.arange(len(self.rows)), setup, client)
+        self._train = self.rows[self._parts.train]
+        if early:
+            raise_faults([*early, *self._find_faults()])
+
+    def _find_columns(self, table: Table, settings: CsvSettings) -> None:
+        """Find the target, the inputs, and the columns by which rows are grouped."""
         self.target = _find_target(table, settings.target)
         for name in settings.categories:
             find_column(table, name, "csv.categories")
@@ -100,23 +126,23 @@ class ClientRows:
             if column is not self.target and column.name.lower() not in {settings.client.lower(), *settings.ignored}
         ]
         self._grouped = [(by, self._find_grouped(by)) for by in settings.groupings]
-        self._source = f"{table.path}: client {client}" if settings.client else table.source.where
         if not self.inputs:
             raise DataError(
                 f"{table.path} has no columns but the target {self.target.name!r}: nothing to learn from", "no-inputs"
             )
-        self.rows = self._find_usable(rows)
-        self._parts = split(np.arange(len(self.rows)), setup, client)
-        self._train = self.rows[self._parts.train]
+
+    def _find_faults(self) -> list[DataError]:
+        """Return what is wrong with categories and target."""
+        of_texts = [column for column in self.inputs if column.kind == CATEGORIES]
+        return collect_faults(
+            [*(partial(self._check_categories, each) for each in of_texts), lambda: self.target_summary]
+        )
 
     # Which rows are used
 
     def _find_usable(self, rows: Rows) -> Rows:
         """Return the rows that are learned from, as csv.missing says."""
-        columns = [self.target, *self.inputs]
-        if self._settings.missing == "error":
-            self._check_missing(rows, columns)
-        needed = columns if self._settings.missing == "drop" else [self.target]
+        needed = [self.target, *(self.inputs if self._settings.missing == "drop" else [])]
         lacking = [column.missing[rows] > 0 for column in needed if column.blanks]
         kept: Rows = rows[~np.any(lacking, axis=0)] if lacking else rows
         if len(kept) < FEWEST:
@@ -132,9 +158,9 @@ class ClientRows:
             )
         return kept
 
-    def _check_missing(self, rows: Rows, columns: list[Column]) -> None:
-        gone = {column.name: column for column in columns if column.count_missing(rows)}
-        if not gone:
+    def _check_missing(self, rows: Rows) -> None:
+        gone = {column.name: column for column in (self.target, *self.inputs) if column.count_missing(rows)}
+        if not gone or self._settings.missing != "error":
             return
         row, name = min((int(rows[np.argmax(column.missing[rows] > 0)]), name) for name, column in gone.items())
         cells = sum(column.count_missing(rows) for column in gone.values())
@@ -154,13 +180,12 @@ class ClientRows:
 
     def about(self) -> dict[str, Any]:
         """Return the summary of training rows, and of the classes of all rows, that the server gets of this client."""
+        raise_faults(self._find_faults())
         of_texts = [column for column in self.inputs if column.kind == CATEGORIES]
-        for column in of_texts:
-            self._check_categories(column)
         kept = {column.name: self._frequent(column) for column in of_texts}
         fewer = [each.name for each in of_texts if len(kept[each.name]) < len(each.texts_in(self._train))]
         numbers = [column for column in self.inputs if column.kind == NUMBERS]
-        of_numbers = {c.name: self._measure(c) for c in numbers if self._settings.together}
+        of_numbers = {c.name: self._summarise(c) for c in numbers if self._settings.together}
         return {
             "examples": len(self._train),
             "columns": [column.name for column in self.inputs],
@@ -171,6 +196,7 @@ class ClientRows:
             "together": self._settings.together,
             "target": self.target_summary.to_json(),
             **({"groups": self._group_values()} if self._grouped else {}),
+            **({"as-they-are": allowed} if (allowed := [each.name for each in of_texts if self._allows(each)]) else {}),
             **({"lacks": lacking} if (lacking := self._find_lacking()) else {}),
         }
 
@@ -185,6 +211,10 @@ class ClientRows:
             "test": len(self._parts.test),
             "target": f"{numbers.min():g} to {numbers.max():g}" if len(numbers) else classes,
         }
+
+    def digests(self) -> Digests:
+        """Return a digest of each row's inputs and target."""
+        return digest_rows([*self.inputs, self.target], self.rows)
 
     def summary(self) -> str:
         """Return a line for the log: how many rows there are, and which columns are of what kind."""
@@ -218,7 +248,6 @@ class ClientRows:
     def _group_values(self) -> dict[str, list[str]]:
         """Return the groups of training rows that the server may know, of each grouping by values."""
         found = {}
-        least = self._settings.smallest_category if self._deployed else 1
         for by, column in self._grouped:
             if by.sign:
                 continue
@@ -236,7 +265,7 @@ class ClientRows:
                     most=MOST_GROUPS,
                 )
             counts = np.bincount(places[self._parts.train] + 1, minlength=len(names) + 1)[1:]
-            found[by.name] = sorted(name for name, count in zip(names, counts, strict=True) if count >= least)
+            found[by.name] = sorted(name for name, count in zip(names, counts, strict=True) if count >= self._least)
         return found
 
     def _groups(self, agreed: AgreedColumns) -> NDArray[np.int64]:
@@ -260,9 +289,13 @@ class ClientRows:
 
     def _frequent(self, column: Column) -> list[str]:
         """Return those categories of training rows that the server may know: of a device, those of enough rows."""
-        least = self._settings.smallest_category if self._deployed else 1
         counts = column.count_texts(self._train)
-        return [text for text, count in zip(column.texts, counts, strict=True) if count >= least]
+        return [text for text, count in zip(column.texts, counts, strict=True) if count >= self._least]
+
+    @property
+    def _least(self) -> int:
+        """The fewest training rows of a category, or a group, that the server may know."""
+        return max(self._settings.smallest_category, self._floor) if self._floor else 1
 
     def _check_categories(self, column: Column) -> None:
         """Raise DataError when a column's texts are too many, or may say who a row is about and are not allowed."""
@@ -278,8 +311,15 @@ class ClientRows:
                 different=different,
                 most=MOST_CATEGORIES,
             )
-        if column.name.lower() in map(str.lower, self._settings.categories):
+        if self._allows(column):
             return
+        if pair := find_respelled(texts):
+            raise DataError(
+                f"{where} {pair[0]!r} and {pair[1]!r}, which would be two categories: write them in one way, or take "
+                f"them as they are by csv.categories={column.name}",
+                "respelled-categories",
+                column=column.label,
+            )
         remedy = (
             "all clients would get to know each as a category: leave the column out by "
             f"{ignore}, or allow it by csv.categories={column.name}"
@@ -299,6 +339,10 @@ class ClientRows:
                 rows=present,
             )
 
+    def _allows(self, column: Column) -> bool:
+        """Return whether csv.categories names a column, so that its texts are categories as they are."""
+        return column.name.lower() in map(str.lower, self._settings.categories)
+
     @cached_property
     def target_summary(self) -> TargetSummary:
         """What the server gets to know of this client's target."""
@@ -311,12 +355,17 @@ class ClientRows:
             and are_numbers
             and (len(present) > MOST_NUMBERED_CLASSES or (values != np.round(values)).any())
         ):
+            check_rows("few-targets", len(self._train), self._floor)
             return TargetSummary("quantity", moments=measure_moments(self._quantity()[self._parts.train]))
         if settings.classes:
             self._class_indices(settings.classes)
             return TargetSummary("classes", settings.classes)
         found = [self.target.texts[code] for code in present]
         self._check_classes(found)
+        if self.target.name.lower() not in TARGETS:  # the run has chosen it: its values are as those of any column
+            counts = self.target.count_texts(self.rows)[present].tolist()
+            fewest = score_floor(self._floor) if len(found) == 2 else self._floor
+            check_classes(dict(zip(found, counts, strict=True)), fewest)
         either = settings.kind == "auto" and are_numbers
         return TargetSummary("either" if either else "classes", tuple(sort_classes(found)))
 
@@ -338,6 +387,13 @@ class ClientRows:
                 f"{self._target_place()} is {found[0]!r} in each row of {self._source}: a client with one class needs "
                 "all classes stated, as in csv.classes=0,1; or leave it out",
                 "one-class",
+            )
+        if pair := find_respelled(found):
+            raise DataError(
+                f"{self._target_place()} holds {pair[0]!r} and {pair[1]!r}, which would be two classes: write them in "
+                "one way, or state all classes by csv.classes",
+                "respelled-classes",
+                column=label,
             )
         texts = {text for text in found if parse_number(text) is None}
         if texts and nearly_all_differ(len(found), len(self.rows)):
@@ -389,7 +445,7 @@ class ClientRows:
             client=self._client,
             measure=lambda name: self._measure(columns[name]),
         )
-        return self._settings.note_form(found)
+        return replace(self._settings.note_form(found), decimal=self._settings.decimal_of(self._table.path))
 
     def _check_columns(self, agreed: AgreedColumns) -> Mapping[str, Column]:
         """Return the columns of inputs by name; raise DataError unless they are those that clients have agreed on."""
@@ -422,6 +478,33 @@ class ClientRows:
         """Return mean and standard deviation of a column in training rows; None where it has no number in them."""
         return None if column.numbers is None else measure_moments(column.numbers[self._train])
 
+    def _summarise(self, column: Column) -> Moments | None:
+        """Return `_measure` for the server; raise DataError where it is of too few rows to leave the device."""
+        found = self._measure(column)
+        if found is not None:
+            rows = len(self._train) - column.count_missing(self._train)
+            check_rows("few-behind", rows, self._floor, column=column.label)
+        return found
+
+    def behind(self) -> RowsBehind:
+        """Return what tells the client's rows apart, and which of them are behind the means of its summary."""
+        numbers = [column for column in self.inputs if column.kind == NUMBERS and self._settings.together]
+        train = self._parts.train
+        summary = {
+            column.name: train[column.missing[self._train] == 0] if column.blanks else train for column in numbers
+        }
+        if self.target_summary.moments is not None:
+            summary[self.target.name] = train
+        return RowsBehind(self._identify, {f"the mean of column {name}": rows for name, rows in summary.items()})
+
+    def _identify(self, digest: Digest) -> Digests:
+        """Return a digest of each of the client's rows as the file has it, columns that the run ignores included."""
+        hints = ColumnHints(sheets=self._settings.sheets, encoding=self._settings.encoding, all_texts=True)
+        found = read_cells(self._table.path, hints)
+        named = zip(found.header, found.cells, strict=True)
+        cells = {name: (of.different, of.places) for name, of in named if isinstance(of, Cells)}  # all of them are
+        return digest_table(cells, digest)[self.rows]
+
     def _class_indices(self, classes: tuple[str, ...]) -> NDArray[np.int64]:
         """Return which of the classes each row has; raise DataError where it has another one."""
         order = {text: place for place, text in enumerate(classes)}
@@ -434,7 +517,6 @@ class ClientRows:
                 f"{self._table.place(row, self.target.name)} holds {found!r}, which is none of the classes "
                 f"{join_names(classes)}: {did_you_mean(found, classes)}correct it, or state all classes by csv.classes",
                 "strange-class",
-                position=self._table.position(row),
                 column=self.target.label,
             )
         return indices
@@ -453,6 +535,14 @@ class ClientRows:
                 column=self.target.label,
             )
         return values[self.target.codes[self.rows]]
+
+
+def find_respelled(texts: Sequence[str]) -> tuple[str, str] | None:
+    """Return two texts that differ in upper and lower case alone; None where there are none."""
+    seen: dict[str, str] = {}
+    return next(
+        ((seen[text.casefold()], text) for text in texts if seen.setdefault(text.casefold(), text) != text), None
+    )
 
 
 def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
@@ -495,7 +585,7 @@ def _find_target(table: Table, name: str) -> Column:
         _check_header(table)
         raise DataError(
             f"{table.path} has no column called target, label or y: name the target by csv.target; the columns are "
-            f"{join_names([*table.columns])}",
+            f"{join_names([*table.columns], MOST_COLUMNS_NAMED)}{_describe_doubt(table)}",
             "no-target",
         )
     return found[0]
@@ -509,7 +599,7 @@ def find_column(table: Table, name: str, setting: str) -> Column:
     _check_header(table)
     raise DataError(
         f"{setting} = {name!r}: {table.path} has no such column; {did_you_mean(name, table.columns)}the columns are "
-        f"{join_names([*table.columns])}",
+        f"{join_names([*table.columns], MOST_COLUMNS_NAMED)}{_describe_doubt(table)}",
         "no-column",
         column=Heading(name),
         setting=Heading(setting),
@@ -530,3 +620,10 @@ def _doubtful_header_error(table: Table, place: int) -> DataError:
 def _check_header(table: Table) -> None:
     if looks_like_data([*table.columns]):
         raise no_header_error(table.source, [*table.columns])
+
+
+def _describe_doubt(table: Table) -> str:
+    """Return, for the end of an error, that the first line may hold values; "" where all names look like names."""
+    if table.doubtful is None:
+        return ""
+    return f"; the name of column {table.doubtful} looks like a value: the first line must name the columns"

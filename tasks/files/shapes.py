@@ -9,6 +9,7 @@ from fairbloom.errors import FairbloomError
 
 from .. import models
 from ..preprocessing import Preprocessing
+from ..row_digests import RowsBehind
 from ..task import Described, Setup, Splits, Task
 from .agreement import (
     TargetSummary,
@@ -70,6 +71,9 @@ class ClientData(Protocol):
     def describe(self) -> Mapping[str, str | int]:
         """Return what `fairbloom data` shows of the client."""
 
+    def behind(self) -> RowsBehind:
+        """Return what tells the examples apart, and which of them are behind the numbers of the summary."""
+
     def splits(self, agreed: AgreedShape) -> Splits:
         """Return inputs and targets as the clients have agreed."""
 
@@ -100,6 +104,7 @@ def task_of(
         scores=target.scores(),
         about=lambda name: data_of(name).about(),
         describe=describe,
+        behind=lambda name: data_of(name).behind(),
         preprocessing=lambda client: replace(preprocessing(AgreedShape.from_json(setup.agreed)), client=client),
         class_names=target.classes,
     )

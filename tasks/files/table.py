@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .headers import Label
 from .numbers import Decimal, parse_number
-from .reasons import Position
+from .reasons import DataError, Position
 
 Rows = NDArray[np.intp]
 
@@ -141,12 +141,15 @@ class Table:
         The place, from 1, of a name that looks like a value, so that the first line may be a row; None for none.
     ignored
         The names of columns that were left out, in small letters.
+    faults
+        What is wrong with columns that could not be read, which are not among the others.
     """
 
     source: Source
     columns: dict[str, Column]
     doubtful: int | None = None
     ignored: frozenset[str] = frozenset()
+    faults: tuple[DataError, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of rows."""

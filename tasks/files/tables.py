@@ -8,21 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.logs import log
 from fairbloom.protocol.settings import split_names
 
 from .. import models
 from ..groups import parse_groups
 from ..preprocessing import Preprocessing
+from ..row_digests import Digests
 from ..task import Described, Setup, Task
 from .columns import AgreedColumns
 from .folders import files_in
 from .formats import ENDINGS, encoding_named
 from .numbers import Decimal
 from .reading import KEPT, read
-from .reasons import DataError
+from .reasons import MOST_FAULTS, DataError
 from .rows import ClientRows, CsvSettings, find_column
+from .shared_rows import find_shared_rows
 from .table import EMPTY, Column, Rows, Table
 from .targets import Target, join_names, sort_classes
 
@@ -42,6 +44,7 @@ def load(
     group: str,
     positive: str,
     decimal: Decimal,
+    commas: str,
     encoding: str,
     sheet: str,
 ) -> Task:
@@ -61,6 +64,7 @@ def load(
         smallest_category=smallest_category,
         groupings=parse_groups("csv.group", group),
         decimal=decimal,
+        commas=split_names(commas),
         encoding=encoding_named(encoding),
         sheets=split_names(sheet),
     )
@@ -93,6 +97,7 @@ def load(
         about=files.about,
         describe=files.describe,
         preprocessing=preprocessing,
+        behind=lambda name: files.rows_of(name).behind(),
         groupings=groupings,
         group_scores=predicted.group_scores(place) if groupings else {},
         classes=len(predicted.classes) if setup.agreed else None,
@@ -112,6 +117,11 @@ class CsvFiles:
             raise ReportableError(
                 f"csv.classes = {','.join(settings.classes)!r}: name two or more different classes, with commas"
             )
+        if settings.commas and settings.decimal == ",":
+            raise ReportableError(
+                f"csv.commas = {','.join(settings.commas)!r}: it names the files that have decimal commas, and "
+                "csv.decimal=, says that all have: leave one of them out"
+            )
         for each in settings.groupings:
             if each.column.lower() == settings.client.lower():
                 raise ReportableError(
@@ -121,7 +131,14 @@ class CsvFiles:
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        return files_in(self._setup.data_dir, ENDINGS)
+        paths = files_in(self._setup.data_dir, ENDINGS)
+        unknown = next((name for name in self._settings.commas if name not in paths), None)
+        if unknown and paths and not self._setup.deployed:
+            raise ReportableError(
+                f"csv.commas = {','.join(self._settings.commas)!r}: {self._setup.data_dir} has no file {unknown!r}; "
+                f"{did_you_mean(unknown, paths)}name files without their endings"
+            )
+        return paths
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
@@ -149,7 +166,7 @@ class CsvFiles:
                 files=len(self._paths),
             )
         (path,) = self._paths.values()
-        table = read(path, self._settings.hints)
+        table = read(path, self._settings.hints_of(path))
         column = find_column(table, name, "csv.client")
         if len(nobody := np.flatnonzero(column.codes < 0)):
             raise DataError(
@@ -171,7 +188,8 @@ class CsvFiles:
     def _rows_of(self, client: str) -> ClientRows:
         """Return the data of one client."""
         if not self._settings.client:
-            table = read(self._paths[client], self._settings.hints)
+            path = self._paths[client]
+            table = read(path, self._settings.hints_of(path))
             return ClientRows(client, table, np.arange(len(table)), self._setup, self._settings)
         table, column = self._client_column
         rows = self._rows_of_clients[column.texts.index(client)]
@@ -185,19 +203,31 @@ class CsvFiles:
 
     def describe(self) -> Described:
         """Return a row of each client, with what is wrong with it, and a row of each column."""
-        clients: list[Mapping[str, str | int]] = []
+        clients: list[dict[str, str | int]] = []
         usable: list[ClientRows] = []
+        digests: dict[str, Digests] = {}
         for name in self.clients:
             try:
                 self.about(name)
                 rows = self.rows_of(name)
             except FairbloomError as error:
-                clients.append({"client": name, "problem": str(error)})
+                clients.append({"client": name, "problem": list_faults(error)})
                 continue
             usable.append(rows)
+            digests[name] = rows.digests()
             clients.append({"client": name, **rows.describe()})
+        shared = find_shared_rows(digests)
+        for each in clients:
+            each |= {"warning": shared[str(each["client"])]} if each["client"] in shared else {}
         columns = dict.fromkeys(column.name for rows in usable for column in (*rows.inputs, rows.target))
         return {"clients": clients, "columns": [_describe_column(column, usable) for column in columns]}
+
+
+def list_faults(error: FairbloomError) -> str:
+    """Return what is wrong with a client's data, a line a fault, of many the first few."""
+    faults = [error, *(error.others if isinstance(error, DataError) else ())]
+    more = [f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    return "\n".join([*map(str, faults[:MOST_FAULTS]), *more])
 
 
 def _describe_column(name: str, clients: Sequence[ClientRows]) -> Mapping[str, str | int]:

@@ -12,7 +12,7 @@ import numpy as np
 from .cells import MAX_TEXT, CellsBuilder, CellsOfFile
 from .formats import UTF_8, Dialect, find_dialect, format_of, marked_encoding
 from .numbers import is_missing, parse_number
-from .reasons import DataError
+from .reasons import MOST_FAULTS, DataError, raise_faults
 from .table import ColumnHints, Source
 
 STATE = "say csv.encoding={}, or save it in UTF-8 (in Excel: CSV UTF-8)"
@@ -112,32 +112,42 @@ def read_records(path: Path, lines: Iterable[str], dialect: Dialect) -> Iterator
     above = dialect.skipped
     reader = csv.reader(islice(lines, above, None), delimiter=dialect.delimiter, strict=True)
     width = header = 0
+    faults: list[DataError] = []
     try:
         for row in reader:
             line = above + reader.line_num
             if len(row) != (width := width or len(row)):
                 if row:
-                    raise DataError(
-                        f"{path}, line {line} has {len(row)} values, and line {header} names {width} columns: add "
-                        "or remove values; a value that holds the separator, as a decimal comma may be, needs quotes "
-                        "around it",
-                        "row-length",
-                        line=line,
-                        cells=len(row),
-                        header=header,
-                        columns=width,
-                    )
-            elif row:
+                    faults.append(row_length_error(path, line, len(row), header, width))
+                    if len(faults) == MOST_FAULTS:
+                        break
+            elif row and not faults:
                 header = header or line
                 yield line, row
     except csv.Error as error:
         line = above + reader.line_num
-        raise DataError(
-            f"{path}, line {line} cannot be read ({error}): look for a quotation mark that is not closed, or one too "
-            "many; within quotes it is written twice",
-            "quotes",
-            line=line,
-        ) from error
+        faults.append(
+            DataError(
+                f"{path}, line {line} cannot be read ({error}): look for a quotation mark that is not closed, or one "
+                "too many; within quotes it is written twice",
+                "quotes",
+                line=line,
+            )
+        )
+    raise_faults(faults)
+
+
+def row_length_error(path: Path, line: int, cells: int, header: int, columns: int) -> DataError:
+    """Return the error of a row that has more or fewer values than there are columns."""
+    return DataError(
+        f"{path}, line {line} has {cells} values, and line {header} names {columns} columns: add or remove values; a "
+        "value that holds the separator, as a decimal comma may be, needs quotes around it",
+        "row-length",
+        line=line,
+        cells=cells,
+        header=header,
+        columns=columns,
+    )
 
 
 def split_header(path: Path, records: Iterator[tuple[int, list[str]]]) -> tuple[int, list[str]]:

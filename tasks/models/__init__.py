@@ -260,7 +260,19 @@ def sendable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def arrays_of(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     """Return a model's state as NumPy arrays, which share its memory where that is the processor's and they can."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in sendable(state).items()}
+    return {name: tensor.numpy() for name, tensor in on_processor(sendable(state)).items()}
+
+
+def on_processor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model in the memory of the processor: from a CUDA device by one pinned copy for each dtype."""
+    found = {name: tensor.detach() for name, tensor in state.items()}
+    for kind in {(each.device, each.dtype) for each in found.values() if each.device.type == "cuda"}:
+        names = [name for name, each in found.items() if (each.device, each.dtype) == kind]
+        flat = torch.cat([found[name].reshape(-1) for name in names])
+        pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
+        parts = torch.split(pinned, [found[name].numel() for name in names])
+        found |= {name: part.view(found[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: tensor.cpu() for name, tensor in found.items()}
 
 
 def float_buffers(model: nn.Module) -> tuple[str, ...]:

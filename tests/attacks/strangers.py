@@ -51,6 +51,13 @@ class Stranger:
         self._open.append(made)
         return made
 
+    def half_open(self) -> None:
+        """Begin a handshake that does not end."""
+        hello = ssl.MemoryBIO()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+        self.plain().sendall(hello.read())
+
     def http2(self) -> Http2:
         """Open a connection that speaks HTTP/2."""
         return Http2(self.tls("h2"))

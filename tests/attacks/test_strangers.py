@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from benchmarks.federation import Deployment, rounds, wait_for_rounds
 from benchmarks.flower import wait_until
 from benchmarks.peer import enrolled
-from benchmarks.processes import grown_memory
+from benchmarks.processes import grown_memory, resident_memory
 from fairbloom.deploy.flower.server.control import STATUS_PATH
 from tests.attacks.strangers import Stranger, descriptors
 from tests.attacks.unhurried import start_unhurried_client
@@ -28,7 +29,9 @@ pytestmark = pytest.mark.slow
 MB = 1 << 20
 ALLOWED_MB = 100
 USUAL_DESCRIPTORS = 1024
-IDLE = 1200
+GIVEN_BACK_MB = 30
+"""What a server may keep of a flood's memory a minute later."""
+IDLE, HALF_OPEN = 1200, 1500
 ENDLESS: dict[str, Any] = {"clients": 1, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0, "device": "cpu"}
 LIMITED = f"""
 import os, resource, sys
@@ -239,6 +242,36 @@ def test_connections_end_that_show_no_credential_in_time(there: Deployment, flee
                     connection.sendall(bytes([next(content)]))
             time.sleep(0.2)
     assert [is_open(connection) for connection, _ in slow] == [False] * len(slow)
+
+
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[Deployment]:
+    """A server that may have as many descriptors as the system allows."""
+    runtime = Deployment(tmp_path / "home")
+    try:
+        runtime.start_server()
+        with descriptors(4 * IDLE):
+            yield runtime
+    finally:
+        runtime.close()
+
+
+@pytest.mark.parametrize("port", ["fleet", "control"])
+def test_half_open_handshakes_are_bounded_and_given_back(roomy: Deployment, port: str) -> None:
+    stranger = Stranger(getattr(roomy, port), roomy.folder / "ca.crt")
+    superlink = roomy.part("superlink")
+    before = resident_memory(superlink)
+    with grown_memory(superlink) as grown:
+        for _ in range(3):
+            with contextlib.suppress(OSError):
+                for _ in range(HALF_OPEN):
+                    stranger.half_open()
+            assert ask_status(roomy) in (0, 200)
+            stranger.close()
+    assert grown[0] < ALLOWED_MB * 1.5
+    wait_until(lambda: resident_memory(superlink) - before < GIVEN_BACK_MB, seconds=60)
+    assert ask_status(roomy) == 200
+    assert roomy.part("superlink") == superlink
 
 
 def test_all_of_it_is_a_few_lines_in_the_audit_log(there: Deployment) -> None:

@@ -15,11 +15,15 @@ from benchmarks.coverage import (
     deal_shards,
     gains_of_deals,
     gains_of_splits,
+    is_claimed,
+    made_comparison,
     made_scores,
     real_scores,
     truth_of,
+    two_deviations,
 )
 from fairbloom.experiments.results.differences import difference_of
+from fairbloom.experiments.results.verdict import WORST
 from tests.docs.pages import ROOT
 
 SHARE = TEST_SHARE / (1.0 - TEST_SHARE)
@@ -63,6 +67,22 @@ def test_splits_of_the_same_clients_need_the_correction_and_deals_of_a_data_set_
 def test_the_same_method_twice_is_told_from_itself_in_at_most_16_of_200_trials() -> None:
     rng = np.random.default_rng(7)
     assert claims(made_scores(200, 5, rng), made_scores(200, 5, rng)) <= 16
+
+
+def test_a_verdict_on_equal_methods_claims_something_in_5_percent() -> None:
+    """Of 200 trials that are 10; 19 would be three standard errors more. All measures together claim in about 40."""
+    rng = np.random.default_rng(8)
+    assert 1 <= sum(is_claimed(made_comparison(rng, 5)) for _ in range(200)) <= 19
+
+
+def test_ten_seeds_find_a_gain_of_two_deviations() -> None:
+    """As often as Holm's correction over the four methods does, and no less where two of them are FedAvg's equals."""
+    rng = np.random.default_rng(9)
+    gain = two_deviations(rng)
+    trials = [made_comparison(rng, 10, gain=gain, equal=equal) for equal in (0, 2) for _ in range(40)]
+    by_one_measure = [each.difference("FedFV", WORST).clear for each in trials]
+    assert [" lifts " in each.verdict.headline for each in trials] == by_one_measure
+    assert min(sum(by_one_measure[:40]), sum(by_one_measure[40:])) >= 36
 
 
 def test_real_runs_of_the_same_method_under_other_seeds_differ_and_are_not_told_apart() -> None:

@@ -40,7 +40,7 @@ def test_every_method_takes_part_with_parameters_that_it_has() -> None:
 
 @pytest.mark.slow
 def test_the_table_has_gains_and_costs_and_says_what_is_missing(tmp_path: Path) -> None:
-    running = Running(Small("Four clients", 2, SMALL), tmp_path, 2, None, 1, repeats=1)
+    running = Running(Small("Four clients", 3, SMALL), tmp_path, 3, None, 1, repeats=1)
     comparison = running.compare(None)
     rows = list(rows_of(comparison, running))
     assert [row["method"] for row in rows] == [

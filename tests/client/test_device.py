@@ -1,10 +1,31 @@
 """Where a client computes."""
 
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+from torch import Tensor
 
+from fairbloom.client import training
 from fairbloom.client.device import choose_device
+from fairbloom.client.metrics import WorkDone
+from fairbloom.client.rules import ControlVariates, StepsTaken
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
+from fairbloom.simulation.clients import answer_of
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.strategies import FedAvg
+from fairbloom.tasks import load_task
+from fairbloom.tasks.models import arrays_of
+
+from .helpers import run_config
 
 
 def test_a_named_device_is_taken() -> None:
@@ -20,3 +41,153 @@ def test_auto_takes_the_best_device_there_is() -> None:
 def test_a_device_that_is_not_there_is_refused_with_what_would_do(name: str) -> None:
     with pytest.raises(FairbloomError, match=rf"device = '{name}' is not available here: auto takes the best that is"):
         choose_device(name)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Forget what was chosen, before and after."""
+    choose_device.cache_clear()
+    yield
+    choose_device.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_auto_goes_on_without_a_gpu_that_is_busy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    zeros, tried = torch.zeros, []
+
+    def busy(*shape: Any, device: str) -> Tensor:
+        tried.append(device)
+        if device == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nGPU 0 has no memory left")
+        return zeros(*shape, device=device)
+
+    monkeypatch.setattr(torch, "zeros", busy)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with caplog.at_level("WARNING", log.name):
+        assert [choose_device("auto") for _ in range(3)] == [torch.device("cpu")] * 3
+    assert tried == ["cuda"]  # once in a process, so that all clients compute on one device
+    assert [each.getMessage() for each in caplog.records] == [
+        "device = auto goes on without cuda, which cannot be used: CUDA out of memory. Tried to allocate 2 MiB."
+    ]
+    with pytest.raises(FairbloomError, match=r"device = 'cuda' is not available .*\(CUDA out of memory"):
+        choose_device("cuda")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_error_says_why_a_device_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Tensor:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch, "zeros", failing)
+    with pytest.raises(FairbloomError, match=r"auto takes the best .*\(Torch not compiled with CUDA enabled\)"):
+        choose_device("cuda")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_on_cuda_full_precision_and_repeatable_kernels_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: SimpleNamespace(device=torch.device("cuda:0")))
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, *, warn_only: asked.append((on, warn_only)))
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [each.allow_tf32 for each in backends]
+    for each in backends:
+        each.allow_tf32 = True
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "so that it is restored")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    try:
+        choose_device("cuda")
+        assert [each.allow_tf32 for each in backends] == [False, False]
+    finally:
+        for each, allowed in zip(backends, before, strict=True):
+            each.allow_tf32 = allowed
+    assert asked == [(True, True)]
+    assert not torch.backends.cudnn.benchmark
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+class OnDevice(Tensor):
+    """A tensor that says to lie on another device than the processor; what is computed from it does too."""
+
+    kind = "mps"
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where it says to lie."""
+        return torch.device(self.kind)
+
+    def to(self, *_: Any) -> Tensor:
+        """Stay where it says to lie."""
+        return self
+
+    def cpu(self, *_: Any) -> Tensor:
+        """Return it as any other tensor."""
+        return self.as_subclass(Tensor)
+
+    def double(self, *_: Any) -> Tensor:
+        """Fail as MPS does."""
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+
+
+class OnCuda(OnDevice):
+    """The same, of a GPU."""
+
+    kind = "cuda"
+
+
+def test_a_model_is_measured_on_a_device_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "drawing_from", lambda seed, device: nullcontext())
+    task = load_task(run_config(clients=2))
+    examples, model = task.splits(task.clients[0]).train, task.model()
+    there = replace(examples, inputs=examples.inputs.as_subclass(OnDevice), targets=examples.targets)
+    assert isinstance(model(there.inputs), OnDevice)
+    assert training.measure(model, task, there) == pytest.approx(training.measure(model, task, examples))
+
+
+def test_update_norms_and_rules_compute_on_a_device_without_float64() -> None:
+    old, new = torch.ones(3), torch.tensor([1.0, 4.0, 5.0])
+    there = old.as_subclass(OnDevice), new.as_subclass(OnDevice)
+    done = WorkDone(lambda: 0.1, lambda: [there], lambda: 0.1)
+    assert done.update_norm() == 5.0
+    rule = ControlVariates()
+    received, trained = {"w": there[0]}, {"w": there[1]}
+    _, kept = rule.finish(received, trained, rule.start(received, {}, {}), StepsTaken((0.5,)))
+    assert kept["w"].tolist() == [0.0, -6.0, -8.0]
+
+
+def test_a_reply_leaves_a_gpu_in_one_pinned_copy_of_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"a": torch.rand(2, 3), "b": torch.rand(4), "c": torch.arange(3), "d": torch.rand(())}
+    pinned: list[tuple[int, ...]] = []
+    empty = torch.empty
+
+    def counted(shape: Any, *, dtype: torch.dtype, pin_memory: bool = False) -> Tensor:
+        assert pin_memory
+        pinned.append(tuple(shape))
+        return empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", counted)
+    found = arrays_of({name: each.as_subclass(OnCuda) for name, each in model.items()})
+    assert sorted(pinned) == [(3,), (11,)]
+    for name, expected in model.items():
+        assert found[name].shape == expected.shape
+        assert (found[name] == expected.numpy()).all()
+
+
+ASSERTED = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+
+
+def raise_asserted(*_: Any) -> None:
+    raise ASSERTED
+
+
+def test_a_lost_gpu_ends_the_run_with_its_cause_and_blames_no_client() -> None:
+    words = r"the GPU has stopped \(CUDA error: device-side assert triggered\), .* set device = cpu"
+    with pytest.raises(FairbloomError, match=words):
+        answer_of(raise_asserted)
+    app = ClientApp()
+    app.train()(raise_asserted)
+    with pytest.raises(FairbloomError, match=words):
+        FedAvg().start(InProcessGrid(app, {}, 2), ArrayRecord({"w": torch.zeros(1)}), num_rounds=1)
+    assert answer_of(lambda: 1 / 0).startswith("ZeroDivisionError")  # type: ignore[union-attr]

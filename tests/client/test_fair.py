@@ -828,7 +828,12 @@ def test_a_term_that_her_function_cannot_keep_is_named(train: Any, told: dict[st
             {"local-steps": 3},
             "the training loader has no batch",
         ),
-        ([EXAMPLES], {"proximal-mu": 0.1}, r"train_point\(\) was called without a torch.utils.data.DataLoader"),
+        (
+            [EXAMPLES],
+            {"measure": ["loss-before"]},
+            r"measure = loss-before: train_point\(\) was called without a torch.utils.data.DataLoader or Dataset",
+        ),
+        ([EXAMPLES], {"local-steps": 2}, r"local-steps = 2: train_point\(\) was called without a torch"),
     ],
 )
 def test_a_term_that_her_loader_cannot_keep_is_named(loader: Any, told: dict[str, Any], words: str) -> None:

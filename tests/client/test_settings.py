@@ -95,7 +95,7 @@ def test_paths_and_import_strings_are_refused_by_the_settings_name(key: str, val
 
 
 def test_a_device_takes_how_its_files_are_written_as_plain_words() -> None:
-    given = {"csv.decimal": ",", "csv.encoding": "cp1252", "csv.sheet": "Sheet1,Ward 7"}
+    given = {"csv.decimal": ",", "csv.commas": "bonn,jena", "csv.encoding": "cp1252", "csv.sheet": "Sheet1,Ward 7"}
     config = Settings.of({"task": "csv", "data-dir": "/srv/data", **given}).run_config()
     assert given.items() <= accepted_settings(config).items()
     with pytest.raises(SettingRefusedError, match=r"the run sets csv\.decimal = ';': allowed is \. or ,"):
@@ -257,7 +257,7 @@ def test_what_may_change_when_a_run_continues_does_not_change_which_run_it_is() 
 
 
 def test_whatever_else_a_run_sets_makes_it_another_run() -> None:
-    free = {*may_differ(finished=False), *may_grow(), "state-dir", "data-dir", "device", "own-settings"}
+    free = {*may_differ(finished=False), *may_grow(), "state-dir", "data-dir", "device", "own-settings", "score"}
     for name in RunSettings.model_fields:
         key = name.replace("_", "-")
         if key not in free:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from fairbloom.deploy.flower.device.answers import AppError, CrashedError, Isolated, Resident
@@ -99,6 +100,16 @@ def test_what_a_user_can_mend_has_no_traceback_on_the_device(
     assert f"the client app raised {error}" in caplog.text
     assert f"answered with error 2: {reply.error.reason}" in caplog.text
     assert ("Traceback" in caplog.text) is traceback
+
+
+def test_an_error_of_a_mod_answers_the_message(home: Path) -> None:
+    def answer(fab: Any, run: Any, task_id: int, asked: Message, before: Context) -> tuple[Message, Context]:
+        reply = Message(RecordDict(), reply_to=asked)
+        return Message(Error(2, "the mod expects one ArrayRecord"), reply_to=reply), before
+
+    reply = replied_to("reply", answer, version_of(home, 1))
+    assert reply.error.reason == "the mod expects one ArrayRecord"
+    assert reply.metadata.src_node_id == message("reply").metadata.dst_node_id
 
 
 def replied_to(do: str, answer: Any, bundle: Any) -> Any:

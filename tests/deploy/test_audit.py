@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,47 @@ def noted(tmp_path: Path) -> Path:
     for number in range(5):
         audit.note(tmp_path, "enroll", client=f"site-{number}", number=number)
     return tmp_path
+
+
+def test_a_large_log_goes_on_in_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "LARGEST_BYTES", 1000)
+    for number in range(60):
+        audit.note(tmp_path, "enroll", number=number)
+        assert audit.first_broken_line(tmp_path) is None
+    files = sorted(file.name for file in tmp_path.iterdir())
+    assert files == ["audit.jsonl", *(f"audit.jsonl.{number}" for number in range(1, audit.KEPT_FILES + 1))]
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    assert all(file.stat().st_size < 1400 for file in tmp_path.iterdir())
+    entries = [json.loads(line) for line in audit.read_text(tmp_path).splitlines()]
+    kept = [entry["number"] for entry in entries if "number" in entry]
+    assert kept == [*range(kept[0], 60)]
+    assert kept[0] > 0
+    assert audit.read_whole(tmp_path).decode() == audit.read_text(tmp_path)
+
+
+def test_a_change_in_an_older_file_of_the_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "LARGEST_BYTES", 1000)
+    for number in range(12):
+        audit.note(tmp_path, "enroll", number=number)
+    older = tmp_path / "audit.jsonl.1"
+    whole = older.read_text()
+    older.write_text(whole.replace('"account": "', '"account": "not ', 1))
+    assert audit.first_broken_line(tmp_path)
+    older.write_text(whole)
+    assert audit.first_broken_line(tmp_path) is None
+    older.unlink()
+    assert audit.first_broken_line(tmp_path)
+
+
+def test_processes_that_continue_a_large_log_lose_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "LARGEST_BYTES", 4000)
+    writers = [threading.Thread(target=lambda: [audit.note(tmp_path, "enroll") for _ in range(15)]) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert audit.first_broken_line(tmp_path) is None
+    assert audit.read_text(tmp_path).count('"enroll"') == 60
 
 
 def test_a_line_says_what_when_and_who(tmp_path: Path) -> None:

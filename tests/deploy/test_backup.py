@@ -230,6 +230,26 @@ def test_an_older_backup_lets_nobody_in_whom_the_folder_has_struck_off(
     assert [key.client for key in other] == ["site-a"]
 
 
+def test_a_folder_that_is_no_federations_is_never_replaced(federation: Federation, tmp_path: Path) -> None:
+    file, photos = tmp_path / "copy.tar.gz", tmp_path / "photos"
+    back_up(federation, file)
+    (photos / "2024").mkdir(parents=True)
+    (photos / "2024" / "beach.jpg").write_bytes(b"a picture")
+    with pytest.raises(DeployError, match="photos is no federation's folder, and 2024 in it would be deleted: choose"):
+        restore(file, photos, replaces=True)
+    assert (photos / "2024" / "beach.jpg").read_bytes() == b"a picture"
+    assert [*photos.iterdir()] == [photos / "2024"]
+    assert restore(file, tmp_path / "another", replaces=True).federation.keys()  # the remedy
+
+
+def test_a_folder_whose_replacement_was_cut_off_is_replaced(federation: Federation, tmp_path: Path) -> None:
+    file = tmp_path / "copy.tar.gz"
+    back_up(federation, file)
+    (federation.path / "federation.toml").unlink()
+    (federation.path / ".restored-x").mkdir()
+    assert restore(file, federation.path, replaces=True).federation.keys()
+
+
 def test_a_folder_that_holds_something_else_may_be_replaced(federation: Federation, tmp_path: Path) -> None:
     file, folder = tmp_path / "copy.tar.gz", tmp_path / "volume"
     back_up(federation, file)

@@ -6,12 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from fairbloom import cli
-from fairbloom.__main__ import FEDERATIONS
-from fairbloom.command import new_app
-from fairbloom.deploy.cli import add_commands
 from tests.checkout import ROOT
 
 from .commands import client_command
@@ -57,22 +53,11 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["importlib.metadata", "typer", "fairbloom.command"])
+@pytest.mark.parametrize("module", ["importlib.metadata", "typer", "fairbloom.command", "fairbloom.strategies"])
 def test_ctrl_c_while_a_command_imports_what_it_needs_ends_it_in_silence(module: str) -> None:
     program = INTERRUPTED.replace("{}", module)
     done = subprocess.run([sys.executable, "-c", program, "methods"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
-
-
-def test_there_are_no_others() -> None:
-    alone = new_app()
-    add_commands(alone)
-    whole = typer.main.get_group(cli.app).commands
-    commands = typer.main.get_group(alone).commands
-    assert tuple(commands) == FEDERATIONS
-    assert {name: command.get_short_help_str() for name, command in commands.items()} == {
-        name: whole[name].get_short_help_str() for name in commands
-    }
 
 
 def test_a_devices_help_says_what_each_argument_is(tmp_path: Path) -> None:

@@ -462,6 +462,13 @@ def test_refused_calls_are_noted_once_a_minute_with_how_often(place: Place, monk
     ]
 
 
+def test_calls_by_made_up_paths_are_noted_as_one(place: Place) -> None:
+    for number in range(50):
+        assert place.get(f"/made-up-{number}").status_code == 401
+    place.call(LIST_RUNS, ListRunsRequest(), {})
+    assert [line["call"] for line in place.log()] == ["other", LIST_RUNS]
+
+
 def test_what_operators_change_is_noted_with_their_names(place: Place) -> None:
     key = serialization.load_ssh_public_key(pki.make_node_key().public).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

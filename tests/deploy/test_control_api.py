@@ -78,3 +78,15 @@ def test_a_control_api_that_is_not_reached_is_named(served: Served, tmp_path: Pa
     said = f"control API at {control} cannot be reached: is fairbloom server up there"
     with connected(other) as api, pytest.raises(UnreachableError, match=said):
         api.runs()
+
+
+def test_an_expired_certificate_is_named_with_its_remedy(served: Served, tmp_path: Path) -> None:
+    other = Federation.init(tmp_path / "other", ["localhost"], free_port(), f"127.0.0.1:{free_port()}", 10)
+    authority = (other.authority, other.authority_key)
+    pki.make_server_certificate(*authority, other.certificate, other.certificate_key, ["localhost"], -3)
+    said = r"cannot be reached: server certificate: .*server\.crt expired 3 days ago: fairbloom deploy renew"
+    with connected(other) as api, pytest.raises(UnreachableError, match=said):
+        api.runs()
+    other.renew([], 10)
+    with connected(other) as api, pytest.raises(UnreachableError, match="is fairbloom server up there"):
+        api.runs()

@@ -15,6 +15,7 @@ from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import UnauthorizedError
 from fairbloom.deploy.flower.operator import commands as flower_commands
+from fairbloom.deploy.flower.server.superlink import prepare_database
 from fairbloom.deploy.operator.doctor import (
     CheckResult,
     ask_server,
@@ -55,6 +56,18 @@ def test_doctor_names_faults_and_exits_with_1(made: Path, capsys: pytest.Capture
     assert "others can read federation/ca.key, federation/metrics.token: chmod 600" in printed
     assert "fault control API: 127.0.0.1:8000 cannot be used" in printed
     assert "fault server: 127.0.0.1:8000 does not answer" in printed
+
+
+def test_doctor_names_a_damaged_database(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = made / "state" / "superlink.db"
+    database.write_bytes(b"no database" * 1000)
+    database.chmod(0o600)
+    assert fairbloom("deploy", "doctor") == 1
+    assert "fault database: " in (said := capsys.readouterr().out)
+    assert "is damaged: file is not a database: start fairbloom server again" in said
+    prepare_database(database)  # as the server does when it starts
+    fairbloom("deploy", "doctor")
+    assert "ok database: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_doctor_warns_of_what_ends_soon(made: Path) -> None:

@@ -517,6 +517,7 @@ def test_status_goes_by_the_names_that_were_enrolled(
             "last-seen": "now",
             "version": "",
             "key-expires": expires,
+            "busy-with-run": "",
             "keeps-models-of": [],
         },
         {
@@ -526,6 +527,7 @@ def test_status_goes_by_the_names_that_were_enrolled(
             "last-seen": "2026-01-01 00:00:00Z",
             "version": "",
             "key-expires": "",
+            "busy-with-run": "",
             "keeps-models-of": [],
         },
     ]

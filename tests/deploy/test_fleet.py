@@ -727,6 +727,18 @@ def test_a_client_that_was_killed_and_started_again_is_let_in_at_once_and_never_
     assert place.node in {node.node_id for node in place.link.state.get_node_info(statuses=["online"])}
 
 
+def test_another_device_that_takes_over_with_a_key_is_noted(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    def noted() -> list[str]:
+        return [line["event"] for line in map(json.loads, read_text(place.folder).splitlines())]
+
+    for instance, events in (("a" * 32, 0), ("a" * 32, 0), ("b" * 32, 1), ("b" * 32, 1)):
+        place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
+        comes(place, instance)
+        assert noted() == ["a key at another place"] * events
+    assert "client site-a comes with its key from another place than before" in caplog.text
+    assert "fairbloom deploy rotate site-a" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("instance", ["", "b" * 32, "a" * 65])
 def test_another_one_with_a_copy_of_its_key_is_refused_while_it_is_connected(place: Place, instance: str) -> None:

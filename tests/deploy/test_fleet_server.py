@@ -471,6 +471,18 @@ def test_there_are_no_more_connections_than_half_of_the_descriptors(server: Serv
     assert sum(1 for _ in server.connections._connected()) <= server.connections.most
 
 
+def test_there_are_no_more_connections_than_memory_allows(tmp_path: Path) -> None:
+    assert Connections({}, connections.MOST_DESCRIPTORS, RefusalLog(tmp_path)).most == connections.MOST_CONNECTIONS
+
+
+def test_a_connection_is_asked_for_its_addresses_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [server.stranger.plain() for _ in range(3)]
+    wait_until(lambda: len(dict(server.connections._connected())) == len(held))
+    monkeypatch.setattr(Connections, "_place_of", lambda *_: pytest.fail("an address is asked for again"))
+    server.connections.look()
+    assert len(dict(server.connections._connected())) == len(held)
+
+
 def test_a_client_may_have_a_few_connections(server: Server) -> None:
     node = server.node()
     again = [server.caller(node.key, node.node.node_id) for _ in range(8)]

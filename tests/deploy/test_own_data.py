@@ -88,6 +88,8 @@ def there(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             own = runtime.home / f"data-{name}"
             own.mkdir()
             shutil.copy(hospitals / f"{name}.csv", own)
+            with (runtime.bundle(name) / "client.toml").open("a") as settings:
+                settings.write("[limits]\nrows = 1\n")  # as in process, where nothing is held back
             runtime.start_client(name, "--data-dir", str(own))
         runtime.wait_for_clients(*HOSPITALS)
         yield runtime

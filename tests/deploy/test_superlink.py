@@ -3,11 +3,12 @@
 import contextlib
 import importlib
 import itertools
+import json
 import os
 import sqlite3
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from sqlalchemy.exc import OperationalError
 from fairbloom.deploy.flower.relied_on import HTTP_APP, SQL, STATE_FACTORY, SUPERLINK
 from fairbloom.deploy.flower.server import run_state, superlink
 from fairbloom.deploy.flower.server.superlink import PRAGMAS, arguments, prepare_database, shrink_database
+from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.server.database import find_damage
 from tests.deploy.state import SuperLinkState, head, part, parts, reply_to
 
 MB = 1 << 20
@@ -352,14 +355,58 @@ def test_flowers_command_has_what_is_not_called(name: str) -> None:
     assert hasattr(importlib.import_module(SUPERLINK), name)
 
 
-def test_a_damaged_database_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "state" / "superlink.db").write_bytes(b"no database" * 1000)
+def damage_header(file: Path) -> None:
+    file.write_bytes(b"no database" * 1000)
+
+
+def damage_pages(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[4096:] = os.urandom(len(content) - 4096)
+    file.write_bytes(content)
+
+
+def cut_off(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [damage_header, damage_pages, cut_off])
+def test_a_damaged_database_is_set_aside_and_made_again(
+    folder: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = folder / "state" / "superlink.db"
+    SuperLinkState(file)
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    damage(file)
+    assert find_damage(file)
+    broken = file.read_bytes()
+    file.with_name("superlink.db-wal").touch()
+    prepare_database(file)
+    assert find_damage(file) == ""
+    SuperLinkState(file)
+    (aside,) = (found for found in file.parent.glob("superlink.db.damaged-*") if found.name.count("-") == 1)
+    assert aside.read_bytes() == broken
+    assert "submit the runs again" in caplog.text
+    (noted,) = map(json.loads, audit.read_text(file.parent).splitlines())
+    assert (noted["event"], noted["file"]) == ("damaged database set aside", aside.name)
+
+
+def test_a_whole_database_is_left_where_it_is(folder: Path) -> None:
+    file = folder / "state" / "superlink.db"
+    SuperLinkState(file)
+    number = file.stat().st_ino
+    prepare_database(file)
+    assert file.stat().st_ino == number
+
+
+def test_a_database_that_cannot_be_used_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "state" / "superlink.db").mkdir()
     monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(superlink, "install_guards", lambda *given: None)
     monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
     umask = os.umask(0o022)
     try:
-        with pytest.raises(SystemExit, match=r"superlink\.db cannot be used: file is not a database"):
+        with pytest.raises(SystemExit, match=r"superlink\.db cannot be used: .*directory"):
             superlink.main(1)
     finally:
         os.umask(umask)

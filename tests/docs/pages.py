@@ -37,6 +37,7 @@ ELSEWHERE = {
     "docs/deployment.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
+    "docs/deployment.md#Limits of a device's owner": "tests/client/test_limits.py::test_the_log_is_read_run_by_run",
     "docs/deployment.md#Many clients": (
         "tests/deploy/test_enrolment.py::test_a_list_enrols_its_clients_with_what_it_says_of_them"
     ),

@@ -10,7 +10,7 @@ from shutil import copytree
 import pytest
 import typer
 
-from fairbloom.cli import app
+from fairbloom.cli import LateCommand, app
 from fairbloom.deploy.device.cli import DEFAULT, WithDefault
 from tests.commands import forked
 
@@ -56,6 +56,7 @@ def test_a_command_has_the_options_that_a_page_gives_it(page: str, line: str) ->
     while words and isinstance(command, typer.core.TyperGroup):
         known_word = words[0] in command.commands or not isinstance(command, WithDefault)
         command = command.commands[words.pop(0) if known_word else DEFAULT]
+        command = command.imported() if isinstance(command, LateCommand) else command
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
 

@@ -50,7 +50,7 @@ def test_the_commands_make_the_table_and_the_picture(tmp_path: Path) -> None:
         "Local",
         "Pooled training",
     ]
-    assert {each.accuracies.shape for each in methods} == {(2, 4)}
+    assert {each.scores.shape for each in methods} == {(2, 4)}
     assert [each.losses is None for each in methods] == [False, False, True, False]
     assert table(methods).count("\n") == 5
     picture(methods).savefig(tmp_path / "picture.png")
@@ -81,7 +81,7 @@ def test_the_table_has_the_worst_hospital_of_each_split_and_counts_the_better_on
 
 
 def test_a_difference_of_more_than_two_standard_errors_is_bold() -> None:
-    clear = Served("Clear", BASE.accuracies + 5.0, BASE.losses)
+    clear = Served("Clear", BASE.scores + 5.0, BASE.losses)
     assert "**+5.0 ± 0.0**" in table([BASE, clear])
     assert "| +0.000 ± 0.000 | 0, 0 |" in table([BASE, clear])
 
@@ -95,8 +95,8 @@ def test_the_page_has_every_row_of_the_recipe_and_its_picture() -> None:
 
 
 def test_the_small_picture_has_each_hospital_under_the_few_methods() -> None:
-    accuracies = np.array([[81.0, 72.0, 63.0, 54.0], [79.0, 70.0, 61.0, 52.0]])
-    methods = [Served(name, accuracies + place, None) for place, name in enumerate([*FEW, "another method"])]
+    scores = np.array([[81.0, 72.0, 63.0, 54.0], [79.0, 70.0, 61.0, 52.0]])
+    methods = [Served(name, scores + place, None) for place, name in enumerate([*FEW, "another method"])]
     (axes,) = small_picture(methods).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [*reversed(FEW.values())]
     cleveland = axes.collections[0].get_offsets()

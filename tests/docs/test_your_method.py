@@ -70,9 +70,11 @@ def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: M
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
-def test_the_rule_passes_the_battery_without_a_remark(name: str, my_methods: ModuleType) -> None:
+def test_a_rule_passes_but_for_a_record_of_its_method(name: str, my_methods: ModuleType) -> None:
     report = check_rule(f"{my_methods.__name__}:{name}")
-    assert {result.verdict for result in report.results} == {Verdict.PASSED}
+    assert report.passed
+    remarks = [result.name for result in report.results if result.verdict is not Verdict.PASSED]
+    assert remarks == (["records"] if name == "Following" else [])  # Heading sends it, which is a method of the page
 
 
 def test_clients_follow_what_the_method_sends(my_methods: ModuleType) -> None:

@@ -237,6 +237,7 @@ def test_what_is_no_class_that_others_can_import_is_refused_as_a_method() -> Non
         with pytest.raises(FairbloomError, match=words):
             api.compare(methods=[method], **SMALL)
     assert api.run(method="fedfv", rounds=1, settings={"fedfv.alpha": 0.2}, **SMALL).finished
+    assert api.run(method="fedfv(alpha=0.2)", rounds=1, **SMALL).settings["fedfv.alpha"] == 0.2
 
 
 @pytest.mark.slow

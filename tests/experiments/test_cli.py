@@ -20,9 +20,10 @@ import typer
 from typer.core import TyperArgument
 
 from fairbloom import __version__
-from fairbloom.cli import app, settings_of
+from fairbloom.cli import COMMANDS as LISTED
+from fairbloom.cli import LateCommand, app
+from fairbloom.experiments.commands.options import settings_of
 from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
-from fairbloom.help import restore_help
 from fairbloom.protocol.settings import SETTINGS, Value, parsed
 from fairbloom.rounds.round import Round
 from fairbloom.server.checkpoint import list_checkpoints
@@ -37,8 +38,6 @@ from tests.commands import fairbloom as in_a_process
 from tests.simulation.helpers import Outcome, checkpoints_every, table
 
 from .helpers import ROOT, SMALL, fairbloom, start
-
-GROUP = typer.main.get_group(app)
 
 
 @pytest.fixture(autouse=True)
@@ -474,8 +473,8 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(tmp_path: Path, caps
 
 
 def test_data_name_the_clients_that_differ_from_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, columns in (("basel", "age,bmi"), ("lund", "age,BMI"), ("turku", "bmi,age")):
-        (tmp_path / f"{name}.csv").write_text(f"{columns},target\n" + "50,20,1\n40,30,0\n" * 5)
+    for age, (name, columns) in enumerate((("basel", "age,bmi"), ("lund", "age,BMI"), ("turku", "bmi,age")), 40):
+        (tmp_path / f"{name}.csv").write_text(f"{columns},target\n" + f"{age},20,1\n{age},30,0\n" * 5)
     assert fairbloom("data", tmp_path) == 1
     printed = capsys.readouterr().out
     assert re.search(r"^lund +8 +2 +0: 5, 1: 5 +it lacks the columns bmi and it has the columns BMI", printed, re.M)
@@ -486,8 +485,8 @@ def test_data_name_the_clients_that_differ_from_the_others(tmp_path: Path, capsy
 
 
 def test_data_take_the_folder_as_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("basel", "turku"):
-        (tmp_path / f"{name}.csv").write_text("age,target\n" + "50,1\n40,0\n" * 5)
+    for name, age in (("basel", 50), ("turku", 60)):
+        (tmp_path / f"{name}.csv").write_text("age,target\n" + f"{age},1\n{age - 5},0\n" * 5)
     assert fairbloom("data", "--task", "csv", "--data-dir", tmp_path) == 0
     assert "basel" in capsys.readouterr().out
     assert "data-dir is given two values" in refusal(capsys, "data", tmp_path, "--data-dir", "other")
@@ -557,19 +556,27 @@ def test_settings_lists_every_key_with_its_default(capsys: pytest.CaptureFixture
 # Help ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", GROUP.commands)
-def test_every_command_has_a_help_with_a_description(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def command_called(name: str) -> click.Command:
+    """Return a command as it is when it is called."""
+    late = typer.main.get_group(app).commands[name]
+    assert isinstance(late, LateCommand)
+    return late.imported()
+
+
+@pytest.mark.parametrize("command", LISTED)
+def test_a_commands_help_begins_as_it_is_listed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom(command, "--help") == 0
     printed = capsys.readouterr().out
-    assert str(GROUP.commands[command].help).splitlines()[0] in printed
+    assert LISTED[command].summary in printed
+    assert LISTED[command].example in printed
     assert "--help" in printed
+    assert str(command_called(command).help).splitlines()[0] == LISTED[command].summary
 
 
 def test_help_says_what_each_argument_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    whole = typer.main.get_command(app)
-    restore_help(whole)
-    arguments = [each for command in commands_in(whole) for each in command.params if isinstance(each, TyperArgument)]
+    commands = [each for name in LISTED for each in commands_in(command_called(name))]
+    arguments = [each for command in commands for each in command.params if isinstance(each, TyperArgument)]
     assert len(arguments) > 20
     assert [each.name for each in arguments if not each.help] == []
     for words, said in (
@@ -595,12 +602,12 @@ def test_the_help_of_commands_that_work_has_an_example_that_is_taken(
     example = re.search(rf"Example: fairbloom ({command} .+)", capsys.readouterr().out)
     assert example
     _, *words = example[1].split()
-    assert GROUP.commands[command].make_context(command, words).params["out"]
+    assert command_called(command).make_context(command, words).params["out"]
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend"])
 def test_options_that_commands_have_in_common_say_what_their_settings_do(command: str) -> None:
-    offered = {option.name: option for option in GROUP.commands[command].params if isinstance(option, click.Option)}
+    offered = {option.name: option for option in command_called(command).params if isinstance(option, click.Option)}
     assert [name for name in offered if name in CommonOptions.__annotations__] == [*CommonOptions.__annotations__]
     for name in CommonOptions.__annotations__.keys() - {"data_dir"}:
         (key,) = as_settings({name: None})
@@ -612,7 +619,7 @@ def test_options_that_commands_have_in_common_say_what_their_settings_do(command
     [
         (
             "run",
-            "task data_dir method model clients partition rounds fraction seed engine device memory out",
+            "task data_dir method model clients partition rounds fraction seed score engine device memory out",
         ),
         ("compare", "task data_dir methods baseline seeds seed model"),
         ("sweep", "file task data_dir method grid"),
@@ -620,7 +627,7 @@ def test_options_that_commands_have_in_common_say_what_their_settings_do(command
     ],
 )
 def test_the_help_lists_task_and_method_before_how_they_are_computed(command: str, names: str) -> None:
-    first = [option.name for option in GROUP.commands[command].params][: len(names.split())]
+    first = [option.name for option in command_called(command).params][: len(names.split())]
     assert first == names.split()
 
 
@@ -651,8 +658,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "server",
         "deploy",
     }
-    assert set(GROUP.commands) == commands | {"client", "server", "deploy"}
-    assert all(command in printed for command in GROUP.commands)
+    assert set(LISTED) == commands | {"client", "server", "deploy"}
+    assert all(command in printed for command in LISTED)
 
 
 # --set --------------------------------------------------------------------------------------------------------------

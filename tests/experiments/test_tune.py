@@ -168,3 +168,15 @@ def test_bad_input_ends_with_2_and_a_line_and_nothing_is_written(
     printed = capsys.readouterr()
     assert expected in printed.err
     assert (printed.out, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_an_engine_that_is_unknown_is_refused_and_not_run_as_the_loop() -> None:
+    with pytest.raises(FairbloomError, match="engine = 'lop': there are loop, stacked, workers and ray"):
+        Choice("lop", "it was misspelt").clients(small().strategy(), small().run_config())
+    assert Choice("loop", "the remedy").clients(small().strategy(), small().run_config())
+
+
+def test_tune_takes_a_method_as_compare_does(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("tune", "--clients", 5, "--device", "cpu", "--seconds", 0)
+    assert fairbloom(*words, "--method", "fedfv(alpha=2)") == 2
+    assert "fedfv.alpha = 2" in capsys.readouterr().err

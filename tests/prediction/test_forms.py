@@ -14,6 +14,7 @@ from PIL import Image
 import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.tasks import _read_user_defined, forget_user_defined_tasks, load_task
 from fairbloom.tasks.datasets.adult import COLUMNS, read_people
 from fairbloom.tasks.datasets.store import folder_of
@@ -53,7 +54,7 @@ def test_arrays_are_predicted_as_clients_measured(arrays: fairbloom.Run, client:
     test = task_of(arrays).splits(client).test.rows
     assert test is not None
     right = [found[place]["predicted_y"] == y[place] for place in test.tolist()]
-    assert 100.0 * np.mean(right) == pytest.approx(arrays.final()[client], abs=1e-4)
+    assert 100.0 * np.mean(right) == pytest.approx(arrays.final(ACCURACY)[client], abs=1e-4)
 
 
 X = RANDOM.normal(size=(4, 6, 5))
@@ -123,7 +124,7 @@ def test_images_are_predicted_as_clients_measured(images: fairbloom.Run, tmp_pat
         test = task_of(images).splits(client).test.rows
         assert test is not None
         right = [found[files[place]] == files[place].partition("/")[0] for place in test.tolist()]
-        assert 100.0 * np.mean(right) == pytest.approx(images.final()[client], abs=1e-4)
+        assert 100.0 * np.mean(right) == pytest.approx(images.final(ACCURACY)[client], abs=1e-4)
 
 
 def test_one_image_is_predicted(images: fairbloom.Run, tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_digits_are_predicted_by_their_names(tmp_path: Path) -> None:
         load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
         found = [row["predicted_class"] for row in read(tmp_path / "out.csv")]
         right = [name == names[target] for name, target in zip(found, targets.tolist(), strict=True)]
-        assert 100.0 * np.mean(right) == pytest.approx(run.final()[task.clients[0]], abs=1e-4)
+        assert 100.0 * np.mean(right) == pytest.approx(run.final(ACCURACY)[task.clients[0]], abs=1e-4)
         (tmp_path / "out.csv").unlink()
 
 
@@ -328,4 +329,4 @@ def test_a_module_that_is_gone_is_named(mine: Path) -> None:
     mine.unlink()
     forget_module()
     with pytest.raises(FairbloomError, match="there is no module points_of_mine"):
-        run.model()
+        run.predictor(trust=["points_of_mine"])

@@ -3,6 +3,8 @@
 import json
 import shutil
 import stat
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,21 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fairbloom
+from fairbloom import Evaluation
 from fairbloom.client.kept import About, keep_model
 from fairbloom.client.work import batch_order
 from fairbloom.errors import FairbloomError
+from fairbloom.prediction.paired import Measure, interval_of, paired_p_value
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import AGREED as AGREEMENT
+from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.files import AGREED, CONFIG, MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
+from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy
+from fairbloom.tasks.task import is_highest
 from tests.experiments.helpers import fairbloom as command
 
 from .hospitals import COLUMNS, write_hospital, write_hospitals
@@ -74,7 +81,7 @@ def test_a_new_hospital_is_put_beside_the_clients_of_the_run(there: Path) -> Non
     clients = fairbloom.load(there / "run").final()
     worse = {name for name, value in clients.items() if value < found.before["accuracy"]}
     assert set(found.served_worse) == worse
-    assert found.would_be_worst is (not worse)
+    assert found.would_be_worst is None  # 30 test rows do not decide it
     assert (found.client, found.train_examples, found.test_examples) == ("newtown", 120, 30)
     assert found.interval is not None
     assert found.interval[0] < found.before["accuracy"] < found.interval[1]
@@ -124,7 +131,8 @@ def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"x,target\n{lines}\n")
     found = fairbloom.evaluate(run(tmp_path / "old", tmp_path / "run"), data_dir=tmp_path / "new")
-    assert found.interval is None
+    assert found.interval is not None
+    assert found.interval[0] < found.before["mae"] < found.interval[1]
     assert found.test_classes is None
     assert found.would_be_worst is True
 
@@ -136,6 +144,102 @@ def test_the_folder_that_a_device_keeps_will_do_without_the_others_scores(there:
     assert found.before == fairbloom.evaluate(there / "run", data_dir=there / "new").before
     assert found.would_be_worst is None
     assert any("take the run folder to compare" in each for each in found.sentences())
+
+
+# What the test rows decide --------------------------------------------------------------------------------------------
+
+
+def test_two_patients_of_forty_do_not_decide() -> None:
+    """75 % and 80 % right, of the same forty."""
+    targets = torch.ones(40, dtype=torch.int64)
+    before, after = (as_outputs(torch.arange(40) < right) for right in (30, 32))
+    assert paired_p_value(ACCURACY, is_highest, before, after, targets) == 0.5
+    found = evaluated({"accuracy": 75.0}, {"accuracy": 80.0}, 40, {"accuracy": 0.5}, (60.0, 86.0))
+    said = " ".join(found.sentences())
+    assert "is better or worse by accuracy cannot be decided by 40 test examples: 75.0 % before, 80.0 % after" in said
+    assert "Whether site would be the worst served of 3 cannot be decided: its accuracy is 75.0 %" in said
+    assert "is better by" not in said
+    assert found.would_be_worst is None
+
+
+def as_outputs(positive: torch.Tensor) -> torch.Tensor:
+    return torch.stack([~positive, positive], dim=1).float()
+
+
+def evaluated(
+    before: dict[str, float],
+    after: dict[str, float],
+    examples: int,
+    p_values: dict[str, float],
+    interval: tuple[float, float],
+    worst: float = 70.0,
+    scores: tuple[Score, ...] = (ACCURACY, AUC),
+) -> Evaluation:
+    others = {scores[0].name: {"a": worst, "b": 95.0 if scores[0].percent else 0.95}}
+    return Evaluation(
+        Path("run"), "site", "last", 10, examples, 2, scores, before, after, others, interval, p_values, 10, 1.0
+    )
+
+
+def test_a_clear_difference_is_said_with_its_score() -> None:
+    found = evaluated({"accuracy": 50.0}, {"accuracy": 90.0}, 40, {"accuracy": 0.001}, (35.0, 65.0))
+    said = " ".join(found.sentences())
+    assert "is better by accuracy: 50.0 % before, 90.0 % after (p = 0.001)" in said
+    assert "site would be the worst served of 3" in said
+    assert found.would_be_worst is True
+
+
+def test_another_score_that_falls_has_its_say() -> None:
+    before, after = {"accuracy": 50.0, "auc": 0.68}, {"accuracy": 90.0, "auc": 0.55}
+    found = evaluated(before, after, 40, {"accuracy": 0.001, "auc": 0.04}, (35.0, 65.0))
+    assert "By auc it is the other way: 0.68 before, 0.55 after (p = 0.04)." in list(found.sentences())
+
+
+def test_two_test_rows_decide_nothing() -> None:
+    found = evaluated({"accuracy": 0.0}, {"accuracy": 100.0}, 2, {"accuracy": 0.001}, (0.0, 20.0))
+    said = " ".join(found.sentences())
+    assert found.would_be_worst is None
+    assert said.count("cannot be decided") == 2
+
+
+@pytest.mark.parametrize(("interval", "worst"), [((0.3, 0.5), True), ((0.5, 0.9), None), ((0.8, 0.9), False)])
+def test_where_lower_is_better_the_worst_is_the_largest(interval: tuple[float, float], worst: bool | None) -> None:
+    found = evaluated({"loss": 0.7}, {}, 40, {}, interval, worst=0.6, scores=(LOSS_SCORE,))
+    found = replace(found, others={"loss": {"a": 0.6, "b": 0.2}})
+    assert found.would_be_worst is (None if worst is None else not worst)
+
+
+@pytest.mark.parametrize("score", [AUC, BALANCED_ACCURACY, LOSS_SCORE], ids=lambda score: score.name)
+def test_paired_tests_hold_their_level_and_find_large_differences(score: Score) -> None:
+    measures: dict[Score, Measure] = {
+        AUC: auc,
+        BALANCED_ACCURACY: balanced_accuracy,
+        LOSS_SCORE: partial(cross_entropy, reduction="none"),
+    }
+    random = torch.Generator().manual_seed(1)
+    targets = (torch.arange(40) % 3 == 0).long()
+    signal = as_outputs(targets == 1) * 2.0
+    below = 0
+    for _ in range(10):
+        pair = [signal + torch.randn(40, 2, generator=random) for _ in range(2)]
+        below += paired_p_value(score, measures[score], *pair, targets) < 0.05
+    assert below <= 3  # more have a probability of 0.1 %
+    noise = torch.randn(40, 2, generator=random)
+    assert paired_p_value(score, measures[score], noise, 3 * signal + noise, targets) < 0.01
+    interval = interval_of(score, measures[score], signal + noise, targets)
+    assert interval is not None
+    value = torch.as_tensor(measures[score](signal + noise, targets)).double().mean().item()
+    assert interval[0] < value < interval[1]
+
+
+def test_evaluate_goes_by_the_score_of_the_run(there: Path, tmp_path: Path) -> None:
+    out = run(there / "hospitals", tmp_path / "run", score="auc")
+    found = fairbloom.evaluate(out, data_dir=there / "new", personalise=True, epochs=1)
+    assert found.score.name == "auc"
+    assert found.interval is not None
+    assert found.interval[0] <= found.before["auc"] <= found.interval[1]
+    assert found.p_values.keys() == found.after.keys()
+    assert all(0.0 < p <= 1.0 for p in found.p_values.values())
 
 
 # Small ones ---------------------------------------------------------------------------------------------------------

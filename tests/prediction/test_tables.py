@@ -220,3 +220,70 @@ def test_a_personal_model_needs_a_client_and_a_file_as_it_was_written(
 
 def test_a_model_of_another_name_is_refused(run: fairbloom.Run) -> None:
     assert "did you mean personal? there are last, best, personal" in refused(run, client="north", model="persoal")
+
+
+# Rows unlike those of training ----------------------------------------------------------------------------------------
+
+
+def changed(column: str, change: object, count: int = 30) -> Rows:
+    """Return rows of which the values of a column are changed by a function of them."""
+    assert callable(change)
+    return [{**row, column: str(change(row[column]))} for row in patients(0, count)]
+
+
+@pytest.mark.parametrize("factor", [12, 1e6, -1])
+def test_numbers_of_another_unit_are_warned_of(
+    together: fairbloom.Run, factor: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    predictor = load_predictor(together.folder)
+    predicted(predictor, patients(0, 30), tmp_path)
+    assert "far from" not in caplog.text
+    predicted(predictor, changed("age", lambda age: factor * float(age)), tmp_path)
+    (line,) = [each for each in caplog.messages if "far from" in each]
+    assert "column 'age'" in line
+    assert "first in line 2" in line
+
+
+def test_swapped_columns_are_warned_of(
+    together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{**row, "age": row["dose"], "dose": row["age"]} for row in patients(0, 30)]
+    predicted(load_predictor(together.folder), rows, tmp_path)
+    assert [name for name in ("age", "dose") if f"column '{name}'" in caplog.text] == ["age", "dose"]
+
+
+def test_one_far_number_is_warned_of_by_its_line(
+    together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = patients(0, 30)
+    rows[6]["age"] = "600"
+    predicted(load_predictor(together.folder), rows, tmp_path)
+    assert "column 'age': 600 is far from" in caplog.text
+    assert "is 1 row, first in line 8" in caplog.text
+
+
+def test_rows_without_any_value_are_warned_of(
+    together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = patients(0, 30)
+    for row in rows[4:7]:
+        row.update(dict.fromkeys(INPUTS, ""))
+    predicted(load_predictor(together.folder), rows, tmp_path)
+    assert "3 of 30 rows have no value in any column, first line 6" in caplog.text
+
+
+def test_a_file_may_have_another_decimal_mark_and_encoding(together: fairbloom.Run, tmp_path: Path) -> None:
+    rows = patients(0, 30)
+    predictor = load_predictor(together.folder)
+    wanted = predicted(predictor, rows, tmp_path)
+    lines = [";".join(row[name].replace(".", ",") for name in INPUTS) for row in rows]
+    (tmp_path / "other.csv").write_text("\n".join([";".join(INPUTS), *lines]), encoding="cp1252")
+    with pytest.raises(FairbloomError):
+        predictor.predict_file(tmp_path / "other.csv", tmp_path / "none.csv")
+    predictor.reading(decimal=",", encoding="cp1252").predict_file(tmp_path / "other.csv", tmp_path / "found.csv")
+    assert [each["predicted_outcome"] for each in read(tmp_path / "found.csv")] == [
+        each["predicted_outcome"] for each in wanted
+    ]
+    for wrong in ({"decimal": ";"}, {"encoding": "klingon"}):
+        with pytest.raises(FairbloomError, match=f"{next(iter(wrong))} = "):
+            predictor.reading(**wrong)

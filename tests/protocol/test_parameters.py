@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fairbloom.errors import did_you_mean
+from fairbloom.protocol.parameters import Choices, Parameter, Range
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, assigned
 
 ADVICE: list[tuple[str, Any, str, Value | None]] = [
@@ -45,3 +46,17 @@ def test_a_name_in_another_case_is_said_to_differ_by_that_alone(name: str) -> No
     assert did_you_mean(name, ["dose", "age"]) == "did you mean age (upper and lower case matter)? "
     assert did_you_mean(f"{name}s", ["dose", "age"]) == "did you mean age? "
     assert did_you_mean("weight", ["dose", "age"]) == ""
+
+
+@pytest.mark.parametrize("kind", [int, float, bool, str])
+@pytest.mark.parametrize(
+    "allowed", [None, *map(Range, ("[0, 1]", "(0, inf)", "[3, inf)", "(-inf, -2)", "(-inf, inf)", "[10, 20)"))]
+)
+def test_the_example_of_a_parameter_is_allowed(kind: type, allowed: Range | None) -> None:
+    parameter = Parameter("x", kind, None, allowed=allowed if kind in (int, float) else None)
+    assert parameter.checked(parameter.example) == parameter.example
+
+
+def test_the_example_of_a_parameter_is_its_default_or_its_first_choice() -> None:
+    assert Parameter("x", float, 0.3).example == 0.3
+    assert Parameter("x", str, None, allowed=Choices("a", "b")).example == "a"

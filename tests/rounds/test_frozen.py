@@ -375,7 +375,7 @@ def test_updates_and_their_inner_products_have_the_trained_entries_alone() -> No
     steps = rng.normal(size=(2, 7))
     for step in steps:
         updates.add({"adapter": w["adapter"] - step, "mean": w["mean"]})
-    np.testing.assert_allclose(updates.gram(exact=True), steps @ steps.T)
+    np.testing.assert_allclose(updates.gram(updates.vectors, exact=True), steps @ steps.T)
     after = updates.model_after(np.array([0.5, 0.25]), updates.vectors, np.full(2, 0.5), np.ones(2))
     np.testing.assert_allclose(after["adapter"], w["adapter"] - 0.5 * steps[0] - 0.25 * steps[1])
     assert after["base"] is w["base"]

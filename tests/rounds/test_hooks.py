@@ -343,5 +343,21 @@ def test_the_summary_has_the_lines_of_flowers_strategies_and_then_the_method(cap
 
     assert [text(line) for line in ours[: len(flowers)]] == [text(line) for line in flowers]
     assert ours[len(flowers)] == "\t└──> FedFV:"
-    assert "\t\t├── alpha = 0.2" in ours
-    assert ours[-1].startswith("\t\t└── ")
+    assert ours[len(flowers) + 1 :] == ["\t\t├── alpha = 0.2", "\t\t├── tau = 1", "\t\t└── order = 'loss'"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lines"),
+    [
+        (FedAvg(), ["all options have their defaults"]),
+        (FedAvg(weighting="uniform", seed=3), ["seed = 3", "weighting = 'uniform'"]),
+        (FedAvg(update_limit=5.0, frozen=["a", "b"]), ["update_limit = 5.0", "frozen = '2 arrays'"]),
+    ],
+)
+def test_the_summary_has_only_options_that_differ(
+    strategy: FairStrategy, lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "flwr"):
+        strategy.summary()
+    assert [line.lstrip("\t│├└─> ") for line in caplog.messages[-len(lines) :]] == lines
+    assert caplog.messages[-len(lines) - 1] == "\t└──> FedAvg:"

@@ -69,8 +69,8 @@ def test_the_gram_matrix_of_each_array_is_that_of_its_part_of_the_updates(drawn:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK", chunk)
         stored = taken_in(layout, replies)
-        grams = stored.grams(exact=False)
-        whole = stored.gram(exact=False)
+        grams = stored.grams(stored.vectors, exact=False)
+        whole = stored.gram(stored.vectors, exact=False)
     assert grams.shape == (len(layout.trainable), len(replies), len(replies))
     norms = np.sqrt(np.diag(whole))
     for gram, U in zip(grams, fragments(stored), strict=True):
@@ -90,12 +90,18 @@ def test_lent_models_have_the_gram_matrices_of_stored_ones_from_the_pass_that_sc
         patch.setattr(updates, "EXACT_NUMBERS", 0)
         expected, stored = taken_in(layout, replies), taken_in(layout, replies, lent=True)
         assert stored.settle(gram=True, by_array=True) == {}
-        np.testing.assert_array_equal(stored.grams(exact=exact), expected.grams(exact=exact))
-        np.testing.assert_array_equal(stored.gram(exact=exact), expected.gram(exact=exact))
+        np.testing.assert_array_equal(
+            stored.grams(stored.vectors, exact=exact), expected.grams(expected.vectors, exact=exact)
+        )
+        np.testing.assert_array_equal(
+            stored.gram(stored.vectors, exact=exact), expected.gram(expected.vectors, exact=exact)
+        )
         np.testing.assert_array_equal(stored.lengths, expected.lengths)
         stored.shorten(np.full(len(replies), 0.5))
         expected.shorten(np.full(len(replies), 0.5))
-        np.testing.assert_array_equal(stored.grams(exact=exact), expected.grams(exact=exact))
+        np.testing.assert_array_equal(
+            stored.grams(stored.vectors, exact=exact), expected.grams(expected.vectors, exact=exact)
+        )
 
 
 def test_the_pass_that_screens_lent_models_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +113,7 @@ def test_the_pass_that_screens_lent_models_is_the_only_one(monkeypatch: pytest.M
     stored = taken_in(layout, replies, lent=True)
     stored.settle(gram=True, by_array=True)
     monkeypatch.setattr(Vectors, "each_chunk", None)
-    assert stored.grams(exact=False).shape == (2, 2, 2)
+    assert stored.grams(stored.vectors, exact=False).shape == (2, 2, 2)
     assert stored.lengths.shape == (2,)
 
 
@@ -177,7 +183,9 @@ def test_updates_in_a_file_have_the_gram_matrices_and_the_step_of_those_in_memor
         matrix[:] = U
         assert stored.add_rows([{}] * 3) == {}
         after = stored.model_after(C, stored.vectors, np.full(3, 1 / 3), np.ones(3))
-        results.append([stored.grams(exact=False).tobytes(), *(array.tobytes() for array in after.values())])
+        results.append(
+            [stored.grams(stored.vectors, exact=False).tobytes(), *(array.tobytes() for array in after.values())]
+        )
     assert results[0] == results[1]
 
 

@@ -127,7 +127,7 @@ COMMON: dict[str, tuple[str, list[Any], list[Any]]] = {
 CHECKS = [
     (method, parameter, *check)
     for method in METHODS
-    for parameter, check in {**OWN[method], **COMMON}.items()
+    for parameter, check in {**OWN.get(method, {}), **COMMON}.items()
     if parameter not in METHODS[method].own_terms
 ]
 

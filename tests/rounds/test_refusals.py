@@ -9,7 +9,7 @@ from flwr.app import Message, MessageType, MetricRecord
 from flwr.app.error import Error
 
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.rounds.screening import LONGEST_REASON, one_line
+from fairbloom.rounds.screening import LONGEST_REASON, Refusals, one_line
 from fairbloom.strategies import METHODS, FedAvg
 from tests.strategies.helpers import (
     ARGUMENTS,
@@ -21,6 +21,7 @@ from tests.strategies.helpers import (
     Quadratic,
     arrays,
     duplicate,
+    error,
     initial_model,
     make,
     metrics,
@@ -190,3 +191,28 @@ def test_a_broken_evaluation_is_refused_by_client_name() -> None:
 def test_a_method_that_needs_a_loss_refuses_a_foreign_client_with_the_reason() -> None:
     _, finished = one_faulty("fedfv", UNMEASURED["no loss"][0])
     assert finished.refused == {"site-2": f"metric 'loss-before' must be a finite number, got None: {ADVICE}"}
+
+
+def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    refused = Refusals(3)
+    for name in ("c", "a", "b"):
+        refused.add(name, "it has no loss")
+    refused.add("d", "its array is not finite")
+    assert caplog.messages == []
+    refused.log()
+    assert caplog.messages == [
+        "refused the replies of 3 clients (a, b, c): it has no loss",
+        "refused a reply of client d: its array is not finite",
+    ]
+    assert [(each.client, each.round) for each in caplog.records] == [("a, b, c", 3), ("d", 3)]  # type: ignore[attr-defined]
+
+
+def test_a_round_of_refused_replies_logs_a_line_for_each_cause(caplog: pytest.LogCaptureFixture) -> None:
+    clients = quadratics(3)
+    grid = MemoryGrid(clients, faults={(name, 1): error for name in clients})
+    FedAvg(fraction_evaluate=0.0, unused_rounds=0).start(grid, record(initial_model()), num_rounds=1)
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [each for each in warned if "out of memory" in each] == [
+        "refused the replies of 3 clients (site-0, site-1, site-2): error 2: out of memory"
+    ]
+    assert "round 1 is skipped, and the model stays as it is" in warned

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairbloom.rounds import updates
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Layout, Model, Updates, combine, gram_matrix, squared_norms
+from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices, gram_matrix, squared_norms
 
 BUFFERS = ("mean",)
 TIED = {"twin": "a"}
@@ -111,7 +111,9 @@ def test_lent_models_that_are_not_copied_are_to_the_bit_what_stored_ones_are(
         wrong = stored.settle(gram=large)
         stored.remove(*wrong)
         assert reasons | {added[row]: str(reason) for row, reason in wrong.items()} == one_by_one(expected, models)
-        np.testing.assert_array_equal(stored.gram(exact=False), expected.gram(exact=False))
+        np.testing.assert_array_equal(
+            stored.gram(stored.vectors, exact=False), expected.gram(expected.vectors, exact=False)
+        )
         np.testing.assert_array_equal(stored.lengths, expected.lengths)
         if len(expected.vectors) > 2:
             expected.remove(0, 2)
@@ -123,9 +125,49 @@ def test_lent_models_that_are_not_copied_are_to_the_bit_what_stored_ones_are(
         assert contents(stored) == contents(expected)
         for k in range(len(b)):
             one_hot = np.arange(len(b)) == k
-            assert (
-                combine(one_hot.astype(float), a).blocks[0].tobytes() == combine(one_hot * 1.0, b).blocks[0].tobytes()
-            )
+            ours, theirs = (combine(one_hot * 1.0, each).blocks[0] for each in (a, b))
+            assert ours[:].tobytes() == theirs[:].tobytes()
+
+
+def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
+    """Return the layout of a small model, and so many models near it."""
+    rng = np.random.default_rng(3)
+    model = {"w": rng.normal(size=(50, 3)).astype(np.float32), "b": rng.normal(size=9).astype(np.float32)}
+    near = [{n: a + rng.normal(size=a.shape).astype(np.float32) for n, a in model.items()} for _ in range(count)]
+    return Layout(model), near
+
+
+def lent_to(layout: Layout, models: list[dict[str, np.ndarray]]) -> Updates:
+    stored = Updates(layout, len(models), lent=True)
+    for model in models:
+        stored.add(model)
+    return stored
+
+
+@pytest.mark.parametrize("by_array", [False, True])
+def test_one_pass_screens_updates_and_multiplies_kept_rows(by_array: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    layout, models = small(9)
+    earlier, stored = lent_to(layout, models[:4]), lent_to(layout, models[4:])
+    kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
+    assert stored.settle(gram=True, by_array=by_array, below=kept) == {}
+    rows = Vectors.below([stored.vectors, *kept])
+    expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
+    monkeypatch.setattr(updates.Lent, "read", None)  # no number is read again
+    found = stored.grams(rows, exact=False) if by_array else stored.gram(rows, exact=False)[None]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_kept_row_of_a_lent_model_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
+    stored = lent_to(*small(4))
+    stored.settle(gram=False)
+    expected = stored.vectors.blocks[0][2].tobytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(updates.Lent, "read", None)
+        row = combine(np.eye(4)[2], stored.vectors)
+    stored.remove(2)
+    assert row.blocks[0][0].tobytes() == expected
 
 
 def test_lent_models_are_not_copied_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:

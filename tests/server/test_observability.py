@@ -197,7 +197,9 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
 def test_a_refusal_is_logged_as_json_with_run_round_and_client(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
-        Refusals(7).add("site-2", "array 'w' is not finite")
+        refused = Refusals(7)
+        refused.add("site-2", "array 'w' is not finite")
+        refused.log()
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     entry = json.loads(JsonLines("run-a").format(caplog.records[0]))

@@ -279,8 +279,20 @@ def with_quorum(
     messages = [Message(RecordDict(), dst_node_id=node, message_type=what, ttl=ttl) for node in nodes]
     for message in messages:
         message.metadata.__dict__["_created_at"] = polling.time.time()
-    grid: Any = PollingGrid(slow, min_replies=min_replies, quorum=quorum)  # type: ignore[arg-type]
+    enrolled = options.get("enrolled", tuple)
+    grid: Any = PollingGrid(slow, min_replies=min_replies, quorum=quorum, enrolled=enrolled)  # type: ignore[arg-type]
     return [str(reply.metadata.reply_to_message_id) for reply in grid.send_and_receive(messages, timeout=timeout)]
+
+
+@pytest.mark.parametrize("what", ["train", "evaluate", "query"])
+def test_a_client_revoked_at_work_is_struck_off_at_once(slow: Slow, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    slow.offline = {50: (10.0, 1e9)}
+
+    def enrolled(names: Iterable[str]) -> list[str]:
+        return [name for name in names if name != "client-50"]
+
+    assert with_quorum(slow, monkeypatch, 1, 3600.0, 1, 2, 50, what=what, enrolled=enrolled)[:2] == ["1", "2"]
+    assert 10.0 <= slow.now < 12.0
 
 
 @pytest.mark.parametrize("what", ["train", "evaluate"])

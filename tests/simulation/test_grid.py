@@ -1,13 +1,18 @@
 """Clients in this process, behind the interface that real nodes are behind."""
 
+import re
+
+import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
 
 from fairbloom.client.app import app
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import Round
+from fairbloom.strategies import FedAvg, Round
 from fairbloom.tasks import load_task
+from tests.strategies.helpers import initial_model, quadratics, record
 
 from .helpers import small
 
@@ -106,5 +111,35 @@ def test_a_client_of_ones_own_app_that_raises_is_refused_with_its_reason_and_the
         assert set(finished.refused) == {"client-3"} | gone
         assert set(finished.coefficients) == {*clients} - gone
         assert set(finished.evaluations) == {*clients} - {"client-3"}
-        assert finished.refused["client-3"] == "evaluation: error 2: RuntimeError: no test data"
-    assert seen[1].refused["client-2"] == "error 2: RuntimeError: the disk of clinic 2 is gone"
+        assert finished.refused["client-3"].startswith(
+            "evaluation: error 2: RuntimeError: no test data (test_grid.py, "
+        )
+    assert seen[1].refused["client-2"].startswith("error 2: RuntimeError: the disk of clinic 2 is gone (test_grid.")
+
+
+def test_a_mods_error_is_the_reply_of_its_client() -> None:
+    """Flower's mods answer the app's reply, in place of the message, where that has no arrays."""
+    private = ClientApp(mods=[LocalDpMod(clipping_norm=1.0, sensitivity=0.1, epsilon=15.0, delta=1e-5)])
+    client, finished = quadratics(1)["site-0"], list[Round]()
+    private.train()(lambda message, context: client(message))
+    private.evaluate()(lambda message, context: client(message))
+    grid = InProcessGrid(private, {}, clients=3)
+    FedAvg().start(grid, record(initial_model()), num_rounds=4, on_round=finished.append)
+    assert [len(each.coefficients) for each in finished] == [3, 3, 3, 3]
+    for each in finished:
+        assert list(each.refused) == sorted(map(str, grid.get_node_ids()))
+        assert all("LocalDpMod expects exactly one ArrayRecord" in reason for reason in each.refused.values())
+
+
+def test_a_wrong_shape_in_an_app_names_file_and_line() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        np.ones((2, 3)) @ np.ones((2, 3))
+        raise AssertionError
+
+    grid = InProcessGrid(app, {}, 1)
+    content = RecordDict({"config": ConfigRecord({"server-round": 1})})
+    (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
+    assert re.search(r"matmul.*test_grid\.py, line \d+", reply.error.reason)

@@ -21,6 +21,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.rehearsal import rehearse
 from tests.experiments.helpers import fairbloom
+from tests.simulation.helpers import table
 from tests.tasks.tables import csv_of
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -146,21 +147,21 @@ def test_what_is_wrong_with_data_is_shown_as_the_server_is_told_of_it(
 
 
 def test_it_is_read_in_sentences_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rare = csv_of(60, 1).replace("west", "hospice", 3)
+    rare = csv_of(160, 1).replace("west", "hospice", 3)
     there = devices(tmp_path / "devices", lund=rare)["lund"]
     assert (
-        fairbloom("data", there, "--leaves", "--set", "csv.standardise=together", "--set", "csv.smallest-category=6")
+        fairbloom("data", there, "--leaves", "--set", "csv.standardise=together", "--set", "csv.smallest-category=26")
         == 0
     )
     said = capsys.readouterr().out
     for sentence in (
-        "it sends its name, lund, and how many examples it trains on, 48.",
+        "it sends its name, lund, and how many examples it trains on, 128.",
         "it sends the names of its columns and what they hold: age (numbers), dose (numbers), ward (categories).",
-        "the categories of its column ward: north, other, south, west, where other stands for those of fewer than 6",
+        "the categories of its column ward: north, other, south, west, where other stands for those of fewer than 26",
         "of its column age.",
         "it sends the classes of its target: 0, 1.",
         "it sends the trained model: 1.weight (float32, 2×6), 1.bias (float32, 2).",
-        "these numbers: num-examples = 48, loss-before = ",
+        "these numbers: num-examples = 128, loss-before = ",
         "When the run is over, it sends the checksum of the final model, which it keeps.",
         "No row is sent.",
     ):
@@ -175,7 +176,7 @@ def test_it_is_read_in_sentences_and_as_json(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("method", "sentences"),
     [
-        ("fairfed", ["positives-0 = 11, positives-1 = 15", "hits-0 = ", "accuracy-before = "]),
+        ("fairfed", ["positives-0 = 33, positives-1 = 31", "hits-0 = ", "accuracy-before = "]),
         (
             "fcfl",
             [
@@ -189,12 +190,12 @@ def test_it_is_read_in_sentences_and_as_json(tmp_path: Path, capsys: pytest.Capt
 def test_what_a_method_between_groups_takes_from_a_client_is_read_in_sentences(
     method: str, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = devices(tmp_path / "devices", lund=csv_of(60, 1))["lund"]
+    there = devices(tmp_path / "devices", lund=csv_of(160, 1))["lund"]
     asked = ("data", there, "--leaves", "--set", "csv.group=age>=50", "--set", f"method={method}")
     assert fairbloom(*asked) == 0
     said = capsys.readouterr().out
     assert all(sentence in said for sentence in sentences), said
-    assert fairbloom(*asked, "--set", "smallest-group=40") == 0
+    assert fairbloom(*asked, "--set", "smallest-group=90") == 0
     held_back = capsys.readouterr().out
     assert ("disparity = 0," if method == "fcfl" else "hits-0 = 0, hits-1 = 0,") in held_back
 
@@ -227,6 +228,18 @@ def test_arrays_are_shown_by_shape_and_classes(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "it sends the shape of its examples: 1×8×8." in said
     assert "it sends the classes of its target: 0, 1, 2." in said
+
+
+def test_a_client_without_enough_rows_for_scores_is_listed_without_them(tmp_path: Path) -> None:
+    there = devices(tmp_path / "devices", lund=csv_of(60, 1), oslo=csv_of(20, 2))
+    asked = {"task": "csv", "device": "cpu", "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")}
+    wire = Wire(Settings.of(asked).run_config(), there)
+    server(wire, Context(1, 1, {}, RecordDict(), Settings.of(asked).run_config()))
+    rows = {row["client"]: row for row in table(tmp_path / "run" / "clients.csv")}
+    assert float(rows["lund"]["test_accuracy_of_global_model"]) > 0.0
+    assert (rows["oslo"]["test_accuracy_of_global_model"], rows["oslo"]["test_loss_of_global_model"]) == ("", "")
+    assert fairbloom("show", tmp_path / "run") == 0
+    assert fairbloom("report", tmp_path / "run") == 0
 
 
 def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,14 @@ from flwr.supercore.run import Run
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.terms import WORK
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method
 from fairbloom.strategies import METHODS, FairStrategy
 
 Arrays = dict[str, NDArray[Any]]
 
-ARGUMENTS: dict[str, list[dict[str, Any]]] = {
+CORNERS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"weighting": "uniform"}],
     "fedprox": [{"mu": 0.1}],
     "scaffold": [{}, {"server_lr": 0.5, "weighting": "uniform"}],
@@ -60,6 +61,15 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "local": [{}],
 }
 """Constructor arguments for each method: its defaults where it has them, then other corners."""
+
+
+def needed(name: str) -> dict[str, Any]:
+    """Return a value for each parameter of a method that has no default."""
+    return {each.argument: each.example for each in parameters_of(name, METHODS[name]) if each.default is None}
+
+
+ARGUMENTS = {name: CORNERS.get(name) or [needed(name)] for name in METHODS}
+"""The same for every method: one that has no corners yet is tried by its declared parameters."""
 
 CASES = [(name, arguments) for name, several in ARGUMENTS.items() for arguments in several]
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import io
+import pydoc
 import re
 import tokenize
 from pathlib import Path
@@ -174,3 +175,12 @@ def test_only_strategy_py_knows_flower_and_only_simplex_py_the_solver() -> None:
     for package, home in (("flwr", "strategy.py"), ("cvxopt", "simplex.py")):
         pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
         assert [path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))] == [home]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_help_shows_types_and_no_raw_annotations(name: str) -> None:
+    shown = pydoc.render_doc(METHODS[name], renderer=pydoc.plaintext)
+    assert "Annotated" not in shown
+    assert "Range(" not in shown
+    assert "Unpack" not in shown
+    assert all(f"{each.argument}: " in shown for each in parameters_of(name, METHODS[name]))

@@ -1,5 +1,9 @@
 """What holds for every method beside what `fairbloom check` tries: formulas, reductions, weighting and options."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from fairbloom.strategies import METHODS
 from .helpers import (
     ARGUMENTS,
     CASES,
+    CORNERS,
     accuracies_of,
     baselines_of,
     client_names,
@@ -64,7 +69,7 @@ def assert_same_step(step: FloatArray, expected: FloatArray, U: FloatArray, whos
 
 
 def test_every_method_has_its_cases_and_its_reference() -> None:
-    assert set(ARGUMENTS) == set(METHODS) == set(REFERENCES) == set(WEIGHTING)
+    assert set(CORNERS) == set(METHODS) == set(REFERENCES) == set(WEIGHTING)
 
 
 @given(U=generic_updates())
@@ -210,3 +215,14 @@ def test_a_state_of_another_method_is_refused(name: str) -> None:
     strategy = make(name, ARGUMENTS[name][0])
     with pytest.raises(ValueError, match=f"Other.*{type(strategy).__name__}"):
         strategy.load_state_dict({**strategy.state_dict(), "method": "Other"})
+
+
+@pytest.mark.slow
+def test_a_new_method_without_cases_ends_no_collection() -> None:
+    names = re.compile(r"\b(METHODS|ARGUMENTS|CASES)\b")
+    files = [str(path) for path in Path("tests").rglob("test_*.py") if names.search(path.read_text())]
+    options = ["--collect-only", "-q", "-m", "", "-W", "ignore", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.strategies.newly_added", *options, *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "newlyadded" in done.stdout

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from fairbloom import cli
+from fairbloom.command import interrupt
 from fairbloom.system.interrupts import until_interrupted
 from fairbloom.system.supervise import become
 from tests.checkout import ROOT
@@ -44,6 +45,7 @@ class Impatient(io.StringIO):
 
 def run_as_command(function: Callable[[], None]) -> None:
     sys.argv = ["fairbloom"]
+    signal.signal(signal.SIGINT, interrupt)  # as once a command is imported
     cli.app = typer.Typer()
     cli.app.command()(function)
     cli.main()

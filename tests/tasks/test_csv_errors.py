@@ -10,7 +10,7 @@ import pytest
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import check_data, describe_data, find_task, load_task
 
-from .tables import Folder, config, csv_of, told_by
+from .tables import Folder, agreed, config, csv_of, told_by
 
 
 def line(text: str, number: int, new: str) -> str:
@@ -241,6 +241,32 @@ def test_decimal_commas_are_read_once_the_advice_is_followed(folder: Folder) -> 
     with pytest.raises(FairbloomError, match=r"a number with a comma: say csv.decimal=, if that"):
         told_by(config(there))
     assert told_by(config(there, decimal=",")) == told_by(config(folder(a=GOOD)))
+
+
+def test_files_with_other_decimal_marks_are_read_side_by_side(folder: Folder) -> None:
+    text = GOOD.replace("north", "nörth")
+    plain = told_by(config(folder(a=text, b=text, c=text), standardise="together"))
+    german = text.replace(",", ";").replace(".", ",").encode("cp1252")
+    there = folder(a=text, b=german, c=german)
+    with pytest.raises(FairbloomError, match=r"b.csv, .* a number with a comma: .* say csv.commas=b, with all such"):
+        told_by(config(there, encoding="cp1252"))
+    with pytest.raises(FairbloomError, match=r"a.csv, .* a number with a point, .* csv.commas only the files that"):
+        told_by(config(there, encoding="cp1252", decimal=","))
+    followed = config(there, encoding="cp1252", commas="b, c", standardise="together")
+    assert told_by(followed) == plain
+    task, _ = agreed(followed)
+    assert task.preprocessing is not None
+    assert [task.preprocessing(client).decimal for client in ("", "a", "b")] == [".", ".", ","]
+
+
+def test_commas_names_files_and_no_others(folder: Folder) -> None:
+    there = folder(bonn=GOOD, jena=GOOD)
+    with pytest.raises(FairbloomError, match=r"csv.commas = 'bon': .* has no file 'bon'; did you mean '?bonn"):
+        told_by(config(there, commas="bon"))
+    with pytest.raises(FairbloomError, match=r"csv.decimal=, says that all have: leave one of them out"):
+        told_by(config(there, commas="bonn", decimal=","))
+    (there / "jena.csv").unlink()
+    assert told_by(config(there, commas="jena") | {"deployed": True})["bonn"]["kinds"]  # a device has one of the files
 
 
 def test_clients_whose_many_whole_numbers_differ_are_told_of_quantities_and_not_of_all_numbers(folder: Folder) -> None:

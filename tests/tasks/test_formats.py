@@ -14,7 +14,7 @@ import pytest
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.files import columnar, reading
-from fairbloom.tasks.files.reasons import DataError
+from fairbloom.tasks.files.reasons import DataError, raise_faults
 from fairbloom.tasks.files.sheets import letters
 from fairbloom.tasks.files.table import ColumnHints, Table
 
@@ -59,7 +59,9 @@ def write(frame: pandas.DataFrame, path: Path) -> Path:
 
 
 def read(path: Path, **hints: Any) -> Table:
-    return reading.read(path, ColumnHints(**hints))
+    table = reading.read(path, ColumnHints(**hints))
+    raise_faults(table.faults)
+    return table
 
 
 def bits(task: Task) -> list[bytes]:

@@ -102,7 +102,7 @@ def test_a_column_that_may_say_who_a_row_is_about_is_refused_until_it_is_ignored
     assert cells[0] not in refusal.value.reportable
     assert "column 'who'" in refusal.value.reportable
     assert "who" not in told_by(config(there, ignore="who") | {"deployed": deployed})["a"]["columns"]
-    allowed = told_by(config(there, categories="Who", smallest_category=1) | {"deployed": deployed})
+    allowed = told_by(config(there, categories="Who", smallest_category=1) | {"deployed": deployed, "floor": 1})
     assert set(allowed["a"]["categories"]["who"]) <= set(cells)
 
 
@@ -153,17 +153,26 @@ def test_a_device_tells_a_category_of_few_training_rows_as_other(folder: Folder)
     assert "hospice" not in json.dumps(told)
 
 
-@pytest.mark.parametrize(("smallest", "deployed"), [(1, True), (5, False), (50, False)])
+@pytest.mark.parametrize(
+    ("smallest", "limits"), [(1, {}), (5, {}), (50, {}), (1, {"deployed": True, "floor": 1})], ids=str
+)
 def test_in_process_and_where_it_is_switched_off_every_category_is_told(
-    folder: Folder, smallest: int, deployed: bool
+    folder: Folder, smallest: int, limits: dict[str, Any]
 ) -> None:
     there = folder(a=wards(north=30, south=30, hospice=4), b=wards(north=30, south=30))
-    told = told_by(config(there, smallest_category=smallest) | {"deployed": deployed})
+    told = told_by(config(there, smallest_category=smallest) | limits)
     assert told["a"]["categories"] == {"ward": ["hospice", "north", "south"]}
     assert told["a"]["others"] == []
 
 
-@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize(("smallest", "floor", "sent"), [(1, 20, False), (1, 2, True), (30, 1, False)])
+def test_no_run_lowers_the_floor_of_a_device(folder: Folder, smallest: int, floor: int, sent: bool) -> None:
+    there = folder(a=wards(north=60, south=60, hospice=6), b=wards(north=60, south=60))
+    told = told_by(config(there, smallest_category=smallest) | {"deployed": True, "floor": floor})
+    assert ("hospice" in told["a"]["categories"]["ward"]) is sent
+
+
+@pytest.mark.parametrize("count", range(21, 30))
 def test_the_count_is_of_training_rows_and_exact(folder: Folder, count: int) -> None:
     text = wards(north=40, hospice=count)
     chosen = config(folder(a=text, b=text)) | {"deployed": True}
@@ -171,7 +180,7 @@ def test_the_count_is_of_training_rows_and_exact(folder: Folder, count: int) -> 
     inputs = task.splits("a").train[:][0][:, :2]  # hospice comes before north
     rows = int(inputs[:, 0].sum())
     told = told_by(chosen)["a"]["categories"]["ward"]
-    assert told == (["hospice", "north"] if rows >= 5 else ["north", "other"] if rows else ["north"])
+    assert told == (["hospice", "north"] if rows >= 20 else ["north", "other"] if rows else ["north"])
 
 
 def test_a_rare_category_that_another_client_tells_is_its_own_input_and_any_other_counts_as_other(

@@ -58,7 +58,7 @@ def two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     opened.clear()
     for info in (
         TaskInfo("ones", "Ones", "nobody", f"{__name__}:load", settings=SETTINGS),
-        TaskInfo("files", "Ones from files", "nobody", f"{__name__}:load", reads_folder=True),
+        TaskInfo("files", "Ones from files", "nobody", f"{__name__}:load", reads=(".txt",)),
     ):
         monkeypatch.setitem(TASKS, info.name, info)
 

@@ -21,6 +21,7 @@ from fairbloom.system.parents import end_with_parent
 from fairbloom.system.supervise import exit_reason
 
 from ...device.bundles import BundleRefusedError, Bundles
+from ...device.work import DroppedError, Work
 
 PRELOADED = ("numpy", "torch")
 """Libraries that are loaded before the node connects. Never the app's own modules, which would win over a bundle's."""
@@ -51,6 +52,22 @@ class Answer(Protocol):
 
     def __call__(self, fab: Any, run: Any, task_id: int, message: Message, context: Context) -> tuple[Message, Context]:
         """Answer one message."""
+
+
+class Droppable:
+    """Lets another Answer work on a message until it is dropped; then the reply is an error that says why."""
+
+    def __init__(self, answer: Answer, work: Work) -> None:
+        self._answer, self._work = answer, work
+
+    def __call__(self, fab: Any, run: Any, task_id: int, message: Message, context: Context) -> tuple[Message, Context]:
+        """Answer one message, or raise AppError."""
+        try:
+            with self._work.on(f"{run.run_id}/{message.metadata.message_id}"):
+                return self._answer(fab, run, task_id, message, context)
+        except DroppedError as dropped:
+            words = f"the client has dropped this work: {dropped}"
+            raise AppError(words, words) from None
 
 
 class Resident:

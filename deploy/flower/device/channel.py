@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 
 from fairbloom import __version__
-from fairbloom.protocol.names import VERSION_HEADER
+from fairbloom.protocol.names import DROP_HEADER, VERSION_HEADER, WORK_HEADER
 
 from ...device.instance import HEADER, INSTANCE
+from ...device.work import Work
 from ..retries import LONGEST_RETRY_SECONDS
 
 OPTIONS = (
@@ -36,6 +37,23 @@ class Introduction(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
         if details.method.endswith("/ActivateNode"):
             details = details._replace(metadata=[*(details.metadata or ()), *self._headers])
         return continuation(details, request)
+
+
+class WorkReport(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    """Says with each heartbeat what the node works on, and drops it where the answer says so."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def intercept_unary_unary(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
+        """Add what is worked on; look at the answer."""
+        name = self._work.name
+        if not name or not details.method.endswith("/SendNodeHeartbeat"):
+            return continuation(details, request)
+        call = continuation(details._replace(metadata=[*(details.metadata or ()), (WORK_HEADER, name)]), request)
+        for reason in (value for key, value in call.trailing_metadata() or () if key == DROP_HEADER):
+            self._work.drop(name, str(reason))
+        return call
 
 
 def create_channel(

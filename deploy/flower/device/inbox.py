@@ -12,7 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fairbloom.errors import is_expected, reportable
-from fairbloom.flower import ErrorCode, identify, set_message_id
+from fairbloom.flower import ErrorCode, address, identify, set_message_id
 
 from ...device.bundles import BundleRefusedError
 from ..relied_on import LOOP, look_up
@@ -54,7 +54,8 @@ def _answered(answer: Answer, state: Any, run: Any, task_id: int, message: Messa
     identify(run_id=run.run_id, node_id=state.get_node_id(), task_id=task_id)
     context = state.get_run_series_context(run.series_id)
     try:
-        return answer(state.get_fab(run.fab_hash), run, task_id, message, context)
+        reply, changed = answer(state.get_fab(run.fab_hash), run, task_id, message, context)
+        return address(reply, message), changed
     except BundleRefusedError as error:
         code, reason = ErrorCode.INVALID_FAB, str(error)
     except CrashedError as error:

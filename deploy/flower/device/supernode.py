@@ -11,6 +11,7 @@ Started by `fairbloom client`, with `[--isolated] [--any-bundle | --app APP] -- 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import threading
@@ -18,8 +19,10 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 from grpc import RpcError
 
+from fairbloom.client.limits import Limits
 from fairbloom.flower import ObjectPushError, set_waits_for_objects
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.system.parents import end_with_parent
@@ -27,11 +30,12 @@ from fairbloom.system.parents import end_with_parent
 from ...device.bundles import Installed
 from ...device.client import APP
 from ...device.supervisor import say
+from ...device.work import Work
 from ...processes import leave
 from ..relied_on import CONNECTION, GRPC_RETRY, HEARTBEAT, INFLATABLE, LOOP, SUPERNODE, look_up, replace
 from ..retries import LONGEST_RETRY_SECONDS, Retries, retry_soon
-from .answers import Answer, Isolated, Resident
-from .channel import create_channel
+from .answers import Answer, Droppable, Isolated, Resident
+from .channel import WorkReport, create_channel
 from .faults import AWAY, RefusedError, Remedies, end_without_heartbeat, refusal_reason, retry_faults
 from .inbox import answer_next
 from .unpacked import Unpacked
@@ -129,6 +133,16 @@ def connect_soon() -> None:
     replace(HEARTBEAT, "exponential", lambda max_delay: exponential(max_delay=min(max_delay, LONGEST_RETRY_SECONDS)))
 
 
+def drop_unwanted(work: Work) -> None:
+    """Let heartbeats say what the node works on, and drop what nobody wants."""
+    create = look_up(CONNECTION, "create_channel")
+    replace(
+        CONNECTION,
+        "create_channel",
+        lambda *given, **how: grpc.intercept_channel(create(*given, **how), WorkReport(work)),
+    )
+
+
 # Start --------------------------------------------------------------------------------------------------------------
 
 
@@ -140,13 +154,17 @@ def main(parent: int) -> None:
     parser.add_argument("--any-bundle", action="store_true")
     parser.add_argument("--app", default=APP)
     parser.add_argument("--allow", action="append", default=[])
+    parser.add_argument("--limits", type=json.loads, default={})
     parser.add_argument("supernode", nargs=argparse.REMAINDER)
     chosen = parser.parse_args()
     arguments = [word for word in chosen.supernode if word != "--"]
-    bundles = Unpacked() if chosen.any_bundle else Installed.of(chosen.app, tuple(chosen.allow))
-    keep_warm((Isolated if chosen.isolated else Resident)(bundles))
+    limits = Limits.of(chosen.limits)
+    bundles = Unpacked() if chosen.any_bundle else Installed.of(chosen.app, tuple(chosen.allow), limits)
+    work = Work(limits.round_seconds)
+    keep_warm(Droppable((Isolated if chosen.isolated else Resident)(bundles), work))
     open_no_port()
     connect_soon()
+    drop_unwanted(work)
     if not chosen.any_bundle:
         read_no_bundles()
     colour_on_terminals_alone()

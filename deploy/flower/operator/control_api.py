@@ -150,8 +150,13 @@ class _Interceptor:
 
 def unreachable(federation: Federation) -> UnreachableError:
     """Return the error for a control API that does not answer."""
+    from ...operator.doctor import find_obstacle
+
+    place = f"the SuperLink's control API at {federation.control} cannot be reached"
+    if obstacle := find_obstacle(federation):
+        return UnreachableError(f"{place}: {obstacle}")
     return UnreachableError(
-        f"the SuperLink's control API at {federation.control} cannot be reached: is fairbloom server up there? "
+        f"{place}: is fairbloom server up there? "
         f"fairbloom deploy doctor --dir {federation.path} says what is in the way"
     )
 

@@ -7,11 +7,13 @@ import hmac
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.routing import iter_route_contexts
 from fastapi.security.utils import get_authorization_scheme_param
 from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.event_log_plugin import EventLogWriterPlugin
@@ -36,6 +38,7 @@ from fairbloom.protocol.version import PROTOCOL
 from ...operator import audit
 from ...server.connections import Connections
 from ...server.long_poll import LongPoll
+from ...server.overdue import Overdue
 from ...server.overview import read_overview
 from ...server.refusals import RefusalLog
 from ...server.supervisor import SEEN, STARTED, is_newer
@@ -157,6 +160,13 @@ class AuditPlugin(EventLogWriterPlugin):
             audit.note(self._folder, what, **about)
 
 
+@lru_cache(maxsize=10)
+def paths(app: FastAPI) -> frozenset[str]:
+    """Return the paths of all that an app answers."""
+    contexts = [*iter_route_contexts(app.routes), *app.routes]
+    return frozenset(getattr(one, "path", "") or getattr(getattr(one, "route", None), "path", "") for one in contexts)
+
+
 class CredentialCheck:
     """Turns away calls that lack a credential before anything of their body is read, whatever they ask for.
 
@@ -185,7 +195,8 @@ class CredentialCheck:
             if not await (self._may_run(request) if runtime else run_in_threadpool(self._may_control, request)):
                 what = f"a call of the {'runtime' if runtime else 'control'} API without the credential"
                 peer = request.client.host if request.client else ""
-                await run_in_threadpool(self._refusals.note, what, call=scope["path"], peer=peer)
+                call = scope["path"] if scope["path"] in paths(scope["app"]) else "other"  # what is made up fills logs
+                await run_in_threadpool(self._refusals.note, what, call=call, peer=peer)
                 refusal = JSONResponse({"detail": "not authenticated"}, 401, headers={"connection": "close"})
                 await refusal(scope, receive, send)
                 self._say_of(scope, self._connections.dismiss)
@@ -314,6 +325,7 @@ def guard(
     refusals: RefusalLog,
     long_poll: LongPoll,
     connections: Connections,
+    overdue: Overdue | None = None,
 ) -> None:
     """Put Flower's HTTP app behind credentials, note what is changed, and add the server's own status."""
     app.state.account_access_dep = door = OperatorAccess(operators)
@@ -338,6 +350,7 @@ def guard(
         }
         nodes = app.state.linkstate_factory.state().versions()
         about |= {"protocol": PROTOCOL, "nodes": {str(node_id): found for node_id, found in nodes.items()}}
+        about["overdue"] = {} if overdue is None else dict(overdue.runs)
         return about | read_overview(state_folder)
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message
-from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID
+from flwr.common.constant import PUBLIC_KEY_HEADER, SUPERLINK_NODE_ID, Status
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse, Reconnect
 from flwr.proto.message_pb2 import (
@@ -32,11 +32,12 @@ from grpc import ServicerContext, StatusCode
 
 from fairbloom.flower import ErrorCode, set_message_id
 from fairbloom.logs import log
-from fairbloom.protocol.names import VERSION_HEADER
+from fairbloom.protocol.names import DROP_HEADER, VERSION_HEADER, WORK_HEADER
 
 from ...device.instance import HEADER
 from ...server.long_poll import LongPoll
 from ...server.members import Members
+from ...server.overdue import Overdue
 from ...server.rate_limit import UNDER_WAY_AT_ONCE, CallLimit, TooManyCallsError
 from ...server.refusals import RefusalLog
 from .run_state import HIDDEN, RunState
@@ -54,6 +55,9 @@ LARGEST_HEAD = 1 << 20
 REPLY_TOO_LARGE = 413
 """Code of the error that takes the place of a refused reply; Flower's own codes are below 100."""
 
+RUN_ID = re.compile(r"[0-9]{1,20}")
+"""What a node may say of the run for which it works."""
+
 VERSION = re.compile(r"[A-Za-z0-9.+!_-]{1,40}")
 """What a node may say of its version."""
 
@@ -65,6 +69,13 @@ LONGEST_INSTANCE = 64
 
 REMEMBERED = 10_000
 """How many replies under way have their sizes in memory. The oldest is forgotten, and looked up if it goes on."""
+
+OTHER_INSTANCE = "a key at another place"
+COPIED = (
+    "client %s comes with its key from another place than before, from %s. If its machine was not restarted, nor its "
+    "key moved, somebody has a copy: fairbloom deploy rotate %s"
+)
+"""What the operator reads, in the audit log and in the server's, where a second device may have a client's key."""
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS fairbloom_sizes (message_id TEXT PRIMARY KEY, objects INTEGER, bytes INTEGER)",
@@ -107,6 +118,9 @@ SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND created_at + ttl > :n
 AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""  # noqa: S608
 """A node is handed a message once its parts are here: it would ask for each in vain, again and again."""
 
+WAITED_FOR = """
+SELECT 1 FROM message_ins WHERE message_id = :message_id AND dst_node_id = :node_id AND created_at + ttl > :now"""
+
 RECEIVED = """
 INSERT INTO fairbloom_received SELECT message_id, 1 FROM message_ins
 WHERE message_id = :message_id AND dst_node_id = :node_id
@@ -120,7 +134,7 @@ BROKEN_OFF = """
 SELECT session_id FROM fairbloom_replies
 WHERE node_id = :node_id AND session_id IN (SELECT session_id FROM object_push_sessions)"""
 
-SAME_INSTANCE = "SELECT 1 FROM fairbloom_instances WHERE node_id = :node_id AND instance = :instance"
+INSTANCE_OF = "SELECT instance FROM fairbloom_instances WHERE node_id = :node_id"
 KEEP_INSTANCE = "INSERT OR REPLACE INTO fairbloom_instances VALUES (:node_id, :instance)"
 
 HAND_OUT_AGAIN = f"UPDATE message_ins SET delivered_at = '' WHERE dst_node_id = :node_id AND {LOST}"  # noqa: S608
@@ -166,6 +180,8 @@ class GuardedFleet(FleetServicer):
         Where refused attempts are noted.
     long_poll
         Holds calls for messages while there are none.
+    overdue
+        Where nodes are noted that work for a run that is over.
     """
 
     def __init__(
@@ -177,9 +193,11 @@ class GuardedFleet(FleetServicer):
         members: Members,
         refusals: RefusalLog,
         long_poll: LongPoll,
+        overdue: Overdue | None = None,
     ) -> None:
         super().__init__(state_factory, objectstore_factory, enable_supernode_auth)
         self._members, self._refusals, self._long_poll = members, refusals, long_poll
+        self._overdue = overdue or Overdue()
         self._limit = CallLimit()
         self._budgets: OrderedDict[str, Budget] = OrderedDict()
         for statement in (*TABLES, PARENTS, *FORGET):
@@ -200,31 +218,50 @@ class GuardedFleet(FleetServicer):
         else:
             self._check_expiry(node_id, context)
         with self._state.session():  # all or nothing: nobody sees the node offline in between
-            self._relieve(node_id, context)
+            is_another = self._relieve(node_id, context)
             response = super().ActivateNode(request, context)
+        if is_another:
+            name = self._members.name_of(response.node_id)
+            if self._refusals.note_event(OTHER_INSTANCE, client=name, peer=context.peer()):
+                log.warning(COPIED, name, context.peer(), name)
         said = get_metadata_str(context.invocation_metadata(), VERSION_HEADER) or ""
         self._state.note_version(response.node_id, said if VERSION.fullmatch(said) else "")
         for statement in FORGET:
             self._query(statement)
         return response
 
-    def _relieve(self, node_id: int | None, context: ServicerContext) -> None:
+    def _relieve(self, node_id: int | None, context: ServicerContext) -> bool:
         """Let a node's process take the place of the one before it, which has ended if it was the same instance.
 
-        Of another process Flower believes, for a minute after its last word, that it is still connected.
+        Return whether it is another instance than before. Of another process Flower believes, for a minute after its
+        last word, that it is still connected.
         """
         instance = get_metadata_str(context.invocation_metadata(), HEADER) or ""
         if node_id is None or not 0 < len(instance) <= LONGEST_INSTANCE:
-            return
-        about: dict[str, str | float | None] = {"node_id": uint64_to_int64(node_id), "instance": instance}
-        if self._query(SAME_INSTANCE, **about):
+            return False
+        place = uint64_to_int64(node_id)
+        known = [row["instance"] for row in self._query(INSTANCE_OF, node_id=place)]
+        if known == [instance]:
             self._state.deactivate_node(node_id)
-        self._query(KEEP_INSTANCE, **about)
+        self._query(KEEP_INSTANCE, node_id=place, instance=instance)
+        return known not in ([], [instance])
 
     def SendNodeHeartbeat(self, request: Any, context: ServicerContext) -> Any:
-        """Take a node's sign of life, while its key is good."""
+        """Take a node's sign of life, while its key is good; what it works on and nobody waits for, it drops."""
         self._check_expiry(request.node.node_id, context)
+        working = get_metadata_str(context.invocation_metadata(), WORK_HEADER) or ""
+        if reason := self._why_dropped(request.node.node_id, *working.partition("/")[::2]):
+            context.set_trailing_metadata(((DROP_HEADER, reason),))
         return self._in_turn(super().SendNodeHeartbeat, request, context)
+
+    def _why_dropped(self, node_id: int, run_id: str, message_id: str) -> str:
+        """Return why a node drops the message that it works on, "" where it does not."""
+        if not RUN_ID.fullmatch(run_id) or int(run_id) >= 2**64:
+            return ""
+        status = self._state.get_run_status({int(run_id)})[int(run_id)].status
+        place = uint64_to_int64(node_id)
+        waits = bool(self._query(WAITED_FOR, message_id=message_id, node_id=place, now=time.time()))
+        return self._overdue.judge(node_id, run_id, waits=waits, runs=status != Status.FINISHED)
 
     def node_of(self, key: bytes) -> int | None:
         """Return the node that a public key is registered for."""
@@ -264,6 +301,7 @@ class GuardedFleet(FleetServicer):
         return bool(self._query(MAIL, node_id=uint64_to_int64(node_id), now=time.time()))
 
     def _pull(self, request: Any, context: ServicerContext) -> Any:
+        self._overdue.idle(request.node.node_id)
         self._give_up(request.node.node_id)
         if not self._has_mail(request.node.node_id):
             return PullMessagesResponse()

@@ -22,14 +22,20 @@ from typing import Any
 from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
 
+from ...operator import audit
 from ...operator.federation import Federation
 from ...processes import leave, split_address
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
+from ...server.database import find_damage, set_aside
+from ...server.memory import keep_trimmed
 from ...server.refusals import RefusalLog
 from ..relied_on import HTTP_APP, SQL, STATE_FACTORY, STORE_FACTORY, SUPERLINK, look_up, replace
 
 PRAGMAS = (("busy_timeout", "60000"), ("journal_size_limit", str(64 << 20)))
 """Settings of SQLite: a call waits a minute for a busy database, not 5 s, and the log of changes is cut to 64 MB."""
+
+REMEDY = "Enrolled clients are registered again; submit the runs again that were going on: they continue"
+"""What follows of a database that is made anew."""
 
 CLOSING_SECONDS = 2
 """How long open calls may go on once the SuperLink is to stop."""
@@ -52,13 +58,14 @@ def install_guards(federation: Federation, descriptors: int) -> Connections:
     """
     from ...server.long_poll import LongPoll
     from ...server.members import EnrolledMembers
+    from ...server.overdue import Overdue
     from .control import LARGEST_HEAD, Operators, guard
     from .fleet import LARGEST_CALL, GuardedFleet
     from .fleet_server import fleet_server
     from .registration import register_enrolled
     from .run_state import RunState, RunStore
 
-    refusals, long_poll = RefusalLog(federation.state), LongPoll()
+    refusals, long_poll, overdue = RefusalLog(federation.state), LongPoll(), Overdue()
     strangers = {federation.listen: MOST_STRANGERS, federation.control: MOST_STRANGERS_OVER_HTTP}
     ports = {int(place.rpartition(":")[2]): most for place, most in strangers.items()}
     connections = Connections(ports, descriptors, refusals)
@@ -74,6 +81,7 @@ def install_guards(federation: Federation, descriptors: int) -> Connections:
             refusals,
             long_poll,
             connections,
+            overdue,
         )
         return app
 
@@ -85,7 +93,7 @@ def install_guards(federation: Federation, descriptors: int) -> Connections:
     def guarded_fleet(state_factory: Any, objectstore_factory: Any, enable_supernode_auth: bool) -> GuardedFleet:
         register_enrolled(state_factory.state(), federation.registry, federation.state)
         given = (state_factory, objectstore_factory, enable_supernode_auth)
-        return GuardedFleet(*given, members=members, refusals=refusals, long_poll=long_poll)
+        return GuardedFleet(*given, members=members, refusals=refusals, long_poll=long_poll, overdue=overdue)
 
     replace(SUPERLINK, "FleetServicer", guarded_fleet)
     replace(SUPERLINK, "GRPC_MAX_MESSAGE_LENGTH", LARGEST_CALL)
@@ -113,23 +121,36 @@ def install_guards(federation: Federation, descriptors: int) -> Connections:
 def prepare_database(path: Path) -> None:
     """Make the database's file, for its owner alone, or put it in order: what is free in it goes back to the disk.
 
+    A damaged file is set aside, and a new one made, as for one that was deleted.
+
     Raises
     ------
     OSError
         When it cannot be made, or is a link.
     sqlite3.Error
-        When it is no database.
+        When it cannot be used just now.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(file, 0o600)
-    finally:
-        os.close(file)
+    make_private(path)
+    if damage := find_damage(path):
+        aside = set_aside(path)
+        log.error("%s is damaged (%s): it is kept as %s, and a new one is made. %s", path, damage, aside.name, REMEDY)
+        with contextlib.suppress(OSError):  # a full disk does not keep the server from starting
+            audit.note(path.parent, "damaged database set aside", file=aside.name, damage=damage)
+        make_private(path)
     with connected(path) as database:
         if database.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
             convert(database)
         database.executescript("PRAGMA incremental_vacuum")
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def make_private(path: Path) -> None:
+    """Make a file for its owner alone, be it there or not."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(file, 0o600)
+    finally:
+        os.close(file)
 
 
 def convert(database: sqlite3.Connection) -> None:
@@ -162,8 +183,11 @@ def keep_small(path: Path) -> None:
             leave(1)
         try:
             shrink_database(path)
-        except sqlite3.Error as error:
+        except sqlite3.OperationalError as error:
             log.warning("the database's file cannot be made smaller: %s", error)
+        except sqlite3.DatabaseError as error:
+            log.error("%s is damaged (%s): the SuperLink is started again", path, error)
+            leave(1)
 
 
 def is_file(path: Path, number: int) -> bool:
@@ -208,6 +232,7 @@ def main(parent: int) -> None:
     except (OSError, sqlite3.Error) as error:
         sys.exit(f"fairbloom server: {federation.database} cannot be used: {error}")
     threading.Thread(target=keep_small, args=(federation.database,), daemon=True, name="look-after").start()
+    threading.Thread(target=keep_trimmed, daemon=True, name="trim-memory").start()
     threading.Thread(target=connections.watch, daemon=True, name="watch-connections").start()
     sys.argv = ["flower-superlink", *arguments(federation)]
     colour_on_terminals_alone()

@@ -248,7 +248,7 @@ def follow(folder: Path, interval: float) -> Iterator[Snapshot]:
 def _paths_of_runs(folder: Path) -> list[Path]:
     """Return where the runs of a study lie, those that are planned and those that are there."""
     if (folder / COMPARISON).exists():
-        return [folder / name for names in Plan.read(folder).runs.values() for name in names]
+        return Plan.read(folder).paths(folder)
     there = dict.fromkeys(sorted(run_folders(folder)))
     if not (folder / SWEEP).exists():
         return list(there)

@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fairbloom.deploy.operator.audit import escape_unprintable
 from fairbloom.deploy.processes import duration
+from fairbloom.logs import escape_unprintable
 
 from ..tables import console
 from .state import Client, LiveRun, Point, Snapshot, follow
@@ -62,7 +62,7 @@ def render(snapshot: Snapshot, width: int, height: int) -> RenderableType:
 
 def _render_run(run: LiveRun, width: int, height: int) -> RenderableType:
     bar = max(NARROWEST_BAR, min(WIDEST_BAR, width - 50))
-    parts: list[RenderableType] = [Text(_clean(run.about), style="bold"), _progress_line(run, bar), Text()]
+    parts: list[RenderableType] = [Text(escape_unprintable(run.about), style="bold"), _progress_line(run, bar), Text()]
     if run.points:
         parts += [_curves(run, bar), Text(), _clients_table(run, bar, height - OTHER_LINES)]
     parts += [Text(), *_absence_lines(run)] if any(run.absences.values()) else []
@@ -130,7 +130,7 @@ def _clients_table(run: LiveRun, bar: int, most: int) -> RenderableType:
 
 
 def _client_cells(client: Client, run: LiveRun, bar: int, scale: float) -> Iterator[RenderableType]:
-    yield Text(f"  {_clean(client.name)}", overflow="ellipsis", no_wrap=True)
+    yield Text(f"  {escape_unprintable(client.name)}", overflow="ellipsis", no_wrap=True)
     yield ProgressBar(total=scale, completed=max(0.0, abs(client.score)), width=bar, complete_style="cyan")
     yield Text(run.score.written(client.score), justify="right")
     yield Text("–" if client.coefficient is None else f"{client.coefficient:.3g}", justify="right")
@@ -139,11 +139,12 @@ def _client_cells(client: Client, run: LiveRun, bar: int, scale: float) -> Itera
 def _absence_lines(run: LiveRun) -> Iterator[Text]:
     for kind, names in run.absences.items():
         if names:
-            shown = ", ".join(f"{_clean(name)} in {count} round{'s' * (count > 1)}" for name, count in names[:5])
+            shown = ", ".join(f"{name} in {count} round{'s' * (count > 1)}" for name, count in names[:5])
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            yield Text(f"{kind}: {shown}{more}", style="yellow", overflow="ellipsis", no_wrap=True)
+            yield Text(escape_unprintable(f"{kind}: {shown}{more}"), style="yellow", overflow="ellipsis", no_wrap=True)
     for number, client, reason in run.refusals:
-        yield Text(f"  round {number}, {_clean(client)}: {_clean(reason)}", overflow="ellipsis", no_wrap=True)
+        words = escape_unprintable(f"  round {number}, {client}: {reason}")
+        yield Text(words, overflow="ellipsis", no_wrap=True)
 
 
 # Several runs ---------------------------------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ def _render_runs(snapshot: Snapshot, width: int, height: int) -> RenderableType:
 def _run_cells(run: LiveRun, width: int) -> Iterator[RenderableType]:
     """Yield the cells of a run's line; in a narrow terminal it has no bar and no measures."""
     left, bar = run.seconds_left, max(NARROWEST_BAR, min(WIDEST_BAR, width - 80))
-    yield _cell(_clean(run.name))
+    yield _cell(escape_unprintable(run.name))
     yield _cell(run.state, STYLES[run.state])
     if width >= 60:
         yield ProgressBar(total=max(1, run.num_rounds), completed=run.rounds, width=bar)
@@ -203,7 +204,7 @@ def _print_changes(snapshots: Iterator[Snapshot]) -> Snapshot:
     for snapshot in snapshots:
         line = _describe(snapshot)
         if line != before:
-            print(line, flush=True)
+            print(escape_unprintable(line), flush=True)
             before = line
     return snapshot
 
@@ -216,8 +217,3 @@ def _describe(snapshot: Snapshot) -> str:
     (run,) = snapshot.runs
     measured = f": {_describe_last(run)}" if run.points else ""
     return f"round {run.rounds} of {run.num_rounds}{measured}"
-
-
-def _clean(words: str) -> str:
-    """Return words of a client, or of a file, that cannot steer the terminal."""
-    return escape_unprintable(words)

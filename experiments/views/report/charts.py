@@ -168,7 +168,7 @@ def over_rounds(
 def differences(rows: Sequence[Row], axis: str) -> Spec:
     """Return the difference of each method to the baseline with its interval; to the right is better.
 
-    The rows have `method`, `mean`, `low`, `high`, and `clear`: "better", "worse", or "not clear".
+    The rows have `method`, `mean`, `low`, `high`, and `clear`: "better", "worse", "not clear", or "not tested".
     """
     methods = list(dict.fromkeys(row["method"] for row in rows))
     clear: Spec = {"field": "clear", "type": "nominal", "legend": None}
@@ -182,8 +182,8 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
     return {**_spec(rows, [zero, interval, point]), "height": 28 * len(methods)}
 
 
-CLEAR = {"better": "better", "worse": "worse", "not clear": "same"}
-"""Whether a difference is clear, in words, and the colour of each."""
+CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
+"""Whether a difference is clear or not tested, in words, and the colour of each."""
 
 
 def mean_against_worst(

@@ -10,10 +10,10 @@ from fairbloom.server.run_folder.files import CLIENTS
 
 from ...recipes.recipe import CLIENT
 from ...results.comparison import Comparison, Plan, personal_label
-from ...results.differences import Difference, differences_of
-from ...results.measured import measure_title
+from ...results.differences import FEWEST_SEEDS, Difference, differences_of
+from ...results.measured import LARGER_CLASS, measure_title
 from ...results.run import load
-from ...results.verdict import OTHERS
+from ...results.verdict import OTHERS, WORST
 from ..tables import SHOWN, Digits
 from . import charts
 from .lines import Groups, Line, groups_of, sorted_scores, spanned
@@ -38,7 +38,10 @@ from .subgroups import subgroups_section
 NAMED_POINTS = 16
 """Up to so many clients have a point for each method; the scores of more are lines."""
 
-COMPARED = ("worst_10", "mean", OTHERS, "std")
+NOT_TESTED = "not tested"
+"""What is said of differences by measures that the verdict does not claim by."""
+
+COMPARED = (WORST, "mean", OTHERS, "std")
 """The measures of which differences are shown."""
 
 
@@ -81,7 +84,7 @@ def page_of_comparison(comparison: Comparison, plan: Plan | None = None) -> Page
 def lines_of(comparison: Comparison, plan: Plan) -> list[Line]:
     """Return the methods with their runs, the baseline first; personal models follow the method that they are of."""
     lines = []
-    for label, names in plan.runs.items():
+    for label, names in plan.finished.runs.items():
         runs = [load(comparison.folder / name) for name in names]
         lines.append(Line(label, runs, "personal" if label in comparison.personal else "global"))
         if (personal := personal_label(label)) in comparison.personal:
@@ -108,7 +111,7 @@ def _by_name(comparison: Comparison, method: str) -> dict[str, float]:
 
 def _left_out(comparison: Comparison) -> list[str]:
     return [
-        f"Left out, without a test {comparison.score.name} under any method with seed {seed}: {', '.join(clients)}."
+        f"Left out with seed {seed} (no test {comparison.score.name} under some method): {', '.join(clients)}."
         for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False)
         if clients
     ]
@@ -178,9 +181,9 @@ def _names_table(comparison: Comparison, scene: Scene) -> Table:
     values = {method: _by_name(comparison, method) for method in (line.label for line in scene.lines)}
     digits = Digits.of(comparison.score, (value for each in values.values() for value in each.values()))
     differences = {} if scene.first_only else _differences_by_client(comparison, scene.groups.names)
-    cells = []
+    cells, shares = [], {} if scene.first_only else comparison.larger_classes
     for client in scene.groups.names:
-        row = [Cell(client)]
+        row = [Cell(client), *([number_cell(shares.get(client), Digits(0))] if shares else [])]
         for method, each in values.items():
             cell, difference = number_cell(each.get(client), digits), differences.get((client, method))
             row.append(replace(cell, tone=_tone(difference)) if difference else cell)
@@ -192,10 +195,11 @@ def _names_table(comparison: Comparison, scene: Scene) -> Table:
         note = (
             f"Green is clearly better than under {comparison.baseline}, red clearly worse: by the paired t test with "
         )
-        note += "Holm's correction over all clients and methods; the rest cannot be told apart."
+        note += "Holm's correction over all clients and methods; the rest does not differ significantly."
     caption = f"Test {comparison.score.title}, the worst served under {comparison.baseline} first"
     caption += f"; {of}" if seeds > 1 else ""
-    return Table("clients", caption, ["client", *values], cells, note, folded=len(cells) > 12)
+    headings = ["client", *([LARGER_CLASS] if shares else []), *values]
+    return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)
 
 
 def _differences_by_client(comparison: Comparison, clients: Sequence[str]) -> dict[tuple[str, str], Difference]:
@@ -266,20 +270,21 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
             continue
         title = _measure_name(measure, scene.clients)
         title += "" if score.unit == unit else f", {score.unit}"
-        places = _places(comparison, measure, found)
-        rows = [{"method": method, **_ends(each), "clear": _in_words(each)} for method, each in found.items()]
-        said = "; ".join(f"{method} {_interval(each, places)}, {_in_words(each)}" for method, each in found.items())
+        places, tested = _places(comparison, measure, found), measure == WORST and comparison.decisive is comparison
+        words = {method: _in_words(each) if tested else NOT_TESTED for method, each in found.items()}
+        rows = [{"method": method, **_ends(each), "clear": words[method]} for method, each in found.items()]
+        said = "; ".join(f"{method} {_interval(each, places)}, {words[method]}" for method, each in found.items())
         what = f"Difference to {comparison.baseline} in {title}, to the right is better: {said}."
         spec = charts.differences(rows, score.unit)
         panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, spec))
-        cells += [_difference_cells(method, title, each, places) for method, each in found.items()]
+        cells += [_difference_cells(method, title, each, places, tested) for method, each in found.items()]
     if not cells:
         return None
     intro = f"How much better than {comparison.baseline} each method is, paired by seed; to the right is better."
-    if len(comparison.seeds) > 1:
-        intro += " Lines are 95 % intervals. Grey: not clear."
+    if len(comparison.seeds) >= FEWEST_SEEDS:
+        intro += " Lines are 95 % intervals. Grey: not clear, or not tested."
     else:
-        intro += " A single seed tells nothing of how sure a difference is, so there are no intervals."
+        intro += f" There are no intervals, because these take {FEWEST_SEEDS} seeds."
     headings = [
         "method",
         "measure",
@@ -289,16 +294,18 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
         "seeds better",
         "seeds worse",
         "p",
-        "seeds that would do",
+        "seeds needed",
     ]
     note = "Positive is better; of the standard deviation, more equal"
     note += "; of a gap between groups, narrower. " if comparison.gaps_compared else ". "
-    note += "p is of the paired t test, with Holm's "
-    note += "correction over the methods."
+    note += (
+        f"Only the {measure_title(WORST, scene.clients)} is tested; p is of the paired t test, with Holm's correction "
+    )
+    note += "over the methods."
     if comparison.shared.test_share:
         note += " All seeds split the same data, for which Nadeau and Bengio's correction widens the intervals."
-    note += " Seeds that would do: how many would tell a difference of this size; – where no number would, or nothing "
-    note += "can be said."
+    note += " Seeds needed: how many would be enough to detect a difference of this size; – where no number would, or "
+    note += "nothing is tested."
     table = Table("differences", f"Differences to {comparison.baseline} in {unit}", headings, cells, note)
     return Section("differences", f"Differences to {comparison.baseline}", intro, [Charts(panels), table])
 
@@ -328,17 +335,17 @@ def _tone(found: Difference) -> Tone:
     return "" if not found.clear else "better" if found.mean > 0.0 else "worse"
 
 
-def _difference_cells(method: str, title: str, found: Difference, places: int) -> list[Cell]:
-    p_value = "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
+def _difference_cells(method: str, title: str, found: Difference, places: int, tested: bool) -> list[Cell]:
+    p_value = Cell("< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}", found.p_value)
     return [
         Cell(method),
         Cell(title),
-        Cell(f"{found.mean:+.{places}f}", found.mean, _tone(found)),
+        Cell(f"{found.mean:+.{places}f}", found.mean, _tone(found) if tested else ""),
         *(Cell("–") if math.isnan(end) else Cell(f"{end:+.{places}f}", end) for end in (found.low, found.high)),
         Cell(str(found.better), found.better),
         Cell(str(found.worse), found.worse),
-        Cell(p_value, found.p_value),
-        Cell("–") if found.enough is None else Cell(f"{found.enough:,}", found.enough),
+        p_value if tested else Cell("–"),
+        Cell(f"{found.enough:,}", found.enough) if tested and found.enough is not None else Cell("–"),
     ]
 
 
@@ -395,6 +402,11 @@ def _front_section(comparison: Comparison, scene: Scene) -> Section:
             Cell("yes" if method in front else "no"),
         ]
         for method in labels
+    ]
+    cells += [
+        [Cell(f"{method}: {words}"), *[Cell("–")] * (len(SHOWN) + 1)]
+        for method, words in comparison.failed.items()
+        if method not in comparison.methods
     ]
     headings = ["method", *(measure_title(key, scene.clients) for key in SHOWN), "on the front"]
     table = Table("measures", f"Test {score.title} over clients, mean over the seeds", headings, cells)

@@ -3,7 +3,7 @@
 from ...results.caveats import caveats_of_run
 from ...results.comparison import personal_label
 from ...results.groups import GroupReport
-from ...results.measured import measure_title
+from ...results.measured import LARGER_CLASS, measure_title
 from ...results.run import Run, measures
 from ...results.scored import scores_of, sentences_of
 from ..tables import SHOWN, Digits
@@ -140,15 +140,17 @@ def _measures_table(scene: Scene) -> Table:
 
 def _clients_table(scene: Scene, values: dict[str, dict[str, float]], order: list[str]) -> Table:
     run = scene.lines[0].runs[0]
-    examples = run.test_examples()
+    examples, shares = run.test_examples(), run.larger_classes()
     digits = Digits.of(scene.score, (value for each in values.values() for value in each.values()))
     cells = [
         [
             Cell(client),
             *(number_cell(by_client.get(client), digits) for by_client in values.values()),
             number_cell(examples.get(client), Digits(0)),
+            *([number_cell(shares.get(client), Digits(0))] if shares else []),
         ]
         for client in order
     ]
     caption = f"Each client, the worst served first: test {scene.score.title}"
-    return Table("clients", caption, ["client", *values, "test examples"], cells, folded=len(order) > 12)
+    headings = ["client", *values, "test examples", *([LARGER_CLASS] if shares else [])]
+    return Table("clients", caption, headings, cells, folded=len(order) > 12)

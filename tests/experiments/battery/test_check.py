@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.battery.check import PROPERTIES, CheckReport, Verdict, arguments_of, check, show_report
+from fairbloom.experiments.battery.subject import Failure, Subject
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import at_least
@@ -596,3 +597,89 @@ def test_the_printed_report_has_all_words_on_a_narrow_screen() -> None:
     for result in report.results:
         assert "".join(result.message.split()) in words
     assert total.startswith("1 passed, 1 failed, 11 not applicable; ")
+
+
+# What is outside its memory, many clients, and truth ------------------------------------------------------------------
+
+
+class ForgetsLate(FairStrategy):
+    """Keeps what it learns outside its memory, from round 16 on."""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.best = 1.0
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return self.best * cohort.prior
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        if cohort.round > 15:
+            self.best *= 0.99
+        return {}
+
+
+class DrawsInside(FairStrategy):
+    """Draws from a generator of its own as it remembers."""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.random = np.random.default_rng(0)
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return cohort.prior
+
+    def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
+        self.random.random()
+        return {}
+
+
+@pytest.mark.parametrize(("method", "name"), [(ForgetsLate, "best"), (DrawsInside, "random")])
+def test_attributes_that_change_are_remarked(method: type[FairStrategy], name: str) -> None:
+    verdict, message = PROPERTIES["memory"](Subject(method, {}))
+    assert verdict is Verdict.REMARK
+    assert f"self.{name} changes" in message
+    assert "self.memory" in message
+
+
+class FirstCountsMore(FairStrategy):
+    """The mean, in which the client that comes first counts one per cent more, of many clients alone."""
+
+    def __init__(self, *, many: int = 1, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.many = many
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        share = np.ones(cohort.size)
+        if cohort.size >= self.many:
+            share[0] *= 1.01
+        return share / share.sum()
+
+
+@pytest.mark.parametrize("many", [1, 8, 40])
+def test_a_small_bias_by_place_fails_in_any_cohort(many: int) -> None:
+    with pytest.raises(Failure, match="the step is another one"):
+        PROPERTIES["permutation"](Subject(FirstCountsMore, {"many": many}))
+
+
+@pytest.mark.parametrize("metric", ["accuracy-baseline", "loss-baseline", "num-examples", "step-sum", "disparity-hard"])
+def test_metrics_that_clients_report_are_known(metric: str) -> None:
+    class Needs(FairStrategy):
+        needs = frozenset({metric})
+
+        def weigh(self, cohort: Cohort) -> FloatArray:
+            return cohort.prior + 0.0 * cohort.metrics[metric]
+
+    subject = Subject(Needs, {})
+    assert PROPERTIES["needs"](subject)[0] is Verdict.PASSED
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss-validation", "train-loss", "loss-personal"])
+def test_metrics_of_evaluations_are_refused(metric: str) -> None:
+    class Needs(FairStrategy):
+        needs = frozenset({metric})
+
+        def weigh(self, cohort: Cohort) -> FloatArray:
+            return cohort.prior
+
+    with pytest.raises(Failure, match="report when they evaluate"):
+        PROPERTIES["needs"](Subject(Needs, {}))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fairbloom.cli import app
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.battery.check import CheckReport, Verdict, check_rule, is_rule
-from fairbloom.experiments.battery.rules import RULE_PROPERTIES
+from fairbloom.experiments.battery.rules import RULE_PROPERTIES, RuleSubject
 
 Arrays = dict[str, Tensor]
 HERE, GIVEN = f"{__name__}:", "tests.client.own_rules:"
@@ -149,7 +149,7 @@ def test_what_hangs_on_a_fault_is_no_fault_of_its_own() -> None:
 
 
 def test_every_property_has_a_rule_that_breaks_it() -> None:
-    assert {name for _, name, _ in WRONG} == {*RULE_PROPERTIES} - {"kept", "learns"}  # remarks: see above
+    assert {name for _, name, _ in WRONG} == {*RULE_PROPERTIES} - {"kept", "learns", "records"}  # remarks: see above
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -171,3 +171,21 @@ def test_the_command_tells_rules_from_methods() -> None:
 def test_what_is_no_rule_is_refused() -> None:
     with pytest.raises(FairbloomError, match="it has no function start; a rule has start, correct and finish"):
         check_rule("fairbloom.errors:FairbloomError")
+
+
+class WaitsForARecord(Plain):
+    def start(self, received: Arrays, kept: Arrays, sent: dict[str, Arrays]) -> Any:
+        return sent.get("heading", {})
+
+
+class InsistsOnARecord(Plain):
+    def start(self, received: Arrays, kept: Arrays, sent: dict[str, Arrays]) -> Any:
+        return sent["heading"]
+
+
+@pytest.mark.parametrize("name", ["WaitsForARecord", "InsistsOnARecord"])
+def test_a_record_that_no_method_sends_is_remarked(name: str) -> None:
+    verdict, message = RULE_PROPERTIES["records"](RuleSubject(f"{HERE}{name}"))
+    assert verdict is Verdict.REMARK
+    assert "'heading'" in message
+    assert RULE_PROPERTIES["records"](RuleSubject(f"{HERE}Plain"))[0] is Verdict.PASSED

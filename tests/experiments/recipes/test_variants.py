@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipes.variants import COMMON, baseline_of, folder_names, variant_of, variants
+from fairbloom.experiments.recipes.variants import (
+    COMMON,
+    baseline_of,
+    folder_names,
+    settings_of_method,
+    variant_of,
+    variants,
+)
+from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
 from tests.docs.pages import ROOT
@@ -222,3 +230,25 @@ def test_methods_may_differ_in_optimizer_schedule_and_class_weights() -> None:
     assert (cosine.config["schedule"], cosine.config["warmup"]) == ("cosine", 2)
     for variant in (adamw, weighted, cosine):
         Settings.of(variant.config)
+
+
+def test_a_run_takes_a_method_with_parameters_in_parentheses() -> None:
+    expected = {"method": "fedfv", "fedfv.alpha": 0.2}
+    assert settings_of_method("FedFV(alpha=0.2)", {"seed": 3}) == expected
+    assert settings_of_method("fedfv", {"fedfv.alpha": 0.2}) == {"method": "fedfv"}
+    assert settings_of_method(None, {"method": "fedfv"}) == {}
+    assert Settings.of(expected).strategy().alpha == 0.2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "words"),
+    [
+        ("fedfv(alpha=0.2)", {"fedfv.alpha": 0.3}, "fedfv.alpha is given twice"),
+        ("fedavg,fedfv", {}, "method = 'fedavg,fedfv': a run has one method; fairbloom compare --methods"),
+        ("fedvf(alpha=0.2)", {}, "unknown method: did you mean fedfv?"),
+        ("fedfv(alpha=2)", {}, "fedfv.alpha = 2: allowed is float in"),
+    ],
+)
+def test_a_run_refuses_a_method_that_it_cannot_take(method: str, config: dict[str, Value], words: str) -> None:
+    with pytest.raises(FairbloomError, match=re.escape(words)):
+        settings_of_method(method, config)

@@ -34,7 +34,7 @@ def test_a_comparison_of_single_participants_says_that_it_compares_nothing(
     told = compared(capsys, tmp_path, "fedavg,term,fedmgdaplus", "--fraction", 0.5)
     assert f"{SINGLE}, so no method had anything to weigh: raise fraction" in told
     assert f"FedAvg and TERM {EQUAL}" in told  # FedMGDA+ takes a step of another length
-    assert "No method can be told from FedAvg by the worst-served client" in told
+    assert "Two seeds do not tell one method from another" in told
 
 
 def test_the_remedy_of_single_participants_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,4 +90,4 @@ def test_clients_that_are_in_no_measure_are_named(
     tested = {row["client"] for row in table(tmp_path / "out" / "clients.csv") if row.get("accuracy", "0")}
     untested = {f"client-{number}" for number in range(8)} - tested
     assert untested
-    assert re.search(rf"without a test accuracy.*: {', '.join(sorted(untested))}\n", told)
+    assert re.search(rf"(without a|no) test accuracy.*: {', '.join(sorted(untested))}\n", told)

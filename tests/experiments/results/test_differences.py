@@ -1,5 +1,6 @@
 """What differences over seeds say: intervals, Holm's correction, shared data, how many seeds would do."""
 
+import gc
 import math
 from collections.abc import Sequence
 
@@ -11,8 +12,10 @@ from scipy import stats
 
 from fairbloom.experiments.results.differences import (
     Difference,
+    correct_by_holm,
     difference_of,
     differences_of,
+    power_of_t,
     prediction_interval,
     seeds_that_tell,
 )
@@ -46,6 +49,32 @@ def test_holms_correction_is_over_the_methods() -> None:
     assert both["other"].p_value == pytest.approx(difference_of(other).p_value)
     assert (both["one"].low, both["one"].high) == (difference_of(one).low, difference_of(one).high)
     assert differences_of({}) == {}
+
+
+def test_holms_correction_leaves_frozen_objects_frozen() -> None:
+    """By Holm's step-down rule, [0.01, 0.04, 0.03] become three, one and two times as large, and never fall."""
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        assert correct_by_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+        assert gc.get_freeze_count() == frozen > 0
+    finally:
+        gc.unfreeze()
+    assert correct_by_holm([0.7, 0.9]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("effect", "seeds", "level", "power"),
+    [
+        (0.6, 10, 0.025, 0.39580185723273775),
+        (1.5, 5, 0.00625, 0.36011594861733043),
+        (3.0, 3, 0.025, 0.7452680066623012),
+        (0.1, 1000, 0.025, 0.8847889454787679),
+    ],
+)
+def test_the_power_is_that_of_statsmodels(effect: float, seeds: int, level: float, power: float) -> None:
+    """The numbers are those of `TTestPower().power(effect, seeds, level, alternative="larger")`, version 0.15.0."""
+    assert power_of_t(effect, seeds, level) == pytest.approx(power, abs=1e-9)
 
 
 @pytest.mark.parametrize("test_share", [0.0, 0.2])

@@ -503,7 +503,10 @@ def test_differences_are_those_that_plain_numpy_makes_of_the_clients_table(tmp_p
             error = each.std(ddof=1) / np.sqrt(3)
             t = 4.302652729911275  # the 97.5th percentile of Student's t with two degrees of freedom
             row = rows[method, measure]
-            expected = (each.mean(), error, each.mean() - t * error, each.mean() + t * error)
+            base = of(arrays["FedAvg"]).mean()  # the intervals of percentages end where the percentages do
+            lowest, highest = (-base - 100.0, -base) if measure in ("std", "gap") else (-base, 100.0 - base)
+            ends = (max(each.mean() - t * error, lowest), min(each.mean() + t * error, highest))
+            expected = (each.mean(), error, *ends)
             found = [float(row[key]) for key in ("mean", "error", "low", "high")]
             np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
             above, below = int((each > 1e-9).sum()), int((each < -1e-9).sum())

@@ -20,31 +20,42 @@ from fairbloom import load, load_comparison, recommend
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.commands import deploy_command, run_command
 from fairbloom.experiments.results import recommendation
+from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of
 from fairbloom.experiments.studies import answer, candidates, ladder, pool
 from fairbloom.experiments.studies.answer import is_better
 from fairbloom.experiments.studies.candidates import candidates_for
 from fairbloom.experiments.studies.pool import Workers
 from fairbloom.experiments.studies.recommend import parse_budget
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import assigned
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.server.settings import Settings, check_used
+from fairbloom.strategies import METHODS
+from fairbloom.tasks.measures import AUC
 from tests.simulation.test_fair_groups import write_sites
+from tests.strategies.newly_added import NewlyAdded
 
 from ..helpers import fairbloom, start
 
 WISH = "worst as high as possible"
 ONE_CLASS = ("--clients", 5, "--rounds", 6, "--partition", "classes", "--set", "classes-per-client=2")
 SMALL = (*ONE_CLASS, "--jobs", 2, "--set", "device=cpu", "--set", "learning-rate=0.05")
-ALL = candidates.SPACE
+SEARCH_SPACE = candidates.search_space
+ALL = SEARCH_SPACE(about_gaps=False)
 KEYS = ["method", "parameters", "settings", "gain", "price", "command"]
+
+
+def try_only(patch: pytest.MonkeyPatch, *space: tuple[str, Mapping[str, Any]]) -> None:
+    """Let these be the candidates."""
+    patch.setattr(candidates, "search_space", lambda about_gaps: list(space))
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few candidates and seeds, so that no search is ended by the clock, whatever else the machine does."""
-    monkeypatch.setattr(candidates, "SPACE", (*candidates.SPACE[:3], ("qfedavg", {"qfedavg.q": 1.0})))
+    try_only(monkeypatch, *ALL[:3], ("qfedavg", {"qfedavg.q": 1.0}))
     monkeypatch.setattr(ladder, "MOST_SEEDS", 4)
     monkeypatch.setattr(answer, "MOST_FRESH", 4)
 
@@ -176,7 +187,7 @@ def test_the_command_runs_with_the_same_settings(
     assert fairbloom(*words, "--out", "run") == 0
     settings = load(tmp_path / "run").settings
     expected = Settings.of(found["settings"]).run_config()
-    free = {"out", "seed", "fraction"}
+    free = {"out", "seed", "fraction", "score"}
     assert {k: v for k, v in settings.items() if k not in free} == {k: v for k, v in expected.items() if k not in free}
     assert found["settings"].items() >= found["parameters"].items()
 
@@ -244,7 +255,7 @@ def test_the_baseline_is_the_answer_where_nobody_is_told_from_it(
     """Clients that are as large as each other, where equal weights are the same model."""
     words = ("--clients", 3, "--rounds", 3, "--partition", "iid", "--set", "device=cpu", "--jobs", 2, "--out", tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "SPACE", candidates.SPACE[:2])
+        try_only(patch, *ALL[:2])
         found = printed(capsys, *words, wish="mean as high as possible")
     assert (found["method"], found["parameters"]) == ("fedavg", {})
     assert found["gain"] == {"measure": "mean", "mean": 0.0, "low": 0.0, "high": 0.0, "against": "FedAvg"}
@@ -273,7 +284,7 @@ def test_candidates_that_refuse_the_settings_are_left_out_with_their_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairbloom.experiments.studies.recommend.SEARCH_SHARE", 0.0)
-    monkeypatch.setattr(candidates, "SPACE", (*candidates.SPACE, ("fedfa", {})))
+    try_only(monkeypatch, *candidates.search_space(False), ("fedfa", {}))
     for setting, refusing, reason in (
         ("server-optimizer=avgm", ["FedFa"], "FedFa could not be judged: FedFa has a momentum of its own"),
         (
@@ -388,8 +399,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def of_groups(sites: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
     """The words for sites that miss ill women more often; the candidates are FedAvg and methods for that."""
-    monkeypatch.setattr(candidates, "SPACE", candidates.SPACE[:2])
-    monkeypatch.setattr(candidates, "BETWEEN_GROUPS", candidates.BETWEEN_GROUPS[1:3])
+    try_only(monkeypatch, *ALL[:2], ("fcfl", {"fcfl.budget": 0.05}), ("fairfed", {"fairfed.beta": 0.2}))
     words = ("--task", "csv", "--data-dir", sites, "--rounds", 15, "--jobs", 2, "--set", "device=cpu")
     return (*words, "--set", "csv.group=sex", "--set", "learning-rate=0.1")
 
@@ -469,8 +479,7 @@ def test_groups_with_too_few_examples_for_a_gap_are_said_with_what_helps(
 def test_methods_that_know_two_groups_alone_are_left_out_by_name_where_there_are_three(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "SPACE", candidates.SPACE[:2])
-    monkeypatch.setattr(candidates, "BETWEEN_GROUPS", candidates.BETWEEN_GROUPS[:2])
+    try_only(monkeypatch, *ALL[:2], ("fairfed", {"fairfed.beta": 0.05}), ("fcfl", {"fcfl.budget": 0.05}))
     (tmp_path / "data").mkdir()
     for name, shift in (("north", 0), ("south", 3)):
         cells = (f"{'abc'[k % 3]},{k % 7},{'yes' if (k + shift) % 7 > 3 else 'no'}\n" for k in range(150))
@@ -606,7 +615,7 @@ def test_commands_are_quoted_for_a_shell_and_read_back_as_they_were() -> None:
 
 def test_a_parameter_that_is_set_is_not_varied(monkeypatch: pytest.MonkeyPatch) -> None:
     varied = tuple(("qfedavg", {"qfedavg.q": q}) for q in (1.0, 5.0))
-    monkeypatch.setattr(candidates, "SPACE", (("fedavg", {}), *varied))
+    try_only(monkeypatch, ("fedavg", {}), *varied)
     among = candidates_for({"qfedavg.q": 2.0, "learning-rate": 0.5}, [])
     assert [each.label for each in among] == ["FedAvg", "QFedAvg (lipschitz=2)"]
 
@@ -614,7 +623,7 @@ def test_a_parameter_that_is_set_is_not_varied(monkeypatch: pytest.MonkeyPatch) 
 def test_every_candidate_can_be_run_and_the_baseline_and_equal_weights_are_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(candidates, "SPACE", ALL)
+    monkeypatch.setattr(candidates, "search_space", SEARCH_SPACE)
     among = candidates_for({}, [])
     assert [each.label for each in among[:2]] == ["FedAvg", "FedAvg (weighting=uniform)"]
     assert {"local", "ditto", "fedlf", "fedmdfg"} <= {each.method for each in among}
@@ -625,14 +634,38 @@ def test_every_candidate_can_be_run_and_the_baseline_and_equal_weights_are_the_f
         Settings.of(each.config).strategy()
 
 
+@pytest.mark.parametrize(
+    ("tries", "tried"),
+    [
+        (None, [{"newlyadded.sharpness": 0.25}]),
+        (({"sharpness": 0.1}, {"sharpness": 0.4}), [{"newlyadded.sharpness": 0.1}, {"newlyadded.sharpness": 0.4}]),
+        (({"shape": "square"},), [{"newlyadded.sharpness": 0.25, "newlyadded.shape": "square"}]),
+        ((), []),
+    ],
+)
+def test_a_new_built_in_method_becomes_a_candidate(
+    tries: Any, tried: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "search_space", SEARCH_SPACE)
+    monkeypatch.setitem(METHODS, "newlyadded", NewlyAdded)
+    if tries is not None:
+        monkeypatch.setattr(NewlyAdded, "tries", tries)
+    among = candidates_for({}, [])
+    found = [each for each in among if each.method == "newlyadded"]
+    assert [dict(each.given) for each in found] == tried
+    assert len(among) == len(ALL) + len(tried)
+    for each in found:
+        Settings.of(each.config).strategy()
+
+
 def test_methods_that_are_fair_to_groups_are_tried_exactly_where_the_wish_is_about_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(candidates, "SPACE", ALL)
+    monkeypatch.setattr(candidates, "search_space", SEARCH_SPACE)
     assert {"fcfl", "fairfed"}.isdisjoint(each.method for each in candidates_for({}, []))
     about = candidates_for({"num-rounds": 30}, [], ["selection-rate"])
     assert [each.method for each in about[:6]] == ["fedavg", "fedavg", "fairfed", "fcfl", "fairfed", "fcfl"]
-    assert len(about) == len(ALL) + len(candidates.BETWEEN_GROUPS)
+    assert len(about) == len(ALL) + 4
     assert {each.config.get("fcfl.disparity") for each in about if each.method == "fcfl"} == {None}
     assert {each.config["fcfl.stage1-rounds"] for each in about if each.method == "fcfl"} == {15}
     of_opportunity = candidates_for({}, [], ["true-positive-rate"])
@@ -640,3 +673,21 @@ def test_methods_that_are_fair_to_groups_are_tried_exactly_where_the_wish_is_abo
     assert disparities == {"equal-opportunity"}
     for each in (*about, *of_opportunity):
         Settings.of(each.config).strategy()
+
+
+def test_a_client_that_loses_by_another_score_counts_among_the_losing() -> None:
+    """It gains by the accuracy, by which the wish goes, and loses by the AUC with every seed."""
+    finals = {
+        label: [{"accuracy": {"a": 60.0 + shift, "b": 70.0}, "auc": {"a": 0.7 - shift / 50.0, "b": 0.8}}] * 4
+        for label, shift in (("FedAvg", 0.0), ("Local", 5.0))
+    }
+    answered = object.__new__(answer.Answer)  # without its runs
+    vars(answered)["comparison"] = Comparison(finals, "FedAvg", (ACCURACY, AUC), (0, 1, 2, 3))
+    assert {client: move.score.name for client, move in answered.masked_losses("Local").items()} == {"a": "auc"}
+    assert answered.masked_losses("Local")["a"].gain == pytest.approx(-0.1)
+    assert answered.masked_losses("FedAvg") == {}
+    price = recommendation.Price(losing={"a": -0.1, "b": -3.0}, losing_by={"a": "auc"})
+    gain = recommendation.Gain("worst", 1.0, 0.5, 1.5, "FedAvg")
+    found = recommendation.Recommendation("", "Local", "local", {}, {}, gain, price, "")
+    assert "Who pays, in points: b -3." in found.sentences
+    assert found.as_json["price"]["losing"] == {"a": -0.1, "b": -3.0}

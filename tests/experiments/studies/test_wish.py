@@ -45,9 +45,31 @@ def test_a_difference_may_be_bounded_itself(measure: str, bounded: str, number: 
     assert (constraint.measure.title, constraint.points, constraint.method) == (bounded, float(number), None)
 
 
+def test_no_hospital_may_lose_more_than_some_points() -> None:
+    wish = Wish.of("mean as high as possible, no hospital loses more than 2 points")
+    (constraint,) = wish.constraints
+    assert (constraint.points, constraint.method) == (2.0, None)
+    base = [Served({"a": 50.0, "b": 60.0}), Served({"a": 52.0})]
+    mine = [Served({"a": 49.0, "b": 63.0}), Served({"a": 48.0})]
+    assert constraint.excess(mine, base, ACCURACY) == pytest.approx(2.5 - 2.0)  # a loses 1 and 4
+    assert constraint.excess(base, base, ACCURACY) == -2.0
+    assert constraint.excess(mine, base, MAE) == pytest.approx(3.0 - 2.0)  # b's error is 3 larger
+
+
+def test_that_no_client_loses_is_a_wish_by_itself() -> None:
+    wish = Wish.of("no client loses more than 0.5 points against qfedavg(q=1)")
+    assert (wish.measure, wish.high) == (Measure("worst"), None)
+    assert wish.constraints[0].method is not None
+    for score in (ACCURACY, MAE):
+        wish.check(score)
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "no hospital loses",
+        "no hospital loses more than two points",
+        "mean as high as possible, no hospital loses more than 2",
         "mean as high as possible, mean at most 3 points",
         "mean as high as possible, client a at most 3 points",
         "mean as high as possible, gap:accuracy at most x points",

@@ -3,15 +3,17 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
 
 import fairbloom
 from fairbloom.experiments.views.card import escaped, fenced
-from fairbloom.server.run_folder.files import CLIENTS, GROUPS
+from fairbloom.server.run_folder.files import CLIENTS, GROUPS, SPLIT
 from tests.tasks.test_groups import patients
 
 EVIL = ("a|b](http:x) <img src=x onerror=1>", "`code` **bold** _it_ &amp; $x$", "www.example.com #1 ~~no~~ \u2028 ---")
@@ -101,20 +103,52 @@ def test_the_hub_reads_its_front_matter(run: fairbloom.Run, tmp_path: Path) -> N
 def test_clients_counts_and_scores_are_those_that_were_reported(run: fairbloom.Run) -> None:
     found = tables_of(run.card())
     rows = {row["client"].replace("\u2028", "\ufffd"): row for row in rows_of(CLIENTS.path_in(run.folder))}
-    assert {client: int(count) for client, count in found["Data"][1:]} == {
-        client: int(row["test_examples"]) for client, row in rows.items()
-    }
-    heading, *served = [row for row in found["How each client is served"] if len(row) == 5]
-    assert heading == ["client", "global model", "personal model", "under FedAvg", "test examples"]
+    examples = {(int(trained), int(tested)) for _, trained, tested in found["Data"][1:]}
+    assert {int(tested) for _, _, tested in found["Data"][1:]} == {int(row["test_examples"]) for row in rows.values()}
+    assert {sum(each) for each in examples} == {140, 90, 40}
+    assert {client for client, *_ in found["Data"][1:]} == rows.keys()
+    total = sum(trained for trained, _ in examples)
+    assert f"{total:,} training examples of 3 clients. {270 - total} test examples of 3 clients." in run.card()
+    heading, *served = [row for row in found["How each client is served"] if len(row) == 6]
+    assert heading == ["client", "global model", "personal model", "under FedAvg", "test examples", "larger class, %"]
     baseline = fairbloom.load(next(run.folder.parent.glob("fedavg*"))).final()
-    for client, of_global, of_personal, under, count in served:
+    for client, of_global, of_personal, under, count, larger in served:
         row = rows[client]
+        assert float(larger) == pytest.approx(float(row["test_share_of_larger_class"]), abs=0.5)
         assert float(of_global) == pytest.approx(float(row["test_accuracy_of_global_model"]), abs=0.05)
         assert float(of_personal) == pytest.approx(float(row["test_accuracy_of_personal_model"]), abs=0.05)
         assert float(under) == pytest.approx(baseline[row["client"]], abs=0.05)
         assert count == row["test_examples"]
     scores = [float(row[1]) for row in served]
     assert scores == sorted(scores)  # the worst served first
+
+
+@pytest.mark.parametrize("settings", [{"fraction": 0.4}, {"pooled": True}])
+def test_card_counts_training_rows_of_dealt_clients(tmp_path: Path, settings: dict[str, Any]) -> None:
+    given = {"clients": 5, "partition": "iid", "device": "cpu", **settings}
+    run = fairbloom.run("digits", rounds=1, out=tmp_path / "run", settings=given, progress=False)
+    split = SPLIT.read(run.folder)
+    assert split is not None
+    dealt = {name: int(((split.client == k) & (split.part == 0)).sum()) for k, name in enumerate(split.clients)}
+    drawn = {row["client"] for row in rows_of(CLIENTS.path_in(run.folder)) if row["participated"] == "1"}
+    card, total = run.card(), sum(dealt.values())
+    listed = {client: trained for client, trained, _ in tables_of(card)["Data"][1:]}
+    if "pooled" in settings:
+        assert f"Each client has trained on the {total:,} training examples of all." in card
+        assert set(listed.values()) <= {str(total), "–"}
+    else:
+        assert len(drawn) == 2
+        assert listed == {name: str(count) if name in drawn else "–" for name, count in dealt.items()}
+
+
+def test_card_says_where_training_rows_are_not_known(run: fairbloom.Run, tmp_path: Path) -> None:
+    copied = shutil.copytree(run.folder, tmp_path / "run")
+    for path in (copied / "checkpoint").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert fairbloom.load(copied).training_examples() == {}
+    assert "How many examples the clients have trained on is not in the run folder." in fairbloom.load(copied).card()
+    weighed = replace(run, settings={**run.settings, "weighted-by-key": "num-patients"})
+    assert weighed.training_examples() == {} != run.training_examples()
 
 
 def test_groups_that_no_client_reports_are_not_there(run: fairbloom.Run) -> None:
@@ -191,3 +225,23 @@ def test_without_tables_it_says_where_the_scores_are(run: fairbloom.Run, tmp_pat
     assert "in the run folder on the server, and not here" in card
     assert "## How each client is served" not in card
     json.loads(card.split("\ntags: ")[1].splitlines()[0])
+
+
+def test_card_names_the_score_and_what_others_say(run: fairbloom.Run, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run.folder, copied)
+    path = CLIENTS.path_in(copied)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    last = [row for row in rows if row["round"] == rows[-1]["round"]]
+    first, other = run.scores[:2]
+    for k, row in enumerate(last):
+        row[first.column("global")], row[other.column("global")] = str(50 + 10 * k), str(90 - 10 * k)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    card = fairbloom.load(copied).card()
+    assert f"Fairness goes by {first.name}." in card
+    assert f"By {other.name}, {escaped(last[-1]['client'])} is served worst: 70.0 %." in card
+    assert f"By {other.name}, {escaped(last[0]['client'])}" not in card

@@ -40,7 +40,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What a terminal of 120 columns is sent."""
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=120, color_system=None)
-    monkeypatch.setattr(progress, "Console", lambda **options: console)
+    monkeypatch.setattr(progress, "Terminal", lambda **options: console)
     monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
     return written
 

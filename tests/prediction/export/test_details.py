@@ -257,3 +257,22 @@ def test_nothing_is_logged_of_rows_that_are_made_up(tmp_path: Path, caplog: pyte
         export(predictor_of(tmp_path, linear(4), AGE, WARD), "safetensors", tmp_path / "out")
     assert not caplog.records
     assert set(FORMS) == set(READERS)
+
+
+@pytest.mark.parametrize("gone", ["?", "NA", "n/a", " nUll", ""])
+def test_onnx_listing_reads_missing_values_as_predict_does(
+    tmp_path: Path, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("onnx")
+    predictor = predictor_of(tmp_path, linear(4), AGE, WARD)
+    rows = [f"{gone},20", f"61.5,{gone}", "44,None", f"{gone},{gone}"]
+    folder = export_model(predictor, "onnx", lambda described: f"```python\n{described.listing}```", tmp_path / "out")
+    (folder / "new.csv").write_text("\n".join(["age,ward", *rows]) + "\n")
+    assert predictor.predict_file(folder / "new.csv", tmp_path / "predicted.csv") == len(rows)
+    wanted = [line.split(",")[2:] for line in (tmp_path / "predicted.csv").read_text().splitlines()[1:]]
+    monkeypatch.chdir(folder)
+    found: dict[str, Any] = {}
+    listing = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(listing.replace("print(session.run(None, feed))", "values, chances = session.run(None, feed)"), found)  # noqa: S102
+    assert list(found["values"]) == [each[0] for each in wanted]
+    np.testing.assert_allclose(found["chances"], [[float(x) for x in each[1:]] for each in wanted], atol=1e-6)

@@ -1,0 +1,86 @@
+"""The log of a device: what it was asked and what it sent, a line of JSON a message in its state folder."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
+
+RECORD, EARLIER = "log.jsonl", "log.1.jsonl"
+
+MAX_BYTES = 4 * 2**20
+"""The size at which a log is set aside as the earlier one, which goes then."""
+
+HELD_BACK: ContextVar[list[str] | None] = ContextVar("HELD_BACK", default=None)
+"""What the answer to a message has not sent, and why; None where nobody notes it."""
+
+
+def hold_back(words: str) -> None:
+    """Note that a number is not sent, and why."""
+    held_back = HELD_BACK.get()
+    if held_back is not None and words not in held_back:
+        held_back.append(words)
+
+
+def note(folder: Path, entry: Mapping[str, Any]) -> None:
+    """Add a line to a device's log, whole; where the disk does not take it, the client's own log says so."""
+    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}, default=str) + "\n"
+    path = folder / RECORD
+    try:
+        if path.exists() and path.stat().st_size > MAX_BYTES:
+            path.replace(folder / EARLIER)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", path, error.strerror)
+
+
+def read_entries(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of a device's log, the oldest first; a line that was cut off by a full disk is left out.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no log.
+    """
+    paths = [path for path in (folder / EARLIER, folder / RECORD) if path.exists()]
+    if not paths:
+        raise FairbloomError(
+            f"{folder} has no log of what was asked and sent: name the client's state-dir, or its client.toml; the log "
+            "begins with the first message of a run"
+        )
+    found = []
+    for line in "".join(path.read_text(errors="replace") for path in paths).splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            log.warning("a line of %s is damaged, and is left out", folder / RECORD)
+    return found
+
+
+def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what was asked and sent, run by run; messages in a row that differ in numbers alone are one line."""
+    for run, of_run in groupby(entries, key=lambda each: each.get("run")):
+        lines = list(of_run)
+        task = next((each["settings"].get("task") for each in lines if "settings" in each), "unknown")
+        yield f"run {run}, task {task}, {lines[0]['time']} to {lines[-1]['time']}"
+        for words, same in groupby(lines, key=_describe):
+            count = len(list(same))
+            yield f"  {words}{f' ({count} times)' if count > 1 else ''}"
+
+
+def _describe(entry: Mapping[str, Any]) -> str:
+    if "refused" in entry:
+        return f"asked: {entry['asked']}; refused: {entry['refused']}"
+    held_back = "".join(f"; held back: {each}" for each in entry.get("held-back", ()))
+    names = {record: ", ".join(map(str, each)) for record, each in entry.get("sent", {}).items()}
+    return f"asked: {entry['asked']}; sent: {'; '.join(f'{name}: {keys}' for name, keys in names.items())}{held_back}"

@@ -1,0 +1,65 @@
+"""Each message of a device and its reply, noted in the device's log."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from fairbloom.errors import reportable
+from fairbloom.protocol.names import ABOUT, AGREED, CLIENT, CONFIG, FROZEN, KEEP
+
+from .record import HELD_BACK, note
+
+
+def recording(message: Message, context: Context, answer: ClientAppCallable) -> Message:
+    """Note what a deployed client is asked and what it sends, where it has a state-dir, which `fairbloom client` makes.
+
+    A mod of Flower's, inside `packing`.
+    """
+    folder = Path(str(context.node_config.get("state-dir", "")))
+    if not context.node_config.get("state-dir") or not folder.is_dir():
+        return answer(message, context)
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    asked: dict[str, Any] = {"run": message.metadata.run_id}
+    asked["asked"] = question_of(message.metadata.message_type, message.content)
+    asked["terms"] = {key: value for key, value in config.items() if key not in (AGREED, FROZEN)}
+    if asked["asked"] in ("query", ABOUT):
+        asked["settings"] = dict(context.run_config)
+    held_back: list[str] = []
+    token = HELD_BACK.set(held_back)
+    try:
+        reply = answer(message, context)
+    except Exception as error:
+        note(folder, {**asked, "refused": reportable(error)})
+        raise
+    finally:
+        HELD_BACK.reset(token)
+    sent = plain_values(reply.content) if reply.has_content() else {}
+    note(folder, {**asked, "sent": sent, **({"held-back": held_back} if held_back else {})})
+    return reply
+
+
+def question_of(asked: str, content: RecordDict) -> str:
+    """Return what a client is asked, by a message's type and content: query, about, train, evaluate or keep."""
+    config = content.config_records.get(CONFIG, ConfigRecord())
+    if asked != "query":
+        return asked
+    if KEEP in config:
+        return KEEP
+    return ABOUT if config.get(ABOUT) else asked
+
+
+def plain_values(content: RecordDict) -> dict[str, Any]:
+    """Return the records of a reply in plain values; of arrays their types and shapes, of JSON what it says."""
+    found: dict[str, Any] = {}
+    for name, record in content.items():
+        if name in content.array_records:
+            arrays = content.array_records[name].items()
+            found[name] = {key: f"{array.dtype}, {'×'.join(map(str, array.shape))}" for key, array in arrays}
+        else:
+            found[name] = dict(record)
+    if ABOUT in found.get(CLIENT, {}):
+        found[CLIENT][ABOUT] = json.loads(found[CLIENT][ABOUT])
+    return found

@@ -1,0 +1,35 @@
+"""The command `fairbloom check`."""
+
+from typing import Annotated
+
+import typer
+
+from fairbloom.errors import FairbloomError
+from fairbloom.strategies import find_method
+
+from ..battery import check as battery
+from ..views.tables import console
+from .options import SetOption, settings_of
+
+
+def check(
+    method: Annotated[
+        str,
+        typer.Argument(metavar="METHOD", help="A method or a rule: yours as my_module:Mine, or one of our methods."),
+    ],
+    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+) -> None:
+    """Try a method, or a client-side rule, in made-up and real rounds, and say what is wrong with it.
+
+    The exit code is 1 where something is.
+    """
+    if battery.is_rule(method):
+        if settings:
+            raise FairbloomError(f"--set {settings[0]}: a client-side rule has no settings: leave it out")
+        report = battery.check_rule(method)
+    else:
+        cls = find_method(method)
+        report = battery.check(cls, battery.arguments_of(cls, settings_of(settings)))
+    battery.show_report(report, console)
+    if not report.passed:
+        raise typer.Exit(1)

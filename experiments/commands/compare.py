@@ -1,0 +1,47 @@
+"""The command `fairbloom compare`."""
+
+from typing import Annotated, Unpack
+
+import typer
+
+from .. import api
+from ..options import CommonOptions
+from .options import DEFAULT_JOBS, JobsOption, SetOption, SpreadOption, TaskOption, offer_common_options, settings_of
+
+
+@offer_common_options(methods="data_dir", out="memory")
+def compare(
+    task: TaskOption = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="The methods with commas between them, each with its parameters in parentheses where you like: "
+            "'fedavg,qfedavg(q=1),my_module:Mine'."
+        ),
+    ] = api.METHODS,
+    baseline: Annotated[
+        str | None, typer.Option(help="The method that the others are compared with; by default FedAvg, or the first.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed; the others count on from there.")] = 0,
+    out: Annotated[str, typer.Option(help="The folder of the tables, the figure and the runs.")] = "runs/comparison",
+    jobs: JobsOption = DEFAULT_JOBS,
+    spread: SpreadOption = "interval",
+    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    **options: Unpack[CommonOptions],
+) -> None:
+    """Train with several methods over several seeds and see who gains and who loses.
+
+    All methods meet the same clients, draws and batches at the same seed, so differences are paired.
+    """
+    api.compare(
+        task,
+        methods=methods,
+        baseline=baseline,
+        seeds=seeds,
+        seed=seed,
+        out=out,
+        jobs=jobs,
+        settings=settings_of(settings),
+        **options,
+    ).show(spread)

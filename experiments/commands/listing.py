@@ -1,0 +1,23 @@
+"""The command `fairbloom list`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..views.listing import find_runs, table_rows
+from ..views.tables import show_runs
+from .options import JsonOption
+
+
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the run folders lie.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs in a folder: their settings, their progress, and how their models serve the clients."""
+    runs = find_runs(folder)
+    if as_json:
+        print(json.dumps(runs, indent=2))
+    else:
+        show_runs(table_rows(runs), folder)

@@ -1,0 +1,71 @@
+"""The command `fairbloom reproduce`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from fairbloom.protocol.settings import SettingsError
+
+from .. import api
+from ..recipes.recipe import load_shipped
+from ..views.tables import show_recipes
+from .options import DEFAULT_JOBS, DataOption, JobsOption, JsonOption, SetOption, settings_of, show_result
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The recipe: --list names them; or the path of your TOML file.")
+    ] = None,
+    as_list: Annotated[bool, typer.Option("--list", help="List the recipes, and run nothing.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="The number of seeds, from 0; by default the recipe's.")
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="One seed and a tenth of the rounds, at most 20: a trial that is not comparable."),
+    ] = False,
+    rows: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TEXT",
+            help="Only rows whose name contains this; table and figure are not written then. May be repeated.",
+        ),
+    ] = [],  # noqa: B006 (typer reads it, nothing changes it)
+    finished: Annotated[
+        bool, typer.Option("--show", help="Run nothing: print the table of what is finished so far.")
+    ] = False,
+    data_dir: DataOption = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="The folder of the table, the figure and the runs; by default runs/reproduce/NAME."),
+    ] = None,
+    jobs: JobsOption = DEFAULT_JOBS,
+    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    as_json: JsonOption = False,
+) -> None:
+    """Run a published experiment, and print its numbers next to the published ones.
+
+    The same command continues what was interrupted.
+    """
+    if as_list:
+        recipes = list(load_shipped())
+        if as_json:
+            print(json.dumps([recipe.summary for recipe in recipes], indent=2))
+        else:
+            show_recipes(recipes)
+        return
+    if name is None:
+        raise SettingsError("no recipe is named: fairbloom reproduce --list names them")
+    done = api.reproduce(
+        name,
+        seeds=seeds,
+        quick=quick,
+        rows=rows,
+        settings=settings_of(settings),
+        data_dir=data_dir,
+        out=out,
+        jobs=jobs,
+        run=not finished,
+    )
+    show_result(done, as_json)

@@ -1,0 +1,65 @@
+"""The command `fairbloom run`."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Unpack
+
+import typer
+
+from fairbloom.command import CORRECTABLE
+from fairbloom.deploy.cli import FromRoundOption
+from fairbloom.errors import FairbloomError
+
+from .. import api
+from ..options import CommonOptions
+from .options import MethodOption, SeedOption, SetOption, TaskOption, offer_common_options, settings_of
+
+
+@contextmanager
+def uncaught(debug: bool) -> Iterator[None]:
+    """Where a command debugs, print the traceback of an error that a user can correct, too."""
+    try:
+        yield
+    except FairbloomError:
+        if not debug:
+            raise
+        traceback.print_exc()
+        raise typer.Exit(CORRECTABLE) from None
+
+
+@offer_common_options(method="data_dir", seed="fraction", out="memory")
+def run(
+    task: TaskOption = None,
+    method: MethodOption = None,
+    seed: SeedOption = None,
+    out: Annotated[
+        str | None, typer.Option(help="The run folder; by default one under runs/ that the settings name.")
+    ] = None,
+    from_round: FromRoundOption = None,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Compute one client after the other in this process, and end with the traceback of the first error: "
+            "breakpoint() works in a model, loss or task.",
+        ),
+    ] = False,
+    settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    **options: Unpack[CommonOptions],
+) -> None:
+    """Train with one method, all clients on this machine.
+
+    The same command continues a run that was interrupted; a finished run is shown, or extended by higher --rounds.
+    """
+    with uncaught(debug):
+        api.run(
+            task,
+            method=method,
+            seed=seed,
+            out=out,
+            from_round=from_round,
+            settings=settings_of(settings),
+            debug=debug,
+            **options,
+        ).show()

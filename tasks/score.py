@@ -1,0 +1,83 @@
+"""Which score fairness goes by: the one that a run names, or the one that fits the data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairbloom.errors import did_you_mean
+from fairbloom.protocol.scores import LOSS_SCORE, Score
+from fairbloom.protocol.settings import RunSettings, SettingsError
+from fairbloom.protocol.thresholds import FURTHER, shown_scores
+
+from . import find_task
+from .further import find_misfit
+from .measures import BALANCED_ACCURACY
+from .task import AnyExamples, Task
+
+UNBALANCED = 2 / 3
+"""The share of test examples in one of two classes above which the accuracy says little of the other."""
+
+
+def decide_score(
+    settings: RunSettings | Mapping[str, Any], task: Task, recorded: str = "", *, deployed: bool = False
+) -> Score:
+    """Return the score that fairness goes by.
+
+    Without one in the settings it is the task's first, unless clients that come with the data are unbalanced: then it
+    is the balanced accuracy, where two classes are predicted and the task reports it.
+
+    Parameters
+    ----------
+    settings
+        The run's settings.
+    task
+        The run's task, with what its clients have agreed on.
+    recorded
+        The score that a run which goes on was begun with, which it keeps; "" where it begins.
+    deployed
+        Whether the clients are other machines, whose test examples nobody else sees.
+
+    Raises
+    ------
+    SettingsError
+        When the task does not report the score that is named.
+    """
+    settings = RunSettings.of(settings)
+    there = {score.name: score for score in (*shown_scores(task.scores), LOSS_SCORE)}
+    name = settings.score or recorded
+    if not name:
+        unbalanced = not deployed and has_natural_clients(settings) and _is_unbalanced(task)
+        return BALANCED_ACCURACY if unbalanced else task.score
+    if name not in there:
+        known = [*there, *(each for each, further in FURTHER.items() if not find_misfit(task, further))]
+        hint = did_you_mean(name, known)
+        raise SettingsError(f"score = {name!r}: {hint}task {settings.task} has {', '.join(dict.fromkeys(known))}")
+    return there[name]
+
+
+def has_natural_clients(settings: RunSettings | Mapping[str, Any]) -> bool:
+    """Return whether the clients come with the data, as hospitals do, where a task of ours has such."""
+    settings = RunSettings.of(settings)
+    info = find_task(settings.task)
+    return info.has_clients or info.setup(settings).partition in info.natural
+
+
+def has_two_classes(task: Task) -> bool:
+    """Return whether one of two classes is predicted."""
+    return 2 in (task.classes, len(task.class_names))
+
+
+def count_classes(examples: AnyExamples) -> tuple[int, int] | None:
+    """Return how many examples are of the smaller and of the larger of two classes; None without such targets."""
+    targets = examples.all_targets
+    if not len(targets) or targets.dim() != 1 or targets.is_floating_point():
+        return None
+    smaller, larger = sorted(targets.bincount(minlength=2).tolist())
+    return smaller, larger
+
+
+def _is_unbalanced(task: Task) -> bool:
+    """Return whether a client that has test examples of two classes has more than two thirds of them in one."""
+    if BALANCED_ACCURACY not in task.scores or not has_two_classes(task):
+        return False
+    found = (count_classes(task.splits(client).test) for client in task.clients)
+    return any(each and each[0] and each[1] > UNBALANCED * sum(each) for each in found)

@@ -1,0 +1,46 @@
+"""Every command of docs/benchmarks.md starts its work and prints what it measured."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from benchmarks.flower import ROOT
+
+SMALL: Mapping[str, str] = {
+    "engines": "--workloads logistic --engines loop --seconds 0.1 --repeats 1",
+    "rounds": "--workloads logistic --rounds 4 --seconds 0.1 --repeats 1",
+    "growth": "--by clients --clients 10 --models --seconds 0.1 --repeats 1",
+    "memory": "--workloads logistic --engines loop --rounds 4",
+    "scale": "--rounds 4",
+    "comparison": "--methods fedavg,fedfv --seeds 2 --clients 4 --rounds 2 --models logistic",
+    "report": "--methods 2 --seeds 2 --clients 4 --rounds 3",
+    "aggregation": "--gigabytes 0.05 --repeats 1",
+    "deployed": "--clients 1 --rounds 3 --variants 'fairbloom client'",
+    "superlink": "--clients 2 --rounds 1 --models logistic --work train",
+    "csv": "--rows 1000 --repeats 1",
+}
+"""Options of each command with which it does little."""
+
+
+def documented() -> list[str]:
+    return sorted({*re.findall(r"python -m benchmarks\.(\w+)", Path(ROOT, "docs", "benchmarks.md").read_text())})
+
+
+def test_each_documented_command_has_a_small_run() -> None:
+    assert documented() == sorted(SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", documented())
+def test_a_documented_command_does_its_work(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *shlex.split(SMALL[name])]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) > 2

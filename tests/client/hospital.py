@@ -1,0 +1,77 @@
+"""A device with a hospital's file, asked as a server asks; and what a run's settings make of that file's rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+
+from fairbloom.client.app import app
+from fairbloom.client.settings import accepted_settings
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import find_task, load_task
+
+PATIENTS = 260
+
+
+def write_hospital(folder: Path, skip: int = 0) -> None:
+    """Write lund.csv: patients of whom some lack `ca`, and some wards have few; without the first `skip`."""
+    random = np.random.default_rng(4)
+    lines = ["age,sex,chol,ca,ward,target"]
+    for place in range(PATIENTS):
+        age, chol, sex, ill = random.integers(30, 80), random.integers(180, 300), random.random(), random.random()
+        ca, ward = "" if place % 29 == 5 else place % 4, "hospice" if place % 40 == 3 else ("north", "south")[place % 2]
+        lines.append(f"{age},{int(sex < 0.7)},{chol},{ca},{ward},{int(ill < 0.5)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lund.csv").write_text("\n".join([lines[0], *lines[1 + skip :]]) + "\n")
+
+
+class Device:
+    """A deployed client with a state folder, asked in this process.
+
+    Parameters
+    ----------
+    folder
+        Where its data and its state are.
+    node
+        What else is in its node config: limit-rows, say.
+    """
+
+    def __init__(self, folder: Path, **node: Any) -> None:
+        self.data, self.state = folder / "data", folder / "state"
+        self.state.mkdir(exist_ok=True)
+        self._node = {"data-dir": str(self.data), "state-dir": str(self.state)} | {
+            key.replace("_", "-"): value for key, value in node.items()
+        }
+
+    def ask(self, kind: str, settings: dict[str, Any], content: RecordDict) -> RecordDict:
+        """Return the content of the reply to one message of a run with these settings."""
+        config = accepted_settings(Settings.of({"task": "csv", "device": "cpu", **settings}).run_config())
+        context = Context(run_id=1, node_id=2, node_config=self._node, state=RecordDict(), run_config=config)
+        return app(Message(content, dst_node_id=2, message_type=kind), context).content
+
+    def about(self, **settings: Any) -> dict[str, Any]:
+        """Return the summary of its data."""
+        content = RecordDict({"config": ConfigRecord({"about": True})})
+        found: dict[str, Any] = json.loads(str(self.ask(MessageType.QUERY, settings, content)["client"]["about"]))
+        return found
+
+    def evaluate(self, agreed: str = "", *measure: str, **settings: Any) -> dict[str, float]:
+        """Return what it measures of the initial model."""
+        return dict(self.ask(MessageType.EVALUATE, settings, self._message(settings, measure, agreed))["metrics"])
+
+    def train(self, *measure: str, **settings: Any) -> dict[str, float]:
+        """Return the numbers that it reports of a round's training."""
+        return dict(self.ask(MessageType.TRAIN, settings, self._message(settings, measure))["metrics"])
+
+    def agree(self, about: dict[str, Any]) -> str:
+        """Return what a run agrees on whose only client sends this summary."""
+        return find_task("csv").agreement({"lund": about})[0]
+
+    def _message(self, settings: dict[str, Any], measure: tuple[str, ...], agreed: str = "") -> RecordDict:
+        agreed = agreed or self.agree(self.about(**settings))
+        run = Settings.of({"task": "csv", **settings}).run_config()
+        model = load_task({**run, "agreed": agreed}).model()
+        config = ConfigRecord({"server-round": 1, "agreed": agreed, "measure": list(measure)})
+        return RecordDict({"config": config, "arrays": ArrayRecord(model.state_dict())})

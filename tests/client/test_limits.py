@@ -1,0 +1,134 @@
+"""What the owner of a device allows, no run passes; and the log says what was asked and sent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.client import record
+from fairbloom.client.limits import Limits, LimitsError
+from fairbloom.client.settings import SettingRefusedError
+from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.errors import ClientError
+from fairbloom.server.settings import Settings
+from tests.experiments.helpers import fairbloom
+
+from .hospital import Device, write_hospital
+
+OWNER = {
+    "tasks": ["csv"],
+    "groupings": ["sex"],
+    "settings": {"seed": [0, 1], "test-share": 0.2, "csv": {"standardise": "client"}},
+}
+
+PASSED = {
+    "task": ({"task": "digits"}, "task = 'digits', and this device allows csv"),
+    "groupings": ({"csv.group": "sex,chol>=237"}, "csv.group = 'sex,chol>=237', and this device allows sex"),
+    "seed": ({"seed": 7}, "seed = 7, and this device allows 0, 1"),
+    "test-share": ({"test-share": 0.99}, r"test-share = 0\.99, and this device allows 0\.2"),
+    "own settings": (
+        {"csv.standardise": "together"},
+        r"csv\.standardise = 'together', and this device allows 'client'",
+    ),
+}
+
+
+def run(**settings: Any) -> dict[str, Any]:
+    return Settings.of({"task": "csv", **settings}).run_config()
+
+
+@pytest.mark.parametrize("limit", PASSED)
+def test_a_run_that_passes_a_limit_is_refused_by_name(limit: str) -> None:
+    settings, words = PASSED[limit]
+    with pytest.raises(SettingRefusedError, match=words) as refusal:
+        Limits.of(OWNER).check(run(**settings))
+    assert "the device's owner may change it (limits, in client.toml)" in str(refusal.value)
+
+
+def test_a_run_within_the_limits_is_taken() -> None:
+    limits = Limits.of(OWNER)
+    limits.check(run(**{"csv.group": "Sex>=1", "seed": 1}))
+    limits.check({"task": "csv"})  # what a run leaves out has its default
+    Limits().check(run(**{"csv.group": "chol>=1"}))
+    with pytest.raises(SettingRefusedError, match="this device allows none"):
+        Limits.of({"groupings": []}).check(run(**{"csv.group": "sex"}))
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"row": 5}, "limits has row = 5: there are rows"),
+        ({"rows": 0}, "rows = 0: it must be a whole number, 1 or more"),
+        ({"rows": "20"}, "rows = '20'"),
+        ({"tasks": "csv"}, "tasks = 'csv': it must be a list"),
+        ({"settings": {"test-shar": 0.2}}, "settings.test-shar: there is no such setting"),
+        ({"settings": {"csv": 1}}, "settings.csv: there is no such setting"),
+    ],
+    ids=str,
+)
+def test_limits_that_make_no_sense_are_refused_with_their_key(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(LimitsError, match=words):
+        Limits.of(table)
+    with pytest.raises(ClientError, match=words):
+        ClientSettings.of({"superlink": "a:1", "insecure": True, "limits": table})
+
+
+def test_limits_reach_the_supernode_and_need_the_installed_app() -> None:
+    given = {"superlink": "a:1", "insecure": True, "limits": {"rows": 30, "tasks": ["csv"]}}
+    command = ClientSettings.of(given).command()
+    assert '--limits={"rows": 30, "tasks": ["csv"]}' in command
+    assert "limit-rows=30" in command[-1]
+    with pytest.raises(ClientError, match="limits with bundles"):
+        ClientSettings.of({**given, "bundles": "any"})
+    with pytest.raises(ClientError, match="write rows into the table limits"):
+        ClientSettings.of({**given, "app": "json:loads", "node-config": {"limit-rows": 1}})
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    write_hospital(tmp_path / "data")
+    file = tmp_path / "client.toml"
+    file.write_text(
+        'superlink = "a:1"\ninsecure = true\nname = "lund"\ndata-dir = "data"\nstate-dir = "state"\n'
+        '[limits]\nrows = 30\ngroupings = ["sex"]\n[limits.settings]\nseed = 0\n'
+    )
+    return file
+
+
+def test_what_leaves_is_shown_by_the_limits_of_client_toml(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("data", toml, "--leaves", "--set", "csv.missing=fill")
+    assert fairbloom(*asked, "--set", "csv.group=sex") == 0
+    said = capsys.readouterr().out
+    assert "it does not send groups by sex, because one has fewer than 30 examples." in said
+    assert fairbloom(*asked, "--set", "csv.group=age>=50") == 2
+    assert "this device allows sex" in capsys.readouterr().err
+    assert fairbloom(*asked, "--set", "csv.standardise=together", "--set", "test-share=0.9") == 1
+    assert "a mean needs at least 30 training rows" in capsys.readouterr().out
+
+
+def test_the_log_is_read_run_by_run(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    device = Device(toml.parent)
+    device.evaluate(**{"csv.missing": "fill"})
+    device.evaluate(**{"csv.missing": "fill"})
+    assert fairbloom("client", "log", toml) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("run ")
+    assert "task csv" in said
+    assert "asked: evaluate; sent: metrics: num-examples, larger-class, loss, accuracy" in said
+    assert fairbloom("client", "log", toml.parent / "state", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+    assert fairbloom("client", "log", toml.parent) == 2
+    assert "name the client's state-dir" in capsys.readouterr().err
+
+
+def test_the_log_is_bounded_and_outlives_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MAX_BYTES", 1000)
+    for number in range(100):
+        record.note(tmp_path, {"run": number})
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2200
+    with (tmp_path / record.RECORD).open("a") as file:
+        file.write('{"run": 100')
+    runs = [each["run"] for each in record.read_entries(tmp_path)]
+    assert runs == list(range(runs[0], 100))
+    assert (tmp_path / record.RECORD).stat().st_mode & 0o077 == 0

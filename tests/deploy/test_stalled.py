@@ -1,0 +1,113 @@
+"""A real federation all of whose clients stand still for longer than a round may last: the run goes on after that."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
+
+pytestmark = pytest.mark.federation
+
+CLIENTS = names(3)
+ROUNDS = 12
+SETTINGS: dict[str, Any] = {
+    "clients": len(CLIENTS),
+    "min-clients": len(CLIENTS),
+    "fraction": 1.0,
+    "num-rounds": ROUNDS,
+    "method": "fedfv",
+    "round-timeout": 20.0,
+    "device": "cpu",
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with federation(tmp_path_factory.mktemp("stalled") / "home", len(CLIENTS)) as runtime:
+        for name in CLIENTS:
+            runtime.start_client(name)
+        runtime.wait_for_clients(*CLIENTS)
+        yield runtime
+
+
+@contextmanager
+def standing_still(there: Deployment, *clients: str) -> Iterator[None]:
+    """Stop these clients' processes, as a laptop's lid does, until the block ends."""
+    stopped = [pid for name in clients for pid in (there.clients[name].pid, *there.offspring(there.clients[name]))]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+def missed(out: Path) -> list[int]:
+    return [int(row["round"]) for row in rounds(out) if row["replies_used"] == "0"]
+
+
+def test_a_round_that_all_miss_counts_once_and_the_run_ends(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 3)
+    with standing_still(there, *CLIENTS):
+        wait_until(lambda: bool(missed(out)))
+        there.wait_for_words(submitted, "are online and owe no earlier reply; awaited: client-0, client-1, client-2")
+        number, finished = missed(out)[0], len(rounds(out))
+    there.wait_for_end(submitted)
+    assert finished == number
+    assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
+    assert missed(out) == [number]
+    (row,) = (row for row in rounds(out) if row["replies_used"] == "0")
+    assert (row["participants"], row["missing"]) == ("0", " ".join(CLIENTS))
+
+
+def test_a_run_killed_in_the_stall_goes_on_after_it(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "out": str(out)})
+    wait_for_rounds(out, 3)
+    with standing_still(there, *CLIENTS):
+        wait_until(lambda: bool(missed(out)))
+        wait_until(lambda: not there.online())
+        there.kill_serverapps()
+        there.wait_for_words(submitted, "A shorter patience goes on without them")
+    there.wait_for_end(submitted)
+    assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
+    assert len(missed(out)) == 1
+    assert {row["replies_used"] for row in rounds(out)} == {"0", "3"}
+
+
+def test_the_rounds_go_on_without_one_that_stands_still(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "min-clients": 2, "out": str(out)})
+    wait_for_rounds(out, 3)
+    with standing_still(there, CLIENTS[1]):
+        there.wait_for_end(submitted)
+    used = [row["replies_used"] for row in rounds(out)]
+    assert used == sorted(used, reverse=True)
+    assert set(used) == {"2", "3"}
+    missing = [row["missing"] for row in rounds(out) if row["missing"]]
+    assert set(missing) == {CLIENTS[1]}
+    assert len(missing) < used.count("2")  # it is asked again after pauses, not in each round
+
+
+def test_work_without_an_end_ends_with_its_run(there: Deployment, tmp_path: Path) -> None:
+    """A typing error in a number of epochs: the run fails, and the next one finds every client."""
+    endless = {**SETTINGS, "num-rounds": 5, "local-epochs": 100_000_000, "round-timeout": 10.0, "unused-rounds": 1}
+    submitted = there.submitting({**endless, "out": str(tmp_path / "endless")})
+    there.wait_for_end(submitted, code=1)
+    assert "3 of 3 clients did not answer in time" in there.log(submitted)
+    clients = json.loads(there.fairbloom("deploy", "status", "--json").stdout)["clients"]
+    assert {row["status"] for row in clients} == {"online"}
+    there.submit({**SETTINGS, "num-rounds": 2, "out": str(tmp_path / "next")})
+    assert [row["replies_used"] for row in rounds(tmp_path / "next")] == ["3", "3"]
+    assert all("dropped this work: the run is over" in there.log(there.clients[name]) for name in CLIENTS)

@@ -1,0 +1,119 @@
+"""Names of clients and groups are others' words: they steer no terminal, and no spreadsheet computes them."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+import fairbloom as library
+from fairbloom.logs import escape_unprintable, log
+from fairbloom.server.run_folder.tables import TableWriter, escape_formula, format_csv, read_table
+
+from ..commands import fairbloom
+
+CLIENTS = ("=cmd|' /C calc'!A0", "@SUM(1+2)", "'=quoted", "plain\x1b[31m", "-5")
+GROUPS = ("=1+2", "\x1b]0;title\x07x", "+1-2", "m")
+
+
+def write_table(path: Path) -> None:
+    """Write one file of five clients with hostile names, whose rows lie in hostile groups."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("age", "who", "group", "target"))
+        for number in range(400):
+            client, group = CLIENTS[number % 5], GROUPS[number // 5 % 4]
+            writer.writerow((20 + number * 7 % 60, client, group, "sick" if number % 3 else "well"))
+
+
+SETTINGS = ("csv.client=who", "csv.group=group", "csv.ignore=group", "csv.categories=who", "test-share=0.5")
+WORDS = ("--task", "csv", "--data-dir", "data.csv", *(word for each in SETTINGS for word in ("--set", each)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    write_table(folder / "data.csv")
+    words = ("--methods", "fedavg,afl", "--rounds", "2", "--seeds", "2", "--jobs", "1", "--out", "compared")
+    done = fairbloom(folder, "compare", *WORDS, *words)
+    assert done.returncode == 0, done.stderr
+    assert_harmless(done.stdout + done.stderr)
+    return folder
+
+
+def assert_harmless(text: str) -> None:
+    assert not [each for each in text if not each.isprintable() and each != "\n"]
+
+
+def test_no_cell_of_a_written_table_is_a_formula(folder: Path) -> None:
+    tables = [*folder.rglob("*.csv")]
+    assert {"clients.csv", "groups.csv", "comparison.csv", "differences.csv"} <= {each.name for each in tables}
+    for table in tables:
+        if table.name != "data.csv":
+            with table.open(newline="") as file:
+                cells = [cell for row in csv.reader(file) for cell in row]
+            assert not [each for each in cells if each[:1] in ("=", "+", "-", "@") and not is_number(each)], table
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_reading_gives_the_original_names(folder: Path) -> None:
+    runs = sorted((folder / "compared/runs").iterdir())
+    run = library.load(runs[0])
+    assert set(run.final()) == set(CLIENTS)
+    assert set(run.groups["client"]) == set(CLIENTS)
+    assert set(run.groups["group"]) - {"other"} == set(GROUPS)
+
+
+@pytest.mark.parametrize("words", [("show", "compared"), ("show", "RUN"), ("data", "data.csv", *WORDS[4:])])
+def test_terminal_output_holds_no_control_characters(folder: Path, words: tuple[str, ...]) -> None:
+    run = next((folder / "compared/runs").iterdir())
+    done = fairbloom(folder, *(str(run) if word == "RUN" else word for word in words))
+    assert done.returncode == 0, done.stderr
+    assert "\\x1b" in done.stdout
+    assert_harmless(done.stdout + done.stderr)
+
+
+def test_json_keeps_names_as_they_are(folder: Path) -> None:
+    run = next((folder / "compared/runs").iterdir())
+    shown = json.loads(fairbloom(folder, "show", str(run), "--json").stdout)
+    assert set(shown["clients"]["accuracy"]) == set(CLIENTS)
+
+
+def test_errors_and_leaves_hold_no_control_characters(folder: Path) -> None:
+    for words in (("evaluate", "nowhere\x1b[2J"), ("data", "data.csv", "--leaves", *WORDS[4:])):
+        done = fairbloom(folder, *words)
+        assert "\\x1b" in done.stdout + done.stderr
+        assert_harmless(done.stdout + done.stderr)
+
+
+def test_log_lines_hold_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+    log.warning("client %s has %d%% left\nand more", "a\x1b[31m", 5)
+    (record,) = caplog.records
+    assert record.getMessage() == "client a\\x1b[31m has 5% left\nand more"
+    assert escape_unprintable("größe é") == "größe é"
+
+
+NAMES = ["=1", "'=1", "''=1", "+a", "-a", "@a", "\ta", "\ra", "＝1", "'", "'a", "a=1", "", "-5", "+1e5", "'-5", "nan"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_escaped_cells_read_back_as_they_were(tmp_path: Path, name: str) -> None:
+    columns, path = ("round", "client"), tmp_path / "clients.csv"
+    path.write_text(format_csv(columns, [{"round": 1, "client": name}], header=True), newline="")
+    assert [row["client"] for row in read_table(path, columns, finished=True)] == [name]
+    written = TableWriter(path, columns)
+    written.cut_back(1, 9)
+    written.add([(2, name)])
+    written.write()
+    assert [row["client"] for row in read_table(path, columns, finished=False)] == [name, name]
+
+
+def test_numbers_are_written_as_they_are() -> None:
+    assert [escape_formula(each) for each in (-1.5, "-1.5", "+2", "-inf", None)] == [-1.5, "-1.5", "+2", "-inf", None]

@@ -1,0 +1,325 @@
+"""Which score fairness goes by, from the setting to the tables: chosen, by the data, and with clients that lack it."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+import fairbloom as api
+from fairbloom.client.local import LocalClient
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.recipes.recipe import load_shipped
+from fairbloom.experiments.results.comparison import Plan, load_comparison, read_comparison
+from fairbloom.experiments.views.report import write_report
+from fairbloom.protocol.names import FLOOR
+from fairbloom.protocol.scores import Score
+from fairbloom.protocol.thresholds import F1
+from fairbloom.server.fairness import summarize
+from fairbloom.server.run_folder.files import AGREED, CONFIG
+from fairbloom.tasks import load_task
+from fairbloom.tasks.score import count_classes
+from tests.simulation.helpers import table
+
+from .helpers import compared_by_hand
+
+LOSS = "test_loss_of_global_model"
+ACCURACY = "test_accuracy_of_global_model"
+
+
+def write_site(folder: Path, name: str, positive: int, negative: int) -> None:
+    """Write a CSV file in which x says little of y, with so many rows of each class."""
+    rows = [(k % 7, "yes") for k in range(positive)] + [((k + 2) % 7, "no") for k in range(negative)]
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.csv").write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in rows))
+
+
+@pytest.fixture
+def unbalanced(tmp_path: Path) -> Path:
+    """Two sites, in one of which four of five are ill."""
+    write_site(tmp_path / "sites", "a", 40, 40)
+    write_site(tmp_path / "sites", "b", 64, 16)
+    return tmp_path / "sites"
+
+
+@pytest.fixture
+def balanced(tmp_path: Path) -> Path:
+    """Two sites: one with three of five in a class, and one with all of them in one."""
+    write_site(tmp_path / "sites", "a", 48, 32)
+    write_site(tmp_path / "sites", "b", 40, 0)
+    return tmp_path / "sites"
+
+
+def run_sites(data: Path, out: Path, rounds: int = 1, settings: Mapping[str, Any] | None = None, **more: Any) -> Any:
+    given = {"csv.target": "y", "csv.classes": "no,yes", "device": "cpu", **(settings or {})}
+    return api.run("csv", data_dir=data, rounds=rounds, out=out, progress=False, settings=given, **more)
+
+
+def run_digits(out: Path, **more: Any) -> Any:
+    return api.run("digits", clients=4, rounds=2, out=out, progress=False, device="cpu", **more)
+
+
+# Chosen ---------------------------------------------------------------------------------------------------------------
+
+
+def test_by_the_loss_the_worst_client_is_the_largest(tmp_path: Path) -> None:
+    run = run_digits(tmp_path / "run", score="loss")
+    rows = table(tmp_path / "run" / "clients.csv")
+    last = {row["client"]: float(row[LOSS]) for row in rows if row["round"] == "2"}
+    assert run.score.name == "loss"
+    assert run.final() == last
+    measured = table(tmp_path / "run" / "rounds.csv")[-1]
+    assert float(measured[f"{LOSS}_worst"]) == max(last.values())
+    expected = summarize(last, lower_is_better=True)
+    assert {key: float(measured[f"{LOSS}_{key}"]) for key in expected} == pytest.approx(expected)
+
+
+def test_the_loss_has_one_column_and_accuracy_comes_first(tmp_path: Path) -> None:
+    run_digits(tmp_path / "run", score="loss")
+    columns = (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")
+    assert len(set(columns)) == len(columns)
+    assert next(name for name in columns if "accuracy" in name) == ACCURACY
+
+
+def test_the_loss_of_personal_models_is_recorded(tmp_path: Path) -> None:
+    run = run_digits(tmp_path / "run", score="loss", method="ditto", settings={"ditto.lam": 0.1})
+    personal, common = run.final(model="personal"), run.final()
+    assert personal.keys() == common.keys()
+    assert personal != common
+
+
+def test_the_best_model_is_the_best_by_the_score(tmp_path: Path) -> None:
+    run_digits(tmp_path / "run", score="loss")
+    by_round = {row["round"]: float(row[f"{LOSS}_mean"]) for row in table(tmp_path / "run" / "rounds.csv")}
+    with safe_open(tmp_path / "run" / "model-best.safetensors", "np") as model:
+        about = str(model.metadata())
+    best = min(by_round, key=lambda number: by_round[number])
+    assert f"{LOSS}_mean" in about
+    assert f'"round": {best}' in about
+
+
+def test_what_a_method_receives_does_not_depend_on_the_score(tmp_path: Path) -> None:
+    models = []
+    for name in ("accuracy", "loss"):
+        run_digits(tmp_path / name, score=name, method="fedfa")
+        models.append(load_file(tmp_path / name / "model.safetensors"))
+    assert {name: array.tobytes() for name, array in models[0].items()} == {
+        name: array.tobytes() for name, array in models[1].items()
+    }
+
+
+def test_early_stopping_goes_by_the_score(tmp_path: Path) -> None:
+    given = {"early-stopping": 1, "validation-share": 0.2, "learning-rate": 5.0}
+    run = api.run(
+        "digits", clients=4, rounds=6, score="loss", out=tmp_path / "run", progress=False, settings=given, device="cpu"
+    )
+    assert "mean validation loss was best" in run.stopped
+
+
+def test_a_further_score_is_measured_when_fairness_goes_by_it(unbalanced: Path, tmp_path: Path) -> None:
+    run = run_sites(unbalanced, tmp_path / "run", score="f1")
+    assert run.score == F1
+    assert run.settings["scores"] == "f1"
+
+
+@pytest.mark.parametrize("name", ["acuracy", "auc", "f1-at-0.50"])
+def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FairbloomError, match=f"score = '{name}'.*digits has accuracy, loss, calibration-error, brier"):
+        run_digits(tmp_path / "run", score=name)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_comparison_with_an_unknown_score_begins_no_run(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"score = 'auc'.*digits has accuracy, loss"):
+        api.compare("digits", methods="fedavg", score="auc", out=tmp_path / "cmp", progress=False)
+    assert not (tmp_path / "cmp").exists()
+
+
+def test_a_comparison_goes_by_the_score(tmp_path: Path) -> None:
+    found = api.compare(
+        "digits",
+        methods="fedavg,qfedavg(q=1)",
+        clients=4,
+        rounds=1,
+        seeds=2,
+        jobs=1,
+        score="loss",
+        out=tmp_path / "cmp",
+        progress=False,
+    )
+    rows = table(tmp_path / "cmp" / "comparison.csv")
+    assert {row["score"] for row in rows} == {"loss, lower is better"}
+    clients = [float(row["loss"]) for row in table(tmp_path / "cmp" / "clients.csv") if row["method"] == "FedAvg"]
+    assert max(clients) == max(float(row["worst"]) for row in rows if row["method"] == "FedAvg")
+    assert "test loss of" in found.verdict.sentences[0]
+
+
+def test_a_sweep_chooses_by_the_score(tmp_path: Path) -> None:
+    found = api.sweep(
+        task="digits",
+        grid={"learning-rate": [0.01, 0.1]},
+        clients=4,
+        rounds=1,
+        seeds=1,
+        jobs=1,
+        score="loss",
+        out=tmp_path / "sweep",
+        progress=False,
+    )
+    assert found.score.name == "loss"
+    assert found.best is not None
+    assert found.best.mean == min(point.mean for point in found.points)
+
+
+def test_a_sweep_cannot_try_values_of_the_score(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="a sweep cannot try values of score"):
+        api.sweep(task="digits", grid={"score": ["loss", "accuracy"]}, out=tmp_path / "sweep", progress=False)
+
+
+def test_each_recipe_names_its_score() -> None:
+    assert {recipe.settings.get("score") for recipe in load_shipped()} == {"accuracy"}
+
+
+# By the data ----------------------------------------------------------------------------------------------------------
+
+
+def test_unbalanced_natural_clients_go_by_balanced_accuracy(unbalanced: Path, tmp_path: Path) -> None:
+    run = run_sites(unbalanced, tmp_path / "run")
+    assert run.score.name == "balanced-accuracy"
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["score"] == "balanced-accuracy"
+    columns = (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")
+    assert next(name for name in columns if "accuracy" in name) == ACCURACY
+
+
+def test_balanced_clients_and_those_of_one_class_keep_accuracy(balanced: Path, tmp_path: Path) -> None:
+    run = run_sites(balanced, tmp_path / "run")
+    assert run.settings["score"] == run.score.name == "accuracy"
+
+
+def test_generated_partitions_keep_accuracy(tmp_path: Path) -> None:
+    assert run_digits(tmp_path / "run").settings["score"] == "accuracy"
+
+
+def test_a_run_that_goes_on_keeps_its_score(unbalanced: Path, tmp_path: Path) -> None:
+    run_sites(unbalanced, tmp_path / "run", score="accuracy")
+    extended = run_sites(unbalanced, tmp_path / "run", rounds=2)
+    assert (extended.score.name, extended.rounds_done) == ("accuracy", 2)
+    with pytest.raises(FairbloomError, match="score = 'accuracy' there and 'auc' here"):
+        run_sites(unbalanced, tmp_path / "run", rounds=3, score="auc")
+
+
+def test_all_runs_of_a_study_go_by_one_score(tmp_path: Path) -> None:
+    """The second seed's split alone would keep the accuracy, or the first's: one decides for both."""
+    write_site(tmp_path / "sites", "a", 40, 40)
+    write_site(tmp_path / "sites", "b", 66, 34)
+    scores = {run_sites(tmp_path / "sites", tmp_path / f"{s}", seed=s).score.name for s in range(6)}
+    assert scores == {"accuracy", "balanced-accuracy"}
+    given = {"csv.target": "y", "device": "cpu"}
+    api.compare(
+        "csv",
+        data_dir=tmp_path / "sites",
+        methods="fedavg",
+        rounds=1,
+        seeds=6,
+        jobs=1,
+        settings=given,
+        out=tmp_path / "cmp",
+        progress=False,
+    )
+    settings = [tomllib.loads(path.read_text()) for path in (tmp_path / "cmp" / "runs").glob("*/config.toml")]
+    assert len(settings) == 6
+    assert len({each["score"] for each in settings}) == 1
+
+
+# Clients without the score --------------------------------------------------------------------------------------------
+
+Scored = Sequence[Mapping[str, float]]
+
+
+def test_a_client_without_a_score_is_left_out_of_all_methods() -> None:
+    base: Scored = [{"a": 0.5, "b": 0.7, "c": 0.1}, {"a": 0.5, "b": 0.7, "c": 0.2}]
+    fair: Scored = [{"a": 0.6, "b": 0.8}, {"a": 0.6, "b": 0.8, "c": 0.3}]
+    comparison = compared_by_hand(F1, FedAvg=base, FedFV=fair)
+    assert [row["worst"] for row in comparison.rows()] == [0.5, 0.2, 0.6, 0.3]
+    assert comparison.percent_better("FedFV") == (100.0, 0.0)
+
+
+def test_a_client_is_compared_from_three_seeds_on() -> None:
+    def by_seed(shift: float, seeds_of_c: int) -> Scored:
+        return [
+            {"a": 0.5 + shift, "b": 0.6 + shift} | ({"c": 0.1 * k + shift} if k < seeds_of_c else {}) for k in range(5)
+        ]
+
+    for seeds_of_c in (2, 3):
+        comparison = compared_by_hand(Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5))
+        measures = {row["measure"] for row in comparison.difference_rows()}
+        assert ("client:c" in measures) == (seeds_of_c == 3)
+        assert "client:a" in measures
+
+
+def test_a_client_that_lacks_a_score_under_one_method_is_named(unbalanced: Path, tmp_path: Path) -> None:
+    """F1 is undefined where nobody is positive or predicted to be, which is a matter of the model."""
+    write_site(unbalanced, "healthy", 0, 40)
+    given = {"csv.target": "y", "csv.classes": "no,yes", "device": "cpu"}
+    words = {"data_dir": unbalanced, "rounds": 1, "seeds": 1, "jobs": 1, "settings": given, "progress": False}
+    found = api.compare("csv", methods="fedavg", score="auc", out=tmp_path / "cmp", **words)  # type: ignore[arg-type]
+    assert found.left_out == (["healthy"],)
+    assert "healthy" not in found.values["FedAvg"][0]
+    healthy = [row for row in table(tmp_path / "cmp" / "clients.csv") if row["client"] == "healthy"]
+    assert [row["auc"] for row in healthy] == [""]
+    plan = Plan.read(tmp_path / "cmp")
+    assert read_comparison(tmp_path / "cmp", plan).left_out == load_comparison(tmp_path / "cmp").left_out
+
+
+# The larger class -----------------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_the_larger_class_is_shown_beside_the_score(
+    unbalanced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_sites(unbalanced, tmp_path / "run")
+    shares = run.larger_classes()
+    task = load_task({**run.settings, "agreed": AGREED.read(tmp_path / "run")})
+    for client in ("a", "b"):
+        targets = task.splits(client).test.all_targets.numpy()
+        assert shares[client] == pytest.approx(100.0 * max(np.mean(targets == 0), np.mean(targets == 1)))
+    rows = table(tmp_path / "run" / "clients.csv")
+    assert {row["client"]: float(row["test_share_of_larger_class"]) for row in rows} == shares
+    capsys.readouterr()
+    run.show()
+    assert f"({shares['b']:.0f} % in one class)" in capsys.readouterr().out
+    assert "larger class, %" in run_report(run)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_each_engine_reports_the_larger_class(unbalanced: Path, tmp_path: Path, engine: str) -> None:
+    run = run_sites(unbalanced, tmp_path / engine, engine=engine)
+    assert run.larger_classes().keys() == {"a", "b"}
+    assert run.larger_classes()["b"] > 66.0
+
+
+def test_of_ten_classes_no_share_is_recorded(tmp_path: Path) -> None:
+    run = run_digits(tmp_path / "run")
+    assert run.larger_classes() == {}
+    assert "larger_class" not in (tmp_path / "run" / "clients.csv").read_text()
+
+
+def test_a_device_says_nothing_of_a_class_with_few_examples(unbalanced: Path, tmp_path: Path) -> None:
+    run_sites(unbalanced, tmp_path / "run")
+    settings = {**CONFIG.read(tmp_path / "run").settings, "agreed": AGREED.read(tmp_path / "run"), "state-dir": ""}
+    here, deployed = (LocalClient.of({**settings, **more}, 1, "b") for more in ({}, {"deployed": True, FLOOR: 20}))
+    smaller, _ = count_classes(here.splits.test) or (0, 0)
+    assert smaller < 5
+    assert "larger-class" in here.describe_tests()
+    assert "larger-class" not in deployed.describe_tests()
+
+
+def run_report(run: Any) -> str:
+    """Return a run's report, as HTML."""
+    path = run.folder / "report.html"
+    write_report(run, path)
+    return path.read_text()

@@ -1,0 +1,196 @@
+"""A run folder may come from others: reading it runs none of the code that its settings name."""
+
+import json
+import shutil
+import site
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairbloom as library
+from fairbloom.errors import FairbloomError
+from fairbloom.imports import imported, only_trusted_imports
+
+from .commands import fairbloom
+from .prediction.hospitals import write_hospital, write_hospitals
+
+EVIL = """
+from pathlib import Path
+
+import torch
+
+Path(__file__).with_name("ran").touch()
+
+
+def net(inputs, outputs):
+    return torch.nn.Linear(inputs, outputs)
+
+
+class Task:
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run whose model is `own:net`, and a new site's rows."""
+    folder = tmp_path_factory.mktemp("finished")
+    write_hospitals(folder / "data")
+    (folder / "own.py").write_text(EVIL)
+    words = ("--data-dir", "data", "--model", "own:net", "--rounds", "1", "--out", "run")
+    done = fairbloom(folder, "run", "--task", "csv", *words, "--set", "csv.standardise=together")
+    assert done.returncode == 0, done.stderr
+    done = fairbloom(folder, "compare", "--task", "digits", "--rounds", "1", "--methods", "fedavg,afl", "--out", "two")
+    assert done.returncode == 0, done.stderr
+    write_hospital(folder / "new.csv", 30, 9)
+    (folder / "ran").unlink()
+    return folder
+
+
+@pytest.fixture
+def foreign(finished: Path, tmp_path: Path) -> Path:
+    """The same, in which a file `evil.py` lies, too."""
+    shutil.copytree(finished, tmp_path / "foreign")
+    (tmp_path / "foreign/evil.py").write_text(EVIL)
+    return tmp_path / "foreign"
+
+
+def change_settings(folder: Path, **settings: str) -> None:
+    """Change settings of all runs in a folder, as somebody else might."""
+    for config in folder.rglob("config.toml"):
+        lines = [line.partition(" = ") for line in config.read_text().splitlines()]
+        assert {key for key, _, _ in lines} >= settings.keys()
+        changed = [f'{key} = "{settings[key]}"' if key in settings else key + sign + old for key, sign, old in lines]
+        config.write_text("\n".join(changed) + "\n")
+
+
+READING = {
+    "show": ("show", "run"),
+    "json": ("show", "run", "--json"),
+    "report": ("report", "run"),
+    "card": ("export", "run", "--to", "card"),
+    "watch": ("watch", "run"),
+    "comparison": ("show", "two"),
+    "report of a comparison": ("report", "two"),
+}
+PREDICTING = {
+    "predict": ("predict", "run", "new.csv", "--out", "out.csv"),
+    "export": ("export", "run", "--to", "safetensors"),
+    "evaluate": ("evaluate", "run", "--data-dir", "new.csv"),
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_reading_a_run_imports_nothing_it_names(foreign: Path, command: str) -> None:
+    change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
+    done = fairbloom(foreign, *READING[command])
+    assert done.returncode == 0, done.stderr
+    assert not (foreign / "ran").exists()
+
+
+@pytest.mark.parametrize("setting", ["task", "model"])
+@pytest.mark.parametrize("command", PREDICTING)
+def test_predicting_refuses_modules_nobody_trusts(foreign: Path, command: str, setting: str) -> None:
+    change_settings(foreign, **{setting: "evil:net"})
+    done = fairbloom(foreign, *PREDICTING[command])
+    assert done.returncode == 2
+    assert f"{setting} = 'evil:net'" in done.stderr
+    assert "--trust evil" in done.stderr
+    assert not (foreign / "ran").exists()
+
+
+def test_data_of_a_foreign_run_import_nothing(foreign: Path) -> None:
+    change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
+    assert fairbloom(foreign, "data", "run").returncode == 1  # its tables are no hospitals
+    assert not (foreign / "ran").exists()
+
+
+@pytest.mark.parametrize("command", PREDICTING)
+def test_a_trusted_module_is_imported(foreign: Path, command: str) -> None:
+    refused = fairbloom(foreign, *PREDICTING[command])
+    assert refused.returncode == 2
+    assert "--trust own" in refused.stderr
+    done = fairbloom(foreign, *PREDICTING[command], "--trust", "own")
+    assert done.returncode == 0, done.stderr
+
+
+def test_predictor_in_python_takes_trusted_modules(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(foreign)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run = library.load("run")
+    with pytest.raises(FairbloomError, match=r"trust=\['own'\]"):
+        run.predictor()
+    try:
+        assert run.predictor(trust=["own"]).predict_file(Path("new.csv"), Path("out.csv")) == 30
+        assert run.predictor().model == "last"  # once imported, it is not asked for again
+    finally:
+        sys.modules.pop("own", None)
+
+
+RECIPE = """
+title = "A table"
+what = "What it shows."
+source = "Somebody, Somewhere 2020, Table 1"
+measures = ["mean"]
+
+[[rows]]
+label = "A"
+settings = { method = "evil:Task" }
+"""
+
+
+def test_report_of_a_foreign_reproduction_runs_no_code(foreign: Path) -> None:
+    (foreign / "evil.toml").write_text(RECIPE)
+    (foreign / "again").mkdir()
+    about = {"recipe": str(foreign / "evil.toml"), "seeds": 1, "quick": True, "set": {}}
+    (foreign / "again/reproduction.json").write_text(json.dumps(about))
+    done = fairbloom(foreign, "report", "again")
+    assert done.returncode == 2
+    assert "--trust evil" in done.stderr
+    assert not (foreign / "ran").exists()
+
+
+# What counts as installed -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site-packages folder that holds the package `packed`, and the folder `common/packed` without `__init__`."""
+    folder = tmp_path / "site-packages"
+    for name in ("packed", "common"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "tasks.py").write_text(EVIL)
+    (folder / "packed/__init__.py").write_text("")
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(folder)])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    yield folder
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("packed", "common", "evil")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["packed.tasks:net", "common.tasks:net"])
+def test_installed_packages_need_no_trust(packages: Path, name: str) -> None:
+    with only_trusted_imports(()):
+        assert callable(imported("model", name))
+
+
+@pytest.mark.parametrize("name", ["packed.tasks:net", "common.tasks:net", "evil:net"])
+@pytest.mark.parametrize("entry", [".", "", "absolute", "site-packages"])
+def test_shadows_of_installed_packages_are_refused(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, entry: str
+) -> None:
+    here = tmp_path / "here/site-packages" if entry == "site-packages" else tmp_path / "here"
+    shutil.copytree(packages, here)
+    (here / "evil.py").write_text(EVIL)
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [str(here) if "/" not in entry and len(entry) > 1 else entry, *sys.path])
+    with only_trusted_imports(("other", "pack", "evi")), pytest.raises(FairbloomError, match="--trust"):
+        imported("model", name)
+    assert not [*here.rglob("ran")]
+
+
+@pytest.mark.parametrize("name", ["os:system", "subprocess:run", "builtins:exec", "sys:exit", "evil.os:system"])
+def test_the_standard_library_is_refused(packages: Path, name: str) -> None:
+    with only_trusted_imports(()), pytest.raises(FairbloomError, match="--trust"):
+        imported("task", name)
