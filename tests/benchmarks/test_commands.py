@@ -38,9 +38,9 @@ def test_each_documented_command_has_a_small_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", documented())
-def test_a_documented_command_does_its_work(name: str, tmp_path: Path) -> None:
+def test_a_documented_command_does_its_work(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", *shlex.split(SMALL[name])]
-    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # no TMPDIR under tmp_path: Ray's sockets need a short path
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) > 2
