@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from . import options
 from .assignments import ARGUMENTS, CLASS_WEIGHTS
 from .parameters import Choices, Parameter, Partitions, Pattern, Range, annotated
 from .parameters import Mark as Mark
@@ -82,29 +83,35 @@ class RunSettings(BaseModel):
     weighting: Annotated[str, Choices("examples", "uniform", ""), Mark.VARIANT] = Field(
         "", description='Prior weight of a client: by its examples, or uniform; "" takes the method\'s own choice'
     )
-    proximal_mu: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
-        0.0, description="Strength of the proximal term that keeps local models near the global one; 0: no such term"
+    proximal_mu: options.ProximalMu = Field(
+        options.default_of(options.ProximalMu),
+        description="Strength of the proximal term that keeps local models near the global one; 0: no such term",
     )
-    personal_lambda: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
-        0.0, description="Strength that pulls personal models to the global one; 0 trains no personal models"
+    personal_lambda: options.PersonalLambda = Field(
+        options.default_of(options.PersonalLambda),
+        description="Strength that pulls personal models to the global one; 0 trains no personal models",
     )
-    server_optimizer: Annotated[str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Mark.LATER, Mark.VARIANT] = (
-        Field("none", description="Optimizer of the server, for which the method's step is the gradient; none: no such")
+    server_optimizer: options.ServerOptimizerName = Field(
+        options.default_of(options.ServerOptimizerName),
+        description="Optimizer of the server, for which the method's step is the gradient; none: no such",
     )
     server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.LATER, Mark.VARIANT] = Field(
         0.0, description="Step size of the server's optimizer; 0 takes 1 for avgm, and the others need one"
     )
-    server_optimizer_beta1: Annotated[float, Range("[0, 1)"), Mark.LATER, Mark.VARIANT] = Field(
-        0.9, description="Share of its momentum that the server's optimizer keeps from round to round"
+    server_optimizer_beta1: options.Beta1 = Field(
+        options.default_of(options.Beta1),
+        description="Share of its momentum that the server's optimizer keeps from round to round",
     )
-    server_optimizer_beta2: Annotated[float, Range("[0, 1)"), Mark.LATER, Mark.VARIANT] = Field(
-        0.99, description="Share of the mean squared step that the server's adam or yogi keeps from round to round"
+    server_optimizer_beta2: options.Beta2 = Field(
+        options.default_of(options.Beta2),
+        description="Share of the mean squared step that the server's adam or yogi keeps from round to round",
     )
-    server_optimizer_tau: Annotated[float, Range("(0, inf)"), Mark.LATER, Mark.VARIANT] = Field(
-        1e-3, description="Number that the server's adagrad, adam or yogi adds to the root of the squared steps"
+    server_optimizer_tau: options.Tau = Field(
+        options.default_of(options.Tau),
+        description="Number that the server's adagrad, adam or yogi adds to the root of the squared steps",
     )
-    control_variates: Annotated[bool, Mark.LATER, Mark.VARIANT] = Field(
-        False,
+    control_variates: options.ControlVariates = Field(
+        options.default_of(options.ControlVariates),
         description="Whether clients correct their steps by control variates, as in scaffold; weights must be fixed",
     )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.GROWS] = Field(
@@ -162,8 +169,9 @@ class RunSettings(BaseModel):
     precision: Annotated[str, Choices("float32", "bfloat16"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
         "float32", description="Precision of a training step's forward pass: bfloat16 is mixed precision (autocast)"
     )
-    client_rule: Annotated[str, Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
-        "", description="Rule of yours that corrects the clients' local steps by what they keep, as my_module:MyRule"
+    client_rule: options.ClientRule = Field(
+        options.default_of(options.ClientRule),
+        description="Rule of yours that corrects the clients' local steps by what they keep, as my_module:MyRule",
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.WORK] = Field(
         0.0, description="Probability that a client has time for fewer epochs in a round: that it is a straggler"
@@ -193,11 +201,13 @@ class RunSettings(BaseModel):
     sampling: Annotated[str, Mark.LATER] = Field(
         "uniform", description="How a round's clients are drawn: uniform, or by your function, as my_module:draw"
     )
-    average_models: Annotated[bool, Mark.VARIANT] = Field(
-        False, description="Whether the mean of all rounds' global models is evaluated and saved in place of the last"
+    average_models: options.AverageModels = Field(
+        options.default_of(options.AverageModels),
+        description="Whether the mean of all rounds' global models is evaluated and saved in place of the last",
     )
-    evaluate_every: Annotated[int, Range("[0, inf)")] = Field(
-        1, description="Number of rounds from one evaluation to the next; 0 evaluates after the last round only"
+    evaluate_every: options.EvaluateEvery = Field(
+        options.default_of(options.EvaluateEvery),
+        description="Number of rounds from one evaluation to the next; 0 evaluates after the last round only",
     )
     early_stopping: Annotated[int, Range("[0, inf)"), Mark.GROWS, Mark.LATER] = Field(
         0, description="Number of rounds without a better validation score that end the run; 0 never ends it early"
@@ -232,21 +242,25 @@ class RunSettings(BaseModel):
     patience: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
         3600.0, description="Seconds that a run waits for deployed clients before it goes on without them, or ends"
     )
-    unused_rounds: Annotated[int, Range("[0, inf)"), Mark.FREE] = Field(
-        3, description="Number of rounds in a row without a step that stop the run with an error; 0 never stops it"
+    unused_rounds: options.UnusedRounds = Field(
+        options.default_of(options.UnusedRounds),
+        description="Number of rounds in a row without a step that stop the run with an error; 0 never stops it",
     )
-    max_growth: Annotated[float, Range("[1, inf]"), Mark.LIMIT] = Field(
-        10.0,
+    max_growth: options.MaxGrowth = Field(
+        options.default_of(options.MaxGrowth),
         description="Factor by which a client's number of examples may exceed that of its first reply; inf allows any",
     )
-    loss_limit: Annotated[float, Range("[1, inf]"), Mark.LIMIT] = Field(
-        1000.0, description="Factor by which a reply's loss may exceed the round's median, or 1; inf allows any"
+    loss_limit: options.LossLimit = Field(
+        options.default_of(options.LossLimit),
+        description="Factor by which a reply's loss may exceed the round's median, or 1; inf allows any",
     )
-    update_limit: Annotated[float, Range("[1, inf]"), Mark.LIMIT] = Field(
-        100.0, description="Factor by which an update, or a step, may exceed its usual length; inf allows any"
+    update_limit: options.UpdateLimit = Field(
+        options.default_of(options.UpdateLimit),
+        description="Factor by which an update, or a step, may exceed its usual length; inf allows any",
     )
-    clip_updates: Annotated[float, Range("[0, inf)")] = Field(
-        0.0, description="Factor of the usual length to which longer updates are shortened; 0 shortens none"
+    clip_updates: options.ClipUpdates = Field(
+        options.default_of(options.ClipUpdates),
+        description="Factor of the usual length to which longer updates are shortened; 0 shortens none",
     )
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"

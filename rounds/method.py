@@ -3,11 +3,12 @@
 import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Annotated, Any, ClassVar, TypedDict, Unpack, get_type_hints
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol import options as of_runs
 from fairbloom.protocol.names import (
     ARRAYS,
     ARRAYS_DISPARITY,
@@ -17,8 +18,7 @@ from fairbloom.protocol.names import (
     NUM_EXAMPLES,
     SNAPSHOT,
 )
-from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, key_of, readable_signature
-from fairbloom.protocol.settings import SETTINGS
+from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, readable_signature
 from fairbloom.protocol.terms import Terms
 
 from .average import Average
@@ -221,34 +221,34 @@ Aggregate = Callable[[list[Any], str], Any]
 class CommonOptions(TypedDict, total=False):
     """What every method takes beside its parameters; see Method for what each means, and OPTIONS.
 
-    Where an option has the name of a setting of runs, it has that setting's range and default unless others stand here.
+    Those that `protocol.options` declares are settings of runs as well.
     """
 
     fraction_train: Annotated[float, Range("(0, 1]"), Default(1.0)]
-    fraction_evaluate: Annotated[float, Range("[0, 1]")]
+    fraction_evaluate: Annotated[float, Range("[0, 1]"), Default(1.0)]
     min_train_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
     min_evaluate_nodes: Annotated[int, Range("[0, inf)"), Default(1)]
     min_available_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
-    evaluate_every: int
-    seed: Annotated[int, Range("[0, inf)")]
-    proximal_mu: float
-    personal_lambda: float
-    server_optimizer: str
+    evaluate_every: of_runs.EvaluateEvery
+    seed: Annotated[int, Range("[0, inf)"), Default(0)]
+    proximal_mu: of_runs.ProximalMu
+    personal_lambda: of_runs.PersonalLambda
+    server_optimizer: of_runs.ServerOptimizerName
     server_optimizer_lr: float | None
-    server_optimizer_beta1: float
-    server_optimizer_beta2: float
-    server_optimizer_tau: float
-    control_variates: bool
-    client_rule: str
-    max_growth: float
-    loss_limit: float
-    update_limit: float
-    clip_updates: float
-    unused_rounds: int
+    server_optimizer_beta1: of_runs.Beta1
+    server_optimizer_beta2: of_runs.Beta2
+    server_optimizer_tau: of_runs.Tau
+    control_variates: of_runs.ControlVariates
+    client_rule: of_runs.ClientRule
+    max_growth: of_runs.MaxGrowth
+    loss_limit: of_runs.LossLimit
+    update_limit: of_runs.UpdateLimit
+    clip_updates: of_runs.ClipUpdates
+    unused_rounds: of_runs.UnusedRounds
     enrolled_sizes: Mapping[str, int]
     training_clients: Sequence[str]
     sampling: str | Draw
-    average_models: bool
+    average_models: of_runs.AverageModels
     buffers: Sequence[str] | None
     shared: Mapping[str, str]
     frozen: Sequence[str]
@@ -265,19 +265,10 @@ class Options(CommonOptions, total=False):
     weighting: str | None
 
 
-def _option(name: str, annotation: object) -> Parameter | None:
-    """Return a common option: as it is annotated, and for the rest as the run's setting of that name."""
-    declared, general = annotated(name, annotation, None), SETTINGS.get(key_of(name))
-    if declared is None or general is None:
-        return declared
-    default = general.default if declared.default is None else declared.default
-    return replace(general, default=default, allowed=declared.allowed or general.allowed)
-
-
 OPTIONS: Mapping[str, Parameter] = {
     name: option
     for name, annotation in get_type_hints(CommonOptions, include_extras=True).items()
-    if (option := _option(name, annotation))
+    if (option := annotated(name, annotation, None))
 }
 """The common options that are numbers, words or flags, by their names in Python."""
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.protocol.settings import SETTINGS, key_of
+from fairbloom.protocol.options import Beta1, Beta2, Tau, default_of
 
 from .ranges import above
 from .updates import FloatArray, places
@@ -29,7 +29,7 @@ LR, BETA1, BETA2, TAU = (f"server_optimizer_{name}" for name in ("lr", "beta1", 
 AVGM_LR = 1.0
 """The step size of avgm where none is given; the others have no default, since theirs depends on the task."""
 
-DEFAULTS = {option: SETTINGS[key_of(option)].default for option in (BETA1, BETA2, TAU)}
+DEFAULTS = {BETA1: default_of(Beta1), BETA2: default_of(Beta2), TAU: default_of(Tau)}
 
 WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     NONE: frozenset({LR, BETA1, BETA2, TAU}),

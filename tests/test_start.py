@@ -27,7 +27,7 @@ def imported_by(code: str) -> list[str]:
         ("import fairbloom", []),
         ("import fairbloom.cli", []),
         ("sys.argv = ['fairbloom', '--help']; import fairbloom.__main__ as program; program.main()", []),
-        ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt", "pydantic"]),
+        ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt"]),
         ("import fairbloom.deploy.cli", []),
     ],
 )

@@ -1,0 +1,31 @@
+"""The options of methods that a run sets under the same name: type, range, default and marks of each.
+
+They stand apart from the settings of a run so that a ServerApp that imports a method does not load pydantic.
+"""
+
+from typing import Annotated, Any, get_args
+
+from .parameters import Choices, Default, Mark, Range, Value
+
+EvaluateEvery = Annotated[int, Range("[0, inf)"), Default(1)]
+ProximalMu = Annotated[float, Range("[0, inf)"), Default(0.0), Mark.VARIANT]
+PersonalLambda = Annotated[float, Range("[0, inf)"), Default(0.0), Mark.VARIANT]
+ServerOptimizerName = Annotated[
+    str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Default("none"), Mark.LATER, Mark.VARIANT
+]
+Beta1 = Annotated[float, Range("[0, 1)"), Default(0.9), Mark.LATER, Mark.VARIANT]
+Beta2 = Annotated[float, Range("[0, 1)"), Default(0.99), Mark.LATER, Mark.VARIANT]
+Tau = Annotated[float, Range("(0, inf)"), Default(1e-3), Mark.LATER, Mark.VARIANT]
+ControlVariates = Annotated[bool, Default(False), Mark.LATER, Mark.VARIANT]
+ClientRule = Annotated[str, Default(""), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP]
+MaxGrowth = Annotated[float, Range("[1, inf]"), Default(10.0), Mark.LIMIT]
+LossLimit = Annotated[float, Range("[1, inf]"), Default(1000.0), Mark.LIMIT]
+UpdateLimit = Annotated[float, Range("[1, inf]"), Default(100.0), Mark.LIMIT]
+ClipUpdates = Annotated[float, Range("[0, inf)"), Default(0.0)]
+UnusedRounds = Annotated[int, Range("[0, inf)"), Default(3), Mark.FREE]
+AverageModels = Annotated[bool, Default(False), Mark.VARIANT]
+
+
+def default_of(declared: Any) -> Value:
+    """Return the default that one of these annotations declares."""
+    return next(each.value for each in get_args(declared) if isinstance(each, Default))
