@@ -5,7 +5,7 @@ They stand apart from the settings of a run so that a ServerApp that imports a m
 
 from typing import Annotated, Any, get_args
 
-from .parameters import Choices, Default, Mark, Range, Value
+from .parameters import Choices, Default, Mark, Range
 
 EvaluateEvery = Annotated[int, Range("[0, inf)"), Default(1)]
 ProximalMu = Annotated[float, Range("[0, inf)"), Default(0.0), Mark.VARIANT]
@@ -26,6 +26,6 @@ UnusedRounds = Annotated[int, Range("[0, inf)"), Default(3), Mark.FREE]
 AverageModels = Annotated[bool, Default(False), Mark.VARIANT]
 
 
-def default_of(declared: Any) -> Value:
+def default_of(declared: Any) -> Any:
     """Return the default that one of these annotations declares."""
     return next(each.value for each in get_args(declared) if isinstance(each, Default))
