@@ -1,7 +1,7 @@
 """The table and the pictures of the four hospitals, from the runs of `fairbloom reproduce heart-disease`.
 
 `python -m docs.hospitals` runs what is missing of them, prints the table of the page on the hospitals and writes its
-picture, and that of README.md, into docs/images.
+picture, and that of the first page, into docs/images.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from fairbloom.server.run_folder.files import CLIENTS
 from .figures import svg_of, themed
 
 PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.svg", "four-hospitals.svg"))
-"""The picture of the page, and that of README.md."""
+"""The picture of the page, and that of the first page."""
 
 FEW = {
     "FedAvg (weighting=examples)": "FedAvg",
@@ -33,7 +33,7 @@ FEW = {
     "Pooled training": "pooled training",
     "Local": "each hospital alone",
 }
-"""The rows that README.md shows, and what it calls them."""
+"""The rows of the first page's picture, and what it calls them."""
 
 HOSPITALS = {  # in the order of their names, by which scores are sorted
     "Cleveland": ("#0072B2", "o"),
@@ -173,7 +173,7 @@ def picture(methods: Sequence[Served]) -> Figure:
 
 
 def small_picture(methods: Sequence[Served]) -> Figure:
-    """Return each hospital's mean balanced accuracy under the few methods that README.md shows."""
+    """Return each hospital's mean balanced accuracy under the few methods of the first page."""
     chosen = {FEW[method.name]: method.scores.mean(axis=0) for method in methods if method.name in FEW}
     with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(7.2, 0.28 * len(chosen) + 0.9), layout="constrained")

@@ -23,9 +23,8 @@ OWN_DATA = "tests/deploy/test_own_data.py::test_four_nodes_with_a_file_each_give
 HOSPITALS = "tests/docs/test_hospitals.py::test_the_commands_make_the_table_and_the_picture"
 REPRODUCED = "tests/docs/test_real_data.py::test_the_recipes_are_listed_and_one_is_run"
 ELSEWHERE = {
-    "README.md#Four hospitals": HOSPITALS,
     "README.md#Reproduce a paper's table": REPRODUCED,
-    "README.md#Real nodes": FEDERATION,
+    "README.md#You operate a federation": COMPOSE,
     "docs/adapters.md": "tests/docs/test_adapters.py::test_what_the_page_shows_works",
     "docs/adapters.md#Deployed": (
         "tests/deploy/test_adapters.py::test_eight_clients_with_adapters_give_the_run_in_process"

@@ -61,12 +61,17 @@ def test_a_command_has_the_options_that_a_page_gives_it(page: str, line: str) ->
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
 
 
-def test_the_readme_shows_the_commands_of_the_guide() -> None:
-    """The guide's may say more: the test that follows it runs those."""
-    guide = commands("docs/deployment.md")
-    (block,) = (block for block in blocks("README.md") if block.section == "Real nodes")
-    shown = [shlex.join(shlex.split(line, comments=True)) for line in block.commands]
-    assert [line for line in shown if not any(known.startswith(line) for known in guide)] == []
+def test_the_readme_starts_a_federation_as_its_guide_does() -> None:
+    shown, guide = (
+        [block.commands for block in blocks(page) if block.section == section]
+        for page, section in (("README.md", "You operate a federation"), ("docs/docker.md", "In containers"))
+    )
+    assert shown == [["docker compose up"]]
+    assert guide[0] == shown[0]
+
+
+def test_the_readme_has_at_most_1000_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1000
 
 
 def test_there_are_pages_and_commands() -> None:

@@ -103,7 +103,7 @@ def test_the_small_picture_has_each_hospital_under_the_few_methods() -> None:
     assert np.asarray(cleveland)[:, 0].tolist() == [80.0 + place for place in reversed(range(len(FEW)))]
 
 
-def test_the_readmes_rows_are_some_of_the_recipe_and_its_picture_is_there() -> None:
+def test_the_first_page_shows_some_rows_of_the_recipe() -> None:
     assert {*FEW} <= {case.name for case in load_recipe("heart-disease").cases()}
-    assert f"docs/images/{SMALL_PICTURE.name}" in (ROOT / "README.md").read_text()
+    assert f"images/{SMALL_PICTURE.name}" in (ROOT / "docs" / "index.md").read_text()
     assert SMALL_PICTURE.exists()

@@ -7,7 +7,7 @@ import pytest
 
 from .pages import ROOT
 
-PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)[^)]*\)")
 LINKS = [(page, link) for page in PAGES for link in LINK.findall((ROOT / page).read_text())]
 
@@ -15,6 +15,19 @@ LINKS = [(page, link) for page in PAGES for link in LINK.findall((ROOT / page).r
 @pytest.mark.parametrize(("page", "link"), LINKS)
 def test_the_linked_file_exists(page: str, link: str) -> None:
     assert (ROOT / page).parent.joinpath(link).exists()
+
+
+FILE = re.compile(r"`((?:[\w]+/)+\w+\.py)`")
+FILES = [
+    (page, file)
+    for page, root in (("docs/rooms.md", ""), ("CONTRIBUTING.md", ""), ("tests/README.md", "tests/"))
+    for file in (f"{root}{each}" for each in FILE.findall((ROOT / page).read_text()))
+]
+
+
+@pytest.mark.parametrize(("page", "file"), FILES)
+def test_a_file_that_a_page_names_exists(page: str, file: str) -> None:
+    assert (ROOT / file).exists()
 
 
 REFERENCE = re.compile(r"https://flower\.ai/docs/framework/ref-api/(.+?)\.html")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.hospitals import FEW
 from fairbloom.experiments.recipes.recipe import load_recipe, names
 from fairbloom.tasks.known import KNOWN
 from fairbloom.tasks.models import MODELS
@@ -14,9 +13,9 @@ from fairbloom.tasks.models import MODELS
 from .pages import ROOT, blocks
 from .reader import PROGRAMS, Reader
 
-README, HOSPITALS, REPRODUCING, DATA_SETS, YOUR_MODEL = (
+README, REPRODUCING, DATA_SETS, YOUR_MODEL = (
     (ROOT / name).read_text()
-    for name in ("README.md", *(f"docs/{page}.md" for page in ("hospitals", "reproducing", "data-sets", "your-model")))
+    for name in ("README.md", *(f"docs/{page}.md" for page in ("reproducing", "data-sets", "your-model")))
 )
 
 SHIPPED = [info for info in KNOWN if not info.reads_folder]
@@ -81,15 +80,6 @@ def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------
-
-
-def test_the_readme_has_the_numbers_of_the_page_on_hospitals() -> None:
-    rows = {row[0]: row for row in cells(HOSPITALS)}
-    shown = {row[0]: row[1:] for row in cells(README, "Four hospitals")[1:]}
-    assert shown.keys() == {*FEW.values()}  # the rows of the picture
-    for name, called in FEW.items():
-        _, worst, _, _, highest, _, _, mean = rows[name]
-        assert shown[called] == [each.replace("± ", "±") for each in (worst, highest, mean)]
 
 
 def test_the_readme_has_the_numbers_of_the_page_on_reproducing() -> None:

@@ -1,1 +1,0 @@
-"""The app that the README takes for granted."""
