@@ -1,4 +1,4 @@
-"""A newcomer adds a method and a task, each in one file and one line, as CONTRIBUTING.md says; all commands know them."""
+"""A newcomer adds a method and a task, each in one file and one line (CONTRIBUTING.md); all commands know them."""
 
 import csv
 import json
