@@ -35,6 +35,17 @@ FINGERPRINT = "fingerprint"
 """Key of what tells a deployed client which run it is in; it stands for all settings, the dropped ones included."""
 
 
+COUNTED_AT_DEFAULT = """
+task model clients partition shards-per-client classes-per-client dirichlet-alpha smallest-client test-share
+validation-share pooled verify-data method weighting proximal-mu personal-lambda fraction seed local-epochs batch-size
+learning-rate learning-rate-decay momentum weight-decay stragglers drop-stragglers time-budget reported-loss
+reported-loss-factor reported-loss-bias misreporting-clients training-clients average-models evaluate-every
+fraction-evaluate round-timeout min-replies clip-updates engine
+"""
+"""The settings that are in every fingerprint. All others are in it only where they are changed, so that clients find
+their states after a setting was added to Fairbloom."""
+
+
 class SettingRefusedError(FairbloomError):
     """A setting of a run that this device does not allow; the message names it and its value."""
 
@@ -118,7 +129,9 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     others.add("score")  # which changes no client's work, and is decided after the clients have begun theirs
     defaults = {key: each.default for key, each in SETTINGS.items()}
     about = {key: value for key, value in {**defaults, **expand_own_settings(config)}.items() if key not in others}
-    return digest(about)
+    always = COUNTED_AT_DEFAULT.split()
+    counted = {key: value for key, value in about.items() if key in always or value != defaults.get(key)}
+    return digest(counted)
 
 
 def shorten_value(value: object) -> str:

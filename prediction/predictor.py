@@ -345,7 +345,7 @@ def _preprocessing_of(folder: Path, client: str, place: Path | None) -> Preproce
         where = (
             "predict on its own device, which alone has them"
             if KNOWN.exists_in(folder)
-            else "an earlier version did not keep them: train again"
+            else "restore the folder clients from a copy, or train again"
         )
         raise PredictionError(f"the means and deviations of client {client} are not in {folder}: {where}")
     return found
@@ -441,7 +441,7 @@ def _personal(folder: Path, client: str, place: Path | None) -> StateDict:
 
 
 def _complete(personal: Mapping[str, Any], folder: Path, frozen: Sequence[str]) -> Mapping[str, Any]:
-    """Return a personal model with the frozen parameters, which the global model has; earlier versions kept both."""
+    """Return a personal model with the frozen parameters, which the global model has."""
     lacking = [name for name in frozen if name not in personal]
     if not lacking:
         return personal

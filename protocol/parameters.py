@@ -39,7 +39,6 @@ class Mark(Enum):
     LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
     RECONSIDERED = "it decides who takes part, and may be changed when a run is taken back to an earlier round"
     GROWS = "it may be raised when a run is continued, and a finished run is extended then"
-    LATER = "runs were named by their settings before it was one, so its default has no part in a name"
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
     DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
     NAMES = "it holds names, of clients or scores, with commas between them"

@@ -95,7 +95,7 @@ class RunSettings(BaseModel):
         options.default_of(options.ServerOptimizerName),
         description="Optimizer of the server, for which the method's step is the gradient; none: no such",
     )
-    server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.LATER, Mark.VARIANT] = Field(
+    server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
         0.0, description="Step size of the server's optimizer; 0 takes 1 for avgm, and the others need one"
     )
     server_optimizer_beta1: options.Beta1 = Field(
@@ -138,21 +138,21 @@ class RunSettings(BaseModel):
     learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.WORK, Mark.VARIANT] = Field(
         1.0, description="Factor by which the clients' learning rate is multiplied after each round"
     )
-    schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
+    schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.WORK, Mark.VARIANT] = Field(
         "constant", description="How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
     )
-    schedule_over: Annotated[str, Choices("rounds", "steps"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+    schedule_over: Annotated[str, Choices("rounds", "steps"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
         "rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round"
     )
-    warmup: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT] = Field(
+    warmup: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
         0, description="Number of rounds, or steps, in which the clients' learning rate rises to its full height"
     )
-    optimizer: Annotated[str, Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+    optimizer: Annotated[str, Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
         "sgd",
         description="Optimizer of the clients: one of torch.optim's, or my_module:Mine; its state is new in each round",
     )
     optimizer_parameters: Annotated[
-        str, Pattern(ARGUMENTS, "betas=(0.9,0.98) eps=1e-6"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP
+        str, Pattern(ARGUMENTS, "betas=(0.9,0.98) eps=1e-6"), Mark.WORK, Mark.VARIANT, Mark.STEP
     ] = Field("", description="Further parameters of the optimizer, as in 'betas=(0.9,0.98) eps=1e-6'")
     momentum: Annotated[float, Range("[0, 1)"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
         0.0, description="Momentum of the clients' optimizer, which starts at zero in every round"
@@ -160,13 +160,13 @@ class RunSettings(BaseModel):
     weight_decay: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
         0.0, description="Weight decay of the clients' optimizer"
     )
-    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
         0.0, description="Norm to which a minibatch's gradient is shortened where it is longer; 0 shortens none"
     )
     class_weights: Annotated[
-        str, Pattern(CLASS_WEIGHTS, "balanced", "no=0.3,yes=1.7"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP
+        str, Pattern(CLASS_WEIGHTS, "balanced", "no=0.3,yes=1.7"), Mark.WORK, Mark.VARIANT, Mark.STEP
     ] = Field("", description="Weights of classes in the training loss: balanced, or as in 'no=0.3,yes=1.7'")
-    precision: Annotated[str, Choices("float32", "bfloat16"), Mark.WORK, Mark.LATER, Mark.VARIANT, Mark.STEP] = Field(
+    precision: Annotated[str, Choices("float32", "bfloat16"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
         "float32", description="Precision of a training step's forward pass: bfloat16 is mixed precision (autocast)"
     )
     client_rule: options.ClientRule = Field(
@@ -198,7 +198,7 @@ class RunSettings(BaseModel):
     training_clients: Annotated[str, Mark.NAMES, Mark.RECONSIDERED] = Field(
         "", description='Names, with commas between, of the clients that train; all clients evaluate; "": all train'
     )
-    sampling: Annotated[str, Mark.LATER] = Field(
+    sampling: str = Field(
         "uniform", description="How a round's clients are drawn: uniform, or by your function, as my_module:draw"
     )
     average_models: options.AverageModels = Field(
@@ -209,24 +209,24 @@ class RunSettings(BaseModel):
         options.default_of(options.EvaluateEvery),
         description="Number of rounds from one evaluation to the next; 0 evaluates after the last round only",
     )
-    early_stopping: Annotated[int, Range("[0, inf)"), Mark.GROWS, Mark.LATER] = Field(
+    early_stopping: Annotated[int, Range("[0, inf)"), Mark.GROWS] = Field(
         0, description="Number of rounds without a better validation score that end the run; 0 never ends it early"
     )
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
         1.0, description="Share of the clients that evaluate the model in a round with an evaluation"
     )
-    scores: Annotated[str, Mark.NAMES, Mark.WORK, Mark.LATER] = Field(
+    scores: Annotated[str, Mark.NAMES, Mark.WORK] = Field(
         "",
         description="Further scores, with commas: f1, sensitivity, specificity, calibration-error, brier",
     )
-    score: Annotated[str, Mark.LATER] = Field(
+    score: str = Field(
         "", description='Score that fairness goes by, as accuracy, balanced-accuracy, auc or loss; "" fits the data'
     )
-    threshold: Annotated[str, Choices("half", "client", "together"), Mark.WORK, Mark.LATER] = Field(
+    threshold: Annotated[str, Choices("half", "client", "together"), Mark.WORK] = Field(
         "half",
         description="Threshold of f1, sensitivity and specificity: half, or by validation, per client or together",
     )
-    smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.LATER] = Field(
+    smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK] = Field(
         5, description="Fewest examples of a group of which a client reports a count, scores or a disparity"
     )
     round_timeout: Annotated[float, Range("(0, inf)")] = Field(
@@ -378,10 +378,7 @@ OF_THE_GRADIENT = ("class-weights", "schedule-over", "client-rule")
 
 def digest(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for settings: they name a run's folder, and identify a client's run."""
-    named = {
-        key: value for key, value in config.items() if key not in marked(Mark.LATER) or value != SETTINGS[key].default
-    }
-    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def assigned(words: Iterable[str]) -> dict[str, Value]:

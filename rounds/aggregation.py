@@ -99,8 +99,7 @@ def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:
     if numbers != layout.size:
         raise MethodError(
             f"{type(method).__name__} keeps {what} with {numbers} numbers, and {layout.size} are trained: other "
-            "parameters are frozen now, or an earlier version kept those that are. Begin a new run, or go on with the "
-            "model and the version of before"
+            "parameters are frozen now. Begin a new run, or go on with the earlier model"
         )
 
 

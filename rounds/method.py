@@ -645,7 +645,7 @@ class Method:
         return state | ({"history": self.progress.history.state_dict()} if self.draws_by_history else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; one of an older version lacks steps, first counts or lengths.
+        """Continue from what `state_dict` returned.
 
         Raises
         ------
@@ -661,10 +661,10 @@ class Method:
             )
         self.progress = Progress(
             finished_rounds=whole(0, round=state["round"]),
-            steps=state.get("steps", state["round"]),
+            steps=state["steps"],
             kept={Kept(row["key"], row["round"]): Vectors.of(row["values"], row["scale"]) for row in state["rows"]},
-            first_counts=dict(state.get("first-counts", {})),
-            lengths=Lengths.of_state(state["lengths"]) if "lengths" in state else Lengths(),
+            first_counts=dict(state["first-counts"]),
+            lengths=Lengths.of_state(state["lengths"]),
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
             history=History.of_state(state["history"]) if "history" in state else History(),
             roster=dict(state.get("roster", {})),

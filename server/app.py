@@ -16,7 +16,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score, put_first
-from fairbloom.protocol.settings import SettingsError, digest, split_names
+from fairbloom.protocol.settings import SettingsError, split_names
 from fairbloom.protocol.thresholds import HALF, TOGETHER, apply_common_threshold, shown_scores
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
@@ -50,7 +50,7 @@ from .run_folder.rows import Row
 from .run_folder.stopping import EarlyStopping
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
-from .settings import POOLED_IN_ONE_PROCESS, Settings, find_grown, may_differ, may_grow
+from .settings import POOLED_IN_ONE_PROCESS, Settings, digest_changed, find_grown, may_differ, may_grow
 from .tracking.tracked import check_tracker, tracked
 from .tracking.tracker import TrackedRun
 
@@ -328,7 +328,6 @@ def choose_run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
     if settings.out:
         return Path(settings.out).absolute()
-    free = {*may_differ(finished=False), *may_grow()}
-    config = {key: value for key, value in settings.run_config().items() if key not in free}
+    letters = digest_changed(settings.run_config(), {*may_differ(finished=False), *may_grow()})
     named = f"{settings.task}-{settings.method}".replace(":", ".")  # a colon is no part of a name everywhere
-    return Path("runs", f"{named}-seed{settings.seed}-{digest(config)}").absolute()
+    return Path("runs", f"{named}-seed{settings.seed}-{letters}").absolute()

@@ -16,6 +16,7 @@ from fairbloom.protocol.settings import (
     RunSettings,
     SettingsError,
     Value,
+    digest,
     key_of,
     marked,
     split_names,
@@ -36,6 +37,13 @@ EARLY_STOPPING = "early-stopping"
 ONE_CLIENT = 1e-12
 """The fraction that is one client, of however many: shares are rounded up."""
 
+
+LEFT_OUT_AT_DEFAULT = (
+    *("adult.group", "adult.left-out", "heart-disease.group"),
+    *("csv.group", "csv.positive", "csv.decimal", "csv.commas", "csv.encoding", "csv.sheet"),
+)
+"""Parameters of tasks that a run config has only where they are changed: with them, clients would not find the states
+that they stored in run folders of format 3."""
 
 IN_PYTHON = re.compile(rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b")
 """The names in Python of those options of methods that are settings of runs: a method's errors call them so."""
@@ -273,16 +281,14 @@ class Settings(RunSettings):
         return self.model_copy(update={"fraction": recorded.get("fraction") or usual_fraction(len(training))})
 
     def run_config(self) -> dict[str, Value]:
-        """Return the flat run config, with the parameters of the chosen task and method.
-
-        A task's parameter that runs were named without once is left out at its default.
-        """
+        """Return the flat run config, with the parameters of the chosen task and method."""
         fields = {key: value for key, value in super().run_config().items() if key not in self.parameters}
         info = find_task(self.task)
-        later = {each.key: each.default for each in info.settings if Mark.LATER in each.marks}
         of_task = info.check_parameters(self.parameters)
-        chosen = {key: value for key, value in of_task.items() if key not in later or value != later[key]}
-        return fields | chosen | self._method_parameters()
+        for parameter in info.settings:
+            if parameter.key in LEFT_OUT_AT_DEFAULT and of_task[parameter.key] == parameter.default:
+                del of_task[parameter.key]
+        return fields | of_task | self._method_parameters()
 
     def _known(self) -> Mapping[str, Parameter]:
         return parameters(task=self.task, methods=[self.method])
@@ -402,6 +408,15 @@ def default_config() -> dict[str, Value]:
     """Return every run-config key with its default, those of all methods and tasks included; "" where there is none."""
     others = {key: UNSET if each.default is None else each.default for key, each in parameters().items()}
     return RunSettings.of({}).model_dump(by_alias=True) | others
+
+
+def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> str:
+    """Return eight letters that stand for the settings that are not at their defaults, without those of `left_out`.
+
+    They stay the same when a setting is added to Fairbloom.
+    """
+    defaults = default_config()
+    return digest({k: v for k, v in config.items() if k not in left_out and v != defaults.get(k)})
 
 
 def _is_unset(parameter: Parameter, value: object) -> bool:

@@ -1,6 +1,6 @@
 """The tasks that are known by name; nothing here imports PyTorch, since names are wanted without it."""
 
-from fairbloom.protocol.parameters import Choices, Mark, Parameter, Range
+from fairbloom.protocol.parameters import Choices, Parameter, Range
 
 from .datasets.pictures import PICTURES, SHIFTS
 from .files.formats import ENDINGS as TABLES
@@ -9,8 +9,8 @@ from .task import LABEL_PARTITIONS, DataFile, TaskInfo
 
 
 def group_by(meaning: str) -> Parameter:
-    """Return the parameter by which a task's examples are grouped; runs were named without it once."""
-    return Parameter("group", str, "", meaning, marks=frozenset({Mark.LATER}))
+    """Return the parameter by which a task's examples are grouped."""
+    return Parameter("group", str, "", meaning)
 
 
 KNOWN = (
@@ -63,7 +63,6 @@ KNOWN = (
                 str,
                 "",
                 "Columns of categories that are no inputs of the model, as in 'sex,race'",
-                marks=frozenset({Mark.LATER}),
             ),
         ),
         natural=("phd", "education", "race", "sex"),
@@ -189,7 +188,6 @@ KNOWN = (
                 "",
                 "Positive one of two classes, of which groups have selection and true positive rates; by default the "
                 "second",
-                marks=frozenset({Mark.LATER}),
             ),
             Parameter(
                 "decimal",
@@ -197,7 +195,6 @@ KNOWN = (
                 ".",
                 "Decimal mark of the numbers in texts, a point or a comma; in other formats numbers are no texts",
                 Choices(".", ","),
-                frozenset({Mark.LATER}),
             ),
             Parameter(
                 "commas",
@@ -205,14 +202,12 @@ KNOWN = (
                 "",
                 "Files with decimal commas where the others have points, by their names without endings, as in "
                 "'bonn,jena'",
-                marks=frozenset({Mark.LATER}),
             ),
             Parameter(
                 "encoding",
                 str,
                 "utf-8",
                 "Encoding of CSV files that are not in UTF-8, as in cp1252, latin-1 or utf-16",
-                marks=frozenset({Mark.LATER}),
             ),
             Parameter(
                 "sheet",
@@ -220,7 +215,6 @@ KNOWN = (
                 "",
                 "Sheet of a workbook, or names with commas of which each workbook has one; by default the only one "
                 "that holds values",
-                marks=frozenset({Mark.LATER}),
             ),
         ),
         reads=TABLES,

@@ -234,7 +234,6 @@ class Preprocessing:
         """Return what `to_json` has written; raise ValueError, KeyError or TypeError for anything else."""
         if written["format"] != FORMAT:
             raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
-        written = {"positive": "", "threshold": 0.5, **written}  # files of earlier versions lack them
         given = {each.name: written[each.name] for each in fields(cls)}
         columns = tuple(InputColumn(**{**each, "categories": tuple(each["categories"])}) for each in given["columns"])
         lists = {name: tuple(given[name]) for name in ("ignored", "classes", "shape", "sheets")}

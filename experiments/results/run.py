@@ -329,8 +329,8 @@ class Run:
         if self.settings.get("weighted-by-key", NUM_EXAMPLES) != NUM_EXAMPLES:
             return {}
         with contextlib.suppress(RunFolderError):
-            _, state = load_last(CHECKPOINTS.path_in(self.folder)) or ({}, {})
-            return {name: int(count) for name, count in state.get("strategy", {}).get("first-counts", {}).items()}
+            if last := load_last(CHECKPOINTS.path_in(self.folder)):
+                return {name: int(count) for name, count in last[1]["strategy"]["first-counts"].items()}
         return {}
 
     def larger_classes(self) -> dict[str, float]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Value, digest
+from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.files import CONFIG, is_run_folder
-from fairbloom.server.settings import Settings, may_differ
+from fairbloom.server.settings import Settings, digest_changed, may_differ
 
 from ..recipes.labels import format_value, short_key
 from ..recipes.recipe import Point, owner_of
@@ -185,4 +185,4 @@ def folder_name(config: Mapping[str, Value], free: Collection[str] = ()) -> str:
     prefix = f"{owner_of(method)}."
     parameters = [f"{short_key(key)}={format_value(v)}" for key, v in settings.items() if key.startswith(prefix)]
     plain = re.sub(r"[^\w.=+-]", "-", "-".join([method, *parameters]), flags=re.ASCII)[:100]
-    return f"{plain}-{digest(settings)}"
+    return f"{plain}-{digest_changed(config, left_out)}"

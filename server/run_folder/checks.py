@@ -34,7 +34,7 @@ def check_folder(path: Path, config: Config, back_to: int | None = None) -> None
         entries = [entry.name for entry in path.iterdir()] if path.exists() else []
     if begun:
         recorded, finished = CONFIG.read(path), is_finished(path)
-        _check_format(path, recorded.format, finished=finished)
+        _check_format(path, recorded.format)
         _check_same_settings(path, recorded, config, finished=finished, taken_back=back_to is not None)
         if finished and back_to is None:
             _check_model(path)
@@ -65,18 +65,14 @@ def find_differing(there: Config, config: Config) -> set[str]:
     return {key for key in config.keys() | there.keys() if config.get(key) != there.get(key)}
 
 
-def _check_format(path: Path, number: int, *, finished: bool) -> None:
+def _check_format(path: Path, number: int) -> None:
     """Raise RunFolderError when a folder is of another format than this version's."""
-    if number > FORMAT:
+    if number != FORMAT:
+        written_by = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
+        remedy = "upgrade fairbloom" if number > FORMAT else written_by
         raise RunFolderError(
-            f"{path} was written by a newer version (run-folder-format = {number}, this version knows {FORMAT}): "
-            "upgrade fairbloom or choose another folder (--out)"
-        )
-    if number < FORMAT:
-        remedy = "read its tables and models as they are" if finished else "continue it with that version"
-        raise RunFolderError(
-            f"{path} was written by an older version (run-folder-format = {number}, this version knows {FORMAT}): "
-            f"{remedy}, or choose another folder (--out) for a new run"
+            f"{path} was written by another version (run-folder-format = {number}, this version reads {FORMAT}): "
+            f"{remedy} or choose another folder (--out)"
         )
 
 

@@ -366,7 +366,7 @@ GROUPS = TableFile(
         "where clients report groups: a row per client, evaluated round, model, split (test or validation) and group, "
         "with the count of examples and the scores; a group that is too small has no row"
     ),
-    needed=tuple(key for key in GROUP_KEYS if key != "split"),  # without it, all rows are of test examples
+    needed=GROUP_KEYS,
 )
 
 CHECKPOINTS = Entry(

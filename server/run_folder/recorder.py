@@ -206,12 +206,12 @@ class RunRecorder:
         RunFolderError
             When the checkpoints or tables are damaged.
         """
-        arrays, state = load_last(self._checkpoints) or (None, {"strategy": {"round": 0}, "best": {}})
+        arrays, state = load_last(self._checkpoints) or (None, {"strategy": {"round": 0}, "best": {}, "merits": {}})
         self._best, self.saved = state["best"], state["strategy"]["round"]
         if self._stopping is not None and "stopping" in state:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason
-        self._merits = {int(number): Merit(*merit) for number, merit in state.get("merits", {}).items()}
+        self._merits = {int(number): Merit(*merit) for number, merit in state["merits"].items()}
         with explain_write_errors(f"what is there up to round {self.saved}", self.path):
             furthest = find_furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
             for table in self._tables:

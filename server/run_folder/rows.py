@@ -16,7 +16,9 @@ from ..fairness import percent_improved, summarize
 SEPARATOR = " | "
 """What is between the refused replies of a round. It does not occur in a reason, which a client may have written."""
 
-REFUSED = re.compile(r"""((?:'[^']*'|"'")+|[^\s'"]\S*?): """)
+REFUSED = re.compile(
+    rf"""(?P<name>(?:'[^']*'|"'")+|[^\s'"]\S*?): (?P<reason>.*?)(?:{re.escape(SEPARATOR)}|$)""", re.DOTALL
+)
 """The name at the beginning of a refused reply, in quotation marks where it has spaces."""
 
 ABSENT = ("refused", "missing", "offline")
@@ -217,30 +219,12 @@ def _own_columns(scores: Iterable[Score]) -> list[tuple[Score, str]]:
 
 def parse_names(cell: str) -> list[str]:
     """Return the names of a cell of the columns missing and offline."""
-    try:
-        return shlex.split(cell)
-    except ValueError:  # an older version wrote names with quotation marks as they are
-        return cell.split()
+    return shlex.split(cell)
 
 
 def parse_refusals(cell: str) -> list[tuple[str, str]]:
     """Return the clients and reasons of a cell of the column `refused`, as `format_round` writes it."""
-    found: list[tuple[str, str]] = []
-    begin = 0
-    while begin < len(cell):
-        quoted = REFUSED.match(cell, begin)  # a name in quotation marks may have the separator in it
-        end = cell.find(SEPARATOR, quoted.end() if quoted else begin)
-        end = len(cell) if end < 0 else end
-        part = cell[begin:end]
-        name, colon, reason = part.partition(": ")
-        if quoted:
-            found.append((parse_names(quoted[1])[0], cell[quoted.end() : end]))
-        elif colon:  # a name with spaces, as an older version wrote it
-            found.append((name, reason))
-        elif found:  # a reason that has the separator in it, as an older version wrote it
-            found[-1] = (found[-1][0], f"{found[-1][1]}{SEPARATOR}{part}")
-        begin = end + len(SEPARATOR)
-    return found
+    return [(parse_names(each["name"])[0], each["reason"]) for each in REFUSED.finditer(cell)]
 
 
 def parse_absent(row: Mapping[str, str], kind: str) -> list[str]:

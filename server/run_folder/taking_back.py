@@ -138,6 +138,6 @@ def _restore_best(run: StoredRun, number: int) -> None:
         BEST.write(run.path, average.mean(arrays), {"round": number, run.best_by: best["mean"]})
     elif copy.exists():
         write_whole(path, copy.read_bytes())
-    elif not path.exists() or BEST.read_about(run.path)["round"] != best["round"]:  # by a version that kept no copies
+    elif not path.exists() or BEST.read_about(run.path)["round"] != best["round"]:
         path.unlink(missing_ok=True)
         log.warning("the best model up to round %d, of round %d, was not kept", number, best["round"])

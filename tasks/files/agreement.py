@@ -174,10 +174,7 @@ def write_agreement(
 def read_agreement(agreed: str) -> dict[str, Any]:
     """Return what the clients have agreed on; raise FairbloomError where they have not."""
     if not agreed:
-        raise ReportableError(
-            "the clients have not agreed on their data yet, which a run does before its first round: a server of "
-            "another version may have left it out"
-        )
+        raise ReportableError("the clients have not agreed on their data yet, which a run does before its first round")
     found: dict[str, Any] = json.loads(agreed)
     return found
 

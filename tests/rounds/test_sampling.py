@@ -207,14 +207,6 @@ def test_where_data_are_pooled_nobody_is_drawn() -> None:
         check_used({"pooled": True, "sampling": "x:y"}, ["fedavg"], "digits")
 
 
-def test_runs_that_draw_uniformly_have_the_names_that_they_had(mine: str) -> None:
-    from fairbloom.protocol.settings import digest
-
-    config = Settings.of({}).run_config()
-    assert digest(config) == digest({key: value for key, value in config.items() if key != "sampling"})
-    assert digest(config) != digest({**config, "sampling": f"{mine}:last"})
-
-
 def test_clients_get_to_know_nothing_of_the_scheme(mine: str) -> None:
     from fairbloom.client.settings import accepted_settings
 

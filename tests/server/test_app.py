@@ -41,6 +41,16 @@ def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder(config: di
     assert choose_run_folder(Settings.of(config)) == choose_run_folder(Settings.of({}))
 
 
+def test_a_setting_at_its_default_does_not_change_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run keeps its name when a setting is added to Fairbloom."""
+    named = choose_run_folder(Settings.of({"momentum": 0.5}))
+    run_config = Settings.run_config
+    monkeypatch.setattr(
+        Settings, "run_config", lambda self: {k: v for k, v in run_config(self).items() if k != "weight-decay"}
+    )
+    assert choose_run_folder(Settings.of({"momentum": 0.5})) == named
+
+
 @pytest.mark.parametrize("config", [{"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05}])
 def test_every_other_setting_does(config: dict[str, Any]) -> None:
     assert choose_run_folder(Settings.of(config)) != choose_run_folder(Settings.of({}))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from docs.run_config import PROJECT, block, written_into
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SETTINGS, Mark, RunSettings, Value, assigned, digest, key_of, marked, parsed
+from fairbloom.protocol.settings import SETTINGS, Mark, RunSettings, Value, assigned, key_of, marked, parsed
 from fairbloom.rounds.ranges import Choices, NonNegative, Range
 from fairbloom.rounds.roster import share
 from fairbloom.rounds.server_optimizer import ServerOptimizer
@@ -370,7 +370,7 @@ def test_limits_and_enrolled_sizes_reach_every_method() -> None:
     assert Settings.of(assigned(["loss-limit=inf", "max-growth=20"])).loss_limit == math.inf
 
 
-def test_the_server_optimizer_reaches_every_method_and_is_left_out_of_names_at_its_default() -> None:
+def test_the_server_optimizer_reaches_every_method() -> None:
     config: dict[str, Any] = {"server-optimizer": "adam", "server-optimizer-lr": 0.1, "server-optimizer-beta1": 0.5}
     for method in (*METHODS, "torchjd:upgrad"):
         strategy = Settings.of({**config, "method": method}).strategy()
@@ -379,9 +379,6 @@ def test_the_server_optimizer_reaches_every_method_and_is_left_out_of_names_at_i
     assert Settings.of({"server-optimizer": "avgm"}).strategy().server_optimizer == ServerOptimizer(
         "avgm", 1.0, 0.9, 0.99, 1e-3
     )
-    plain, chosen = Settings.of({}).run_config(), Settings.of(config).run_config()
-    without = {key: value for key, value in plain.items() if not key.startswith("server-optimizer")}
-    assert digest(plain) == digest(without) != digest(chosen)
 
 
 def test_weighting_and_proximal_term_reach_every_method_that_takes_them() -> None:

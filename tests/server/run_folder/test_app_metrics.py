@@ -276,11 +276,3 @@ def test_show_prints_what_the_app_reported_last(tmp_path: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "Metrics of round 4" in shown
     assert "central_acc" in shown
-
-
-def test_a_folder_of_a_version_without_the_table_goes_on_and_is_read(tmp_path: Path) -> None:
-    start(tmp_path / "run", rounds=2)
-    (tmp_path / "run" / "metrics.csv").unlink()
-    assert fairbloom.load(tmp_path / "run").metrics.empty
-    start(tmp_path / "run", rounds=4)
-    assert sorted(set(rows(tmp_path / "run", phase="train")["round"])) == [3, 4]

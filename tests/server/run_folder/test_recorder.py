@@ -163,36 +163,19 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert (tmp_path / "config.toml").exists()
 
 
-def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    records(tmp_path, settings())
-    rewrite_config(tmp_path, **{"run-folder-format": FORMAT + 1, "not-yet-known": 1})
-    with pytest.raises(RunFolderError, match=rf"newer version \(run-folder-format = {FORMAT + 1}.*upgrade fairbloom"):
-        records(tmp_path, settings())
-
-
-def begun_before(folder: Path) -> None:
-    """Turn a run folder into one of format 1: a setting without its task's name, one checkpoint in a file round."""
-    rewrite_config(folder, **{"run-folder-format": 1, "rotated-clients": 0})
-    for path in (folder / "checkpoint").glob("*.safetensors"):
-        path.rename(path.with_stem("round"))
-
-
-def test_an_unfinished_folder_of_an_older_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(("number", "remedy"), [(FORMAT - 1, "use the version that wrote it"), (FORMAT + 1, "upgrade")])
+def test_a_folder_of_another_format_is_refused_unchanged(
+    tmp_path: Path, number: int, remedy: str, finished: bool
+) -> None:
     folder = records(tmp_path, settings())
-    folder.resume()
-    record(folder, 1)
-    begun_before(tmp_path)
+    if finished:
+        folder.finish({"w": np.zeros(3)})
+    rewrite_config(tmp_path, **{"run-folder-format": number, "not-yet-known": 1})
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(RunFolderError, match=r"older version.*continue it with that version, or choose another folder"):
+    with pytest.raises(RunFolderError, match=rf"run-folder-format = {number}.*{remedy}.*--out"):
         records(tmp_path, settings())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_a_finished_folder_of_an_older_version_is_refused_as_one_to_read(tmp_path: Path) -> None:
-    records(tmp_path, settings()).finish({"w": np.zeros(3)})
-    begun_before(tmp_path)
-    with pytest.raises(RunFolderError, match=r"older version.*read its tables and models as they are, or choose"):
-        records(tmp_path, settings())
 
 
 BROKEN_CONFIGS = {
