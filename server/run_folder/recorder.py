@@ -54,7 +54,7 @@ from .files import (
 from .groups import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_initial, format_metrics, metrics_together
 from .recorded import OnRound, RecordedRound
-from .rows import Row, client_columns, format_clients, format_round, mean_column, round_columns
+from .rows import Row, client_columns, format_clients, format_round, losses_after, mean_column, round_columns
 from .stopping import EarlyStopping
 from .tables import TableWriter, find_furthest_round, find_last_step
 from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
@@ -138,6 +138,8 @@ class RunRecorder:
         """The round of the last checkpoint, 0 where there is none."""
         self.stopped = ""
         """Why the run ends before its last round, "" where it does not."""
+        self.losses: Mapping[str, float] = {}
+        """The training losses, by client, of the model that the next round begins with; empty where none were reported."""
         self.method = method
         self._scores, self._score = scores, scores[0]
         self._shared, self._keep = shared, keep
@@ -206,8 +208,9 @@ class RunRecorder:
         RunFolderError
             When the checkpoints or tables are damaged.
         """
-        arrays, state = load_last(self._checkpoints) or (None, {"strategy": {"round": 0}, "best": {}, "merits": {}})
-        self._best, self.saved = state["best"], state["strategy"]["round"]
+        nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "merits": {}, "losses": {}}
+        arrays, state = load_last(self._checkpoints) or (None, nothing)
+        self._best, self.saved, self.losses = state["best"], state["strategy"]["round"], state["losses"]
         if self._stopping is not None and "stopping" in state:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason
@@ -258,7 +261,8 @@ class RunRecorder:
         shares = self._shared and self._seconds < SHARED_SECONDS
         method = _copy_as_it_is(self.method) if shares else self.method
         score = self._score.better(mean, 0.0) if isinstance(mean, float) else None
-        self._unsaved = _Unsaved(finished.number, finished.arrays, method, score)
+        self.losses = {} if finished.average is not None else losses_after(finished)
+        self._unsaved = _Unsaved(finished.number, finished.arrays, method, score, self.losses)
         if not shares:
             self.write()
         reported = {} if self._metrics is None else metrics_together(finished)
@@ -309,7 +313,7 @@ class RunRecorder:
         self._merits = {number: self._merits[number] for number in self._merits.keys() & list_reachable(folder)}
         self._merits[last.number] = Merit.of(last.number, self.saved, last.score)
         merits = {str(number): [merit.score, merit.crossed] for number, merit in self._merits.items()}
-        state = {"strategy": last.method.state_dict(), "best": self._best, "merits": merits}
+        state = {"strategy": last.method.state_dict(), "best": self._best, "merits": merits, "losses": last.losses}
         state |= {} if self._stopping is None else {"stopping": self._stopping.state_dict()}
         # Clients keep models and states that belong to the last two checkpoints, so that no others are of use.
         earlier = {} if self._kept_by_clients else self._merits
@@ -379,6 +383,7 @@ class _Unsaved:
     arrays: Any
     method: Method
     score: float | None
+    losses: Mapping[str, float]
 
 
 def _lay_out(path: Path, config: Mapping[str, Any], scores: Sequence[Score]) -> None:

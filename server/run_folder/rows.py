@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from fairbloom.protocol import names
@@ -131,6 +132,22 @@ def format_round(
         **_measure_scores(finished, score),
         **{report.replace("-", "_"): finished.metrics.get(report) for report in reports},
     }
+
+
+def losses_after(finished: Round) -> dict[str, float]:
+    """Return the training losses of the model after a round, by client, of those that reported them."""
+    return {
+        name: report[names.TRAIN_LOSS] for name, report in finished.evaluations.items() if names.TRAIN_LOSS in report
+    }
+
+
+def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
+    """Return a round whose clients' reports have these losses as `loss-before`, where they report no other."""
+    reports = {
+        name: {names.LOSS_BEFORE: losses[name], **report} if name in losses else report
+        for name, report in finished.train_metrics.items()
+    }
+    return replace(finished, train_metrics=reports) if losses else finished
 
 
 def _measure_improvement(finished: Round) -> dict[str, object]:

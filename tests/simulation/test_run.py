@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from fairbloom.client.local import LocalClient
+from fairbloom.client.metrics import TRAIN, Measurement
 from fairbloom.protocol.scores import ACCURACY
+from fairbloom.protocol.terms import Terms
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
 from fairbloom.server.run_folder.rows import MEASURES, client_columns, round_columns
@@ -184,3 +188,47 @@ def test_a_device_that_is_not_there_stops_the_run_before_any_client_works(tmp_pa
     with pytest.raises(ValueError, match=r"device = 'cuda:99' is not available here: auto takes the best that is"):
         run(tmp_path / "run", device="cuda:99")
     assert not (tmp_path / "run").exists()
+
+
+# The training losses of one model -----------------------------------------------------------------------------------
+
+
+def passes_over_training_examples(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Counter[int]:
+    """Return how often the clients of a run by loop measured a model on their training examples, by round."""
+    passes, measured = Counter[int](), LocalClient._measured
+
+    def count(self: LocalClient, measurement: Measurement, terms: Terms) -> dict[str, float]:
+        passes[terms.server_round] += measurement.examples == TRAIN
+        return measured(self, measurement, terms)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalClient, "_measured", count)
+        run(folder, engine="loop", **{"method": "fedavg", "fraction": 1.0, "num_rounds": 4} | changes)
+    return passes
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({}, {1: 10, 2: 5, 3: 5, 4: 5}),  # of five clients, before and after the first round, and then after each
+        ({"evaluate_every": 2}, {2: 10, 4: 10}),  # round 3 has changed the model meanwhile
+        ({"average_models": True}, {1: 10, 2: 10, 3: 10, 4: 10}),  # clients evaluate another model than they train
+        ({"method": "qfedavg"}, {1: 10, 2: 10, 3: 10, 4: 10}),  # the method itself needs the losses
+        ({"fraction": 0.6}, {1: 6, 2: 6, 3: 6, 4: 6}),  # others train in the next round
+    ],
+)
+def test_a_training_loss_that_is_known_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], passes: dict[int, int]
+) -> None:
+    assert passes_over_training_examples(tmp_path / "run", monkeypatch, **changes) == passes
+    for row in table(tmp_path / "run" / "clients.csv"):
+        assert (row["train_loss_before_round"] != "") == (row["participated"] == "1")
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("ends", [1, 2, 3])
+def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path, engine: str, ends: int) -> None:
+    changes = {"method": "fedavg", "fraction": 1.0, "engine": engine}
+    whole = Outcome.of(run(tmp_path / "whole", num_rounds=4, **changes))
+    run(tmp_path / "grown", num_rounds=ends, **changes)
+    assert not Outcome.of(run(tmp_path / "grown", num_rounds=4, **changes)).differences(whole)
