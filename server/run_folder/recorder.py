@@ -139,7 +139,7 @@ class RunRecorder:
         self.stopped = ""
         """Why the run ends before its last round, "" where it does not."""
         self.losses: Mapping[str, float] = {}
-        """The training losses, by client, of the model that the next round begins with; empty where none were reported."""
+        """The training losses, by client, of the model that the next round begins with; empty where none are known."""
         self.method = method
         self._scores, self._score = scores, scores[0]
         self._shared, self._keep = shared, keep
