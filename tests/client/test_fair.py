@@ -979,7 +979,7 @@ def test_names_and_evaluations_survive_a_mod_that_refuses_what_has_no_arrays() -
 
 
 def test_the_recipe_for_differential_privacy_clips_and_every_client_evaluates() -> None:
-    (recipe,) = [block for block in blocks("docs/deployment.md") if "LocalDpMod" in block.text]
+    (recipe,) = [block for block in blocks("docs/nodes-trust.md") if "LocalDpMod" in block.text]
     app = {}
     exec(recipe.text, app)  # noqa: S102
     config = run_config(clients=CLIENTS)

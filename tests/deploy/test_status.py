@@ -118,7 +118,7 @@ def test_the_keys_of_the_json_are_those_of_the_guide(served: Served) -> None:
     begin(served, served.run)  # type: ignore[attr-defined]
     found = survey(served.federation)
     guide = (ROOT / "docs" / "deployment.md").read_text()
-    section = guide[guide.index("### At a glance") : guide.index("## Your own method")]
+    section = guide[guide.index("### At a glance") : guide.index("### After the run")]
     runs = {"run-id", "status", "status-details", "elapsed", "fab-id", *PROGRESS, "unknown"}
     assert set(found["runs"][0]) == runs
     (client,) = found["clients"]

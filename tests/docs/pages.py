@@ -33,17 +33,17 @@ ELSEWHERE = {
         "tests/docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
     "docs/deployment.md#A federation in six steps": FEDERATION,
-    "docs/deployment.md#Keys that stay on the device": (
+    "docs/nodes-keys.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
-    "docs/deployment.md#Limits of a device's owner": "tests/client/test_limits.py::test_the_log_is_read_run_by_run",
-    "docs/deployment.md#Many clients": (
+    "docs/nodes-limits.md#Limits of a device's owner": "tests/client/test_limits.py::test_the_log_is_read_run_by_run",
+    "docs/nodes-keys.md#Many clients": (
         "tests/deploy/test_enrolment.py::test_a_list_enrols_its_clients_with_what_it_says_of_them"
     ),
-    "docs/deployment.md#What a client reveals, and who must be trusted": (
+    "docs/nodes-trust.md#Differential privacy": (
         "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips_and_every_client_evaluates"
     ),
-    "docs/deployment.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
+    "docs/nodes-edge.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
     "docs/upkeep.md#Backups": (
         "tests/deploy/test_recovery.py::test_a_run_goes_on_from_a_backup_that_was_made_while_it_ran"
     ),
