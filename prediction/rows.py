@@ -11,17 +11,10 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.logs import log
-from fairbloom.tasks.files.cells import (
-    MAX_NUMBER,
-    OTHER_MARK,
-    Cells,
-    CellsBuilder,
-    encode_texts,
-    find_blanks,
-    parse_numbers,
-)
+from fairbloom.tasks.files.build import OTHER_MARK, encode_texts, find_blanks, parse_numbers
+from fairbloom.tasks.files.cells import MAX_NUMBER, Cells, to_cells
 from fairbloom.tasks.files.numbers import MISSING_WORDS, Decimal
-from fairbloom.tasks.files.reading import read_cells
+from fairbloom.tasks.files.reading import read_raw
 from fairbloom.tasks.files.rows import TARGETS
 from fairbloom.tasks.files.table import Column, ColumnHints, Source, Table
 from fairbloom.tasks.files.targets import MOST_COLUMNS_NAMED, join_names
@@ -73,16 +66,10 @@ class NewRows:
     @classmethod
     def of_file(cls, path: Path, preprocessing: Preprocessing) -> "NewRows":
         """Return those of a file, written as those of the run; raise DataError when it is no table with names."""
-        hints = ColumnHints(
-            sheets=preprocessing.sheets,
-            decimal=preprocessing.decimal,
-            encoding=preprocessing.encoding,
-            all_texts=True,
-        )
-        found = read_cells(path, hints)
-        cells = [each for each in found.cells if isinstance(each, Cells)]
-        columns = dict(zip(found.header, cells, strict=True))
-        return cls(found.source.where, columns, found.source.lines, found.source.unit, hints.decimal)
+        decimal, encoding, sheets = preprocessing.decimal, preprocessing.encoding, preprocessing.sheets
+        raw = read_raw(path, ColumnHints(decimal=decimal, encoding=encoding, sheets=sheets))
+        cells = {name: to_cells(values, decimal) for name, values in zip(raw.header, raw.columns, strict=True)}
+        return cls(raw.source.where, cells, raw.source.lines, raw.source.unit, decimal)
 
     @classmethod
     def of_frame(cls, frame: "pandas.DataFrame") -> "NewRows":
@@ -267,10 +254,10 @@ def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, wha
 
 def _cells_of(column: "pandas.Series[Any]") -> Cells:
     """Return the cells of a data frame's column, as texts."""
-    builder = CellsBuilder()
-    missing = column.isna()
-    builder.add([str(value).strip() for value in column.astype(object).where(~missing, "")])
-    return builder.build()
+    import pyarrow as pa  # imported late, as it is where files are read
+
+    texts = list(map(str, column.astype(object).where(~column.isna(), "")))
+    return to_cells(pa.chunked_array([texts], pa.string()))
 
 
 def _quoted(names: Sequence[str]) -> str:

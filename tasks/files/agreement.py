@@ -13,7 +13,8 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError, ReportableError
 
-from .cells import MAX_NUMBER, MAX_TEXT
+from .build import MAX_TEXT
+from .cells import MAX_NUMBER
 from .targets import Target, join_names, sort_classes
 
 MOST_COLUMNS, MOST_CATEGORIES, MOST_INPUTS, MOST_CLASSES = 10_000, 1_000, 20_000, 1_000

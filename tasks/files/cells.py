@@ -1,26 +1,43 @@
-"""From a file's cells to its columns; every error says file, line, column, value and remedy."""
+"""The cells of a file as pyarrow arrays, and the one conversion of a column of them: to numbers, or to texts."""
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .headers import Label, doubtful_place, labels_of
-from .numbers import DECIMAL_COMMA, DECIMAL_POINT, Decimal, canonical, is_missing, parse_number
-from .reasons import MOST_FAULTS, DataError, raise_faults
-from .table import NO_CODES, Column, ColumnHints, Source, Table
-
-MAX_TEXT = 200
-"""Longer texts are no names of columns, categories or classes."""
+from .numbers import MISSING, Decimal, format_number, is_missing, parse_number
+from .table import Source
 
 MAX_NUMBER = 1e100
 """Numbers beyond cannot be squared and summed."""
 
-OTHER_MARK = {".": DECIMAL_COMMA, ",": DECIMAL_POINT}
-"""How numbers look whose decimal mark is not the run's, by the run's."""
+BLANKS = tuple("".join(each) for blank in MISSING for each in product(*({c.lower(), c.upper()} for c in blank)))
+"""Every spelling of a missing value."""
+
+Values = Any
+"""A column as pyarrow holds it: a ChunkedArray of texts, or of numbers where the file's columns have types."""
+
+
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """What a file holds before its columns are of numbers or of texts.
+
+    Attributes
+    ----------
+    source
+        The file, and where its rows are in it.
+    header
+        The names of the columns.
+    columns
+        Of each name, as pyarrow holds it.
+    """
+
+    source: Source
+    header: Sequence[str]
+    columns: Sequence[Values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +46,6 @@ class Cells:
 
     different: tuple[str, ...]
     places: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.places)
 
     def expand(self, values: Sequence[Any], kind: type[Any]) -> NDArray[Any]:
         """Return the value of each row, from those of the different cells."""
@@ -48,29 +61,6 @@ class Cells:
         return int(np.isin(self.places, chosen).sum())
 
 
-class CellsBuilder:
-    """The cells of a column, which are added block by block, so that each different one is held once."""
-
-    def __init__(self) -> None:
-        self._numbering: dict[str, int] = {}
-        self._places: list[NDArray[np.int32]] = []
-
-    def add(self, cells: Sequence[str]) -> None:
-        """Add the cells of the next rows."""
-        codes = (self._numbering.setdefault(cell, len(self._numbering)) for cell in cells)
-        self._places.append(np.fromiter(codes, np.int32, len(cells)))
-
-    def add_coded(self, different: Sequence[str], codes: NDArray[np.int32]) -> None:
-        """Add the cells of the next rows: which of the different ones, in the order of their first rows, each is."""
-        before = len(self._places)
-        self.add(different)
-        self._places[before] = self._places[before][codes]
-
-    def build(self) -> Cells:
-        """Return all cells."""
-        return Cells(tuple(self._numbering), np.concatenate([NO_CODES, *self._places]))
-
-
 @dataclass(frozen=True, eq=False)
 class Numbers:
     """A column that holds nothing but numbers and missing values: what `Column` has of it."""
@@ -79,194 +69,102 @@ class Numbers:
     blanks: tuple[str, ...]
     missing: NDArray[np.int8]
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.numbers)
+
+def to_cells(values: Values, decimal: Decimal = ".") -> Cells:
+    """Return the cells of a column as a CSV file would have them, without the spaces around them."""
+    import pyarrow as pa  # imported late: a server reads no tables
+
+    texts = values if pa.types.is_string(values.type) else _format_numbers(values, decimal)
+    coded = texts.dictionary_encode().combine_chunks()
+    numbering: dict[str, int] = {}
+    codes = [numbering.setdefault(text.strip(), len(numbering)) for text in coded.dictionary.to_pylist()]
+    # to_numpy would import pandas where it is installed
+    return Cells(tuple(numbering), np.array(codes, np.int32)[np.from_dlpack(coded.indices)])
 
 
-@dataclass(frozen=True, eq=False)
-class CellsOfFile:
-    """What a file holds before its columns are of numbers or of texts.
+def _format_numbers(values: Values, decimal: Decimal) -> Values:
+    """Return a column of numbers as texts, "" for what is missing."""
+    import pyarrow as pa
 
-    Attributes
-    ----------
-    source
-        The file, and where its rows are in it.
-    header
-        The names of the columns.
-    cells
-        Of each column; `Numbers` where its name is no number, so that it cannot be among them.
+    coded = values.dictionary_encode().combine_chunks()
+    if pa.types.is_integer(values.type):
+        texts = list(map(str, coded.dictionary.to_pylist()))
+    else:
+        texts = [format_number(number, decimal) for number in coded.dictionary.cast(pa.float64()).to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string()).take(coded.indices).fill_null("")])
+
+
+def to_numbers(values: Values, decimal: Decimal = ".") -> Numbers | None:
+    """Return the numbers of a column; None where `to_cells` has to say what else it may hold.
+
+    What pyarrow takes for a finite number is the same one to Python, whose numbers are of some more spellings.
     """
+    import pyarrow as pa
 
-    source: Source
-    header: Sequence[str]
-    cells: Sequence[Cells | Numbers]
-
-
-def build_table(found: CellsOfFile, hints: ColumnHints) -> Table:
-    """Return the table of a file's cells, with what is wrong with columns that are neither of numbers nor of texts.
-
-    Parameters
-    ----------
-    found
-        The cells.
-    hints
-        What the settings of the run say about the columns.
-    """
-    header, cells = found.header, found.cells
-    different = [of.different if isinstance(of, Cells) else () for of in cells]
-    doubtful = doubtful_place(header, different, hints.names)
-    labels = labels_of(header, doubtful, hints.names)
-    columns = {}
-    faults: list[DataError] = []
-    for name, of in zip(header, cells, strict=True):
-        if name.lower() in hints.ignored:
-            continue
-        if isinstance(of, Numbers):
-            columns[name] = Column(name, labels[name], of.numbers, (), NO_CODES, of.blanks, of.missing)
-            continue
-        try:
-            columns[name] = build_column(ColumnPlace(found.source, name, labels[name]), of, name.lower(), hints)
-        except DataError as error:
-            faults += [error, *error.others]
-    ignored = hints.ignored.intersection(name.lower() for name in header)
-    return Table(found.source, columns, doubtful, ignored, tuple(faults))
+    numbers = np.empty(len(values), np.float64)
+    missing = np.zeros(len(values), np.int8)
+    blanks: dict[str, int] = {}
+    filled = 0
+    for chunk in values.chunks:
+        block = slice(filled, filled + len(chunk))
+        filled = block.stop
+        if pa.types.is_string(chunk.type):
+            usable = _parse_texts(chunk, decimal, numbers[block], missing[block], blanks)
+        else:
+            usable = _take_numbers(chunk, numbers[block], missing[block], blanks)
+        if not usable:
+            return None
+    return Numbers(numbers, tuple(blanks), missing)
 
 
-@dataclass(frozen=True, eq=False)
-class ColumnPlace:
-    """What errors about a column say of it: where its rows are, its name, and what the server may know."""
-
-    source: Source
-    name: str
-    label: Label
-
-    def error(self, row: int, wrong: str, why: str, **values: int) -> DataError:
-        """Return the error of a cell: what is wrong with it, and the key of its reason."""
-        said = f"{self.source.place(row, self.name)} {wrong}"
-        return DataError(said, why, position=self.source.position(row), column=self.label, **values)
+def _take_numbers(
+    chunk: Values, numbers: NDArray[np.float64], missing: NDArray[np.int8], blanks: dict[str, int]
+) -> bool:
+    """Write a block of numbers, and which of them are missing; return False where one is beyond all reason."""
+    numbers[:] = np.from_dlpack(chunk.cast("float64", safe=False).fill_null(np.nan))
+    missing[:] = np.isnan(numbers)
+    if missing.any():
+        blanks[""] = 1
+    return _all_usable(numbers[missing == 0])
 
 
-def build_column(place: ColumnPlace, cells: Cells, name: str, hints: ColumnHints) -> Column:
-    """Return a column of numbers where all its values are numbers, else one of texts.
+def _parse_texts(
+    chunk: Values, decimal: Decimal, numbers: NDArray[np.float64], missing: NDArray[np.int8], blanks: dict[str, int]
+) -> bool:
+    """Write the numbers of a block of texts, and which of the blanks each is, from 1; return whether all are such."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    Parameters
-    ----------
-    place
-        What errors say of it.
-    cells
-        What it holds.
-    name
-        Its name in small letters, by which it is found in the hints.
-    hints
-        What the settings of the run say about the columns.
-
-    Raises
-    ------
-    DataError
-        When most values are numbers and some are not, or have another decimal mark, or one is too large or too long.
-    """
-    decimal = hints.decimal
-    blanks, missing = find_blanks(cells)
-    if name not in hints.as_texts:
-        numbers = parse_numbers(cells, decimal)
-        check_numbers(place, cells, numbers, decimal)
-        if None not in numbers:
-            values = cells.expand(numbers, np.float64)
-            return Column(place.name, place.label, values, (), NO_CODES, blanks, missing)
-    check_length(place, cells)
-    if name in hints.targets and decimal == ",":
-        check_target(place, cells)
-    texts, codes = encode_texts(cells, decimal)
-    return Column(place.name, place.label, None, texts, codes, blanks, missing)
-
-
-def find_blanks(cells: Cells) -> tuple[tuple[str, ...], NDArray[np.int8]]:
-    """Return the spellings of a missing value, and which of them each row has, counted from 1; else 0."""
-    blanks = tuple(cell for cell in cells.different if is_missing(cell))
-    of_blanks = {cell: k for k, cell in enumerate(blanks, start=1)}
-    return blanks, cells.expand([of_blanks.get(cell, 0) for cell in cells.different], np.int8)
+    if not len(chunk):
+        return True
+    first = chunk[0].as_py().strip()
+    if parse_number(first, decimal) is None and not is_missing(first):
+        return False  # as in nearly every column of texts: without a look at the others
+    if decimal == ",":
+        if pc.any(pc.match_substring(chunk, ".")).as_py():
+            return False
+        chunk = pc.replace_substring(chunk, ",", ".")
+    try:
+        numbers[:] = np.from_dlpack(chunk.cast(pa.float64()))
+        if _all_usable(numbers):
+            return True
+    except pa.ArrowInvalid:
+        pass  # some of them may be blank
+    trimmed = pc.ascii_trim_whitespace(chunk)
+    blank = pc.index_in(trimmed, value_set=pa.array(BLANKS))
+    try:
+        numbers[:] = np.from_dlpack(pc.if_else(blank.is_valid(), "nan", trimmed).cast(pa.float64()))
+    except pa.ArrowInvalid:
+        return False
+    spellings = np.from_dlpack(blank.fill_null(-1))
+    different, rows = np.unique(spellings, return_index=True)
+    for spelling in different[np.argsort(rows)]:
+        if spelling >= 0:
+            blanks.setdefault(BLANKS[spelling], len(blanks) + 1)
+    missing[:] = np.array([*(blanks.get(blank, 0) for blank in BLANKS), 0], np.int8)[spellings]
+    return _all_usable(numbers[missing == 0])
 
 
-def parse_numbers(cells: Cells, decimal: Decimal = ".") -> list[float | None]:
-    """Return the number that each of the different cells is: NaN where a value is missing, None where it is none."""
-    return [math.nan if is_missing(cell) else parse_number(cell, decimal) for cell in cells.different]
-
-
-def encode_texts(cells: Cells, decimal: Decimal = ".") -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Return the different texts, and which of them each row has, -1 where a value is missing."""
-    texts: dict[str, int] = {}
-    short = (canonical(cell, decimal) for cell in cells.different)
-    codes = [-1 if is_missing(text) else texts.setdefault(text, len(texts)) for text in short]
-    return tuple(texts), cells.expand(codes, np.int32)
-
-
-def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | None], decimal: Decimal) -> None:
-    """Raise DataError when a column is of numbers for the most part, and something in it is none."""
-    wrong = [cell for cell, value in zip(cells.different, numbers, strict=True) if value is None]
-    if not wrong:
-        check_sizes(place, cells, numbers)
-        return
-    present = cells.count({cell for cell in cells.different if not is_missing(cell)})
-    others = [cell for cell in wrong if OTHER_MARK[decimal].fullmatch(cell)]
-    if others and 2 * cells.count(set(others)) >= present:
-        raise other_mark_error(place, cells, others[0], decimal)
-    if 2 * cells.count(set(wrong)) < present:
-        raise_faults(
-            [
-                place.error(
-                    cells.first(cell),
-                    f"holds {cell!r}, which is not a number, while most of the column is numbers: correct it, leave "
-                    "the cell empty if the value is missing, or read the whole column as categories by "
-                    f"csv.categories={place.name}",
-                    "no-number",
-                )
-                for cell in wrong[:MOST_FAULTS]
-            ]
-        )
-
-
-def check_target(place: ColumnPlace, cells: Cells) -> None:
-    """Raise DataError when a target of numbers has decimal points, and commas are the run's decimal marks."""
-    others = [cell for cell in cells.different if DECIMAL_POINT.fullmatch(cell)]
-    rest = {*cells.different}.difference(others)
-    if others and all(is_missing(cell) or parse_number(cell, ",") is not None for cell in rest):
-        raise other_mark_error(place, cells, others[0], ",")
-
-
-def other_mark_error(place: ColumnPlace, cells: Cells, cell: str, decimal: Decimal) -> DataError:
-    """Return the error of a column of numbers whose decimal mark is not the run's."""
-    if decimal == ".":
-        wrong = (
-            f"holds {cell!r}, a number with a comma: say csv.decimal=, if that is the decimal mark of all files; "
-            f"if others have points, say csv.commas={place.source.path.stem}, with all such files; otherwise write "
-            "decimal points; thousands have no separator"
-        )
-        return place.error(cells.first(cell), wrong, "decimal-comma")
-    wrong = (
-        f"holds {cell!r}, a number with a point, and csv.decimal or csv.commas says that the file has commas: write "
-        "decimal commas, and no thousands separators, or leave csv.decimal out, and name in csv.commas only the files "
-        f"that have commas; if it is no number, say csv.categories={place.name}"
-    )
-    return place.error(cells.first(cell), wrong, "decimal-point")
-
-
-def check_sizes(place: ColumnPlace, cells: Cells, numbers: Sequence[float | None]) -> None:
-    """Raise DataError when a number is too large to be squared and summed."""
-    for cell, value in zip(cells.different, numbers, strict=True):
-        if value is not None and abs(value) > MAX_NUMBER:
-            wrong = f"holds {cell}: correct it, or leave the cell empty; numbers are at most {MAX_NUMBER:g}"
-            raise place.error(cells.first(cell), wrong, "large-number")
-
-
-def check_length(place: ColumnPlace, cells: Cells) -> None:
-    """Raise DataError when a text is longer than that of a category or class."""
-    longest = max(cells.different, key=len, default="")
-    if len(longest) > MAX_TEXT:
-        raise place.error(
-            cells.first(longest),
-            f"holds a text of {len(longest)} characters, and a category has at most {MAX_TEXT}: leave the column out "
-            f"by csv.ignore={place.name}",
-            "long-text",
-            characters=len(longest),
-        )
+def _all_usable(numbers: NDArray[np.float64]) -> bool:
+    """Return whether all numbers are finite, and can be squared and summed."""
+    return not len(numbers) or bool(numbers.min() >= -MAX_NUMBER and numbers.max() <= MAX_NUMBER)

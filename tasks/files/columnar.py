@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .arrow import add_cells, may_be_number
-from .cells import MAX_NUMBER, Cells, CellsBuilder, CellsOfFile, Numbers
-from .numbers import Decimal, format_number
+from .cells import RawTable, Values
+from .numbers import Decimal
 from .reasons import DataError
 from .table import ColumnHints, Source
 from .text import check_names
@@ -24,7 +23,7 @@ INDEX = "__index_level_"
 """How the names of columns begin in which pandas keeps the index of a table."""
 
 
-def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> CellsOfFile:
+def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> RawTable:
     """Return the cells of a Parquet or Feather file.
 
     Numbers stay what they are; booleans, dates and categories become the texts that a CSV file would have.
@@ -43,7 +42,8 @@ def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None])
     DataError
         When it cannot be read, is too large, or one of its columns holds neither numbers nor texts.
     """
-    import_arrow(path)
+    import pyarrow as pa  # imported late: a server reads no tables
+
     with explained(path), opened(path) as (schema, rows, batches):
         names = [name for name in schema.names if not name.startswith(INDEX)]
         if rows * len(names) > MOST_CELLS:
@@ -57,30 +57,18 @@ def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None])
         wanted = [name for name in names if name.strip().lower() not in hints.ignored]
         for name in wanted:
             check_type(path, name, names.index(name) + 1, schema.field(name).type)
-        found = {name: TypedColumn(schema.field(name), rows, hints) for name in wanted}
+        blocks: dict[str, list[Values]] = {name: [] for name in names}
         read = 0
         for batch in batches(wanted):
             for name in wanted:
-                found[name].add(batch.column(batch.schema.get_field_index(name)))
+                values = batch.column(batch.schema.get_field_index(name))
+                blocks[name].append(to_numbers_or_texts(values, hints.decimal))
             read += len(batch)
             show(read / max(rows, 1))
+        columns = [pa.chunked_array(found or [pa.array([], pa.string())]) for found in blocks.values()]
     if read != rows and wanted:
         raise DataError(f"{path} has {read:,} rows, and says that it has {rows:,}: write it again", "unreadable")
-    nothing = CellsBuilder().build()
-    columns = [found[name].build() if name in found else nothing for name in names]
-    return CellsOfFile(source, [name.strip() for name in names], columns)
-
-
-def import_arrow(path: Path) -> None:
-    """Raise DataError where pyarrow, which is an extra, is not installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise DataError(
-            f"{path}: a {path.suffix.lower()} file is read by pyarrow, which is not installed here: pip install "
-            "'fairbloom[csv]'",
-            "no-extra",
-        ) from error
+    return RawTable(source, [name.strip() for name in names], columns)
 
 
 @contextmanager
@@ -141,56 +129,8 @@ def check_type(path: Path, name: str, place: int, kind: Any) -> None:
         )
 
 
-class TypedColumn:
-    """A column that has a type, to which batches are added: numbers as they are, and all else as texts.
-
-    Parameters
-    ----------
-    field
-        Its name and type.
-    rows
-        How many it has.
-    hints
-        What the settings of the run say about the columns.
-    """
-
-    def __init__(self, field: Any, rows: int, hints: ColumnHints) -> None:
-        from pyarrow import types
-
-        name = field.name.strip()
-        self._decimal: Decimal = hints.decimal
-        numeric = types.is_integer(field.type) or types.is_floating(field.type)
-        as_text = hints.keep_texts(name) or may_be_number(name)
-        self._numbers = np.full(rows, np.nan) if numeric and not as_text else None
-        self._filled = 0
-        self._cells = CellsBuilder()
-
-    def add(self, values: Any) -> None:
-        """Add the values of a batch."""
-        if self._numbers is None:
-            add_cells(self._cells, to_texts(values, self._decimal))
-            return
-        import pyarrow as pa
-
-        numbers = values.cast(pa.float64(), safe=False).fill_null(np.nan)
-        block = self._numbers[self._filled : self._filled + len(values)]
-        block[:] = np.from_dlpack(numbers)[: len(block)]
-        self._filled += len(values)
-
-    def build(self) -> Cells | Numbers:
-        """Return all values: as `Cells`, whose errors name the row, where a number is infinite or beyond all reason."""
-        numbers = self._numbers
-        if numbers is None:
-            return self._cells.build()
-        missing = np.isnan(numbers)
-        if not np.all(np.abs(numbers[~missing]) <= MAX_NUMBER):
-            self._cells.add([format_number(number, self._decimal) for number in numbers.tolist()])
-            return self._cells.build()
-        return Numbers(numbers, ("",) if missing.any() else (), missing.astype(np.int8))
-
-
-def to_texts(values: Any, decimal: Decimal) -> Any:
-    """Return an array as one of texts, "" for what is missing: the texts that a CSV file would have."""
+def to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
+    """Return an array of numbers as it is, and any other one as the texts that a CSV file would have."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -198,12 +138,8 @@ def to_texts(values: Any, decimal: Decimal) -> Any:
         values = values.cast(values.type.value_type)
     kind = values.type
     if types.is_integer(kind) or types.is_floating(kind):
-        coded = values.dictionary_encode()
-        numbers = coded.dictionary.cast(pa.float64(), safe=False).to_pylist()
-        exact = coded.dictionary.to_pylist() if types.is_integer(kind) else numbers
-        texts = [str(each) if isinstance(each, int) else format_number(each, decimal) for each in exact]
-        values = pa.array(texts, pa.string()).take(coded.indices)
-    elif types.is_boolean(kind):
+        return values
+    if types.is_boolean(kind):
         values = pa.array(["False", "True"]).take(values.cast(pa.int8()))
     elif types.is_timestamp(kind):
         values = pa.compute.replace_substring_regex(values.cast(pa.string()), r"\.0+(Z?)$", r"\1")

@@ -3,6 +3,7 @@
 import codecs
 import re
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 from fairbloom.errors import ReportableError
@@ -38,9 +39,6 @@ MARKS = {
 }
 """What texts in these encodings may begin with; the mark of UTF-32 begins like one of UTF-16."""
 
-UTF_8 = "utf-8-sig"
-"""UTF-8, with a mark or without."""
-
 
 @dataclass(frozen=True)
 class Dialect:
@@ -48,15 +46,12 @@ class Dialect:
 
     Attributes
     ----------
-    encoding
-        As Python calls it.
     delimiter
         What separates the values of a line.
     skipped
         How many lines stand above the one that names the columns: those up to one that states the separator.
     """
 
-    encoding: str
     delimiter: str
     skipped: int = 0
 
@@ -87,19 +82,18 @@ def encoding_named(encoding: str, setting: str = "csv.encoding") -> str:
             f"{setting} = {encoding!r}: Python knows no such encoding of texts: write cp1252 for a file of Windows "
             "in Western Europe, latin-1, utf-16, or another name of Python's"
         ) from error
-    return "utf-8" if name == UTF_8 else name
+    return "utf-8" if name == "utf-8-sig" else name
 
 
-def find_dialect(path: Path, encoding: str) -> Dialect:
+def find_dialect(path: Path, content: bytes) -> Dialect:
     """Return how a text holds a table; raise DataError when nothing separates the names, or one column is named only.
 
     Excel writes a first line that states the separator: sep=;
     """
-    with path.open(encoding=encoding, newline="\n") as file:
-        lines = enumerate(file, start=1)
-        number, first = next(((number, line) for number, line in lines if line.strip()), (0, ""))
+    lines = enumerate(map(bytes.decode, BytesIO(content)), start=1)
+    number, first = next(((number, line) for number, line in lines if line.strip()), (0, ""))
     if stated := re.fullmatch(r'"?sep=(.)"?[,;]*', first.rstrip("\r\n"), re.IGNORECASE):
-        return Dialect(encoding, stated[1], number)
+        return Dialect(stated[1], number)
     outside = re.sub(r'"[^"]*"', "", first)
     best = max(DELIMITERS, key=outside.count)
     if first and not outside.count(best):
@@ -108,4 +102,4 @@ def find_dialect(path: Path, encoding: str) -> Dialect:
             "tab or |",
             "one-column",
         )
-    return Dialect(encoding, best)
+    return Dialect(best)

@@ -1,23 +1,20 @@
-"""One file, read into columns: a text by pyarrow where that is installed and the file is plain, else by Python."""
+"""One file, read into columns, whatever its format."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from .arrow import read_by_arrow
-from .cells import CellsOfFile, build_table
+from .build import build_table
+from .cells import RawTable
 from .columnar import read_columnar
 from .formats import COLUMNAR, SPREADSHEETS
 from .progress import show_progress
 from .reasons import DataError
 from .sheets import read_sheet
 from .table import ColumnHints, Table
-from .text import read_by_python
+from .text import read_text
 
 KEPT = 128
 """So many tables are kept."""
-
-LARGE = 2**20
-"""So many bytes take Python as long as it takes to load pyarrow."""
 
 FileStamp = tuple[Path, int, int, ColumnHints]
 """What a table was read from: the file, the time of its last change and its size, and what was known of its columns."""
@@ -40,12 +37,12 @@ def read(path: Path, hints: ColumnHints) -> Table:
     stamp = (path, status.st_mtime_ns, status.st_size, hints)
     table = _tables.pop(stamp, None)
     if table is None:
-        table = build_table(read_cells(path, hints), hints)
+        table = build_table(read_raw(path, hints), hints)
     keep_tables({stamp: table})
     return table
 
 
-def read_cells(path: Path, hints: ColumnHints) -> CellsOfFile:
+def read_raw(path: Path, hints: ColumnHints) -> RawTable:
     """Return the cells of a file of any format, by its ending.
 
     Raises
@@ -63,8 +60,7 @@ def read_cells(path: Path, hints: ColumnHints) -> CellsOfFile:
             return read_columnar(path, hints, show)
         if ending in SPREADSHEETS:
             return read_sheet(path, hints, show)
-        found = read_by_arrow(path, hints, show) if size >= LARGE else None
-        return read_by_python(path, hints, show) if found is None else found
+        return read_text(path, hints, show)
 
 
 def kept_tables() -> Mapping[FileStamp, Table]:

@@ -19,11 +19,11 @@ from ..preprocessing import Preprocessing
 from ..row_digests import Digest, Digests, RowsBehind, digest_table
 from ..task import Setup, Splits
 from .agreement import MOST_CATEGORIES, MOST_NUMBERED_CLASSES, Moments, TargetSummary
-from .cells import MAX_NUMBER, Cells
+from .cells import MAX_NUMBER, to_cells
 from .columns import AgreedColumns, Input, describe_difference
 from .identities import look_like_dates, look_like_identifiers, nearly_all_differ
 from .numbers import MISSING_WORDS, Decimal, parse_number
-from .reading import read_cells
+from .reading import read_raw
 from .reasons import DataError, Heading, collect_faults, raise_faults
 from .shared_rows import digest_rows
 from .table import CATEGORIES, EMPTY, NUMBERS, Column, ColumnHints, Rows, Table
@@ -499,11 +499,9 @@ class ClientRows:
 
     def _identify(self, digest: Digest) -> Digests:
         """Return a digest of each of the client's rows as the file has it, columns that the run ignores included."""
-        hints = ColumnHints(sheets=self._settings.sheets, encoding=self._settings.encoding, all_texts=True)
-        found = read_cells(self._table.path, hints)
-        named = zip(found.header, found.cells, strict=True)
-        cells = {name: (of.different, of.places) for name, of in named if isinstance(of, Cells)}  # all of them are
-        return digest_table(cells, digest)[self.rows]
+        raw = read_raw(self._table.path, ColumnHints(sheets=self._settings.sheets, encoding=self._settings.encoding))
+        cells = {name: to_cells(values) for name, values in zip(raw.header, raw.columns, strict=True)}
+        return digest_table({name: (of.different, of.places) for name, of in cells.items()}, digest)[self.rows]
 
     def _class_indices(self, classes: tuple[str, ...]) -> NDArray[np.int64]:
         """Return which of the classes each row has; raise DataError where it has another one."""

@@ -14,12 +14,12 @@ import numpy as np
 
 from fairbloom.errors import did_you_mean
 
-from .cells import CellsBuilder, CellsOfFile
+from .cells import RawTable, Values
 from .numbers import Decimal, format_number
 from .reasons import DataError
 from .table import ColumnHints, Source, where
 from .targets import join_names
-from .text import BLOCK, check_names
+from .text import ROWS_AT_ONCE, check_names
 
 PROGRAM = Path(__file__).with_name("workbook.py")
 """What reads workbooks."""
@@ -28,7 +28,7 @@ LEAST_MEMORY, MEMORY_A_BYTE = 2**30, 200
 """A workbook may take so much memory in bytes, and so much more for each byte of the file, before it is refused."""
 
 
-def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> CellsOfFile:
+def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> RawTable:
     """Return the cells of a workbook's sheet: the one that csv.sheet names, or the only one that holds values.
 
     The first row that holds something names the columns; rows and columns without any value are passed over.
@@ -53,22 +53,24 @@ def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) ->
             "install 'fairbloom[excel]'",
             "no-extra",
         )
+    import pyarrow as pa  # imported late: a server reads no tables
+
     lines: list[int] = []
     with rows_of(path, hints.sheets) as (sheet, number_of_rows, cells):
         texts = ((number, [to_text(cell, hints.decimal) for cell in row]) for number, row in cells)
         filled = ((number, row) for number, row in texts if any(row))
         at, first = next(filled, (1, []))
         names = {place: name for place, name in enumerate(first) if name}
-        columns = {place: CellsBuilder() for place in names}
-        while block := list(islice(filled, BLOCK)):
+        columns: dict[int, list[Values]] = {place: [] for place in names}
+        while block := list(islice(filled, ROWS_AT_ONCE)):
             check_named(f"{where(path, sheet)}, row {at}", names, block)
             for place, column in columns.items():
-                column.add([row[place] for _, row in block])
+                column.append(pa.array([row[place] for _, row in block], pa.string()))
             lines += [number for number, _ in block]
             show(lines[-1] / number_of_rows)
     source = Source(path, np.array(lines, np.int64), unit="row", sheet=sheet, header=at)
     check_names(source, [*names.values()])
-    return CellsOfFile(source, [*names.values()], [column.build() for column in columns.values()])
+    return RawTable(source, [*names.values()], [pa.chunked_array(each, pa.string()) for each in columns.values()])
 
 
 def check_named(header: str, names: Collection[int], rows: Sequence[tuple[int, Sequence[str]]]) -> None:

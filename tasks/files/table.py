@@ -189,8 +189,6 @@ class ColumnHints:
         The decimal mark of numbers in texts.
     encoding
         The encoding of texts that are not in UTF-8; "utf-8" for none.
-    all_texts
-        Whether cells are kept as the texts that they are, numbers too.
     """
 
     as_texts: frozenset[str] = frozenset()
@@ -200,11 +198,6 @@ class ColumnHints:
     sheets: tuple[str, ...] = ()
     decimal: Decimal = "."
     encoding: str = "utf-8"
-    all_texts: bool = False
-
-    def keep_texts(self, name: str) -> bool:
-        """Return whether the cells of a column are kept as texts, whatever they look like."""
-        return self.all_texts or name.lower() in self.as_texts
 
     @property
     def names(self) -> frozenset[str]:

@@ -1,26 +1,22 @@
-"""Two readers of CSV files: whatever a file holds, pyarrow makes of it to the bit what Python makes, or leaves it."""
+"""CSV files: whatever one holds, pyarrow makes of it to the bit what Python makes, or leaves it to Python."""
 
 import csv
 import io
 import os
 import pickle
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairbloom.tasks.files import arrow, progress, reading
-from fairbloom.tasks.files.arrow import read_by_arrow
-from fairbloom.tasks.files.cells import CellsOfFile, build_table
+from fairbloom.tasks.files import progress, reading, text
+from fairbloom.tasks.files.build import build_table
 from fairbloom.tasks.files.formats import DELIMITERS
 from fairbloom.tasks.files.reasons import DataError
 from fairbloom.tasks.files.table import ColumnHints, Table
-from fairbloom.tasks.files.text import read_by_python
-
-Reader = Callable[[Path, ColumnHints, Callable[[float], None]], CellsOfFile | None]
+from fairbloom.tasks.files.text import read_text
 
 NUMBERS = ["1", "0", "-0", "007", "2.5", "-.5", "5.", "+1", "1e5", "1E-7", "1e-320", "9007199254740993", "4.0", "0.1"]
 WITH_COMMAS = ["1,5", "-0,25", "+,5", "7,", "1,5e3", "1,234", "1,2,3", "4,0", "3"]
@@ -100,34 +96,49 @@ def content_of(table: Table) -> list[object]:
     ]
 
 
-def outcome(reader: Reader, path: Path, known: ColumnHints) -> object:
-    """Return what a reader makes of a file, or says of it; None where it leaves it."""
+def outcome(path: Path, known: ColumnHints) -> object:
+    """Return what is made of a file, or said of it."""
     try:
-        found = reader(path, known, lambda share: None)
-        return None if found is None else content_of(build_table(found, known))
+        return content_of(build_table(read_text(path, known, lambda share: None), known))
     except DataError as error:
-        return str(error), error.reportable
+        return str(error), error.reportable, list(map(str, error.others))
 
 
-@pytest.fixture(params=[(2**20, 2**20), (64, 200)], ids=["at once", "in blocks"])
+def outcome_by_python(path: Path, known: ColumnHints) -> object:
+    """Return the same where Python reads whatever the file holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "is_plain", lambda content, delimiter: False)
+        return outcome(path, known)
+
+
+@pytest.fixture
+def taken_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that Python reads, one entry for each."""
+    found: list[str] = []
+    by_python = text.read_by_python
+
+    def read_by_python(*arguments: Any) -> Any:
+        found.append("read")
+        return by_python(*arguments)
+
+    monkeypatch.setattr(text, "read_by_python", read_by_python)
+    return found
+
+
+@pytest.fixture(params=[2**20, 64], ids=["at once", "in blocks"])
 def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let files be checked, and parsed, at once or in many blocks."""
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    for name, size in zip(("CHECKED", "PARSED"), request.param, strict=True):
-        monkeypatch.setattr(arrow, name, size)
+    """Let files be parsed at once or in many blocks."""
+    monkeypatch.setattr(text, "BLOCK_BYTES", request.param)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_blocks")
 @given(content=files(), known=hints)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_pyarrow_reads_to_the_bit_what_python_reads_and_says_the_same(
-    tmp_path: Path, content: bytes, known: ColumnHints
-) -> None:
+def test_pyarrow_reads_to_the_bit_what_python_reads(tmp_path: Path, content: bytes, known: ColumnHints) -> None:
     path = tmp_path / "site.csv"
     path.write_bytes(content)
-    fast = outcome(read_by_arrow, path, known)
-    assert fast is None or fast == outcome(read_by_python, path, known)
+    assert outcome(path, known) == outcome_by_python(path, known)
 
 
 def lines(*cells: str, rows: int = 60) -> str:
@@ -148,7 +159,6 @@ PLAIN = {
     "lines as on Windows": "id,x\r\n" + lines("1", "2").replace("\n", "\r\n"),
     "a mark of UTF-8": "\ufeffid,x\n" + lines("1", "2"),
     "no line end after the last row": "id,x\n" + lines("1", "2").rstrip("\n"),
-    "no rows": "id,x\n",
     "semicolons": "id;x\n" + lines("1", "2").replace(",", ";"),
     "a name that is a number": "1,x\n" + lines("a", "b"),
     "a name among its texts": "id,north\n" + lines("a", "North"),
@@ -157,12 +167,13 @@ PLAIN = {
 
 @pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("case", PLAIN)
-def test_plain_files_are_read_by_pyarrow(tmp_path: Path, case: str) -> None:
+def test_plain_files_are_read_by_pyarrow(tmp_path: Path, case: str, taken_over: list[str]) -> None:
     path = tmp_path / "site.csv"
     path.write_text(PLAIN[case], encoding="utf-8", newline="")
-    fast = outcome(read_by_arrow, path, ColumnHints())
-    assert fast is not None
-    assert fast == outcome(read_by_python, path, ColumnHints())
+    fast = outcome(path, ColumnHints())
+    assert not taken_over
+    assert fast == outcome_by_python(path, ColumnHints())
+    assert taken_over
 
 
 SURPRISES = {
@@ -183,10 +194,12 @@ SURPRISES = {
 
 @pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("case", SURPRISES)
-def test_python_takes_over_at_the_first_surprise(tmp_path: Path, case: str) -> None:
+def test_python_takes_over_at_the_first_surprise(tmp_path: Path, case: str, taken_over: list[str]) -> None:
     path = tmp_path / "site.csv"
     path.write_text(SURPRISES[case], encoding="utf-8", newline="")
-    assert read_by_arrow(path, ColumnHints(), lambda share: None) is None
+    found = outcome(path, ColumnHints())
+    assert taken_over or isinstance(found, tuple)
+    assert found == outcome_by_python(path, ColumnHints())
 
 
 # What is kept, and shown ----------------------------------------------------------------------------------------------
@@ -238,24 +251,13 @@ def test_progress_is_shown_on_a_terminal_of_large_files_alone(
     assert ("reading site.csv" in shown.getvalue()) == (shown.isatty() and not size)
 
 
-@pytest.mark.parametrize("reader", [read_by_arrow, read_by_python])
-def test_reading_can_be_interrupted(tmp_path: Path, reader: Reader) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+@pytest.mark.parametrize("end", ["", "\n"], ids=["pyarrow", "Python"])
+def test_reading_can_be_interrupted(tmp_path: Path, end: str) -> None:
     path = tmp_path / "site.csv"
-    path.write_text("id,x\n" + lines("1", "2"))
+    path.write_text("id,x\n" + lines("1", "2") + end)
 
     def interrupt(share: float) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reader(path, ColumnHints(), interrupt)
-
-
-def test_without_pyarrow_python_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "site.csv"
-    path.write_text("id,x\n" + lines("1", "2"))
-    monkeypatch.setattr(reading, "LARGE", 0)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
-    assert read_by_arrow(path, ColumnHints(), lambda share: None) is None
-    assert len(reading.read(path, ColumnHints())) == 60
+        read_text(path, ColumnHints(), interrupt)
