@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from fairbloom.experiments.views.report.charts import COLOURS
+
 INK, PAPER = "#1f2328", "#ffffff"
 """What lines and letters are drawn with, and what is behind them."""
 
 DARK = {
+    **dict(COLOURS.values()),
     INK: "#e6e6e6",
     PAPER: "#131416",
     "#000000": "#e6e6e6",
@@ -55,9 +58,9 @@ def svg_of(figure: Figure) -> bytes:
 
 
 def follow_dark_mode(svg: bytes) -> bytes:
-    """Return an SVG that matplotlib has written within `themed`, smaller, with colours for dark pages too."""
+    """Return an SVG of Fairbloom, or of matplotlib within `themed`, smaller, with colours for dark pages too."""
     text = re.sub(r' d="[^"]*"', _shorten, svg.decode())
-    return text.replace("<defs>", f"<style>{dark_rules()}</style>\n <defs>", 1).encode()
+    return re.sub("(<svg[^>]*>)", rf"\1<style>{dark_rules()}</style>\n", text, count=1).encode()
 
 
 def _shorten(path: re.Match[str]) -> str:
@@ -68,7 +71,7 @@ def _shorten(path: re.Match[str]) -> str:
 def dark_rules() -> str:
     """Return the rules that exchange colours where the page is dark."""
     rules = (
-        f'[style*="{kind}: {light}"]{{{kind}:{dark}!important}}'
+        f'[style*="{kind}: {light}"],[{kind}="{light}"]{{{kind}:{dark}!important}}'
         for light, dark in DARK.items()
         for kind in ("fill", "stroke")
     )

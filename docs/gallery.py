@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fairbloom.cli import app
 
-from .figures import follow_dark_mode, themed
+from .figures import follow_dark_mode
 
 HERE = Path(__file__).parent
 PAGE, IMAGES = HERE / "gallery.md", HERE / "images"
@@ -76,7 +76,7 @@ PICTURES = (
         ),
         "runs/personal/clients.svg",
         "Test accuracy of each of 12 clients under FedAvg, and with personal models of Ditto and Local",
-        "Lines of personal models are dashed, with hollow points. Each client has two of ten classes, so a model that "
+        "Lines of personal models are dashed. Each client has two of ten classes, so a model that "
         "knows these two is enough, and a global one has to know all.",
     ),
     Picture(
@@ -175,9 +175,8 @@ def wrapped(command: str, width: int = 88) -> str:
 
 def draw(picture: Picture) -> bytes:
     """Run the commands of a figure in the current folder, and return the SVG that they leave."""
-    with themed():
-        for command in picture.commands:
-            app(shlex.split(command)[1:], standalone_mode=False)
+    for command in picture.commands:
+        app(shlex.split(command)[1:], standalone_mode=False)
     return follow_dark_mode(Path(picture.drawn).read_bytes())
 
 

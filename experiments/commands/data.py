@@ -14,7 +14,7 @@ from fairbloom.tasks import describe_data, find_task, load_task
 from ..options import merge_settings
 from ..views.tables import show_data
 from .options import ClientsOption, DataOption, JsonOption, PartitionOption, SetOption, setting_option, settings_of
-from .show import draw_split
+from .show import draw
 
 
 def data(
@@ -60,7 +60,7 @@ def data(
     if figure is not None:
         from fairbloom.tasks.split import Split  # imported late: PyTorch takes seconds
 
-        draw_split(Split.of(load_task(chosen)), figure, as_json)
+        draw(Split.of(load_task(chosen)), figure, as_json)
     if any({"problem", "warning"} & row.keys() for row in described["clients"]):
         raise typer.Exit(1)
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -18,11 +18,6 @@ from ..studies.swept import load_sweep
 from ..views.listing import find_runs, table_rows
 from ..views.tables import console, show_details, show_ranks, show_runs
 from .options import FigureOption, JsonOption, SpreadOption, show_result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fairbloom.tasks.split import Split
 
 
 def show(
@@ -70,9 +65,9 @@ def show(
     else:
         show_details(chosen)
     if figure is not None:
-        draw(chosen.figure(), figure, as_json)
+        draw(chosen, figure, as_json)
     if split is not None:
-        draw_split(chosen.split(), split, as_json)
+        draw(chosen.split(), split, as_json)
 
 
 def show_ranked(folders: Sequence[Path], figure: Path | None, as_json: bool) -> None:
@@ -83,9 +78,7 @@ def show_ranked(folders: Sequence[Path], figure: Path | None, as_json: bool) -> 
     else:
         show_ranks(found)
     if figure is not None:
-        from ..views.figures import draw_ranks  # imported late: it takes a second
-
-        draw(draw_ranks(found), figure, as_json)
+        draw(found, figure, as_json)
 
 
 def show_compared(folder: Path, figure: Path | None, spread: str, as_json: bool) -> None:
@@ -107,7 +100,7 @@ def show_compared(folder: Path, figure: Path | None, spread: str, as_json: bool)
     else:
         comparison.show(spread)
     if figure is not None:
-        draw(comparison.figure(), figure, as_json)
+        draw(comparison, figure, as_json)
 
 
 def show_swept(folder: Path, figure: Path | None, as_json: bool) -> None:
@@ -115,20 +108,13 @@ def show_swept(folder: Path, figure: Path | None, as_json: bool) -> None:
     swept = load_sweep(folder)
     show_result(swept, as_json)
     if figure is not None:
-        draw(swept.figure(), figure, as_json)
+        draw(swept, figure, as_json)
 
 
-def draw_split(split: "Split", path: Path, as_json: bool) -> None:
-    """Write the picture of a split."""
-    from ..views import figures  # imported late: it takes a second
-
-    draw(figures.draw_split(split), path, as_json)
-
-
-def draw(figure: "Figure", path: Path, as_json: bool) -> None:
-    """Write a figure, and say where it lies, but for what is to be JSON alone."""
+def draw(result: object, path: Path, as_json: bool) -> None:
+    """Write the figure of a result, or of a split, and say where it lies, but for what is to be JSON alone."""
     from ..views.figures import write_figure  # imported late: it takes a second
 
-    files = write_figure(figure, path.with_suffix("") if path.suffix in (".png", ".svg") else path)
+    files = write_figure(result, path.with_suffix("") if path.suffix in (".png", ".svg") else path)
     if not as_json:
         console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)

@@ -28,14 +28,14 @@ from .differences import FEWEST_SEEDS, Difference, differences_of
 from .groups import GroupReport
 from .measured import BARE
 from .other_scores import Contradiction, find_contradictions, sentences_on
-from .presentation import draw, render_html, show
+from .presentation import chart, render_html, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
 from .shared_data import SharedData
 from .verdict import OTHERS, Verdict, verdict_of
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
+    from altair.typing import ChartType
 
 Values = Mapping[str, float]
 """A score by client."""
@@ -690,9 +690,9 @@ class Comparison:
             **({"groups": self.group_rows(), "gaps": self.gap_rows()} if self.by_group else {}),
         }
 
-    def figure(self) -> "Figure":
-        """Return a figure of the clients under each method, from the worst served to the best."""
-        return draw(self)
+    def chart(self) -> "ChartType":
+        """Return a chart of the clients under each method, from the worst served to the best."""
+        return chart(self)
 
     def show(self, spread: str = "interval") -> None:
         """Print the tables as the command line does.

@@ -4,14 +4,14 @@ from functools import singledispatch
 from typing import TYPE_CHECKING, Never
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from altair.typing import ChartType
 
     from fairbloom.prediction.export.described import DescribedModel
 
 
 @singledispatch
-def draw(result: object) -> "Figure":
-    """Return the figure of a result."""
+def chart(result: object) -> "ChartType":
+    """Return the chart of a result."""
     _raise_missing(result)
 
 

@@ -10,11 +10,11 @@ from fairbloom.server.settings import may_differ
 
 from ..recipes.recipe import Recipe
 from .outcome import Outcome
-from .presentation import draw, show
+from .presentation import chart, show
 from .run import Run
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from altair.typing import ChartType
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Reproduction:
             for number, (mean, deviation) in outcome.curve(measure).items()
         ]
 
-    def figure(self) -> "Figure":
-        """Return the figure: what was printed and measured side by side, or the figure that was published."""
-        return draw(self)
+    def chart(self) -> "ChartType":
+        """Return the chart: what was printed and measured side by side, or the figure that was published."""
+        return chart(self)
 
     def show(self) -> None:
         """Print the table as the command line does."""

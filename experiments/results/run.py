@@ -49,11 +49,11 @@ from fairbloom.tasks import TASKS, TaskInfo
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
 from .groups import GroupReport, read_groups
-from .presentation import draw, render_html, show, write_card
+from .presentation import chart, render_html, show, write_card
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
+    from altair.typing import ChartType
     from torch.nn import Module
 
     from fairbloom.prediction.predictor import Predictor
@@ -476,9 +476,9 @@ class Run:
             )
         return split
 
-    def figure(self) -> "Figure":
-        """Return a figure of the score over the rounds."""
-        return draw(self)
+    def chart(self) -> "ChartType":
+        """Return a chart of the score over the rounds."""
+        return chart(self)
 
     def show(self) -> None:
         """Print the run as the command line does."""

@@ -17,11 +17,11 @@ from fairbloom.system.files import write_whole
 from ..recipes.labels import format_value, label_of, short_key
 from .comparison import Comparison, Plan
 from .differences import Difference, differences_of
-from .presentation import draw, render_html, show
+from .presentation import chart, render_html, show
 from .run import SWEEP
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from altair.typing import ChartType
 
 
 @dataclass(frozen=True)
@@ -367,9 +367,9 @@ class Sweep:
     def _role(self, point: SweepPoint) -> str:
         return "chosen" if point is self.best else "baseline" if point is self.baseline else ""
 
-    def figure(self) -> "Figure":
-        """Return a figure of the points: mean and standard error of the criterion on validation examples."""
-        return draw(self)
+    def chart(self) -> "ChartType":
+        """Return a chart of the points: mean and range over the seeds of the criterion on validation examples."""
+        return chart(self)
 
     def show(self) -> None:
         """Print the tables as the command line does."""

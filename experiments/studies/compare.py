@@ -164,12 +164,12 @@ def _is_over(study: Study, row: StudyRow, diverged: Container[RunKey]) -> bool:
 
 def _write(comparison: Comparison) -> None:
     """Write comparison.csv, differences.csv, clients.csv, the figure and the report into the comparison's folder."""
-    from ..views.figures import draw_sorted_clients, write_figure  # imported late: matplotlib takes a second
+    from ..views.figures import write_figure  # imported late: it takes a second
     from ..views.report import write_report
 
     tables = {"comparison.csv": comparison.rows(), "differences.csv": comparison.difference_rows()}
     tables |= {CLIENTS.name: comparison.client_rows()}
     tables |= {GROUPS.name: comparison.group_rows(), "gaps.csv": comparison.gap_rows()}
     write_tables(comparison.folder, tables)
-    write_figure(draw_sorted_clients(comparison), comparison.folder / "clients")
+    write_figure(comparison, comparison.folder / "clients")
     write_report(comparison, comparison.folder / REPORT)

@@ -231,7 +231,7 @@ def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction
 
 def _write(reproduction: Reproduction, name: str) -> None:
     """Write what was reproduced, results.csv, the figure, curves.csv where that is over the rounds, and the report."""
-    from ..views.figures import draw_reproduction, write_figure  # imported late: matplotlib takes a second
+    from ..views.figures import write_figure  # imported late: it takes a second
     from ..views.report import write_report
 
     recipe = str(Path(name).absolute()) if name.endswith(".toml") else name
@@ -244,5 +244,5 @@ def _write(reproduction: Reproduction, name: str) -> None:
     if figure and figure.x == ROUND:
         tables["curves.csv"] = reproduction.curves()
     write_tables(reproduction.folder, tables)
-    write_figure(draw_reproduction(reproduction), reproduction.folder / "figure")
+    write_figure(reproduction, reproduction.folder / "figure")
     write_report(reproduction, reproduction.folder / REPORT)

@@ -151,13 +151,12 @@ def _validation_share(runs: Sequence[Run]) -> float:
 
 def _write(swept: Sweep) -> None:
     """Write sweep.csv, its figure and the report, and of the test examples comparison.csv and clients.csv."""
-    from ..views.figures import write_figure  # imported late: matplotlib takes a second
+    from ..views.figures import write_figure  # imported late: it takes a second
     from ..views.report import write_report
-    from ..views.sweep_figure import draw_points
 
     tables = {"sweep.csv": swept.rows()}
     if swept.test is not None:
         tables |= {"comparison.csv": swept.test.rows(), CLIENTS.name: swept.test.client_rows()}
     write_tables(swept.folder, tables)
-    write_figure(draw_points(swept), swept.folder / "sweep")
+    write_figure(swept, swept.folder / "sweep")
     write_report(swept, swept.folder / REPORT)

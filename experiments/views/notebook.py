@@ -3,7 +3,6 @@
 import base64
 from html import escape
 
-from matplotlib.figure import Figure
 from rich.text import Text
 
 from ..results.caveats import caveats_of_run
@@ -12,7 +11,7 @@ from ..results.recommendation import Recommendation
 from ..results.run import Run
 from ..results.scored import scores_of, sentences_of
 from ..results.sweep import Sweep
-from .figures import encode_png
+from .figures import draw_png, spec_of
 from .recommendation import tried_grid
 from .sweep_table import points_grid
 from .tables import Grid, client_grid, gap_grids, group_grid, method_grid, run_grid
@@ -26,7 +25,7 @@ def html_of_run(run: Run) -> str:
         lines = [f"<p>{escape(line)}</p>" for line in (*over, *caveats_of_run(run))]
         report = run.by_group()
         groups = [] if report is None else [_table(group_grid(report, each)) for each in report.grouped.groupings]
-        parts += [_table(run_grid(run)), *groups, *lines, _image(run.figure())]
+        parts += [_table(run_grid(run)), *groups, *lines, _image(run)]
     return "\n".join(parts)
 
 
@@ -37,14 +36,14 @@ def html_of_comparison(comparison: Comparison) -> str:
     grids = [method_grid(comparison), client_grid(comparison), *gap_grids(comparison)]
     tables = [_table(grid) for grid in grids]
     lines = [f"<p>{escape(line)}</p>" for line in comparison.caveats]
-    return "\n".join([said, *tables, *lines, _image(comparison.figure())])
+    return "\n".join([said, *tables, *lines, _image(comparison)])
 
 
 def html_of_sweep(swept: Sweep) -> str:
     """Return a sweep with its figure."""
     lines = [f"<p>{escape(line)}</p>" for line in swept.sentences()]
     tested = [] if swept.test is None else [_table(method_grid(swept.test))]
-    return "\n".join([_table(points_grid(swept)), *lines, *tested, _image(swept.figure())])
+    return "\n".join([_table(points_grid(swept)), *lines, *tested, _image(swept)])
 
 
 def html_of_recommendation(found: Recommendation) -> str:
@@ -71,5 +70,6 @@ def _html(markup: str) -> str:
     return f'<span style="color:{colour};font-weight:bold">{plain}</span>' if colour else plain
 
 
-def _image(figure: Figure) -> str:
-    return f'<img alt="figure" src="data:image/png;base64,{base64.b64encode(encode_png(figure)).decode()}">'
+def _image(result: object) -> str:
+    picture = base64.b64encode(draw_png(spec_of(result))).decode()
+    return f'<img alt="figure" style="max-width:100%" src="data:image/png;base64,{picture}">'

@@ -1,13 +1,13 @@
-"""Registers the views of results: importing this module makes their methods `figure`, `show` and `_repr_html_` work.
+"""Registers the views of results: importing this module makes their methods `chart`, `show` and `_repr_html_` work.
 
-Figures and HTML are imported when they are first asked for, because matplotlib takes a second.
+Figures and HTML are imported when they are first asked for, because the libraries that draw take a second.
 """
 
 from typing import TYPE_CHECKING
 
 from ..results.comparison import Comparison
 from ..results.evaluation import Evaluation
-from ..results.presentation import draw, render_html, show, write_card
+from ..results.presentation import chart, render_html, show, write_card
 from ..results.recommendation import Recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import Run
@@ -18,7 +18,7 @@ from .sweep_table import show_sweep
 from .tables import show_comparison, show_reproduction, show_run
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from altair.typing import ChartType
 
     from fairbloom.prediction.export.described import DescribedModel
 
@@ -30,11 +30,10 @@ show.register(Recommendation, show_recommendation)
 show.register(Evaluation, show_evaluation)
 
 
-@draw.register(Run)
-def _draw_run(run: Run) -> "Figure":
-    from .figures import draw_rounds
+def _chart(result: object) -> "ChartType":
+    from .figures import build_chart
 
-    return draw_rounds(run)
+    return build_chart(result)
 
 
 @write_card.register(Run)
@@ -44,25 +43,8 @@ def _write_card(run: Run, described: "DescribedModel") -> str:
     return ModelCard(run, described).write()
 
 
-@draw.register(Comparison)
-def _draw_comparison(comparison: Comparison) -> "Figure":
-    from .figures import draw_sorted_clients
-
-    return draw_sorted_clients(comparison)
-
-
-@draw.register(Reproduction)
-def _draw_reproduction(reproduction: Reproduction) -> "Figure":
-    from .figures import draw_reproduction
-
-    return draw_reproduction(reproduction)
-
-
-@draw.register(Sweep)
-def _draw_sweep(swept: Sweep) -> "Figure":
-    from .sweep_figure import draw_points
-
-    return draw_points(swept)
+for kind in (Run, Comparison, Reproduction, Sweep):
+    chart.register(kind, _chart)
 
 
 @render_html.register(Run)

@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, get_type_hints
 
-import matplotlib.figure
-import numpy as np
+import altair
 import pandas
 import pytest
 
@@ -57,7 +56,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> api.Comparison:
 
 
 def test_importing_fairbloom_imports_nothing_heavy() -> None:
-    heavy = "('torch', 'flwr', 'numpy', 'matplotlib', 'pydantic', 'rich', 'pandas')"
+    heavy = "('torch', 'flwr', 'numpy', 'altair', 'pydantic', 'rich', 'pandas')"
     code = f"import sys, fairbloom; fairbloom.Score; print([name for name in {heavy} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
@@ -186,12 +185,22 @@ def test_a_run_is_quiet_and_leaves_the_log_as_it_was(capfd: pytest.CaptureFixtur
 
 
 def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
-    (axes,) = ran.figure().axes
-    assert axes.get_ylabel() == "test accuracy in % (higher is better)"
-    assert [text.get_text() for text in axes.texts] == ["worst client", "mean", "best client"]
-    for line, measure in zip(axes.get_lines(), ("best_10", "mean", "worst_10"), strict=True):
+    spec = ran.chart().to_dict()
+    assert "test accuracy, %, higher is better" in axis_titles(spec)
+    for line, measure in (("best client", "best_10"), ("mean", "mean"), ("worst client", "worst_10")):
         expected = [float(row[f"test_accuracy_of_global_model_{measure}"]) for row in table(ran.folder / "rounds.csv")]
-        assert np.asarray(line.get_ydata()).tolist() == expected
+        assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
+
+
+def axis_titles(spec: dict[str, Any]) -> set[str]:
+    """Return what the axes of a chart say."""
+    return {layer["encoding"][axis]["title"] for layer in spec["layer"] for axis in ("x", "y")}
+
+
+def drawn_values(spec: dict[str, Any], line: str) -> list[float]:
+    """Return the values of a line of a chart."""
+    rows = spec["data"].get("values") or spec["datasets"][spec["data"]["name"]]
+    return [row["value"] for row in rows if row["method"] == line]
 
 
 class Halved(FedAvg):
@@ -285,12 +294,11 @@ def test_local_is_shown_by_its_personal_models_and_never_by_the_global_one_that_
     printed = capsys.readouterr().out
     assert re.search(r"^accuracy, % \(personal models\)", printed, re.M)
     assert not re.search(r"^accuracy, % +[\d.]", printed, re.M)
-    (axes,) = local.figure().axes
-    drawn = np.asarray(axes.get_lines()[1].get_ydata()).tolist()
-    assert drawn == [
-        float(row["test_accuracy_of_personal_model_mean"]) for row in table(tmp_path / "local" / "rounds.csv")
-    ]
-    assert "(personal models)" in axes.get_xlabel()
+    spec = local.chart().to_dict()
+    rows = table(tmp_path / "local" / "rounds.csv")
+    expected = [float(row["test_accuracy_of_personal_model_mean"]) for row in rows]
+    assert drawn_values(spec, "mean") == pytest.approx(expected, rel=1e-4)
+    assert any("(personal models)" in title for title in axis_titles(spec))
     compared = api.compare(methods="fedavg,local", seeds=1, jobs=1, out=tmp_path / "cmp", **small)
     assert compared.methods == ("FedAvg", "Local")
     assert compared.personal == ("Local",)
@@ -311,13 +319,15 @@ def test_a_notebook_shows_tables_and_figures(ran: api.Run, compared: api.Compari
     assert "[green]" not in compared._repr_html_()
 
 
-def test_a_notebook_shows_a_figure_without_being_asked_for_inline_pictures(
-    ran: api.Run, compared: api.Comparison
-) -> None:
-    """Jupyter asks an object for its picture by this name, in a process that knows no backend of matplotlib."""
-    for figure in (ran.figure(), compared.figure()):
-        assert isinstance(figure, matplotlib.figure.Figure)
-        assert figure._repr_png_().startswith(b"\x89PNG")
+def test_a_chart_is_shown_changed_and_saved(ran: api.Run, compared: api.Comparison, tmp_path: Path) -> None:
+    for result in (ran, compared):
+        chart = result.chart().properties(title="Changed", height=100)
+        assert isinstance(chart, altair.LayerChart)
+        assert any(kind.startswith(("application/vnd.vegalite", "text/html")) for kind in chart._repr_mimebundle_())
+        for ending, begin in (("png", b"\x89PNG"), ("svg", b"<svg"), ("pdf", b"%PDF")):
+            chart.save(tmp_path / f"changed.{ending}")
+            assert (tmp_path / f"changed.{ending}").read_bytes().startswith(begin)
+        assert "Changed" in (tmp_path / "changed.svg").read_text()
 
 
 def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:

@@ -83,14 +83,16 @@ def write_report(result: object, path: Path, *, svg: bool = False) -> list[Path]
 
 def write_page(page: "Page", path: Path, *, svg: bool = False) -> list[Path]:
     """Write a page, and return the files; see `write_report`."""
-    from .charts import draw_svg
+    from ..figures import draw_svg
+    from .charts import for_paper
     from .page import render
 
-    files = {path: render(page)}
+    files = {path: render(page).encode()}
     if svg:
-        files |= {path.parent / FIGURES / f"{chart.name}.svg": draw_svg(chart.spec) for chart in page.charts}
+        for chart in page.charts:
+            files[path.parent / FIGURES / f"{chart.name}.svg"] = draw_svg(for_paper((chart.title, chart.spec)))
     with explain_write_errors("the report", path.parent):
-        for file, text in files.items():
+        for file, content in files.items():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, text.encode())
+            write_whole(file, content)
     return list(files)

@@ -415,14 +415,19 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec, acro
     dashes |= {
         "scale": {"domain": [s.label for s in series], "range": [[5, 3] if s.dashed else [1, 0] for s in series]}
     }
-    line = {"x": x, "y": y, "strokeDash": dashes, **_method(series), "opacity": _emphasis()}
+    # Where lines coincide, the wider one below shows at both sides of the one above.
+    widths: Spec = {"field": "method", "type": "nominal", "legend": None}
+    widths |= {
+        "scale": {"domain": [s.label for s in series], "range": [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]}
+    }
+    line = {"x": x, "y": y, "strokeDash": dashes, "strokeWidth": widths, **_method(series), "opacity": _emphasis()}
     tooltip = _tooltip(
         ("method", "method"), (x["field"], across), ("value", y["title"]), ("low", "from"), ("high", "to")
     )
-    dots = {"x": x, "y": y, **_method(series), "tooltip": tooltip}
+    dots = {"x": x, "y": y, "shape": _shape(series), **_method(series), "tooltip": tooltip}
     layers = [
         _layer("area", band, line=False),
-        _layer("line", line, strokeWidth=2, interpolate="linear"),
+        _layer("line", line, interpolate="linear"),
         _layer("point", dots, size=80, opacity=0.0),
     ]
     if all(row["low"] == row["high"] for row in rows):
@@ -540,25 +545,52 @@ CONFIG: Spec = {
 """How all charts look."""
 
 
-def for_paper(spec: Spec) -> Spec:
-    """Return a specification that stands alone, for a figure of a paper: light colours, a legend, a width."""
-    text = json.dumps({**spec, "config": CONFIG, "width": 520})
+POINTS = 240
+"""The lines of a figure have their points marked up to this number of points."""
+
+
+def for_paper(*panels: tuple[str, Spec]) -> Spec:
+    """Return a specification that stands alone, for a figure of a paper: light colours, a legend, a width.
+
+    Parameters
+    ----------
+    panels
+        The title and the specification of each chart; more than one stand in rows of three, with their titles.
+    """
+    config = {**CONFIG, "font": "sans-serif", "background": "white", "concat": {"columns": 3, "spacing": 24}}
+    config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}
+    parts, looks = [], _looks(spec for _, spec in panels)
+    for title, spec in panels:
+        part = {key: value for key, value in spec.items() if key not in ("autosize", "params")}
+        part |= {"width": 520} if len(panels) == 1 else {"width": 190, "title": title}
+        few = len(spec["data"]["values"]) <= POINTS
+        part["layer"] = [_for_paper(layer, few, looks) for layer in spec["layer"]]
+        parts.append(part)
+    whole = parts[0] if len(parts) == 1 else {"concat": parts}
+    text = json.dumps({"params": [PICKED], **whole, "config": config})
     for name, (light, _) in COLOURS.items():
         text = text.replace(colour(name), light)
     paper: Spec = json.loads(text)
-    paper["config"] |= {"font": "sans-serif", "background": "white"}
-    paper["config"]["legend"] |= {"symbolLimit": 0, "labelLimit": 300}
-    for layer in paper.get("layer", []):
-        encoding = layer["encoding"]
-        for channel in ("color", "shape", "strokeDash"):
-            if channel in encoding and encoding[channel].get("legend", ...) is None:
-                encoding[channel]["legend"] = {"orient": "bottom", "title": None, "columns": 3}
     return paper
 
 
-def draw_svg(spec: Spec) -> str:
-    """Return the chart as an SVG file for a paper."""
-    import vl_convert  # imported late: it starts a JavaScript engine
+def _for_paper(layer: Spec, few: bool, looks: Mapping[str, Mapping[str, Any]]) -> Spec:
+    """Return a layer with its legend; a page shows the points of lines under the pointer alone, a figure if few."""
+    mark, encoding = layer["mark"], dict(layer["encoding"])
+    if few and mark.get("opacity") == 0.0:
+        mark = {**mark, "opacity": 1.0, "size": 32}
+    for channel, look in looks.items():
+        if channel in encoding:
+            scale = {"domain": list(look), "range": list(look.values())}
+            encoding[channel] |= {"scale": scale, "legend": {"orient": "bottom", "title": None, "columns": 3}}
+    return {**layer, "mark": mark, "encoding": encoding}
 
-    svg: str = vl_convert.vegalite_to_svg(for_paper(spec))
-    return svg
+
+def _looks(specs: Iterable[Spec]) -> dict[str, dict[str, Any]]:
+    """Return by channel how each label looks, over all charts: beside each other they share their legends."""
+    found: dict[str, dict[str, Any]] = {}
+    for layer in (layer for spec in specs for layer in spec["layer"]):
+        for channel, each in layer["encoding"].items():
+            if isinstance(each, dict) and each.get("legend", ...) is None:
+                found.setdefault(channel, {}).update(zip(each["scale"]["domain"], each["scale"]["range"], strict=True))
+    return found

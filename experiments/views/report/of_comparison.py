@@ -22,6 +22,7 @@ from .sections import (
     TOGETHER,
     Scene,
     absences_section,
+    axis_title,
     caveats_section,
     cost_section,
     map_section,
@@ -122,8 +123,7 @@ def _left_out(comparison: Comparison) -> list[str]:
 
 def _clients_section(comparison: Comparison, scene: Scene) -> Section:
     named = scene.clients <= NAMED_POINTS and not scene.first_only
-    charts_of_clients = _named_points(comparison, scene) if named else _sorted_lines(comparison, scene)
-    blocks: list[Block] = [*charts_of_clients]
+    blocks: list[Block] = [_named_points(comparison, scene) if named else sorted_charts(comparison)]
     blocks.append(_names_table(comparison, scene) if scene.groups.single else _ranks_table(comparison, scene))
     if len(comparison.scores) > 1:
         blocks.append(_scores_table(comparison))
@@ -138,7 +138,7 @@ def _clients_section(comparison: Comparison, scene: Scene) -> Section:
     return Section("clients", "Each client under each method", intro, blocks)
 
 
-def _named_points(comparison: Comparison, scene: Scene) -> list[Charts]:
+def _named_points(comparison: Comparison, scene: Scene) -> Charts:
     """Return a chart with a point for each client and method."""
     order = list(scene.groups.names)
     rows = []
@@ -151,29 +151,32 @@ def _named_points(comparison: Comparison, scene: Scene) -> list[Charts]:
     said = ", ".join(f"{client} {comparison.score.written(base[client])}" for client in order)
     what = f"The score of each client under each method. Under {comparison.baseline}: {said}."
     spec = charts.clients_by_method(rows, scene.series, order, scene.axis)
-    return [Charts([Chart("clients", "Each client", what, spec)], scene.series)]
+    return Charts([Chart("clients", "Each client", what, spec)], scene.series)
 
 
-def _sorted_lines(comparison: Comparison, scene: Scene) -> list[Charts]:
-    """Return a chart with a line for each method, or one a method where they are many."""
+def sorted_charts(comparison: Comparison) -> Charts:
+    """Return a chart with a line for each method over its clients in order, or one a method where they are many."""
+    score, count = comparison.score, comparison.client_count
+    labels = sorted(comparison.methods, key=lambda method: method != comparison.baseline)
+    series, axis = charts.series_of(labels, comparison.baseline, comparison.personal), axis_title(score)
     rows: list[charts.Row] = []
-    for method in (line.label for line in scene.lines):
-        ranks = sorted_scores(comparison.values[method], comparison.score).T.tolist()
+    for method in labels:
+        ranks = sorted_scores(comparison.values[method], score).T.tolist()
         rows += [{"rank": rank, "method": method, **spanned(values)} for rank, values in enumerate(ranks, 1)]
     worst = {row["method"]: row["value"] for row in rows if row["rank"] == 1}
-    said = "; ".join(f"{method} {comparison.score.written(value)}" for method, value in worst.items())
-    what = f"The scores of {scene.clients} clients in order under each method. The worst served: {said}."
-    if len(scene.lines) <= TOGETHER:
-        spec = charts.sorted_clients(rows, scene.series, scene.axis)
-        return [Charts([Chart("clients", "All clients in order", what, spec)], scene.series)]
-    base, *others = scene.series
+    said = "; ".join(f"{method} {score.written(value)}" for method, value in worst.items())
+    what = f"The scores of {count} clients in order under each method. The worst served: {said}."
+    if len(labels) <= TOGETHER:
+        spec = charts.sorted_clients(rows, series, axis)
+        return Charts([Chart("clients", "All clients in order", what, spec)], series)
+    base, *others = series
     panels = []
     for each in others:
         shown = [row for row in rows if row["method"] in (base.label, each.label)]
-        spec = {**charts.sorted_clients(shown, [base, each], scene.axis, rows), "height": 150}
-        about = f"The scores of {scene.clients} clients in order under {each.label} and {base.label}."
+        spec = {**charts.sorted_clients(shown, [base, each], axis, rows), "height": 150}
+        about = f"The scores of {count} clients in order under {each.label} and {base.label}."
         panels.append(Chart(f"clients-{slug(each.label)}", each.label, about, spec))
-    return [Charts(panels, [base], narrow=True)]
+    return Charts(panels, [base], narrow=True)
 
 
 def _names_table(comparison: Comparison, scene: Scene) -> Table:

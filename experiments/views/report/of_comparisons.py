@@ -1,11 +1,12 @@
 """The report of several comparisons, each of another task: how the methods rank over all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...results.comparison import Comparison
 from ...results.ranks import Ranks, ranks_of
 from ..tables import Digits
 from . import charts
+from .charts import Series
 from .page import Block, Cell, Chart, Charts, Page, Section, Table, slug
 from .sections import number_cell
 
@@ -21,11 +22,7 @@ def page_of_comparisons(comparisons: Mapping[str, Comparison]) -> Page:
     bases = {each.baseline for each in comparisons.values()}
     series = charts.series_of(list(worst.average), bases.pop() if len(bases) == 1 else "")
     for measure, ranks in ranked.items():
-        named = [each for each in series if each.label in ranks.average]
-        title = "mean over clients" if measure == "mean" else ranks.title
-        said = ", ".join(f"{method} {rank:.2f}" for method, rank in ranks.average.items())
-        what = f"Mean ranks by the {title} over {len(comparisons)} tasks: {said}."
-        spec = charts.critical_difference(ranks.average, ranks.groups, named, ranks.critical_difference)
+        title = _title(ranks)
         cells = [
             [
                 Cell(method),
@@ -45,8 +42,7 @@ def page_of_comparisons(comparisons: Mapping[str, Comparison]) -> Page:
             "A bar joins methods whose mean ranks differ by less than the critical difference (Nemenyi's test, level "
         )
         intro += f"0.05): these cannot be told apart. {' '.join(_sentences(ranks)[0])}"
-        chart = Chart(f"ranks-{slug(measure)}", f"Mean ranks by the {title}", what, spec)
-        blocks: list[Block] = [Charts([chart], named), table]
+        blocks: list[Block] = [rank_charts(ranks, series), table]
         sections.append(Section(f"ranks-{slug(measure)}", f"Ranks by the {title}", intro, blocks))
     sections.append(_verdicts_section(comparisons))
     (headline, *others), left_out = _sentences(worst)
@@ -54,6 +50,19 @@ def page_of_comparisons(comparisons: Mapping[str, Comparison]) -> Page:
     return Page(
         f"{len(worst.average)} methods over {len(comparisons)} tasks", headline, [*others, *left_out], facts, sections
     )
+
+
+def rank_charts(ranks: Ranks, series: Sequence[Series] = ()) -> Charts:
+    """Return the critical-difference diagram of ranks."""
+    named = [each for each in series or charts.series_of(list(ranks.average)) if each.label in ranks.average]
+    said = ", ".join(f"{method} {rank:.2f}" for method, rank in ranks.average.items())
+    what = f"Mean ranks by the {_title(ranks)} over {len(ranks.by_task)} tasks: {said}."
+    spec = charts.critical_difference(ranks.average, ranks.groups, named, ranks.critical_difference)
+    return Charts([Chart(f"ranks-{slug(ranks.measure)}", f"Mean ranks by the {_title(ranks)}", what, spec)], named)
+
+
+def _title(ranks: Ranks) -> str:
+    return "mean over clients" if ranks.measure == "mean" else ranks.title
 
 
 def _sentences(ranks: Ranks) -> tuple[list[str], list[str]]:

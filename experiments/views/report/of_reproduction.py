@@ -28,11 +28,21 @@ def page_of_reproduction(done: Reproduction) -> Page:
 def _rows_section(done: Reproduction) -> Section:
     """Return the rows with what was printed and measured: a chart a measure, and a table a variant."""
     recipe = done.recipe
-    blocks: list[Block] = []
-    panels = []
-    series = charts.PRINTED_AND_MEASURED
+    drawn = rows_charts(done) if recipe.figure is None else Charts(())
+    blocks: list[Block] = [Charts([chart], drawn.legend) for chart in drawn.charts]
     compared = any(outcome.case.published for outcome in done.outcomes)
-    for measure in recipe.measures:
+    variants = dict.fromkeys(outcome.case.variant for outcome in done.outcomes)
+    blocks += [_rows_table(done, variant) for variant in variants]
+    intro = "Lines and ± are standard deviations over the seeds. A row agrees where it is within two combined standard "
+    intro += "errors of what was printed, or one point where no ± is printed."
+    title = "Printed and measured" if compared else "What was measured"
+    return Section("rows", title, intro if compared else "Lines and ± are standard deviations over the seeds.", blocks)
+
+
+def rows_charts(done: Reproduction) -> Charts:
+    """Return what was printed and what was measured, a chart a measure."""
+    names, panels = [outcome.full_name for outcome in done.outcomes], []
+    for measure in done.recipe.measures:
         rows = []
         for outcome in done.outcomes:
             printed, found = outcome.case.published.get(measure), outcome.measured.get(measure)
@@ -42,19 +52,13 @@ def _rows_section(done: Reproduction) -> Section:
             ):
                 ends = {"low": charts.short(mean - spread), "high": charts.short(mean + spread)}
                 rows.append({"row": outcome.full_name, "method": kind, "value": charts.short(mean), **ends})
-        if rows and recipe.figure is None:
-            title = in_title(measure, recipe.unit)
-            names = [outcome.full_name for outcome in done.outcomes]
+        if rows:
+            title = in_title(measure, done.recipe.unit)
             said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
             spec = charts.printed_and_measured(rows, names, title)
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
-    blocks += [Charts([panel], series if compared else series[1:]) for panel in panels]
-    variants = dict.fromkeys(outcome.case.variant for outcome in done.outcomes)
-    blocks += [_rows_table(done, variant) for variant in variants]
-    intro = "Lines and ± are standard deviations over the seeds. A row agrees where it is within two combined standard "
-    intro += "errors of what was printed, or one point where no ± is printed."
-    title = "Printed and measured" if compared else "What was measured"
-    return Section("rows", title, intro if compared else "Lines and ± are standard deviations over the seeds.", blocks)
+    series, compared = charts.PRINTED_AND_MEASURED, any(outcome.case.published for outcome in done.outcomes)
+    return Charts(panels, series if compared else series[1:])
 
 
 def _rows_table(done: Reproduction, variant: str) -> Table:
@@ -96,27 +100,28 @@ def _pair(mean: float, spread: float | None, digits: Digits, tone: Tone = "") ->
 
 
 def _figure_section(done: Reproduction) -> Section | None:
-    """Return the figure that was published, as measured: curves over the rounds, or measures against a setting."""
-    drawing, recipe = done.recipe.figure, done.recipe
-    outcomes = [outcome for outcome in done.outcomes if outcome.measured]
-    if drawing is None or not outcomes:
+    """Return the figure that was published, as measured."""
+    if done.recipe.figure is None or not any(outcome.measured for outcome in done.outcomes):
         return None
-    panels = []
-    lines = {outcome.full_name: [outcome] for outcome in outcomes}
-    if drawing.x != ROUND:
-        lines = {}
-        for outcome in outcomes:
-            name = ", ".join(filter(None, (outcome.case.row.label, outcome.case.variant)))
-            lines.setdefault(name, []).append(outcome)
-    series = charts.series_of(list(lines), next(iter(lines)))
-    for measure in recipe.measures:
-        rows = [row for name, each in lines.items() for row in _curve(done, name, each, measure)]
-        title = in_title(measure, recipe.unit)
-        what = f"{title} over {drawing.x} of {len(lines)} lines."
-        spec = charts.over_rounds(rows, series, title, across=drawing.x)
-        panels.append(Chart(f"figure-{slug(measure)}", title.capitalize(), what, spec))
     intro = "Lines are means over the seeds; bands are a standard deviation wide to each side."
-    return Section("figure", "The figure as measured", intro, [Charts(panels, series)])
+    return Section("figure", "The figure as measured", intro, [figure_charts(done, done.recipe.figure.x)])
+
+
+def figure_charts(done: Reproduction, across: str) -> Charts:
+    """Return the figure that was published, as measured: curves over the rounds, or measures against a setting."""
+    panels, lines = [], dict[str, list[Outcome]]()
+    for outcome in done.outcomes:
+        if outcome.measured:
+            row = ", ".join(filter(None, (outcome.case.row.label, outcome.case.variant)))
+            lines.setdefault(outcome.full_name if across == ROUND else row, []).append(outcome)
+    series = charts.series_of(list(lines), next(iter(lines), ""))
+    for measure in done.recipe.measures:
+        rows = [row for name, each in lines.items() for row in _curve(done, name, each, measure)]
+        title = in_title(measure, done.recipe.unit)
+        what = f"{title} over {across} of {len(lines)} lines."
+        spec = charts.over_rounds(rows, series, title, across=across)
+        panels.append(Chart(f"figure-{slug(measure)}", title.capitalize(), what, spec))
+    return Charts(panels, series)
 
 
 def _curve(done: Reproduction, name: str, outcomes: Sequence[Outcome], measure: str) -> list[charts.Row]:

@@ -43,7 +43,7 @@ def page_of_run(run: Run) -> Page:
     sections = present(
         [
             _clients_section(scene, final, personal),
-            run_rounds_section(scene),
+            run_rounds_section(run),
             map_section(scene),
             weights_section(scene),
             subgroups_section(scene, _by_group(run, lines)),

@@ -32,24 +32,28 @@ def page_of_sweep(swept: Sweep) -> Page:
 def _points_section(swept: Sweep) -> Section:
     """Return what each point is worth by the criterion, the best first."""
     order = sorted(swept.points, key=lambda point: _order(swept, point))
-    shown = [point for point in order if point.values][:NAMED]
     what = f"{swept.measured} of {swept.score.title} on validation examples"
-    blocks: list[Block] = []
-    if shown:
-        rows = [{"client": point.name, "method": _kind(swept, point), **spanned(point.values)} for point in shown]
-        series = [Series("chosen", "better"), Series("other points", "series-0")]
-        spec = charts.clients_by_method(rows, series, [point.name for point in shown], what, apart=False)
-        said = ", ".join(f"{point.name} {swept.score.written(point.mean)}" for point in shown[:5])
-        blocks.append(
-            Charts([Chart("points", "The points", f"The {what} of {len(shown)} points: {said}.", spec)], series)
-        )
+    blocks: list[Block] = [points_charts(swept)] if any(point.values for point in order) else []
     blocks.append(_points_table(swept, [*order, *swept.bases], what))
     intro = f"By the {what}." + (" Lines span the seeds." if len(swept.plan.searched) > 1 else "")
     return Section("points", "What was tried", intro, blocks)
 
 
-def _kind(swept: Sweep, point: SweepPoint) -> str:
-    return "chosen" if point is swept.best else "other points"
+def points_charts(swept: Sweep) -> Charts:
+    """Return a chart of the best points and of the baseline, each with the seeds that it was tried with."""
+    order = sorted((point for point in swept.points if point.values), key=lambda point: _order(swept, point))
+    shown = [*order[:NAMED], *([swept.baseline] if swept.baseline is not None else [])]
+    kinds = {id(swept.best): "chosen", id(swept.baseline): "baseline"}
+    names = {id(point): f"{point.name}, pruned" if point.planned.pruned else point.name for point in shown}
+    rows = [
+        {"client": names[id(point)], "method": kinds.get(id(point), "other points"), **spanned(point.values)}
+        for point in shown
+    ]
+    series = [Series("chosen", "better"), Series("other points", "series-1"), Series("baseline", "series-0", "square")]
+    what = f"{swept.measured} of {swept.score.title} on validation examples"
+    spec = charts.clients_by_method(rows, series, list(names.values()), what, apart=False)
+    said = ", ".join(f"{point.name} {swept.score.written(point.mean)}" for point in shown[:5])
+    return Charts([Chart("points", "The points", f"The {what} of {len(shown)} points: {said}.", spec)], series)
 
 
 def _order(swept: Sweep, point: SweepPoint) -> tuple[bool, float]:

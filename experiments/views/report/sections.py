@@ -13,6 +13,7 @@ from fairbloom.server.run_folder.rows import ABSENT, parse_absent, parse_names
 
 from ...recipes.labels import format_value
 from ...results.measured import measure_title
+from ...results.run import Run
 from ..tables import Digits
 from . import charts
 from .charts import Series
@@ -22,6 +23,7 @@ from .lines import (
     Line,
     count_names,
     curves,
+    groups_of,
     mean_shares,
     refusal_reasons,
     score_map,
@@ -38,6 +40,9 @@ LISTED = 40
 
 TABLE_ROUNDS = 10
 """So many rounds a table has."""
+
+MOST_CLASSES = 100
+"""A map of who has which classes has at most so many columns."""
 
 KEPT_APART = ("seed", "out", "method", "data-dir")
 """The settings that are said elsewhere, or are a path of one machine."""
@@ -81,7 +86,7 @@ class Scene:
     @property
     def axis(self) -> str:
         """What the axis of a score says."""
-        return f"test {self.score.title}"
+        return axis_title(self.score)
 
     @property
     def whose(self) -> str:
@@ -101,6 +106,11 @@ class Scene:
     @property
     def _together(self) -> str:
         return f"{-(-self.clients // len(self.groups.names))} or so"
+
+
+def axis_title(score: Score) -> str:
+    """Return what the axis of a score says: its name, unit and direction."""
+    return f"test {score.title}, higher is better" if score.higher_is_better else f"test {score.title}"
 
 
 # Over rounds --------------------------------------------------------------------------------------------------------
@@ -125,26 +135,28 @@ def rounds_section(scene: Scene) -> Section | None:
     return Section("rounds", "Over the rounds", intro, _charts_together(blocks))
 
 
-def run_rounds_section(scene: Scene) -> Section | None:
-    """Return the best-served clients, the mean and the worst served of one run over the rounds, in one chart."""
-    (line,) = scene.lines[:1]
-    rows: list[charts.Row] = []
-    names = {measure_title(m, scene.clients): m for m in ("best_10", "mean", "worst_10")}
-    for name, measure in names.items():
-        rows += curves([Line(name, line.runs, line.model)], measure)
-    if len({row["round"] for row in rows}) < 2:
+def run_rounds_section(run: Run) -> Section | None:
+    """Return how the best-served clients, the mean and the worst served develop over the rounds."""
+    drawn = run_rounds_charts(run)
+    if len({row["round"] for row in drawn.charts[0].spec["data"]["values"]}) < 2:
         return None
+    intro = f"The {run.score.name} on the clients' test examples after each evaluated round."
+    return Section("rounds", "Over the rounds", intro, [drawn])
+
+
+def run_rounds_charts(run: Run) -> Charts:
+    """Return the best-served clients, the mean and the worst served of one run over the rounds, in one chart."""
+    rows: list[charts.Row] = []
+    names = {measure_title(measure, len(run.final())): measure for measure in ("best_10", "mean", "worst_10")}
+    for name, measure in names.items():
+        rows += curves([Line(name, [run], run.serves)], measure)
     series = [Series(name, f"series-{i}", charts.SHAPES[i]) for i, name in zip((1, 0, 2), names, strict=True)]
-    spec = charts.over_rounds(rows, series, scene.axis)
+    models = " (personal models)" if run.serves == "personal" else ""
+    spec = charts.over_rounds(rows, series, axis_title(run.score) + models)
     last = {row["method"]: row["value"] for row in rows}
-    said = ", ".join(f"{name} {scene.score.written(value)}" for name, value in last.items())
+    said = ", ".join(f"{name} {run.score.written(value)}" for name, value in last.items())
     chart = Chart("rounds", "Best, mean and worst", f"Lines over the rounds; after the last one: {said}.", spec)
-    return Section(
-        "rounds",
-        "Over the rounds",
-        f"The {scene.score.name} on the clients' test examples after each evaluated round.",
-        [Charts([chart], series)],
-    )
+    return Charts([chart], series)
 
 
 def _curve_charts(scene: Scene, rows: Sequence[charts.Row], name: str, title: str) -> list[Charts]:
@@ -275,7 +287,10 @@ def split_section(scene: Scene) -> Section | None:
             for i, part in enumerate(("training", "test", "validation"))
             if (split.part == i).any()
         }
-        blocks += _classes(scene, dict(zip(split.clients, split.counts().tolist(), strict=True)))
+        by_class = split.counts()
+        if 1 < by_class.shape[1] <= MOST_CLASSES:
+            groups = scene.groups if set(split.clients) <= set(scene.groups.members) else groups_of(split.clients)
+            blocks.append(class_charts(dict(zip(split.clients, by_class.tolist(), strict=True)), groups))
     if not counts["test"]:
         return None
     blocks.append(_examples_table(scene, counts))
@@ -285,28 +300,24 @@ def split_section(scene: Scene) -> Section | None:
     return Section("split", "Who has which data", intro, blocks)
 
 
-def _classes(scene: Scene, counts: Mapping[str, Sequence[int]]) -> list[Block]:
-    """Return a map of classes by client, [] where there are too many classes to show."""
-    classes = max(map(len, counts.values()), default=0)
-    if not 1 < classes <= 100:
-        return []
-    names = scene.groups.names if set(counts) <= set(scene.groups.members) else list(counts)[:NAMED]
-    members = scene.groups.members if set(counts) <= set(scene.groups.members) else {name: name for name in names}
+def class_charts(counts: Mapping[str, Sequence[int]], groups: Groups) -> Charts:
+    """Return a map of how many examples of each class the clients have."""
     sums: dict[tuple[str, int], list[int]] = {}
     for client, by_class in counts.items():
         for label, count in enumerate(by_class):
-            if client in members:
-                sums.setdefault((members[client], label), []).append(count)
+            if client in groups.members:
+                sums.setdefault((groups.members[client], label), []).append(count)
     rows = [
         {"client": name, "label": str(label), "count": charts.short(statistics.fmean(values))}
         for (name, label), values in sums.items()
         if sum(values)
     ]
-    labels = [str(label) for label in range(classes)]
+    labels = [str(label) for label in range(max(map(len, counts.values())))]
     what = f"Number of examples of {len(counts)} clients by class; blank where there are none."
-    spec = charts.counts_map(rows, [name for name in names if any(row["client"] == name for row in rows)], labels)
-    title = "Examples by class" if scene.groups.single else "Examples by class, mean of the clients of a row"
-    return [Charts([Chart("split", title, what, spec)])]
+    having = {row["client"] for row in rows}
+    spec = charts.counts_map(rows, [name for name in groups.names if name in having], labels)
+    title = "Examples by class" if groups.single else "Examples by class, mean of the clients of a row"
+    return Charts([Chart("split", title, what, spec)])
 
 
 def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Table:

@@ -22,7 +22,7 @@ from fairbloom.experiments.recipes.recipe import Printed, Recipe, names
 from fairbloom.experiments.results.measured import in_title
 from fairbloom.experiments.results.outcome import agree
 from fairbloom.experiments.results.run import REPORT, Run, load
-from fairbloom.experiments.views.figures import draw_reproduction
+from fairbloom.experiments.views.figures import spec_of
 from fairbloom.server.fairness import against_baseline, summarize
 
 from ..helpers import fairbloom, start
@@ -612,11 +612,11 @@ settings = {{ momentum = 0.5 }}
 label = "Without"
 """
     done = reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False)
-    figure = draw_reproduction(done)
-    assert [axes.get_xlabel() for axes in figure.axes] == ["momentum"] * 3
-    mean = figure.axes[0]
-    (line,) = mean.containers
-    expected = [outcome.measured["mean"][0] for outcome in done.outcomes]
-    assert line.lines[0].get_xdata().tolist() == [0.1, 0.5]
-    assert line.lines[0].get_ydata().tolist() == expected[:2]
-    assert [level.get_ydata() for level in mean.lines if level.get_label() == "Without"] == [[expected[2]] * 2]
+    panels = spec_of(done)["concat"]
+    assert [panel["layer"][0]["encoding"]["x"]["title"] for panel in panels] == ["momentum"] * 3
+    expected = [pytest.approx(outcome.measured["mean"][0], rel=1e-4) for outcome in done.outcomes]
+    drawn = [(row["method"], row["round"], row["value"]) for row in panels[0]["data"]["values"]]
+    assert drawn == [
+        *(("With momentum", setting, value) for setting, value in zip((0.1, 0.5), expected, strict=False)),
+        *(("Without", setting, expected[2]) for setting in (0.1, 0.5)),
+    ]

@@ -316,8 +316,10 @@ def test_a_sweep_is_a_value_with_a_figure_and_html(done: Path, tmp_path: Path) -
     swept = load_sweep(done)
     assert isinstance(swept, Sweep)
     assert repr(swept).startswith(f"Sweep({str(done)!r}: 4 points, 2 seeds, chosen FedFV (alpha=")
-    (axes,) = swept.figure().axes
-    assert next(iter(axes.get_yticklabels())).get_text().endswith(", chosen")
+    (rows,) = swept.chart().to_dict()["datasets"].values()
+    kinds = {row["client"]: row["method"] for row in rows}
+    assert kinds[swept.best.name] == "chosen"
+    assert sorted(kinds.values()) == ["baseline", "chosen", *["other points"] * 3]
     assert "<table>" in swept._repr_html_()
     assert fairbloom("show", done, "--figure", tmp_path / "drawn") == 0
     assert (tmp_path / "drawn.svg").exists()

@@ -5,17 +5,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.views.figures import (
-    BASELINE,
-    TOGETHER,
-    _apart_from_each_other,
-    draw_sorted_clients,
-    write_figure,
-)
+from fairbloom.experiments.views.figures import build_chart, draw_svg, spec_of, write_figure
+from fairbloom.experiments.views.report.charts import Spec
+from fairbloom.experiments.views.report.sections import TOGETHER
 from fairbloom.protocol.scores import ACCURACY, Score
 
 MAE = Score("mae", higher_is_better=False)
@@ -32,84 +26,79 @@ def made_up(count: int, score: Score = ACCURACY, clients: int = 12, personal: in
     return Comparison(finals, "FedAvg", (score,), (0, 1), tuple(names[count - personal :]))
 
 
-def texts(figure: Figure) -> str:
-    told = [text.get_text() for axes in figure.axes for text in axes.texts]
-    told += [axes.get_title(loc="left") for axes in figure.axes]
-    told += [axes.get_xlabel() + axes.get_ylabel() for axes in figure.axes]
-    told += [text.get_text() for text in figure.texts]
-    told += [figure.get_supxlabel(), figure.get_supylabel()]
-    return " ".join(" ".join(told).split())
+def panels(spec: Spec) -> list[Spec]:
+    """Return the charts of a figure."""
+    found: list[Spec] = spec.get("concat", [spec])
+    return found
+
+
+def looks(spec: Spec, channel: str) -> dict[str, object]:
+    """Return how lines look in a channel, by method."""
+    (line,) = (layer for layer in panels(spec)[0]["layer"] if layer["mark"]["type"] == "line")
+    scale = line["encoding"][channel]["scale"]
+    return dict(zip(scale["domain"], scale["range"], strict=True))
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, TOGETHER, TOGETHER + 1, 8, 16, 30])
-def test_every_method_is_named_where_its_line_is(count: int) -> None:
+def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
     comparison = made_up(count)
-    figure = draw_sorted_clients(comparison)
-    told = texts(figure)
-    for method in comparison.methods:
-        assert method in told
+    spec = spec_of(comparison)
+    assert build_chart(comparison).to_dict()["config"]["axis"] == spec["config"]["axis"], "Altair takes it as it is"
+    svg = draw_svg(spec).decode()
+    assert "var(" not in svg
+    assert all(method in svg for method in comparison.methods)
+    colours = looks(spec, "color")
     if count > TOGETHER:
-        assert len([axes for axes in figure.axes if axes.get_visible()]) == count - 1
-        for axes in figure.axes[: count - 1]:
-            baseline, method = axes.get_lines()
-            assert to_hex(baseline.get_color()) == BASELINE
-            assert baseline.get_linewidth() > method.get_linewidth()  # it shows below a line that covers it
+        assert [panel["title"] for panel in panels(spec)] == list(comparison.methods[1:])
+        for panel in panels(spec):
+            assert {row["method"] for row in panel["data"]["values"]} == {"FedAvg", panel["title"]}
+            assert colours["FedAvg"] != colours[panel["title"]]
     else:
-        lines = figure.axes[0].get_lines()
-        assert len({to_hex(line.get_color()) for line in lines}) == count
-        assert len({line.get_marker() for line in lines}) == count
-        widths = [line.get_linewidth() for line in lines]
-        assert widths == sorted(widths, reverse=True)
-        assert len(set(widths)) == count
+        assert len(set(colours.values())) == count
+        widths = list(looks(spec, "strokeWidth").values())
+        assert widths == sorted(widths, reverse=True), "a line shows at both sides of one that covers it"
+        points = [layer for layer in spec["layer"] if layer["mark"]["type"] == "point"]
+        assert len(set(points[0]["encoding"]["shape"]["scale"]["range"])) == count
 
 
 @pytest.mark.parametrize("count", [4, 12])
 def test_personal_models_are_dashed_and_global_ones_are_not(count: int) -> None:
     comparison = made_up(count, personal=1)
-    lines = [axes.get_lines()[-1] for axes in draw_sorted_clients(comparison).axes if axes.get_lines()]
-    if count <= TOGETHER:
-        lines = list(draw_sorted_clients(comparison).axes[0].get_lines())
-    assert [line.get_linestyle() for line in lines].count("--") == 1
-    assert lines[-1].get_linestyle() == "--"
+    dashed = [method for method, dash in looks(spec_of(comparison), "strokeDash").items() if dash != [1, 0]]
+    assert dashed == [comparison.methods[-1]]
 
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_an_axis_has_the_score_with_its_unit_and_direction(count: int) -> None:
-    assert "test accuracy in % (higher is better)" in texts(draw_sorted_clients(made_up(count)))
-    assert "test mae (lower is better)" in texts(draw_sorted_clients(made_up(count, MAE)))
+    for score, title in ((ACCURACY, "test accuracy, %, higher is better"), (MAE, "test mae, lower is better")):
+        spec = spec_of(made_up(count, score))
+        assert all(panel["layer"][-1]["encoding"]["y"]["title"] == title for panel in panels(spec))
 
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_the_worst_served_client_is_on_the_left_whatever_the_direction(count: int) -> None:
     for score, sign in ((ACCURACY, 1), (MAE, -1)):
-        for line in draw_sorted_clients(made_up(count, score)).axes[0].get_lines():
-            assert (sign * np.diff(np.asarray(line.get_ydata())) >= 0).all()
+        comparison = made_up(count, score)
+        for panel in panels(spec_of(comparison)):
+            for method in {row["method"] for row in panel["data"]["values"]}:
+                rows = [row for row in panel["data"]["values"] if row["method"] == method]
+                assert [row["rank"] for row in rows] == list(range(1, 13))
+                assert (sign * np.diff([row["value"] for row in rows]) >= 0).all()
 
 
 def test_clients_without_a_score_at_one_seed_leave_the_others_in_the_figure() -> None:
     comparison = made_up(2)
     del comparison.finals["FedAvg"][1]["accuracy"]["c3"]  # type: ignore[attr-defined]
-    assert len(draw_sorted_clients(comparison).axes[0].get_lines()[0].get_xdata()) == 12  # type: ignore[arg-type]
+    assert sum(row["method"] == "FedAvg" for row in spec_of(comparison)["data"]["values"]) == 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 12])
 def test_the_same_figure_twice_is_the_same_file_as_png_and_svg(count: int, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        files = write_figure(draw_sorted_clients(made_up(count)), tmp_path / f"{name}.v1")
+        files = write_figure(made_up(count), tmp_path / f"{name}.v1")
         assert files == [tmp_path / f"{name}.v1.png", tmp_path / f"{name}.v1.svg"]
     for ending in ("png", "svg"):
         assert (tmp_path / f"one.v1.{ending}").read_bytes() == (tmp_path / f"two.v1.{ending}").read_bytes()
     assert (tmp_path / "one.v1.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     drawn = ElementTree.fromstring((tmp_path / "one.v1.svg").read_text())  # noqa: S314 (our own figure)
     assert drawn.tag.endswith("svg")
-
-
-def test_names_of_lines_do_not_meet_and_stay_in_the_panel() -> None:
-    for wanted in ([5.0, 5.0, 5.0], [0.0, 0.1, 9.0], [9.9, 10.0, 10.0], [1.0, 2.0, 3.0, 3.1, 9.0]):
-        places = _apart_from_each_other(wanted, [1.0] * len(wanted), 0.0, 10.0)
-        assert places == sorted(places)
-        assert min(np.diff(places)) >= 1.0 - 1e-9
-        assert places[0] >= 0.5 - 1e-9
-        assert places[-1] <= 9.5 + 1e-9
-    assert _apart_from_each_other([2.0, 7.0], [1.0, 1.0], 0.0, 10.0) == [2.0, 7.0]
