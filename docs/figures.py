@@ -59,7 +59,7 @@ def svg_of(figure: Figure) -> bytes:
 
 def follow_dark_mode(svg: bytes) -> bytes:
     """Return an SVG of Fairbloom, or of matplotlib within `themed`, smaller, with colours for dark pages too."""
-    text = re.sub(r' d="[^"]*"', _shorten, svg.decode())
+    text = re.sub(r' d="[^"]*"', _shorten, svg.decode()).replace('fill="white"', 'fill="none"')
     return re.sub("(<svg[^>]*>)", rf"\1<style>{dark_rules()}</style>\n", text, count=1).encode()
 
 

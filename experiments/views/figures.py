@@ -78,12 +78,12 @@ def draw_svg(spec: Spec) -> bytes:
     """Return a chart as an SVG file, the same chart as the same bytes."""
     svg: str = vl_convert.vegalite_to_svg(spec)
     # Vega numbers gradients and clips over all charts of a process.
-    found: dict[str, str] = {}
-    return re.sub(
-        r'((?:id="|url\(#)(?:gradient_|clip))(\d+)',
-        lambda each: each[1] + found.setdefault(each[2], str(len(found))),
-        svg,
-    ).encode()
+    numbers: dict[str, str] = {}
+
+    def renumber(name: re.Match[str]) -> str:
+        return name[1] + numbers.setdefault(name[2], str(len(numbers)))
+
+    return re.sub(r'((?:id="|url\(#)(?:gradient_|clip))(\d+)', renumber, svg).encode()
 
 
 def write_figure(result: object, path: Path) -> list[Path]:
