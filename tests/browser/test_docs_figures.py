@@ -33,9 +33,9 @@ def test_letters_are_dark_on_a_light_page_and_light_on_a_dark_one(system: str, t
 
 
 def ink(tab: Any, file: Path, theme: str) -> int:
-    """Return how light the figure's axis is drawn, from 0 to 255, on a page of this theme."""
+    """Return how light the title of the figure's axis is drawn, from 0 to 255, on a page of this theme."""
     file.write_text(PAGE.format(style=STYLE, theme=theme))
     tab.goto(file.as_uri())
     tab.wait_for_function("document.images[0].naturalWidth > 0")
-    row = np.asarray(Image.open(io.BytesIO(tab.screenshot())).convert("L"))[300, :700].astype(int)
-    return int(row[np.abs(row - row[0]).argmax()])
+    title = np.asarray(Image.open(io.BytesIO(tab.screenshot())).convert("L"))[:, :100].astype(int).ravel()
+    return int(title[np.abs(title - title[0]).argmax()])

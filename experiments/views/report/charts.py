@@ -520,6 +520,7 @@ CONFIG: Spec = {
     "aria": False,  # the page describes each chart as a whole
     "font": FONT,
     "view": {"stroke": None},
+    "title": {"color": colour("ink"), "fontSize": 12, "fontWeight": 600},
     "axis": {
         "labelColor": colour("muted"),
         "titleColor": colour("ink"),
