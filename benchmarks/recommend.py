@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fairbloom import Recommendation, compare, recommend
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.studies.wish import Served, Wish
+from fairbloom.experiments.studies.objective import Objective, Served
 from fairbloom.protocol.settings import Value
 from fairbloom.simulation.dispatch.processes import processors_here
 
@@ -82,9 +82,9 @@ def check(name: str, answer: Recommendation, case: Case, means: int, seeds: int,
 
 def gains(compared: Comparison, label: str, text: str) -> Sequence[float]:
     """Return by how much better a method is than FedAvg in what is wished for, seed by seed."""
-    measure, score = Wish.of(text).measure, compared.score
+    goal, score = Objective.of(text).goal, compared.score
     pairs = zip(Served.under(compared, label), Served.under(compared, compared.baseline), strict=True)
-    return [measure.better(measure.of(mine, score), measure.of(theirs, score), score) for mine, theirs in pairs]
+    return [goal.first.better(goal.of(mine, score), goal.of(theirs, score), score) for mine, theirs in pairs]
 
 
 def main() -> None:

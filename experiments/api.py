@@ -30,11 +30,11 @@ from .results.reproduction import Reproduction
 from .results.run import Run, load
 from .results.sweep import Sweep
 from .studies.compare import compare_variants
+from .studies.objective import Objective
 from .studies.recommend import parse_budget, recommend_method
 from .studies.reproduce import reproduce
 from .studies.sweep import run_sweep
 from .studies.swept import load_sweep
-from .studies.wish import Wish
 from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
 from .views.progress import RunBar, study_progress
 from .views.progress import progress as progress_bar
@@ -266,10 +266,10 @@ def sweep(
         The values of each setting: {"alpha": [0, 0.1], "learning-rate": [0.01, 0.1]}. A parameter of the method may be
         named alone. With `search`, a setting may have a range: {"learning-rate": "0.001..0.3:log"}.
     criterion
-        By what is chosen, over clients: "mean", which is the default, "worst", "worst-10" and the like, or several
-        with + between them, as in "mean+worst" or "3*mean+worst", of which the weighted mean is taken.
+        What the chosen point is to be good at, in the words of a wish of `recommend`: "mean", which is the default,
+        "worst", "3*mean+worst", of which the weighted mean is taken, or "worst, mean within 1 point of FedAvg".
     search
-        The number of points that Optuna draws from ranges; by default all points of the grid are tried.
+        The number of points to draw where the grid has ranges; by default all points of the grid are tried.
     baseline
         A method that the chosen point is compared with; the axes of the grid that it has are searched for it, too.
     seeds
@@ -416,7 +416,7 @@ def recommend(
         When the wish is none, names a client or groups that there are not or wishes worse service; when a setting is
         unknown, impossible or unused, a folder cannot be used, or the baseline cannot be run.
     """
-    wished, seconds = Wish.of(wish), parse_budget(budget)
+    wished, seconds = Objective.of(wish), parse_budget(budget)
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
     begun = time.monotonic()
     with study_progress("searching", seconds, Path(out), counted="seconds of the budget", shown=progress) as bars:

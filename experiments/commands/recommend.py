@@ -6,7 +6,7 @@ import typer
 
 from .. import api
 from ..options import CommonOptions
-from ..studies.wish import GRAMMAR
+from ..studies.objective import GRAMMAR
 from .options import (
     DEFAULT_JOBS,
     JobsOption,

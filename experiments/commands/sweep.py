@@ -7,7 +7,7 @@ import typer
 from .. import api
 from ..options import CommonOptions
 from ..recipes.axes import SYNTAX
-from ..studies.criterion import GRAMMAR
+from ..studies.objective import GRAMMAR
 from .options import (
     DEFAULT_JOBS,
     JobsOption,
@@ -44,7 +44,7 @@ def sweep(
     ] = [],  # noqa: B006 (typer reads it, nothing changes it)
     criterion: Annotated[
         str | None,
-        typer.Option(help=f"What is highest for the chosen point on validation examples, over clients: {GRAMMAR}."),
+        typer.Option(help=f"What the chosen point is to be good at on validation examples: {GRAMMAR}."),
     ] = None,
     baseline: Annotated[
         str | None,
@@ -55,8 +55,8 @@ def sweep(
         typer.Option(
             min=1,
             metavar="N",
-            help="Draw so many points with Optuna; those that are worse than others after a ninth or a third of the "
-            "rounds end there.",
+            help="Draw so many points from the ranges. The best third goes on after a ninth of the rounds, and the "
+            "best third of these after a third.",
         ),
     ] = None,
     seeds: Annotated[

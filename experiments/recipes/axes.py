@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from numpy.random import Generator
+
 from fairbloom.protocol.parameters import Parameter
 from fairbloom.protocol.settings import SettingsError, Value, parsed
 
@@ -44,6 +46,19 @@ class Span:
 
 Axis = Sequence[Value] | Span
 """What is tried of a setting."""
+
+
+def draw(axis: Axis, stream: Generator) -> Value:
+    """Return a value of an axis; of a range one with four digits, as one would write it."""
+    if not isinstance(axis, Span):
+        return axis[int(stream.integers(len(axis)))]
+    ends = (math.log(axis.low), math.log(axis.high)) if axis.log else (axis.low, axis.high)
+    share = stream.random()
+    number = ends[0] + share * (ends[1] - ends[0])
+    number = math.exp(number) if axis.log else number
+    if axis.whole:
+        return min(max(round(number), int(axis.low)), int(axis.high))
+    return min(max(float(f"{number:.4g}"), axis.low), axis.high)
 
 
 def axis_of(parameter: Parameter, values: Sequence[Value]) -> Axis:

@@ -242,7 +242,7 @@ class Run:
         last_rows = self._last_rows if after is None else self._rows_until(after)
         last = {row["round"] for row in last_rows}
         of_them = [row for row in self._groups if row["round"] in last]
-        rows = [row for row in of_them if (row["model"], row.get("split") or "test") == (model, split)]
+        rows = [row for row in of_them if (row["model"], row["split"]) == (model, split)]
         if model != "global" and not rows:
             return None
         tested = {row["client"]: int(row["test_examples"]) for row in last_rows} if split == "test" else {}

@@ -144,12 +144,15 @@ class SweepPoint:
         How many of its runs are missing.
     fault
         Why it cannot be chosen; "" where it can, or where runs are missing.
+    misses
+        By how much it misses constraints; 0 where it keeps them.
     """
 
     planned: Planned
     values: tuple[float, ...] = ()
     unfinished: int = 0
     fault: str = ""
+    misses: float = 0.0
 
     @property
     def name(self) -> str:
@@ -169,13 +172,14 @@ class SweepPoint:
 
     @property
     def state(self) -> str:
-        """What became of it: "", "failed", "unfinished", or after how many rounds it was pruned."""
+        """What became of it: "", "failed", "unfinished", when it was pruned, or by how much it misses constraints."""
         if self.fault:
             return "failed"
         if self.unfinished:
             return "unfinished"
-        rounds = f"{self.planned.rounds} round{'s' if self.planned.rounds > 1 else ''}"
-        return f"pruned after {rounds}" if self.planned.pruned else ""
+        if self.planned.pruned:
+            return f"pruned after {self.planned.rounds} round{'s' if self.planned.rounds > 1 else ''}"
+        return f"misses by {self.misses:.3g}" if self.misses else ""
 
 
 @dataclass(frozen=True)
@@ -272,7 +276,8 @@ class Sweep:
     def _choice(self) -> list[str]:
         plan, seeds = self.plan, len(self.plan.searched)
         if self.best is None:
-            return ["No point can be chosen: all of them failed."] if self.plan.ended else [self._missing()]
+            why = "none keeps the constraints" if any(point.misses for point in self.points) else "all of them failed"
+            return [f"No point can be chosen: {why}."] if self.plan.ended else [self._missing()]
         by = f"by {self.measured} on validation examples"
         found = [f"Chosen {by}: {self.best.name}."]
         if not self.plan.ended or self.unfinished:
@@ -349,6 +354,7 @@ class Sweep:
             "rounds": point.planned.rounds,
             "pruned": point.planned.pruned,
             "fault": point.fault,
+            "misses": point.misses,
             "unfinished": point.unfinished,
         }
 

@@ -16,10 +16,9 @@ from ..results.differences import Difference, difference_of, differences_of
 from ..results.other_scores import Contradiction, Move
 from ..results.recommendation import Gain, Price, Recommendation
 from ..results.run import load
-from .halving import choose
-from .ladder import Search
+from .objective import Served, choose, served_label
+from .search import Search
 from .trials import Trials
-from .wish import Served, served_label
 
 FRESH_FROM, MOST_FRESH = 1000, 20
 """Fresh seeds begin so many after the first seed of the search; there are at most so many, for more say little more."""
@@ -36,17 +35,6 @@ class Answer:
 
     The best of the search is answered where fresh seeds tell it from the baseline, unless equal weights do as well. So
     the test examples decide between three at most, two of which were named before anything was run.
-
-    Parameters
-    ----------
-    trials
-        The runs.
-    search
-        The search, which is over.
-    seed
-        The first seed of the search.
-    at_a_time
-        How many runs go on at a time.
 
     Attributes
     ----------
@@ -208,14 +196,14 @@ class Answer:
 
     def _differences(self, label: str, against: str) -> list[float]:
         """Return by how much better one candidate is than another in what is wished for, seed by seed."""
-        measure, score = self._trials.wish.measure, self._trials.score
+        goal, score = self._trials.wish.goal, self._trials.score
         pairs = zip(self._served(label), self._served(against), strict=True)
-        return [measure.better(measure.of(mine, score), measure.of(theirs, score), score) for mine, theirs in pairs]
+        return [goal.first.better(goal.of(mine, score), goal.of(theirs, score), score) for mine, theirs in pairs]
 
     # What is said of it -----------------------------------------------------------------------------------------------
 
     def _gain(self, label: str) -> Gain:
-        measure, baseline = self._trials.wish.measure.title, self._trials.baseline
+        measure, baseline = self._trials.wish.goal.title, self._trials.baseline
         if label == baseline:
             return Gain(measure, 0.0, 0.0, 0.0, baseline)
         return Gain.of(measure, self._differences(label, baseline), baseline)
@@ -291,12 +279,12 @@ class Answer:
 
     def _as_good(self, label: str) -> tuple[str, ...]:
         """Return who cannot be told from the answer: on validation examples, and of finalists with fresh seeds."""
-        standings, measure, score = self._search.standings, self._trials.wish.measure, self._trials.score
+        standings, goal, score = self._search.standings, self._trials.wish.goal, self._trials.score
         if label not in standings:
             return ()
         mine = standings[label].values
         worse = {
-            other: [measure.better(a, b, score) for a, b in zip(mine, each.values, strict=True)]
+            other: [goal.first.better(a, b, score) for a, b in zip(mine, each.values, strict=True)]
             for other, each in standings.items()
             if other != label and each.violation == 0.0
         }

@@ -43,26 +43,8 @@ def compare_variants(
     A run that fails ends no other. One that has diverged is not run again with the same settings, as long as its folder
     is there; one that failed for another reason is.
 
-    Parameters
-    ----------
-    config
-        The settings that all runs share.
-    variants, seeds
-        Each of these methods is run with each of these seeds.
-    baseline
-        The method that the others are compared with, as `baseline_of` takes it; "" for FedAvg, or the first.
-    out
-        The folder of the tables and runs; one comparison at a time writes there.
-    jobs
-        How many runs go on at a time, each in a process of its own.
-    on_run
-        Called after each finished run.
-
-    Raises
-    ------
-    FairbloomError
-        When a setting is impossible or unused, when `out` or a run folder belongs to something else or is damaged, or
-        when all runs of the baseline fail. No run is started where that can be known before.
+    `baseline` is as `baseline_of` takes it, and `on_run` is called after each finished run. No run is started where an
+    error can be known before.
     """
     earlier = _plan_before(out)
     before = _compared_before(earlier, variants)
@@ -72,7 +54,7 @@ def compare_variants(
     whole = whole.with_settings(fix_score(first))
     study = replace(whole, rows=whole.rows[: len(variants)])
     diverged = _diverged_before(earlier, whole)
-    kept = {row.candidates[0].name: row for row in whole.rows[len(variants) :] if _is_over(whole, row, diverged)}
+    kept = {row[0].name: row for row in whole.rows[len(variants) :] if _is_over(whole, row, diverged)}
     if left_out := [label for label in before if label not in kept]:
         log.warning(
             "%s: left out of the tables in %s, as their runs there have other seeds, settings, rounds or data, or are "
@@ -82,7 +64,7 @@ def compare_variants(
         )
     among = [*variants, *(each for label, each in before.items() if each and label in kept)]
     runs = {
-        row.candidates[0].name: [str(study.folder(planned).relative_to(study.out)) for planned in study.search(row)]
+        row[0].name: [str(study.folder(planned).relative_to(study.out)) for planned in study.search(row)]
         for row in (*study.rows, *kept.values())
     }
     failures = {key: failure for key, failure in diverged.items() if key[0] in runs}
@@ -109,8 +91,7 @@ def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequ
             raise SettingsError(f"{key} = {value!r}: a comparison sets {key} run by run: give {OPTIONS[key]} instead")
     folders = folder_names(variants)
     rows = [
-        StudyRow([Candidate(variant.label, config_of(variant, variants, config), folders[variant.label])])
-        for variant in variants
+        [Candidate(variant.label, config_of(variant, variants, config), folders[variant.label])] for variant in variants
     ]
     return Study(rows, seeds, out)
 

@@ -53,22 +53,7 @@ class Execution:
         self.failures: dict[Path, str] = {}
 
     def run(self, runs: Runs, until: float | None = None) -> None:
-        """Run what is not finished of these, in the processes that earlier calls have started.
-
-        Parameters
-        ----------
-        runs
-            The runs.
-        until
-            The time by `time.monotonic` at which the runs that go on are ended.
-
-        Raises
-        ------
-        FairbloomError
-            When the system ends a process.
-        TimeoutError
-            When it is that time.
-        """
+        """Run what is not finished of these; raise TimeoutError, and end them, at a time by `time.monotonic`."""
 
         def on_failure(key: RunKey, error: FairbloomError) -> None:
             self.failed[key] = error
@@ -82,38 +67,17 @@ def run_study(
     jobs: int,
     on_run: Callable[[], None],
     collect: Callable[[Failures], Result],
-    *,
-    plan: PlanFile | None = None,
     log_level: int = logging.WARNING,
 ) -> Result:
-    """Run what is missing of a study, and return what is collected from its runs; it goes on unless all runs fail.
+    """Run what is missing of a study, and return what `collect` makes of the failures.
 
-    Runs that are finished are not run again, interrupted ones continue, and finished ones that are to have more rounds
-    are extended. One process at a time writes into the study's folder.
-
-    Parameters
-    ----------
-    study
-        What is run. Its grids are searched first; then the best candidates are run with all seeds.
-    jobs
-        How many runs go on at a time, each in a process of its own.
-    on_run
-        Called after each run, and for each that was finished before.
-    collect
-        Called with the failures when all runs are over; it may write into the study's folder.
-    plan
-        The file that says what the study runs, written before the first run; a recipe has none.
-    log_level
-        From which level on the runs' log lines are printed.
-
-    Raises
-    ------
-    FairbloomError
-        When a run cannot be started or continued, as far as that can be known before the first is, or when all fail.
+    Its grids are searched first; then the best candidates are run with all seeds. Runs that are finished are not run
+    again, interrupted ones continue, and finished ones that are to have more rounds are extended. A run that fails ends
+    no other, unless all fail.
     """
     first = study.first_runs()
     check_runs(first)
-    with carry_out(study.out, jobs, on_run, plan=plan, log_level=log_level) as work:
+    with carry_out(study.out, jobs, on_run, log_level=log_level) as work:
         work.run(first)
         if len(work.failed) == len(first):
             key = next(iter(first))
@@ -132,7 +96,11 @@ def carry_out(
     plan: PlanFile | None = None,
     log_level: int = logging.WARNING,
 ) -> Iterator[Execution]:
-    """Lock a study's folder, write its plan, and yield what carries out its runs; the parameters are `run_study`'s."""
+    """Lock a study's folder, write its plan if it has one, and yield what carries out its runs.
+
+    Up to `jobs` runs go on at a time, each in a process of its own, whose log lines are printed from `log_level` on.
+    `on_run` is called after each run, and for each that was finished before.
+    """
     with _locked(out, plan), Workers(jobs, log_level) as workers:
         if plan:
             plan.write(out)

@@ -73,13 +73,6 @@ class Workers:
     """The processes in which runs go on, several at a time; they are started with the first run that is not finished.
 
     They stay from one call of `run` to the next. Leaving the `with` block with an error ends the runs that go on.
-
-    Parameters
-    ----------
-    jobs
-        How many runs go on at a time.
-    log_level
-        From which level on the runs' log lines are printed.
     """
 
     def __init__(self, jobs: int, log_level: int) -> None:
@@ -104,22 +97,9 @@ class Workers:
     ) -> None:
         """Run everything that is not finished.
 
-        Parameters
-        ----------
-        runs
-            The runs.
-        on_run
-            Called after each run, and for each that was finished before.
-        on_failure
-            Called with the run that failed, and with its error; what it raises ends all.
-        until
-            The time by `time.monotonic` at which the runs that go on are ended, and from which on none is begun; None:
-            they may take as long as they do.
-
-        Raises
-        ------
-        TimeoutError
-            When it is that time. Runs that were ended continue when they are run again.
+        `on_run` is called after each run, and for each that was finished before; what `on_failure` raises ends all. At
+        the time `until`, by `time.monotonic`, runs are ended, which continue when they are run again, and TimeoutError
+        is raised.
         """
         unfinished = {key: run for key, run in runs.items() if not is_done(run)}
         for _ in range(len(runs) - len(unfinished)):

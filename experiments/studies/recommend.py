@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +12,20 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
-from fairbloom.tasks import Task
 
 from ..recipes.variants import config_of
 from ..results.recommendation import FILE, Recommendation, rows_of
 from .answer import Answer
 from .candidates import candidates_for
 from .driver import carry_out, write_tables
-from .ladder import Search
+from .objective import Objective
 from .pool import check_runs
 from .score import fix_score, load_agreed
+from .search import Search, rungs_of
 from .trials import Contender, Trials
-from .wish import Wish
+
+SEEDS = ((1, 1), (2, 2), (4, 8))
+"""With how many seeds each rung of the search judges, at least and, where there is time, at most."""
 
 SEARCH_SHARE = 0.5
 """The share of the budget that the search may take; the rest is for measuring what it has found with fresh seeds."""
@@ -33,13 +35,7 @@ OPTIONS = {"method": "none, as it chooses the method", "seed": "--seed", "out": 
 
 
 def parse_budget(text: str) -> float:
-    """Return the seconds of a time such as 10m, 90s, 1h or 1h30m.
-
-    Raises
-    ------
-    SettingsError
-        When the text is no such time, or no time at all.
-    """
+    """Return the seconds of a time such as 10m, 90s, 1h or 1h30m; raise SettingsError for anything else."""
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip().lower(), re.ASCII)
     parts = match.groups(default="0") if match else ()
     if not (seconds := sum(int(part) * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))):
@@ -49,7 +45,7 @@ def parse_budget(text: str) -> float:
 
 def recommend_method(
     config: Mapping[str, Value],
-    wish: Wish,
+    wish: Objective,
     budget: float,
     seed: int,
     out: Path,
@@ -58,37 +54,18 @@ def recommend_method(
 ) -> Recommendation:
     """Return which method to take for a wish, found within a budget of wall-clock time.
 
-    Parameters
-    ----------
-    config
-        The settings that all runs share.
-    wish
-        What the method is to be good at, and what it may not cost.
-    budget
-        Seconds after which no run goes on.
-    seed
-        The first seed of the search.
-    out
-        The folder of all runs; finished ones that are there are not run again.
-    jobs
-        How many runs go on at a time, each in a process of its own.
-    notify
-        Called with what is being done, when that begins and after each run.
-
-    Raises
-    ------
-    FairbloomError
-        When a setting is impossible or unused, the wish names a client or a group's score that there is not or wishes
-        worse service, data or folder cannot be used, or the baseline cannot be run.
+    The seeds of the search count on from `seed`; no run goes on after `budget` seconds. `notify` is called with what is
+    being done, when that begins and after each run.
     """
     from fairbloom.tasks.score import decide_score  # imported late, as PyTorch is with it
 
     begun, out = time.monotonic(), out.absolute()
     contenders = _contenders(config, wish)
     first = Settings.of({**contenders[0].config, "seed": seed})
-    task = _check(config, first, contenders, wish)
+    check_used(config, [each.variant.method for each in contenders], first.task)
+    task = load_agreed(first)
     score = decide_score(first, task)
-    wish.check(score)
+    wish.check(score, task.clients, task.group_scores if task.groupings else ())
     given = fix_score(first, task)
     contenders = [replace(each, config={**each.config, **given}) for each in contenders]
     stages = ["searching"]
@@ -97,7 +74,8 @@ def recommend_method(
         candidates = [label for label in trials.contenders if label not in trials.failed]
         check_runs({(label, seed): trials.search_settings(label, seed, trials.rounds) for label in candidates})
         notify(stages[-1])
-        search = Search(trials, candidates, seed, jobs)
+        rungs = rungs_of(first, SEEDS)
+        search = Search(trials, candidates, rungs, range(seed, seed + rungs[-1].most), jobs)
         search.run(until=begun + SEARCH_SHARE * budget)
         stages.append("measuring with fresh seeds")
         notify(stages[-1])
@@ -108,7 +86,7 @@ def recommend_method(
         return found
 
 
-def _contenders(config: Mapping[str, Value], wish: Wish) -> list[Contender]:
+def _contenders(config: Mapping[str, Value], wish: Objective) -> list[Contender]:
     """Return the candidates, each with the settings of its runs."""
     for key, value in config.items():
         if key in OPTIONS:
@@ -118,18 +96,6 @@ def _contenders(config: Mapping[str, Value], wish: Wish) -> list[Contender]:
     wished = [each.method for each in wish.constraints if each.method is not None]
     among = candidates_for(config, wished, wish.gap_scores)
     return [Contender(variant, config_of(variant, among, config)) for variant in among]
-
-
-def _check(config: Mapping[str, Value], first: Settings, contenders: Sequence[Contender], wish: Wish) -> Task:
-    """Return the task; raise FairbloomError where settings, data or the wish do not fit each other."""
-    check_used(config, [each.variant.method for each in contenders], first.task)
-    task = load_agreed(first)
-    wish.check_groups(task.group_scores if task.groupings else ())
-    if wish.clients:
-        from fairbloom.simulation.clients import check_names  # imported late, as PyTorch is with it
-
-        check_names("wish", wish.clients, task.clients)
-    return task
 
 
 def _write(found: Recommendation) -> None:

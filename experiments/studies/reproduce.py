@@ -21,8 +21,8 @@ from ..results.outcome import Outcome
 from ..results.reproduction import Reproduction
 from ..results.run import REPORT
 from ..views.progress import study_progress
-from .criterion import Criterion
 from .driver import Failures, run_study, write_tables
+from .objective import Objective
 from .score import fix_score
 from .study import Candidate, Study, StudyRow, folder_name
 
@@ -96,7 +96,7 @@ def reproduce(
         range(chosen_seeds),
         Path(out or default_out).absolute(),
         recipe.grid_seeds,
-        Criterion.of(recipe.criterion),
+        _criterion(recipe),
     )
 
     def collect(failures: Failures) -> Reproduction:
@@ -112,17 +112,22 @@ def reproduce(
     if not run:
         return collect({})
     with study_progress(recipe.name, study.count, study.out, shown=progress) as bars:
-        return run_study(study, jobs or processors_here(), bars.count, collect_and_write, log_level=QUIET)
+        return run_study(study, jobs or processors_here(), bars.count, collect_and_write, QUIET)
+
+
+def _criterion(recipe: Recipe) -> Objective:
+    """Return by what the best points of rows are chosen; raise SettingsError where it is against another row."""
+    objective = Objective.of(recipe.criterion, "criterion")
+    if any(each.compares for each in objective.constraints):
+        raise SettingsError(
+            f"criterion = {objective.text!r}: each row is chosen by itself, and compares with no method: leave that "
+            "constraint out, or use fairbloom sweep"
+        )
+    return objective
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Case]:
-    """Return the cases of the rows whose name has one of the words, all without words; the baseline is always there.
-
-    Raises
-    ------
-    FairbloomError
-        When no row is one of them.
-    """
+    """Return the cases of the rows whose name has one of the words, all without words; the baseline is always there."""
     cases = recipe.cases()
     wanted = [
         case for case in cases if not words or any(word.casefold() in case.full_name.casefold() for word in words)
@@ -148,13 +153,7 @@ def check_overrides(overrides: Mapping[str, Value], cases: Sequence[Case]) -> No
 
 
 def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
-    """Return a recipe's row as a study has it; what the user has set goes before all others, and is not varied.
-
-    Raises
-    ------
-    FairbloomError
-        When one of its settings is unknown, impossible or unused.
-    """
+    """Return a recipe's row as a study has it; what the user has set goes before all others, and is not varied."""
     set_here = {key: value for key, value in overrides.items() if case.takes(key)}
     candidates: list[Candidate] = []
     for whole_point in case.points():
@@ -168,7 +167,7 @@ def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
         at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
         name = f"{case.full_name} at {at}" if at else case.full_name
         candidates.append(Candidate(name, config, folder_name(config), point, case.row.evaluated))
-    return StudyRow(candidates)
+    return candidates
 
 
 def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:

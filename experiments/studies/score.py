@@ -7,23 +7,15 @@ from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Task, check_data, load_task
 
+from .objective import Objective
+
 
 def fix_score(settings: Settings, task: Task | None = None) -> dict[str, Value]:
     """Return the setting that all runs of a study need to go by one score; none where they do without.
 
     Other seeds test other examples, by which another score might fit the data: one run decides for all.
 
-    Parameters
-    ----------
-    settings
-        The settings of one run, the one with the first seed.
-    task
-        Its task, with what the clients have agreed on; it is loaded where there is None and it is needed.
-
-    Raises
-    ------
-    FairbloomError
-        When data cannot be used, or the task does not report the score that is named.
+    The settings are those of the run with the first seed; its task is loaded where it is None and needed.
     """
     from fairbloom.tasks.score import decide_score, has_natural_clients  # imported late, as PyTorch is with it
 
@@ -32,14 +24,18 @@ def fix_score(settings: Settings, task: Task | None = None) -> dict[str, Value]:
     return {"score": decide_score(settings, task or load_agreed(settings)).name}
 
 
-def load_agreed(settings: Settings) -> Task:
-    """Return the task with what its clients agree on about their data.
+def check_objective(objective: Objective, settings: Settings) -> None:
+    """Raise FairbloomError where a task cannot be judged by an objective, or its data cannot be used."""
+    if objective.high is not None or any(each.client or each.gap_score for each in objective.measures):
+        from fairbloom.tasks.score import decide_score
 
-    Raises
-    ------
-    FairbloomError
-        When some data cannot be used.
-    """
+        task = load_agreed(settings)
+        groups = task.group_scores if task.groupings else ()
+        objective.check(decide_score(settings, task), task.clients, groups)
+
+
+def load_agreed(settings: Settings) -> Task:
+    """Return the task with what its clients agree on about their data."""
     from fairbloom.server.app import agree  # imported late, as PyTorch is with them
     from fairbloom.simulation.loop import LoopClients
 

@@ -1,244 +1,205 @@
-"""Optuna searches ranges: trials are drawn by those before, stopped early where others were better by that round.
+"""The search among candidates: successive halving. Many run few rounds, and the best third of them runs more.
 
-A trial is a point with all its seeds; its value is the mean of the criterion, turned such that higher is better. Trials
-come in batches of a fixed size, and what a batch draws is a function of the seed and of the trials before it. So the
-points depend neither on how many runs go on at a time nor on interruptions: only whole batches are kept in Optuna's
-journal, and a batch that was cut off is drawn again, and its runs go on where they were.
+A recommendation searches within a time, a sweep until its last rung is over. What is drawn and who goes on depend on
+seeds and scores alone, so an interrupted search goes on where it was, and `--jobs` changes nothing but the time.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Value, digest
-from fairbloom.server.settings import Settings, may_differ, may_grow
+from fairbloom.server.settings import Settings
 
-from ..recipes.axes import Axis, Span
-from ..recipes.recipe import Point
-from .driver import Execution
-from .study import Candidate, PlannedRun, Study, StudyRow
+from ..results.recommendation import Tried
+from .objective import Standing, best_first
 
-BATCH = 4
-"""So many trials are drawn at a time, and run side by side."""
-
-PARTS = (9, 3, 1)
-"""Trials are looked at after a ninth and a third of their rounds; those below the median of the finished ones end."""
-
-JOURNAL = "optuna.journal"
-"""The file with the trials in a sweep's folder, which Optuna's own programs read."""
-
-DIGITS = 4
-"""Drawn numbers are rounded to so many digits, as one would write them."""
-
-FAULT, ROUNDS = "fault", "rounds"
-"""What the journal has of a trial beside Optuna's own: why it failed, and how many rounds its runs have."""
+SHARE = 3
+"""A rung keeps one in so many candidates, and each has so many times the rounds."""
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What became of a point that was drawn.
+class Rung:
+    """A rung of the ladder: after how many rounds candidates are judged there, and with how many seeds.
 
     Attributes
     ----------
-    candidate
-        The point.
     rounds
-        How many rounds its runs have.
-    pruned
-        Whether it was stopped after these.
-    fault
-        Why it failed; "" where it did not.
+        The rounds.
+    seeds
+        The number of seeds, at least.
+    most
+        The number of seeds where there is time for more.
     """
 
-    candidate: Candidate
     rounds: int
-    pruned: bool
-    fault: str
+    seeds: int
+    most: int
 
 
-def search(
-    axes: Mapping[str, Axis],
-    candidate_at: Callable[[Point], Candidate],
-    count: int,
-    study: Study,
-    work: Execution,
-    on_batch: Callable[[Sequence[Trial]], None],
-) -> None:
-    """Draw points of a space, and run them with the seeds of a study.
+def rungs_of(settings: Settings, seeds: Sequence[tuple[int, int]]) -> list[Rung]:
+    """Return the ladder of runs with these settings; each rung has as many seeds as `seeds` says, at least and at most.
+
+    The last rung has all rounds, and none has fewer than five, since the first rounds mislead. Where steps decay over
+    all rounds, no run can be judged before its last.
+    """
+    rounds = settings.num_rounds
+    fewest = rounds if settings.paced or settings.strategy().paced else min(rounds, 5)
+    lengths = [max(fewest, math.ceil(rounds / SHARE**left)) for left in reversed(range(len(seeds)))]
+    return list(dict.fromkeys(Rung(length, *counts) for length, counts in zip(lengths, seeds, strict=True)))
+
+
+class Judged(Protocol):
+    """Candidates that can be run and judged: the runs of a study, or numbers in their place."""
+
+    @property
+    def always(self) -> Collection[str]:
+        """The labels of those whom every rung judges."""
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Why candidates could not be run or judged, by their labels."""
+
+    def search(self, labels: Sequence[str], seeds: Sequence[int], rounds: int, until: float) -> float:
+        """Run candidates, and return the seconds; raise TimeoutError when the time is over."""
+
+    def standings(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Standing]:
+        """Return what is known of those candidates that have come so far with all these seeds."""
+
+
+class Search:
+    """Successive halving of candidates.
+
+    Within a time, the rungs share what is left of it equally. On the first, candidates are tried one group after the
+    other, in their order, until its time is over; on the others as many go on as the time should be enough for.
 
     Parameters
     ----------
-    axes
-        The settings that are drawn, each from values or from a range.
-    candidate_at
-        Returns the candidate at a point.
-    count
-        How many points are drawn altogether; those in the folder's journal are among them.
-    study
-        Has the seeds of each trial, the folder and the criterion; its rows are not looked at.
-    work
-        Carries out the runs.
-    on_batch
-        Called with all trials up to now, before the first batch and after each.
+    trials
+        What runs and judges candidates.
+    labels
+        The candidates, in the order in which they are tried.
+    rungs
+        The ladder.
+    seeds
+        The seeds, at least as many as the last rung may have.
+    at_a_time
+        How many runs go on at a time.
 
-    Raises
-    ------
-    FairbloomError
-        When Optuna is not installed, or its journal cannot be used.
+    Attributes
+    ----------
+    standings
+        Those of the last rung that was judged.
+    tried
+        How far each candidate came, the furthest and best first.
+    rung
+        That rung, with as many seeds as it had; None where nothing could be judged.
     """
-    with _quiet_optuna() as optuna:
-        settings = study.settings(PlannedRun(candidate_at(lowest(axes)), study.seeds[0]))
-        kept = _kept(optuna, axes, settings, study)
-        distributions = {key: _distribution(optuna, axis) for key, axis in axes.items()}
-        while True:
-            done = kept.trials
-            on_batch([_trial(each, candidate_at(_point(each.params, axes))) for each in done[:count]])
-            if len(done) >= count:
+
+    def __init__(
+        self, trials: Judged, labels: Sequence[str], rungs: Sequence[Rung], seeds: Sequence[int], at_a_time: int
+    ) -> None:
+        self._trials, self._labels, self._rungs, self._seeds = trials, labels, rungs, seeds
+        self._at_a_time = at_a_time
+        self._pace = 0.0  # seconds of the wall clock for a round of one run
+        self.standings: Mapping[str, Standing] = {}
+        self.tried: tuple[Tried, ...] = ()
+        self.rung: Rung | None = None
+
+    def run(self, until: float = math.inf) -> None:
+        """Climb as far as the time allows; no run goes on when it is over."""
+        alive = self._labels
+        with contextlib.suppress(TimeoutError):
+            for place, rung in enumerate(self._rungs):
+                left = len(self._rungs) - place
+                end = _share(until, left)
+                alive = self._affordable(alive, rung, end) if place else alive
+                try:
+                    if math.isinf(until):
+                        self._search(alive, self._seeds[: rung.seeds], rung.rounds, until)
+                    elif place:
+                        self._run_seeds(alive, rung, end, until)
+                    else:
+                        self._run_groups(rung, left, until)
+                finally:
+                    self._judge(alive, rung, fewest=rung.seeds if math.isinf(until) else 1)
+                if not self.standings:
+                    return
+                alive = survivors(self.standings, self._trials.always)
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """The candidates that there was no time for."""
+        known = {*self._trials.failed, *(each.method for each in self.tried)}
+        return tuple(label for label in self._labels if label not in known)
+
+    def _run_groups(self, rung: Rung, left: int, until: float) -> None:
+        """Run all candidates with the first seed, group by group, while the rung has time; `left` rungs share it.
+
+        Its time begins when the first group is over, since processes have to start before. Those that are always judged
+        are in that group, and others beside them while processes are free.
+        """
+        always = [label for label in self._labels if label in self._trials.always]
+        others = [label for label in self._labels if label not in always]
+        beside = -len(always) % self._at_a_time or self._at_a_time
+        self._search([*always, *others[:beside]], self._seeds[:1], rung.rounds, until)
+        end, took = _share(until, left), 0.0
+        for start in range(beside, len(others), self._at_a_time):
+            if time.monotonic() + took > end:
                 return
-            memory = optuna.create_study(
-                direction="maximize",
-                sampler=optuna.samplers.TPESampler(seed=study.seeds[0] + len(done), constant_liar=True),
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=BATCH),
-            )
-            memory.add_trials(done)
-            asked = [memory.ask(distributions) for _ in range(min(BATCH, count - len(done)))]
-            candidates = [candidate_at(_point(trial.params, axes)) for trial in asked]
-            _run_batch(memory, asked, candidates, study, work, rungs_of(settings))
-            kept.add_trials(memory.trials[len(done) :])
+            took = self._search(others[start : start + self._at_a_time], self._seeds[:1], rung.rounds, until)
 
+    def _run_seeds(self, alive: Sequence[str], rung: Rung, end: float, until: float) -> None:
+        """Run candidates seed by seed, while the rung has time for more seeds than it needs."""
+        took = 0.0
+        for count, seed in enumerate(self._seeds[: rung.most]):
+            if count and time.monotonic() + took > (until if count < rung.seeds else end):
+                return
+            took = self._search(alive, [seed], rung.rounds, until)
 
-def lowest(axes: Mapping[str, Axis]) -> dict[str, Value]:
-    """Return one point of a space: the first of the values, and the lowest number of a range."""
-    return {key: axis.low if isinstance(axis, Span) else axis[0] for key, axis in axes.items()}
+    def _search(self, labels: Sequence[str], seeds: Sequence[int], rounds: int, until: float) -> float:
+        took = self._trials.search(labels, seeds, rounds, until)
+        if took:
+            self._pace = took / (len(labels) * rounds)
+        return took
 
+    def _affordable(self, alive: Sequence[str], rung: Rung, end: float) -> list[str]:
+        """Return those who should get through a rung in time: the best, and those that are always there."""
+        whole = self._pace * rung.rounds * rung.seeds
+        count = min(len(alive), (end - time.monotonic()) / whole) if whole > 0.0 else len(alive)
+        others = [label for label in alive if label not in self._trials.always]
+        best = others[: max(1, int(count) - len(self._trials.always))]
+        return [label for label in alive if label in best or label in self._trials.always]
 
-def rungs_of(settings: Settings) -> list[int]:
-    """Return after how many rounds a trial is looked at; a method whose steps decay over all rounds runs them all."""
-    if settings.strategy().paced or settings.paced:
-        return [settings.num_rounds]
-    return sorted({-(-settings.num_rounds // part) for part in PARTS})
-
-
-def _run_batch(
-    memory: Any,
-    asked: Sequence[Any],
-    candidates: Sequence[Candidate],
-    study: Study,
-    work: Execution,
-    rungs: Sequence[int],
-) -> None:
-    """Run trials from rung to rung, and tell Optuna of each that ends: its value, or that it was pruned, or failed."""
-    going = list(zip(asked, candidates, strict=True))
-    for rung in rungs:
-        stage = replace(study, rows=[StudyRow([candidate for _, candidate in going])], rounds=rung)
-        work.run(stage.first_runs())
-        judgements = stage.judge(stage.rows[0])
-        next_going = []
-        for (trial, candidate), judgement in zip(going, judgements, strict=True):
-            trial.set_user_attr(ROUNDS, rung)
-            folders = (stage.folder(PlannedRun(candidate, seed)) for seed in stage.seeds)
-            fault = judgement.fault or next((work.failures[each] for each in folders if each in work.failures), "")
-            if fault:
-                trial.set_user_attr(FAULT, fault)
-                memory.tell(trial, state=_state("FAIL"))
-                continue
-            value = judgement.quality / len(stage.seeds)
-            trial.report(value, rung)
-            if rung == rungs[-1]:
-                memory.tell(trial, value)
-            elif trial.should_prune():
-                memory.tell(trial, state=_state("PRUNED"))
-            else:
-                next_going.append((trial, candidate))
-        if not (going := next_going):
+    def _judge(self, alive: Sequence[str], rung: Rung, fewest: int) -> None:
+        """Take in what a rung says: with as many seeds as all of its candidates have, else as some candidate has."""
+        counts = range(rung.most, fewest - 1, -1)
+        found = {count: self._trials.standings(alive, self._seeds[:count], rung.rounds) for count in counts}
+        expected = {label for label in alive if label not in self._trials.failed}
+        whole = [count for count in counts if {*found[count]} >= expected]
+        some = [count for count in counts if not {*found[count]} <= {*self._trials.always}]
+        first = [count for count in counts if found[count] and not self.standings]
+        if not (usable := [*whole, *some, *first]):
             return
+        count = usable[0]
+        self.standings, self.rung = found[count], Rung(rung.rounds, count, count)
+        here = [
+            Tried(label, rung.rounds, count, self.standings[label].mean, self.standings[label].violation)
+            for label in best_first(self.standings)
+        ]
+        self.tried = (*here, *(each for each in self.tried if each.method not in self.standings))
 
 
-def _trial(stored: Any, candidate: Candidate) -> Trial:
-    """Return what the journal has of a trial."""
-    about = stored.user_attrs
-    return Trial(candidate, about[ROUNDS], stored.state == _state("PRUNED"), about.get(FAULT, ""))
+def survivors(standings: Mapping[str, Standing], always: Collection[str] = ()) -> list[str]:
+    """Return who goes on to the next rung, the best first: one in SHARE, and at least one, beside those `always` in."""
+    others = sorted((name for name in standings if name not in always), key=lambda name: -standings[name].merit)
+    best = others[: max(1, math.ceil(len(others) / SHARE))]
+    return [name for name in best_first(standings) if name in best or name in always]
 
 
-def _point(params: Mapping[str, Any], axes: Mapping[str, Axis]) -> dict[str, Value]:
-    """Return the point of what Optuna has drawn, its numbers as one would write them."""
-    point: dict[str, Value] = {}
-    for key, axis in axes.items():
-        value = params[key]
-        if isinstance(axis, Span) and not axis.whole:
-            value = min(max(float(f"{value:.{DIGITS}g}"), axis.low), axis.high)
-        point[key] = value
-    return point
-
-
-# Optuna -------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _quiet_optuna() -> Iterator[ModuleType]:
-    """Import Optuna, and let it print only warnings for a while.
-
-    Raises
-    ------
-    FairbloomError
-        When it is not installed.
-    """
-    optuna = import_optuna()
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield optuna
-    finally:
-        optuna.logging.set_verbosity(level)
-
-
-def import_optuna() -> ModuleType:
-    """Return Optuna; raise FairbloomError with the remedy where it is not installed."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise FairbloomError("a search of ranges needs Optuna: pip install 'fairbloom[optuna]'") from error
-    return optuna
-
-
-def _kept(optuna: ModuleType, axes: Mapping[str, Axis], settings: Settings, study: Study) -> Any:
-    """Return the search in the folder's journal; another is begun where trials would have other values.
-
-    So it is with other settings, seeds, axes, criteria or numbers of rounds.
-    """
-    free = {*may_differ(finished=True), *axes, "seed"}.difference(may_grow())
-    config = {key: value for key, value in settings.run_config().items() if key not in free}
-    about: dict[str, Any] = {"settings": digest(config), "axes": {key: str(axis) for key, axis in axes.items()}}
-    about |= {"criterion": study.criterion.text, "seeds": list(study.seeds)}
-    file = study.out / JOURNAL
-    try:
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(file)))
-        return optuna.create_study(
-            study_name=f"{settings.method}-{digest(about)}",
-            storage=storage,
-            direction="maximize",
-            load_if_exists=True,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise FairbloomError(
-            f"{file} cannot be used: {error}. Move it away: the search begins anew, and runs no finished run again"
-        ) from error
-
-
-def _distribution(optuna: ModuleType, axis: Axis) -> Any:
-    """Return what Optuna draws a setting from."""
-    if not isinstance(axis, Span):
-        return optuna.distributions.CategoricalDistribution(list(axis))
-    if axis.whole:
-        return optuna.distributions.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
-    return optuna.distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
-
-
-def _state(name: str) -> Any:
-    """Return one of Optuna's states of a trial."""
-    from optuna.trial import TrialState
-
-    return TrialState[name]
+def _share(until: float, left: int) -> float:
+    """Return when the next of so many rungs ends that share the time until then."""
+    now = time.monotonic()
+    return now + (until - now) / left

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value
+from fairbloom.protocol.streams import generator
 from fairbloom.server.settings import check_used, may_grow, parameters
 
-from ..recipes.axes import SYNTAX, Axis, Span, axis_of
+from ..recipes.axes import SYNTAX, Axis, Span, axis_of, draw
 from ..recipes.labels import label_of
 from ..recipes.recipe import Case, Recipe
 from ..results.sweep import Planned
-from .search import import_optuna
+from .objective import Objective
 from .study import Candidate, folder_name
 
 VALIDATION_SHARE = 0.2
@@ -47,6 +48,11 @@ class Space:
     def is_baseline(self) -> bool:
         """Whether what is chosen is compared with it."""
         return self.case.row.label == self.case.recipe.baseline
+
+    def drawn(self, count: int, seed: int) -> list[dict[str, Value]]:
+        """Return so many points of the space that are drawn by a seed; of a higher count, these are the first."""
+        streams = (generator(seed, "sweep", self.case.row.label, number) for number in range(count))
+        return [{key: draw(axis, stream) for key, axis in self.axes.items()} for stream in streams]
 
     @property
     def is_grid(self) -> bool:
@@ -105,14 +111,24 @@ def check_recipe(recipe: Recipe) -> None:
     check_used(recipe.settings, methods, str(recipe.settings.get("task", "digits")))
 
 
-def with_validation(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """Return a recipe that sets validation examples apart, and in words that this was done here, if it was.
+def check_constraints(objective: Objective, recipe: Recipe) -> None:
+    """Raise SettingsError where a constraint is against a method that is not the baseline."""
+    against = [each for each in objective.constraints if each.compares]
+    if against and not recipe.baseline:
+        raise SettingsError(
+            f"criterion = {objective.text!r} compares with a method: name it by --baseline (in a file, by baseline)"
+        )
+    method = next((case.method for case in recipe.cases() if case.row.label == recipe.baseline), "")
+    for each in against:
+        if each.method is not None and each.method.method != method:
+            raise SettingsError(
+                f"criterion = {objective.text!r} is against {each.method.label}, and the baseline is "
+                f"{recipe.baseline}: write the same method in both"
+            )
 
-    Raises
-    ------
-    SettingsError
-        When it says that there are to be none.
-    """
+
+def with_validation(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Return a recipe that sets validation examples apart, and in words that this was done here, if it was."""
     shares = {case.config.get("validation-share") for case in recipe.cases()} - {None}
     if not shares:
         settings = {**recipe.settings, "validation-share": VALIDATION_SHARE}
@@ -129,13 +145,7 @@ def with_validation(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 
 def spaces_of(case: Case) -> list[Space]:
-    """Return what is tried in a row, one space for each of its grids.
-
-    Raises
-    ------
-    SettingsError
-        When a value is impossible or there twice.
-    """
+    """Return what is tried in a row, one space for each of its grids."""
     task = str(case.config.get("task", "digits"))
     known = {**parameters(task=task, methods=[case.method]), **SETTINGS}
     spaces = []
@@ -164,7 +174,6 @@ def check_spaces(recipe: Recipe, spaces: Sequence[Space]) -> None:
                 )
     if not recipe.search:
         return
-    import_optuna()
     if any("num-rounds" in space.axes for space in spaces):
         raise SettingsError(
             "a search cannot try values of num-rounds: it decides itself after which round a point ends"

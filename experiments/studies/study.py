@@ -14,7 +14,7 @@ from fairbloom.server.settings import Settings, digest_changed, may_differ
 from ..recipes.labels import format_value, short_key
 from ..recipes.recipe import Point, owner_of
 from ..results.run import Run, load
-from .criterion import MEAN, Criterion, Judgement, best_of, judge
+from .objective import MEAN, Objective, Standing, choose, judge, serve
 from .pool import RunKey, is_done
 
 
@@ -50,14 +50,8 @@ class PlannedRun(NamedTuple):
     seed: int
 
 
-@dataclass(frozen=True)
-class StudyRow:
-    """A row of a study: its candidates, of which the best is shown.
-
-    A row has one candidate for each point of its grid, and a single one without a grid.
-    """
-
-    candidates: Sequence[Candidate]
+StudyRow = Sequence[Candidate]
+"""A row of a study: a candidate for each point of its grid, of which the best is shown."""
 
 
 @dataclass(frozen=True)
@@ -85,52 +79,53 @@ class Study:
     seeds: Sequence[int]
     out: Path
     grid_seeds: int = 0
-    criterion: Criterion = MEAN
+    criterion: Objective = MEAN
     rounds: int | None = None
 
     def with_settings(self, settings: Mapping[str, Value]) -> Self:
         """Return the study with settings that all of its runs have as well."""
-        rows = [
-            replace(row, candidates=[replace(each, config={**each.config, **settings}) for each in row.candidates])
-            for row in self.rows
-        ]
+        rows = [[replace(each, config={**each.config, **settings}) for each in row] for row in self.rows]
         return replace(self, rows=rows)
 
     @property
     def count(self) -> int:
         """How many runs there are: those that search the grids, and those at the points that are found."""
-        later = sum(len(self.seeds) - len(self.search_seeds) for row in self.rows if len(row.candidates) > 1)
+        later = sum(len(self.seeds) - len(self.search_seeds) for row in self.rows if len(row) > 1)
         return len(self.first_runs()) + later
 
     def search(self, row: StudyRow) -> list[PlannedRun]:
         """Return the runs of a row before its grid is decided; without a grid these are all."""
-        seeds = self.seeds if len(row.candidates) == 1 else self.search_seeds
-        return [PlannedRun(candidate, seed) for candidate in row.candidates for seed in seeds]
+        seeds = self.seeds if len(row) == 1 else self.search_seeds
+        return [PlannedRun(candidate, seed) for candidate in row for seed in seeds]
 
     def choose(self, row: StudyRow) -> list[PlannedRun]:
         """Return the runs of a row's best candidate by the criterion, with all seeds.
 
         A candidate with a run that failed, or is not finished, is never it; where all are such, there are no runs.
-
-        Raises
-        ------
-        FairbloomError
-            When no candidate can be judged although the runs of one are finished.
         """
-        if len(row.candidates) == 1:
+        if len(row) == 1:
             return self.search(row)
-        judgements = self.judge(row)
-        best = best_of(judgements)
+        standings = self.judge(row)
+        best = choose(dict(enumerate(standings)))
         if best is None:
-            if fault := next((judgement.fault for judgement in judgements if judgement.fault), ""):
-                raise FairbloomError(fault)
+            for candidate, standing in zip(row, standings, strict=True):
+                if standing.fault:
+                    raise FairbloomError(f"{candidate.name}: {standing.fault}")
             return []
-        return [PlannedRun(row.candidates[best], seed) for seed in self.seeds]
+        return [PlannedRun(row[best], seed) for seed in self.seeds]
 
-    def judge(self, row: StudyRow) -> list[Judgement]:
+    def judge(self, row: StudyRow) -> list[Standing]:
         """Return what each candidate of a row is worth by the criterion, over the seeds of the search."""
-        runs = [[self.finished(PlannedRun(each, seed)) for seed in self.search_seeds] for each in row.candidates]
-        return judge(self.criterion, runs, [each.evaluated for each in row.candidates], self.rounds)
+        runs = [[self.finished(PlannedRun(each, seed)) for seed in self.search_seeds] for each in row]
+        first = next((run for of_each in runs for run in of_each if run is not None), None)
+        if first is None:
+            return [Standing() for _ in row]
+        groups = bool(self.criterion.gap_scores)
+        served = {
+            place: serve(of_each, each.evaluated, self.rounds, with_groups=groups)
+            for place, (each, of_each) in enumerate(zip(row, runs, strict=True))
+        }
+        return list(judge(self.criterion, served, first.score).values())
 
     def folder(self, planned: PlannedRun) -> Path:
         """Return the folder of a run."""

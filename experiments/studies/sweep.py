@@ -1,25 +1,23 @@
 """A sweep: values of settings are tried, the best is chosen on validation examples, and tested once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
 
 from ..recipes.recipe import Recipe
-from ..results.sweep import Planned, Sweep, SweepPlan
-from .criterion import Criterion
-from .driver import carry_out, run_study
+from ..results.sweep import Sweep, SweepPlan
+from .driver import Execution, carry_out, raise_failure
+from .objective import Objective, Standing
 from .pool import check_runs
 from .reproduce import QUIET
-from .score import fix_score
-from .search import Trial, rungs_of, search
-from .space import Space, check_candidates, check_recipe, check_spaces, spaces_of, with_validation
-from .study import Candidate, PlannedRun, Study, StudyRow
-from .swept import finish, read_sweep, with_faults
+from .score import check_objective, fix_score
+from .search import Search, rungs_of
+from .space import Space, check_candidates, check_constraints, check_recipe, check_spaces, spaces_of, with_validation
+from .study import Candidate, PlannedRun, Study
+from .swept import finish, judge_planned, read_sweep, with_faults
 
 
 def run_sweep(
@@ -32,121 +30,112 @@ def run_sweep(
 ) -> Sweep:
     """Run what is missing of a sweep, choose on validation examples, and write tables and figure into `out`.
 
-    Parameters
-    ----------
-    recipe
-        What is tried; a row that it names as the baseline is searched as the others are, and not chosen.
-    seeds
-        The seeds of each point; the recipe's `grid-seeds` first ones alone, where it has such.
-    out
-        The folder of the tables and runs; one sweep at a time writes there.
-    jobs
-        How many runs go on at a time, each in a process of its own.
-    on_run
-        Called after each finished run.
-    on_count
-        Called with the number of runs, before the first.
-
-    Raises
-    ------
-    FairbloomError
-        When a setting is impossible, unused or cannot be tried, when the folder belongs to something else, or all runs
-        fail. No run is started where that can be known before.
+    A row that the recipe names as the baseline is searched as the others are, and not chosen. `on_run` is called after
+    each finished run, `on_count` with the number of runs before the first. No run is started where an error can be
+    known before.
     """
-    criterion = Criterion.of(recipe.criterion)
+    objective = Objective.of(recipe.criterion, "criterion")
     check_recipe(recipe)
+    check_constraints(objective, recipe)
     recipe, notes = with_validation(recipe)
     spaces = [space for case in recipe.cases() for space in spaces_of(case)]
     check_spaces(recipe, spaces)
-    recipe = recipe.model_copy(update={"settings": {**recipe.settings, **_fix_score(spaces, seeds[0])}})
+    first = Settings.of({**spaces[0].candidate(spaces[0].points()[0]).config, "seed": seeds[0]})
+    recipe = recipe.model_copy(update={"settings": {**recipe.settings, **fix_score(first)}})
     spaces = [space for case in recipe.cases() for space in spaces_of(case)]
-    study = Study([], seeds, out.absolute(), recipe.grid_seeds, criterion)
-    plan = SweepPlan(recipe.title, criterion.text, list(seeds), list(study.search_seeds), [], recipe.baseline, notes)
-    if recipe.search:
-        return _search(recipe, spaces, study, plan, jobs, on_run, on_count)
-    found = [(space, space.candidate(point)) for space in spaces for point in space.points()]
-    groups = [[each for space, each in found if space.is_baseline is of_base] for of_base in (False, True)]
-    check_candidates(groups[0])
-    study = replace(study, rows=[StudyRow(group) for group in groups if group])
-    plan = replace(plan, points=[space.planned(candidate) for space, candidate in found])
-    on_count(study.count)
-    return run_study(study, jobs, on_run, lambda failed: finish(study.out, plan, failed), plan=plan, log_level=QUIET)
-
-
-def _fix_score(spaces: Sequence[Space], seed: int) -> dict[str, Value]:
-    """Return the score by which all points are judged, where they need one to be named."""
-    first = next(space.candidate(point) for space in spaces for point in space.points())
-    return fix_score(Settings.of({**first.config, "seed": seed}))
-
-
-def _search(
-    recipe: Recipe,
-    spaces: Sequence[Space],
-    study: Study,
-    plan: SweepPlan,
-    jobs: int,
-    on_run: Callable[[], None],
-    on_count: Callable[[int], None],
-) -> Sweep:
-    """Draw points of each space, choose, and run the chosen point and the baseline with the seeds that are left."""
-    corners = [[space.candidate(point) for point in space.points()] for space in spaces]
-    check_runs(replace(study, rows=[StudyRow([each]) for of_space in corners for each in of_space]).first_runs())
-    on_count(_count(spaces, corners, recipe.search) * len(study.search_seeds))
-    found = _Found(plan, study.out)
+    check_objective(objective, first)
+    study = Study([], seeds, out.absolute(), recipe.grid_seeds, objective)
+    tried = [(space, _candidates(space, recipe.search, seeds[0])) for space in spaces]
+    check_candidates([each for space, of_space in tried if not space.is_baseline for each in of_space])
+    points = [space.planned(each) for space, of_space in tried for each in of_space]
+    plan = SweepPlan(
+        recipe.title, recipe.criterion, list(seeds), list(study.search_seeds), points, recipe.baseline, notes
+    )
+    candidates = {each.folder: each for _, of_space in tried for each in of_space}
+    everything = stage(study, candidates.values()).first_runs()
+    check_runs(everything)
+    on_count(len(everything))
     with carry_out(study.out, jobs, on_run, plan=plan, log_level=QUIET) as work:
-        narrow = replace(study, seeds=study.search_seeds, grid_seeds=0)
-        for space, of_space in zip(spaces, corners, strict=True):
-            if space.is_grid:
-                work.run(replace(narrow, rows=[StudyRow(of_space)]).first_runs())
-                found.put(space, [(candidate, space.planned(candidate)) for candidate in of_space])
-            else:
-                ended = partial(found.put_trials, space)
-                search(space.axes, space.candidate, recipe.search, narrow, work, ended)
-        swept = read_sweep(study.out, with_faults(study.out, found.plan, work.failures))
-        if swept.best is None:
+        grids = [each for space, of_space in tried if space.is_grid for each in of_space]
+        work.run(stage(study, grids).first_runs())
+        # The baseline is searched first, since the others may be held to it.
+        for space, of_space in sorted(tried, key=lambda pair: not pair[0].is_baseline):
+            if not space.is_grid:
+                plan = _search(space, of_space, study, plan, work, jobs)
+        if len(work.failed) == len(everything):
+            raise_failure(*next(iter(work.failed.items())))
+        swept = read_sweep(study.out, with_faults(study.out, plan, work.failures))
+        if not any(point.values for point in swept.points):
             raise FairbloomError(f"all points failed; {swept.points[0].name}: {swept.points[0].fault}")
-        best = [found.candidates[each.planned.folder] for each in (swept.best, swept.baseline) if each is not None]
-        later = [PlannedRun(candidate, seed) for candidate in best for seed in study.seeds]
+        shown = [candidates[each.planned.folder] for each in (swept.best, swept.baseline) if each is not None]
+        later = [PlannedRun(candidate, seed) for candidate in shown for seed in study.seeds]
         work.run({(each.candidate.name, each.seed): study.settings(each) for each in later})
         return finish(study.out, swept.plan, work.failures)
 
 
-class _Found:
-    """The points that a search has come to; sweep.json has them at any moment.
+def _candidates(space: Space, search: int, seed: int) -> list[Candidate]:
+    """Return the points of a space, drawn ones where it has a range; what is drawn twice is there once."""
+    if space.is_grid:
+        return [space.candidate(point) for point in space.points()]
+    drawn = [space.candidate(point) for point in space.drawn(search, seed)]
+    return list({each.folder: each for each in drawn}.values())
+
+
+def stage(study: Study, candidates: Iterable[Candidate], rounds: int | None = None) -> Study:
+    """Return the study that runs candidates with the seeds of the search, up to a round or to their last."""
+    return replace(study, rows=[list(candidates)], rounds=rounds, seeds=study.search_seeds, grid_seeds=0)
+
+
+def _search(
+    space: Space, candidates: Sequence[Candidate], study: Study, plan: SweepPlan, work: Execution, jobs: int
+) -> SweepPlan:
+    """Search among the points of a space, and return the plan with how far each has come."""
+    points = _Points(candidates, study, plan, work)
+    seeds = study.search_seeds
+    rungs = rungs_of(space.case.settings(candidates[0].config), [(len(seeds), len(seeds))] * 3)
+    search = Search(points, list(points.whole), rungs, seeds, jobs)
+    search.run()
+    for each in search.tried:
+        whole = points.whole[each.method]
+        points.planned[each.method] = replace(whole, rounds=each.rounds, pruned=each.rounds < whole.rounds)
+    return points.plan
+
+
+class _Points:
+    """The points of a space as a search has them; sweep.json says at any moment how far each has come.
 
     Attributes
     ----------
-    plan
-        The plan with these points.
-    candidates
-        The points by the beginnings of the names of their run folders.
+    whole
+        The points with all their rounds, by the beginnings of the names of their run folders.
+    planned
+        The points of the whole sweep, as far as they have come.
     """
 
-    def __init__(self, plan: SweepPlan, out: Path) -> None:
-        self.plan, self._out = plan, out
-        self.candidates: dict[str, Candidate] = {}
-        self._by_space: dict[int, Sequence[Planned]] = {}
+    always: Collection[str] = ()
 
-    def put(self, space: Space, points: Sequence[tuple[Candidate, Planned]]) -> None:
-        """Write down the points of a space, in place of those that it had."""
-        self.candidates |= {planned.folder: candidate for candidate, planned in points}
-        self._by_space[id(space)] = [planned for _, planned in points]
-        self.plan = replace(self.plan, points=[each for planned in self._by_space.values() for each in planned])
-        self.plan.write(self._out)
+    def __init__(self, candidates: Sequence[Candidate], study: Study, plan: SweepPlan, work: Execution) -> None:
+        self._candidates = {each.folder: each for each in candidates}
+        self._study, self._plan, self._work = study, plan, work
+        self.planned = {each.folder: each for each in plan.points}
+        self.whole = {folder: self.planned[folder] for folder in self._candidates}
+        self.failed: dict[str, str] = {}
 
-    def put_trials(self, space: Space, trials: Sequence[Trial]) -> None:
-        """Write down what became of the points that were drawn, each once although it may be drawn twice."""
-        once: dict[str, tuple[Candidate, Planned]] = {}
-        for trial in sorted(trials, key=lambda trial: trial.pruned):
-            whole = space.planned(trial.candidate)
-            planned = replace(whole, rounds=trial.rounds, pruned=trial.pruned, fault=trial.fault)
-            once.setdefault(planned.folder, (trial.candidate, planned))
-        self.put(space, list(once.values()))
+    @property
+    def plan(self) -> SweepPlan:
+        """The plan with the points as far as they have come."""
+        return replace(self._plan, points=list(self.planned.values()))
 
+    def search(self, labels: Sequence[str], seeds: Sequence[int], rounds: int, until: float) -> float:
+        """Run points up to a round with all seeds of the search, however long it takes."""
+        self.planned |= {label: replace(self.whole[label], rounds=rounds) for label in labels}
+        self.plan.write(self._study.out)
+        self._work.run(stage(self._study, [self._candidates[label] for label in labels], rounds).first_runs())
+        return 0.0
 
-def _count(spaces: Sequence[Space], corners: Sequence[Sequence[Candidate]], drawn: int) -> int:
-    """Return how many runs a search has at most with each seed; one that is extended counts again."""
-    return sum(
-        len(of_space) if space.is_grid else drawn * len(rungs_of(Settings.of(of_space[0].config)))
-        for space, of_space in zip(spaces, corners, strict=True)
-    )
+    def standings(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> dict[str, Standing]:
+        """Return what the points are worth after a round."""
+        judged = judge_planned(self._study.out, self.plan, [self.planned[label] for label in labels], rounds)
+        found = dict(zip(labels, judged, strict=True))
+        self.failed |= {label: each.fault or "a run failed" for label, each in found.items() if not each.values}
+        return {label: each for label, each in found.items() if each.values}

@@ -14,8 +14,8 @@ from ..results.comparison import Comparison, read_comparison
 from ..results.run import REPORT, Run, load
 from ..results.shared_data import SharedData
 from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
-from .criterion import Criterion, best_of, judge, model_of
 from .driver import Failures, write_tables
+from .objective import Objective, Served, Standing, choose, judge, model_of, serve
 
 
 def finish(folder: Path, plan: SweepPlan, failures: Failures) -> Sweep:
@@ -50,10 +50,13 @@ def load_sweep(folder: Path | str) -> Sweep:
 
 def read_sweep(folder: Path, plan: SweepPlan) -> Sweep:
     """Return the sweep of a plan, from the runs that are finished."""
-    criterion = Criterion.of(plan.criterion)
-    points, chosen = _judged(folder, plan, criterion, [each for each in plan.points if each.row != plan.baseline])
-    bases, base = _judged(folder, plan, criterion, [each for each in plan.points if each.row == plan.baseline])
-    found = Sweep(plan, criterion.title, points, chosen, bases, base, folder, notes=tuple(plan.notes))
+    objective = Objective.of(plan.criterion, "criterion")
+    of_base, others = (
+        [each for each in plan.points if (each.row == plan.baseline) is wanted] for wanted in (True, False)
+    )
+    bases, base = _judged(folder, plan, of_base)
+    points, chosen = _judged(folder, plan, others)
+    found = Sweep(plan, objective.goal.heading, points, chosen, bases, base, folder, notes=tuple(plan.notes))
     if found.best is None:
         return found
     runs = [load(folder / name) for name in found.best.planned.runs(plan.searched)]
@@ -67,24 +70,48 @@ def read_sweep(folder: Path, plan: SweepPlan) -> Sweep:
     )
 
 
-def _judged(
-    folder: Path, plan: SweepPlan, criterion: Criterion, planned: Sequence[Planned]
-) -> tuple[list[SweepPoint], int | None]:
+def _judged(folder: Path, plan: SweepPlan, planned: Sequence[Planned]) -> tuple[list[SweepPoint], int | None]:
     """Return points with what each is worth, and which is best; what was pruned is not."""
-    runs = [[_run_in(folder, each, seed) for seed in plan.searched] for each in planned]
-    judgements = judge(criterion, runs, [each.evaluated for each in planned])
-    points = [
-        SweepPoint(
-            each,
-            () if each.fault else tuple(judgement.values),
-            0 if each.fault else sum(run is None for run in of_point),
-            each.fault or judgement.fault,
-        )
-        for each, of_point, judgement in zip(planned, runs, judgements, strict=True)
-    ]
-    eligible = [i for i, point in enumerate(points) if point.values and not point.planned.pruned]
-    best = best_of([judgements[i] for i in eligible])
-    return points, None if best is None else eligible[best]
+    standings = judge_planned(folder, plan, planned)
+    points = []
+    for each, standing in zip(planned, standings, strict=True):
+        missing = 0 if each.fault else sum(_run_in(folder, each, seed) is None for seed in plan.searched)
+        values = () if each.fault else tuple(standing.values)
+        points.append(SweepPoint(each, values, missing, each.fault or standing.fault, standing.violation))
+    best = choose({i: standings[i] for i, point in enumerate(points) if point.values and not point.planned.pruned})
+    return points, best
+
+
+def judge_planned(
+    folder: Path, plan: SweepPlan, planned: Sequence[Planned], after: int | None = None
+) -> list[Standing]:
+    """Return what points are worth by the criterion of a plan, after a round or after their last.
+
+    The baseline has no constraints; those of others are against the best of its points.
+    """
+    objective = Objective.of(plan.criterion, "criterion")
+    bases = [each for each in plan.points if each.row == plan.baseline]
+    reference: Sequence[Served] = []
+    if planned and planned[0].row == plan.baseline:
+        objective = replace(objective, constraints=())
+    elif any(each.compares for each in objective.constraints):
+        best = choose(dict(enumerate(judge_planned(folder, plan, bases, after))))
+        served = [] if best is None else _served(folder, bases[best], plan, objective, after)
+        if not served or isinstance(served, str):
+            return [Standing() for _ in planned]
+        reference = served
+    first = next((run for each in planned for seed in plan.searched if (run := _run_in(folder, each, seed))), None)
+    if first is None:
+        return [Standing() for _ in planned]
+    candidates = {i: _served(folder, each, plan, objective, after) for i, each in enumerate(planned)}
+    return list(judge(objective, candidates, first.score, [reference] * len(objective.constraints)).values())
+
+
+def _served(
+    folder: Path, planned: Planned, plan: SweepPlan, objective: Objective, after: int | None
+) -> Sequence[Served] | str:
+    runs = [_run_in(folder, planned, seed) for seed in plan.searched]
+    return serve(runs, planned.evaluated, after, with_groups=bool(objective.gap_scores))
 
 
 def _run_in(folder: Path, planned: Planned, seed: int) -> Run | None:

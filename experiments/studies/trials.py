@@ -16,10 +16,9 @@ from fairbloom.server.settings import Settings
 from ..recipes.variants import Variant
 from ..results.run import Run, load
 from .driver import Execution, raise_failure
-from .halving import Standing
+from .objective import Objective, Served, Standing, judge, serve
 from .pool import is_done
 from .study import folder_name
-from .wish import Served, Wish
 
 VALIDATION_SHARE = 0.2
 """The share of each client's examples that the search sets apart to choose by, where the user has set none."""
@@ -30,15 +29,7 @@ EQUAL_WEIGHTS: Mapping[str, Value] = {"method": "fedavg", "weighting": "uniform"
 
 @dataclass(frozen=True)
 class Contender:
-    """A candidate of a recommendation.
-
-    Attributes
-    ----------
-    variant
-        The method with its parameters.
-    config
-        The settings of its runs as the user would run it.
-    """
+    """A candidate of a recommendation: the method with its parameters, and the settings of its runs."""
 
     variant: Variant
     config: Mapping[str, Value]
@@ -56,27 +47,12 @@ class Contender:
 
 
 class Trials:
-    """The runs of a recommendation.
-
-    Parameters
-    ----------
-    work
-        What carries them out.
-    out
-        The folder of the recommendation.
-    contenders
-        The candidates in the order in which they are tried; the first is the baseline.
-    wish
-        By what they are judged.
-    score
-        What their clients measure.
-    judged
-        What the measure of the wish is in.
+    """The runs of a recommendation; the first of the contenders is the baseline.
 
     Attributes
     ----------
-    contenders
-        By their labels.
+    score, judged
+        What the clients measure, and what the goal of the wish is in.
     baseline, equal
         The label of the baseline, and that of equal weights.
     references
@@ -87,15 +63,10 @@ class Trials:
         The rounds of the run that is wished for.
     failed
         Why candidates could not be run or judged, by their labels.
-
-    Raises
-    ------
-    SettingsError
-        When the baseline, or the method of a constraint, refuses the settings; of the others, it is why they failed.
     """
 
     def __init__(
-        self, work: Execution, out: Path, contenders: Sequence[Contender], wish: Wish, score: Score, judged: Score
+        self, work: Execution, out: Path, contenders: Sequence[Contender], wish: Objective, score: Score, judged: Score
     ) -> None:
         self.contenders = {each.label: each for each in contenders}
         self.wish, self.score, self.judged, self.out = wish, score, judged, out
@@ -140,24 +111,15 @@ class Trials:
         folder = self.out / "runs" / f"{kind}-{folder_name(whole)}-seed{seed}"
         return Settings.of({**config, "num-rounds": rounds, "seed": seed, "out": str(folder)})
 
-    def search(self, labels: Iterable[str], seed: int, rounds: int, until: float) -> float:
-        """Run candidates with a seed of the search, as far as they have not come so far, and return the seconds.
+    def search(self, labels: Iterable[str], seeds: Iterable[int], rounds: int, until: float) -> float:
+        """Run candidates with seeds of the search, as far as they have not come so far, and return the seconds.
 
-        Raises
-        ------
-        TimeoutError
-            When the time is over.
-        FairbloomError
-            When the baseline, or the method of a constraint, cannot be run.
+        Raises TimeoutError when the time is over, and FairbloomError when the baseline or the method of a constraint
+        cannot be run.
         """
-        return self._run(
-            {
-                (label, seed): self.search_settings(label, seed, rounds)
-                for label in labels
-                if label not in self.failed and self.judged_run(label, seed, rounds) is None
-            },
-            until,
-        )
+        runs = [(label, seed) for seed in seeds for label in labels if label not in self.failed]
+        missing = [key for key in runs if self.judged_run(*key, rounds) is None]
+        return self._run({key: self.search_settings(*key, rounds) for key in missing}, until)
 
     def fresh(self, labels: Iterable[str], seeds: Iterable[int], until: float) -> float:
         """Run candidates with fresh seeds and return the seconds; raises as `search` does."""
@@ -202,51 +164,43 @@ class Trials:
         gap between groups, that the baseline has is among those that failed. A seed with which the baseline lacks a gap
         has no say, unless that is so with all seeds, which is an error.
         """
-        served = {label: found for label in labels if (found := self._served(label, seeds, rounds))}
+        served: dict[str, list[Served]] = {}
+        for label in labels:
+            by_seed = [] if label in self.failed else self._served(label, seeds, rounds)
+            if isinstance(by_seed, str):
+                self._fail(label, by_seed)
+            elif by_seed:
+                served[label] = by_seed
         if not {self.baseline, *self.references} <= {*served}:
             return {}
-        standings: dict[str, Standing] = {}
-        counting = [i for i, each in enumerate(served[self.baseline]) if self.wish.is_reported(each)]
-        if counting:
+        if counting := [i for i, each in enumerate(served[self.baseline]) if self.wish.is_reported(each)]:
             served = {label: [by_seed[i] for i in counting] for label, by_seed in served.items()}
-        for label, by_seed in served.items():
-            pairs = zip(by_seed, served[self.baseline], strict=True)
-            lacking = {client for mine, theirs in pairs for client in {*theirs.scores} - {*mine.scores}}
-            if lacking:
-                self.failed[label] = f"it has no validation {self.score.name} of {', '.join(sorted(lacking))}"
-                continue
-            try:
-                values = [self.wish.measure.of(each, self.score) for each in by_seed]
-                excesses = [
-                    constraint.excess(by_seed, served[reference], self.score)
-                    for constraint, reference in zip(self.wish.constraints, self.references, strict=True)
-                ]
-            except FairbloomError as error:
-                if label in (self.baseline, *self.references):
-                    raise
-                self.failed[label] = str(error)
-                continue
-            standings[label] = Standing(values, excesses, self.wish.measure.is_good_high(self.score))
-        return standings
+        everyone = [each.scores.keys() for each in served[self.baseline]]
+        references = [served[label] for label in self.references]
+        found = judge(self.wish, served, self.score, references, everyone)
+        for label, standing in found.items():
+            if standing.fault:
+                self._fail(label, standing.fault)
+        return {label: standing for label, standing in found.items() if standing.values}
 
-    def _served(self, label: str, seeds: Sequence[int], rounds: int) -> list[Served]:
-        """Return how a candidate serves the validation examples, seed by seed; nothing where one is missing."""
-        if label in self.failed:
-            return []
-        found = [self._served_by(label, seed, rounds) for seed in seeds]
-        return found if all(each.scores for each in found) else []
+    def _fail(self, label: str, fault: str) -> None:
+        if label in (self.baseline, *self.references):
+            raise FairbloomError(fault)
+        self.failed[label] = fault
 
-    def _served_by(self, label: str, seed: int, rounds: int) -> Served:
-        """Return how one run serves them; without scores where it has not come so far."""
-        if (label, seed, rounds) not in self._seen:
-            run = self.judged_run(label, seed, rounds)
-            if run is None:
-                return Served({})
-            model = self.contenders[label].evaluated
-            scores = run.final(model=model, split="validation", after=rounds)
-            groups = run.by_group(model, "validation", after=rounds) if self.wish.gap_scores else None
-            self._seen[label, seed, rounds] = Served(scores, groups)
-        return self._seen[label, seed, rounds]
+    def _served(self, label: str, seeds: Sequence[int], rounds: int) -> list[Served] | str:
+        """Return how a candidate serves the validation examples, seed by seed; nothing where a run is missing."""
+        found: list[Served] = []
+        for seed in seeds:
+            if (label, seed, rounds) not in self._seen:
+                run = self.judged_run(label, seed, rounds)
+                gaps = bool(self.wish.gap_scores)
+                by_run = serve([run], self.contenders[label].evaluated, rounds, with_groups=gaps)
+                if isinstance(by_run, str) or not by_run:
+                    return by_run
+                self._seen[label, seed, rounds] = by_run[0]
+            found.append(self._seen[label, seed, rounds])
+        return found
 
     def cost_of_a_round(self, label: str, seeds: Iterable[int]) -> tuple[float, float]:
         """Return the bytes that a round sends, both ways, and its seconds, in the mean over fresh seeds."""

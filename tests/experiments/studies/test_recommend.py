@@ -22,7 +22,7 @@ from fairbloom.experiments.recipes.commands import deploy_command, run_command
 from fairbloom.experiments.results import recommendation
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of
-from fairbloom.experiments.studies import answer, candidates, ladder, pool
+from fairbloom.experiments.studies import answer, candidates, pool
 from fairbloom.experiments.studies.answer import is_better
 from fairbloom.experiments.studies.candidates import candidates_for
 from fairbloom.experiments.studies.pool import Workers
@@ -56,7 +56,7 @@ def try_only(patch: pytest.MonkeyPatch, *space: tuple[str, Mapping[str, Any]]) -
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few candidates and seeds, so that no search is ended by the clock, whatever else the machine does."""
     try_only(monkeypatch, *ALL[:3], ("qfedavg", {"qfedavg.q": 1.0}))
-    monkeypatch.setattr(ladder, "MOST_SEEDS", 4)
+    monkeypatch.setattr("fairbloom.experiments.studies.recommend.SEEDS", ((1, 1), (2, 2), (4, 4)))
     monkeypatch.setattr(answer, "MOST_FRESH", 4)
 
 
@@ -533,7 +533,8 @@ def test_help_states_the_grammar(capsys: pytest.CaptureFixture[str], monkeypatch
     assert fairbloom("recommend", "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "MEASURE within N points of METHOD" in said
-    assert "worst, worst-10, best-10, mean, std, gap, client NAME, gap:SCORE[:NAME]" in said
+    assert "worst-10, worst-20, worst-30" in said
+    assert "std, gap, client NAME or gap:SCORE[:NAME]" in said
     assert "DIFFERENCE at most N points" in said
 
 

@@ -11,7 +11,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import load
 from fairbloom.experiments.studies.driver import Failures, run_study
 from fairbloom.experiments.studies.pool import is_done
-from fairbloom.experiments.studies.study import Candidate, Study, StudyRow
+from fairbloom.experiments.studies.study import Candidate, Study
 from fairbloom.protocol.settings import Value
 
 SMALL: dict[str, Value] = {"clients": 4, "num-rounds": 2, "device": "cpu", "partition": "iid"}
@@ -20,8 +20,8 @@ RATES = (1e-6, 0.5)
 
 def sweep(out: Path) -> Study:
     """Return a study with a grid, as a sweep would have it: two rows, of which one has a candidate that fails."""
-    rows = [StudyRow([at(method, rate) for rate in RATES]) for method in ("fedavg", "fedfv")]
-    rows.append(StudyRow([at("fedprox", 1e300), at("fedprox", 0.5)]))
+    rows = [[at(method, rate) for rate in RATES] for method in ("fedavg", "fedfv")]
+    rows.append([at("fedprox", 1e300), at("fedprox", 0.5)])
     return Study(rows, range(2), out, grid_seeds=1)
 
 
@@ -47,7 +47,7 @@ def test_a_grid_is_searched_and_its_best_point_is_run_with_all_seeds(tmp_path: P
 
 
 def test_a_study_whose_runs_all_fail_names_the_first(tmp_path: Path) -> None:
-    study = Study([StudyRow([at("fedprox", 1e300)])], range(1), tmp_path)
+    study = Study([[at("fedprox", 1e300)]], range(1), tmp_path)
     with pytest.raises(FairbloomError, match=r"fedprox at 1e\+300 with seed 0: "):
         run_study(study, 1, lambda: None, lambda failures: failures)
 
@@ -57,7 +57,7 @@ def test_an_error_ends_the_other_runs_despite_a_forked_process(tmp_path: Path) -
     config: dict[str, Value] = {**SMALL, "method": "fedavg", "num-rounds": 1}
     short = Candidate("short", config, "short")
     long = Candidate("long", config | {"num-rounds": 4000, "evaluate-every": 4000}, "long")
-    study = Study([StudyRow([each]) for each in (short, long)], range(1), tmp_path)
+    study = Study([[each] for each in (short, long)], range(1), tmp_path)
     other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
 
     def fork_and_fail() -> None:
@@ -77,12 +77,12 @@ def test_an_error_ends_the_other_runs_despite_a_forked_process(tmp_path: Path) -
 @pytest.mark.slow
 def test_runs_of_a_study_may_stop_early_and_be_extended_later(tmp_path: Path) -> None:
     """And what has gone on further is judged after as many rounds as the others."""
-    rows = [StudyRow([at("fedavg", rate) for rate in RATES])]
+    rows = [[at("fedavg", rate) for rate in RATES]]
     early = Study(rows, range(1), tmp_path / "grown", rounds=1)
     run_study(early, 1, lambda: None, lambda failures: failures)
     after_one = early.judge(rows[0])
     assert [load(settings.out).rounds_done for settings in early.first_runs().values()] == [1, 1]
-    rest = Study([StudyRow(rows[0].candidates[:1])], range(1), tmp_path / "grown")
+    rest = Study([rows[0][:1]], range(1), tmp_path / "grown")
     run_study(rest, 1, lambda: None, lambda failures: failures)
     assert [load(settings.out).rounds_done for settings in early.first_runs().values()] == [2, 1]
     assert early.judge(rows[0]) == after_one

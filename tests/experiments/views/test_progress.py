@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.flower import wait_until
 from fairbloom.experiments.studies.driver import run_study
-from fairbloom.experiments.studies.study import Candidate, Study, StudyRow
+from fairbloom.experiments.studies.study import Candidate, Study
 from fairbloom.experiments.views import progress
 from fairbloom.experiments.views.live.state import LiveRun, Looker
 from fairbloom.experiments.views.progress import study_progress
@@ -97,7 +97,7 @@ def test_a_log_line_is_written_above_the_bars_which_leave_no_copy(screen: io.Str
 
 def test_warnings_of_the_runs_of_a_study_are_written_above_its_bars(tmp_path: Path, screen: io.StringIO) -> None:
     config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}  # a rate too large
-    study = Study([StudyRow([Candidate("FedAvg", config, "fedavg")])], range(2), tmp_path)
+    study = Study([[Candidate("FedAvg", config, "fedavg")]], range(2), tmp_path)
     with study_progress("comparing", 2, tmp_path) as bars:
         run_study(study, 2, bars.count, lambda failures: None)
     lines = [line for line in screen.getvalue().splitlines() if "learning-rate = 0.1 is the default" in line]

@@ -1,6 +1,7 @@
 """Successive halving on numbers in place of runs: who goes on, with how many rounds and seeds, and when it ends."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -8,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.experiments.studies import ladder
-from fairbloom.experiments.studies.halving import Rung, Standing, choose, rungs_of, survivors
-from fairbloom.experiments.studies.ladder import MOST_SEEDS, Search
+from fairbloom.experiments.studies import search
+from fairbloom.experiments.studies.objective import Standing, choose
+from fairbloom.experiments.studies.recommend import SEEDS
+from fairbloom.experiments.studies.search import Rung, Search, rungs_of, survivors
+from fairbloom.server.settings import Settings
 
 BASELINE, EQUAL = "baseline", "equal"
 
@@ -29,9 +32,9 @@ class Numbers:
     asked: list[tuple[str, int, int]] = field(default_factory=list)
     always: Sequence[str] = (BASELINE, EQUAL)
 
-    def search(self, labels: Iterable[str], seed: int, rounds: int, until: float) -> float:
+    def search(self, labels: Sequence[str], seeds: Sequence[int], rounds: int, until: float) -> float:
         begun = self.now
-        for label in labels:
+        for seed, label in itertools.product(seeds, labels):
             if label in self.broken:
                 self.failed[label] = "its runs fail"
                 continue
@@ -44,7 +47,7 @@ class Numbers:
             self.done[label, seed] = max(rounds, self.done.get((label, seed), 0))
         return self.now - begun
 
-    def standings(self, labels: Iterable[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Standing]:
+    def standings(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Standing]:
         there = [
             label
             for label in labels
@@ -59,10 +62,14 @@ class Numbers:
         }
 
 
-def searched(numbers: Numbers, budget: float, at_a_time: int = 2, seed: int = 0) -> Search:
+def ladder(rounds: int) -> list[Rung]:
+    return rungs_of(Settings.of({"num-rounds": rounds}), SEEDS)
+
+
+def searched(numbers: Numbers, budget: float, at_a_time: int = 2) -> Search:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ladder, "time", SimpleNamespace(monotonic=lambda: numbers.now))
-        found = Search(numbers, [*numbers.qualities], seed, at_a_time)
+        patch.setattr(search, "time", SimpleNamespace(monotonic=lambda: numbers.now))
+        found = Search(numbers, [*numbers.qualities], ladder(numbers.rounds), range(8), at_a_time)
         found.run(until=numbers.now + budget)
     return found
 
@@ -73,23 +80,34 @@ def several(count: int, best: int | None = None) -> dict[str, float]:
 
 
 def test_the_ladder_ends_with_all_rounds_and_never_begins_below_five() -> None:
-    assert rungs_of(45) == (Rung(5, 1), Rung(15, 2), Rung(45, 4))
-    assert rungs_of(10) == (Rung(5, 1), Rung(5, 2), Rung(10, 4))
-    assert rungs_of(3) == (Rung(3, 1), Rung(3, 2), Rung(3, 4))
+    assert ladder(45) == [Rung(5, 1, 1), Rung(15, 2, 2), Rung(45, 4, 8)]
+    assert ladder(10) == [Rung(5, 1, 1), Rung(5, 2, 2), Rung(10, 4, 8)]
+    assert ladder(3) == [Rung(3, 1, 1), Rung(3, 2, 2), Rung(3, 4, 8)]
+
+
+def test_rungs_that_are_the_same_are_one() -> None:
+    assert rungs_of(Settings.of({"num-rounds": 10}), [(2, 2)] * 3) == [Rung(5, 2, 2), Rung(10, 2, 2)]
+
+
+def test_runs_whose_steps_decay_are_judged_after_their_last_round() -> None:
+    decaying = Settings.of({"num-rounds": 30, "method": "fedavgn", "fedavgn.decay": 0.5})
+    scheduled = Settings.of({"num-rounds": 30, "schedule": "cosine"})
+    for settings in (decaying, scheduled):
+        assert rungs_of(settings, [(2, 2)] * 3) == [Rung(30, 2, 2)]
 
 
 @given(rounds=st.integers(1, 5000))
 def test_rungs_rise(rounds: int) -> None:
-    ladder = rungs_of(rounds)
-    assert [rung.rounds for rung in ladder] == sorted(rung.rounds for rung in ladder)
-    assert ladder[-1].rounds == rounds
+    lengths = [rung.rounds for rung in ladder(rounds)]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == rounds
 
 
 @pytest.mark.parametrize("best", [0, 7, 19])
 def test_the_best_is_found_with_time_enough_wherever_it_stands(best: int) -> None:
     found = searched(Numbers(several(20, best)), budget=1e6)
     assert choose(found.standings) == f"method-{best}"
-    assert found.rung == Rung(45, MOST_SEEDS)
+    assert found.rung == Rung(45, 8, 8)
     assert found.untried == ()
 
 
@@ -148,6 +166,14 @@ def test_what_has_been_run_is_not_run_again_and_more_time_goes_further() -> None
     assert choose(first.standings) != choose(second.standings) == "method-24"
 
 
+def test_without_a_time_a_rung_runs_its_seeds_at_once() -> None:
+    numbers = Numbers(several(18), always=())
+    found = Search(numbers, [*numbers.qualities], [Rung(5, 2, 2), Rung(45, 2, 2)], range(2), 1)
+    found.run()
+    assert {(seed, rounds) for _, seed, rounds in numbers.asked} == {(0, 5), (1, 5), (0, 45), (1, 45)}
+    assert len([each for each in numbers.asked if each[2] == 45]) == 2 * 7  # a third of 20
+
+
 def test_one_that_fails_is_left_out_and_the_others_go_on() -> None:
     numbers = Numbers(several(9, best=4), broken=["method-8"])
     found = searched(numbers, budget=1e6)
@@ -158,7 +184,7 @@ def test_one_that_fails_is_left_out_and_the_others_go_on() -> None:
 
 def test_a_single_candidate_beside_the_baseline_climbs_too() -> None:
     numbers = Numbers({BASELINE: 1.0, EQUAL: 2.0})
-    assert searched(numbers, budget=1e6).rung == Rung(45, MOST_SEEDS)
+    assert searched(numbers, budget=1e6).rung == Rung(45, 8, 8)
 
 
 def test_a_constraint_is_kept_by_the_choice_and_missing_it_costs_a_place_before() -> None:
