@@ -291,7 +291,8 @@ class Objective:
                 goal = _goal(aim[1] if aim else first)
             constraints = tuple(map(_constraint, others))
         except SettingsError as error:
-            raise SettingsError(f"{called} = {text!r}: {error}: write {GRAMMAR}; for example {EXAMPLE!r}") from error
+            fault = f"{error}{'' if str(error).endswith('?') else ':'}"
+            raise SettingsError(f"{called} = {text!r}: {fault} write {GRAMMAR}; for example {EXAMPLE!r}") from error
         return cls(text, goal, aim and aim[2].lower() == "high", constraints, called)
 
     def check(self, score: Score, clients: Collection[str], groups: Collection[GroupScore]) -> None:
@@ -395,7 +396,8 @@ def _measure(text: str) -> Measure:
         return Measure(gap[1].lower(), _unquoted(gap[2] or ""))
     name = text.lower().replace("_", "-")
     if name not in (*LEVELS, *SPREADS):
-        raise SettingsError(f"there is no measure {text!r}: {did_you_mean(name, (*LEVELS, *SPREADS))}".rstrip(": "))
+        hint = did_you_mean(name, (*LEVELS, *SPREADS)).strip()
+        raise SettingsError(f"there is no measure {text!r}{hint and f': {hint}'}")
     return Measure(name)
 
 
