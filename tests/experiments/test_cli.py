@@ -396,7 +396,10 @@ def test_bad_input_in_a_process_of_its_own_ends_with_2(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_error_that_no_user_can_mend_keeps_its_traceback_and_ends_with_1() -> None:
     """Also a ValueError, which is what a user's own app or method may raise."""
-    broken = "from fairbloom import cli; cli.describe = lambda name: int('a bug'); cli.main()"
+    broken = (
+        "from fairbloom import cli; from fairbloom.experiments.commands import catalogue; "
+        "catalogue.describe = lambda name: int('a bug'); cli.main()"
+    )
     process = subprocess.run([sys.executable, "-c", broken, "methods"], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 1
     assert process.stderr.startswith("Traceback")

@@ -195,7 +195,7 @@ def test_killed_at_any_moment_it_goes_on_as_the_old_run_or_as_the_new_one(finish
         looks.append(copied(folder, tmp_path / f"look-{len(looks)}"))
 
     with watched(folder, look):
-        records(folder, small(folder, **PLAIN, training_clients=OTHERS), back=TakeBack(4))
+        records(folder, small(folder, **PLAIN, training_clients=OTHERS, score="accuracy"), back=TakeBack(4))
     assert len(looks) >= 8
     old, new = Outcome.of(finished), Outcome.of(with_others_from(4, tmp_path / "expected"))
     begun = [bool(CONFIG.read(each).taken_back) for each in looks]
