@@ -50,7 +50,7 @@ def test_a_run_is_shown_as_it_was_when_it_ended_with_what_was_chosen(capsys: pyt
     assert fairbloom("show", "runs/a") == 0
     shown = capsys.readouterr().out
     assert shown.startswith("FedFV (tau=2) on digits: 3 of 3 rounds, finished\n")
-    settings = "method = 'fedfv', num-rounds = 3, device = 'cpu', fedfv.tau = 2"
+    settings = "method = 'fedfv', num-rounds = 3, score = 'accuracy', device = 'cpu', fedfv.tau = 2"
     assert f"settings other than the defaults: clients = 5, {settings}\n" in shown
     assert fairbloom("run", *SMALL, "--method", "fedfv", "--set", "fedfv.tau=2", "--out", "runs/a") == 0
     assert capsys.readouterr().out in shown
