@@ -55,11 +55,6 @@ class Newcomer:
     model
         "last" for the final model, "best" for the one with the best mean score.
 
-    Raises
-    ------
-    FairbloomError
-        When the folder holds no such model, the data do not fit those of the run, or they are of several clients.
-
     Attributes
     ----------
     name
@@ -180,13 +175,7 @@ class Newcomer:
         return task.scores[score]
 
     def keep(self, folder: Path) -> None:
-        """Write what predicts at this site into a folder: model, settings, agreement, preprocessing, personal model.
-
-        Raises
-        ------
-        FairbloomError
-            When the folder holds something, or cannot be written.
-        """
+        """Write what predicts at this site into a folder: model, settings, agreement, preprocessing, personal model."""
         check_free(folder)
         threshold = self._local.choose_threshold(self._received, self._terms())
         about = self._about if threshold is None else replace(self._about, threshold=threshold)

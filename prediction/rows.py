@@ -73,13 +73,7 @@ class NewRows:
 
     @classmethod
     def of_frame(cls, frame: "pandas.DataFrame") -> "NewRows":
-        """Return those of a data frame, read as the file that its `to_csv` would write.
-
-        Raises
-        ------
-        UnreadableRowsError
-            When two columns have the same name, or one is none.
-        """
+        """Return those of a data frame, read as the file that its `to_csv` would write."""
         names = [str(name) for name in frame.columns]
         seen: set[str] = set()
         for name in names:
@@ -95,13 +89,7 @@ class NewRows:
         return column.expand(column.different, object)
 
     def table(self, preprocessing: Preprocessing) -> Table:
-        """Return the table that a preprocessing makes inputs of.
-
-        Raises
-        ------
-        UnreadableRowsError
-            When a column is missing or new, or cells cannot be read.
-        """
+        """Return the table that a preprocessing makes inputs of."""
         self._check_columns(preprocessing)
         if not len(self):
             raise UnreadableRowsError(f"{self.source} has no rows below the names of its columns: nothing to predict")

@@ -37,13 +37,7 @@ class Source(NamedTuple):
 
 
 def read_source(path: Path, preprocessing: Preprocessing) -> Source:
-    """Return the new data in a file, or of images in a folder.
-
-    Raises
-    ------
-    FairbloomError
-        When something is not as the model takes it; the message names each line, example or image.
-    """
+    """Return the new data in a file, or of images in a folder."""
     if preprocessing.form == TABLE:
         return rows_source(NewRows.of_file(path, preprocessing), preprocessing)
     return _read_arrays(path, preprocessing) if preprocessing.form == ARRAYS else _read_images(path, preprocessing)

@@ -31,11 +31,6 @@ def guard_task(name: str, task: Task) -> Task:
         What the run calls the task.
     task
         What a user's function or class has made.
-
-    Raises
-    ------
-    FairbloomError
-        When it has no clients, or names one twice, or has one text where several names are wanted.
     """
     _check_names(name, task)
     if not task.clients:

@@ -67,13 +67,7 @@ class CollatedExamples:
 
     @cached_property
     def all_targets(self) -> Tensor:
-        """The targets of the examples of this split, for which all of them are made once, a batch at a time.
-
-        Raises
-        ------
-        ReportableError
-            When the targets of batches have several lengths.
-        """
+        """The targets of the examples of this split, for which all of them are made once, a batch at a time."""
         with torch.random.fork_rng(devices=[]):  # a Dataset may draw
             starts = range(0, len(self), BATCH)
             parts = [self[start : start + BATCH][1] for start in starts]
@@ -126,13 +120,7 @@ class CollatedExamples:
 
 
 def join_collated(parts: Sequence[CollatedExamples]) -> CollatedExamples:
-    """Return the examples of all parts, one after the other.
-
-    Raises
-    ------
-    ReportableError
-        When they make batches in several ways.
-    """
+    """Return the examples of all parts, one after the other."""
     first = parts[0]
     if any((part.collate_fn, part.target) != (first.collate_fn, first.target) for part in parts):
         raise ReportableError(

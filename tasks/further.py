@@ -32,11 +32,6 @@ def add_scores(task: Task, names: tuple[str, ...], threshold: str) -> Task:
         Some of `FURTHER`.
     threshold
         "half", or how a threshold is chosen: then the scores that need one are measured at each that is tried.
-
-    Raises
-    ------
-    ReportableError
-        When the task predicts something else than they are about.
     """
     own = {score.name for score in task.scores}
     wanted = [FURTHER[name] for name in dict.fromkeys(names) if name not in own]

@@ -63,13 +63,7 @@ class GroupBy:
 
 
 def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
-    """Return the groupings that a setting names, as "sex,age>=60" does.
-
-    Raises
-    ------
-    ReportableError
-        When one makes no sense; the message names the setting, the value and what would do.
-    """
+    """Return the groupings that a setting names, as "sex,age>=60" does."""
     found = tuple(_parse_grouping(key, word) for word in split_names(text))
     if len(found) > MOST_GROUPINGS:
         raise ReportableError(f"{key} = {text!r} names {len(found)} groupings, and {MOST_GROUPINGS} are the most")
@@ -109,11 +103,6 @@ def find_two_groups(task: Task) -> tuple[int, int]:
     """Return the places of the two groups between which a model is to be fair: those of the task's first grouping.
 
     An example of `OTHER` belongs to neither.
-
-    Raises
-    ------
-    ReportableError
-        When the task has no groupings, the first one has not two groups, or it does not predict one of two classes.
     """
     if not task.groupings:
         raise ReportableError(

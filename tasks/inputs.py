@@ -40,13 +40,7 @@ def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Tensor]) -> Inputs:
-    """Return inputs each of whose tensors is combined from those in its place of all parts: torch.cat, torch.stack.
-
-    Raises
-    ------
-    ReportableError
-        When the parts have other names, or another number of tensors.
-    """
+    """Return inputs each of whose tensors is combined from those in its place of all parts: torch.cat, torch.stack."""
     first = parts[0]
     if len({*map(type, parts)}) == 1 and not isinstance(first, tuple | Mapping):  # one tensor each
         return combine([*parts])  # type: ignore[list-item] # which all of them are

@@ -14,11 +14,6 @@ def model_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Stand for the loss that a model returns by the name `loss`: `Task(loss=model_loss, ...)`.
 
     It must be the loss of each example, shape (n,). A model needs the targets among its inputs for it.
-
-    Raises
-    ------
-    TypeError
-        Always: of outputs alone nobody can tell it.
     """
     raise TypeError("model_loss stands for the loss that a model returns with its outputs; it cannot be called")
 

@@ -78,13 +78,7 @@ class OptimizerChoice:
 
     @property
     def maker(self) -> Callable[..., Any]:
-        """What makes it.
-
-        Raises
-        ------
-        FairbloomError
-            When there is none of that name.
-        """
+        """What makes it."""
         if is_import_string(self.name):
             found = imported("optimizer", self.name)
             if not callable(found):
@@ -112,11 +106,6 @@ class OptimizerChoice:
         """Return the optimizer of these parameters, with a state that is new.
 
         Momentum and weight decay go to it where it has them, at 0 too, whatever its own defaults are.
-
-        Raises
-        ------
-        FairbloomError
-            When it has no momentum or weight decay and is to have some, or refuses a parameter.
         """
         from torch.optim import Optimizer
 

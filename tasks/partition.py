@@ -42,12 +42,6 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
         What the run asks for; its partition is none in which clients come with the data.
     tested
         Labels of a test set that is dealt alike: a client's shards, classes or shares of a class are the same there.
-
-    Raises
-    ------
-    FairbloomError
-        When there are too few examples for so many clients, shards or classes, or a user's function deals what cannot
-        be dealt.
     """
     clients, seed = setup.clients, setup.seed
     if setup.partition != "shards":  # the number of shards is checked first
@@ -86,11 +80,6 @@ def shards(sets: Sequence[Labels], clients: int, per_client: int, seed: int) -> 
     A client has the shards of the same places in each set.
 
     Source: McMahan et al., AISTATS 2017, section 3.
-
-    Raises
-    ------
-    FairbloomError
-        When there are more shards than examples.
     """
     number = clients * per_client
     if number > len(sets[0]):
@@ -117,11 +106,6 @@ def classes(sets: Sequence[Labels], clients: int, per_client: int, seed: int) ->
     the others, give or take one or two.
 
     Source: Zhao et al., Federated Learning with Non-IID Data, 2018.
-
-    Raises
-    ------
-    FairbloomError
-        When there are fewer classes than a client is to have, or too many for the clients to have all.
     """
     there = np.unique(sets[0])
     if not len(there) / clients <= per_client <= len(there):
@@ -144,11 +128,6 @@ def class_groups(sets: Sequence[Labels], clients: int, per_group: int, seed: int
     Unlike with `classes` there are few kinds of clients: those of the first group, of the second and so on.
 
     Source: Pan et al., FedLF, AAAI 2024, section 5 (Pat-2).
-
-    Raises
-    ------
-    FairbloomError
-        When there are fewer clients than groups.
     """
     there = np.unique(sets[0])
     groups = -(-len(there) // per_group)
@@ -223,11 +202,6 @@ def from_flwr_datasets(setup: Setup, labels: Labels, tested: Labels | None) -> l
     """Deal the examples by one of flwr-datasets' partitioners, as in flwr:DistributionPartitioner(…).
 
     It gets the number of clients, the label's column and the run's seed, where it takes them.
-
-    Raises
-    ------
-    FairbloomError
-        When flwr-datasets is not installed, has no such partitioner, or that one refuses its arguments or the data.
     """
     name, arguments = _parse_call(setup.partition)
     try:
@@ -263,11 +237,6 @@ def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
     """Deal the examples of each set by a user's function, as in my_module:deal; it is called once for each.
 
     The calls get streams that begin alike, so that a client's shares are the same in each set.
-
-    Raises
-    ------
-    FairbloomError
-        When the function fails, or deals other clients than are asked for, places that there are not, or one twice.
     """
     name, function = setup.partition, imported_partition(setup.partition)
     parts = []
@@ -357,13 +326,7 @@ def number_clients(clients: int) -> tuple[str, ...]:
 
 
 def name_clients(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of clients that come with the data.
-
-    Raises
-    ------
-    FairbloomError
-        When another number of clients is asked for.
-    """
+    """Return the names of clients that come with the data."""
     if setup.clients not in (0, len(clients)):
         raise FairbloomError(
             f"clients = {setup.clients}: partition = {setup.partition} has {len(clients)} clients, {clients[0]} to "
@@ -393,11 +356,6 @@ def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = 
         Its name, with which the seed draws.
     tested
         Its examples in a test set apart; None: a share of `indices` is held out.
-
-    Raises
-    ------
-    FairbloomError
-        When nothing would be left to train on.
     """
     if tested is not None and not setup.validation_share:
         return Parts(indices, tested, np.empty(0, np.intp))

@@ -33,13 +33,7 @@ def pool(task: Task) -> Task:
 
 
 def join(parts: Sequence[AnyExamples]) -> AnyExamples:
-    """Return the examples of all parts, one after the other; tensors that all of them share are not copied.
-
-    Raises
-    ------
-    ReportableError
-        When some are tensors, and others of a Dataset.
-    """
+    """Return the examples of all parts, one after the other; tensors that all of them share are not copied."""
     collated = [part for part in parts if isinstance(part, CollatedExamples)]
     tensors = [part for part in parts if isinstance(part, Examples)]
     if collated and tensors:

@@ -173,13 +173,7 @@ class Preprocessing:
         return f"{self.positive} from a probability of {self.threshold:g}" if self.positive else ""
 
     def inputs(self, table: Table, rows: Rows | None = None) -> Tensor:
-        """Return the inputs of a table's rows, shape (rows, width), torch.float32; of all rows by default.
-
-        Raises
-        ------
-        FairbloomError
-            When the means and deviations are each client's own, and these are none.
-        """
+        """Return the inputs of a table's rows, shape (rows, width), torch.float32; of all rows by default."""
         import torch
 
         if self.per_client:
@@ -193,13 +187,7 @@ class Preprocessing:
         return torch.from_numpy(inputs)
 
     def array_inputs(self, x: NDArray[Any]) -> Tensor:
-        """Return the inputs of an array, torch.float32: its first dimension is that of examples, each becomes `shape`.
-
-        Raises
-        ------
-        ValueError
-            When it holds something else than numbers, or examples of another shape.
-        """
+        """Return the inputs of an array, torch.float32; its first dimension is the examples, each becomes `shape`."""
         import torch
 
         return torch.from_numpy(as_floats(x, self.white)).reshape(-1, *self.shape)

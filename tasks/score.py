@@ -35,11 +35,6 @@ def decide_score(
         The score that a run which goes on was begun with, which it keeps; "" where it begins.
     deployed
         Whether the clients are other machines, whose test examples nobody else sees.
-
-    Raises
-    ------
-    SettingsError
-        When the task does not report the score that is named.
     """
     settings = RunSettings.of(settings)
     there = {score.name: score for score in (*shown_scores(task.scores), LOSS_SCORE)}

@@ -43,13 +43,7 @@ class Split:
 
     @classmethod
     def of(cls, task: "Task") -> "Split":
-        """Return the split of a task; where it deals no data set, rows count a client's own examples.
-
-        Raises
-        ------
-        FairbloomError
-            When its targets are no classes.
-        """
+        """Return the split of a task; where it deals no data set, rows count a client's own examples."""
         columns: list[list[NDArray[np.int64]]] = [[], [], [], []]
         for place, client in enumerate(task.clients):
             parts = _rows_and_labels(task, client) if task.dealt is None else task.dealt(client)
@@ -76,13 +70,7 @@ class Split:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Split":
-        """Return what `to_bytes` wrote.
-
-        Raises
-        ------
-        ValueError
-            When it is something else.
-        """
+        """Return what `to_bytes` wrote."""
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 clients = tuple(str(name) for name in arrays["clients"])

@@ -199,11 +199,6 @@ class TaskInfo:
         """Return what an import string's function, or class, says of the task that it makes.
 
         It is called with a `Setup`, and with its parameters by keyword: these are its further parameters.
-
-        Raises
-        ------
-        FairbloomError
-            When there is nothing of that name that could make a task.
         """
         maker = imported("task", name)
         if not callable(maker):
@@ -228,13 +223,7 @@ class TaskInfo:
         return replace(setup, model=model, partition=partition, clients=clients)
 
     def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
-        """Return the task's parameters by their keys, checked, with defaults for those that `config` lacks.
-
-        Raises
-        ------
-        FairbloomError
-            When one is of another type or outside its range.
-        """
+        """Return the task's parameters by their keys, checked, with defaults for those that `config` lacks."""
         return {each.key: each.checked(config.get(each.key, each.default)) for each in self.settings}
 
     def check(self, setup: Setup) -> None:
@@ -274,13 +263,7 @@ class TaskInfo:
             raise ReportableError(f"data-dir = {data_dir!r}: {said}", f"its data-dir: {said}")
 
     def agreement(self, summaries: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-        """Return what clients agree on, by each one's summary of its data, and why some cannot take part.
-
-        Raises
-        ------
-        FairbloomError
-            When nobody can.
-        """
+        """Return what clients agree on, by each one's summary of its data, and why some cannot take part."""
         text, reasons = imported("task", self.agree)(summaries)
         return str(text), dict(reasons)
 
@@ -550,13 +533,7 @@ class Task:
 
     @classmethod
     def of(cls, made: object) -> Task:
-        """Return what a user's function or class has made as a Task: anything with the attributes of one will do.
-
-        Raises
-        ------
-        FairbloomError
-            When it lacks one.
-        """
+        """Return what a user's function or class has made as a Task: anything with the attributes of one will do."""
         if isinstance(made, Task):
             return made
         needed = [each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING]

@@ -27,13 +27,7 @@ REQUIRED = ("mlflow-skinny", "torch", "numpy", "pandas")
 
 
 def write_mlflow(subject: Subject, folder: Path) -> None:
-    """Write a model of MLflow's flavour `python_function`.
-
-    Raises
-    ------
-    ExportError
-        When MLflow is not installed, or PyTorch cannot follow the module.
-    """
+    """Write a model of MLflow's flavour `python_function`."""
     mlflow = _pyfunc()
     from mlflow.models import ModelSignature
 

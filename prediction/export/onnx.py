@@ -180,13 +180,7 @@ def _spellings_of_missing() -> list[str]:
 
 
 def write_onnx(subject: Subject, folder: Path) -> None:
-    """Write one graph of the preprocessing, the model and what its outputs stand for.
-
-    Raises
-    ------
-    ExportError
-        When ONNX is not installed, or has no operator for a part of the model.
-    """
+    """Write one graph of the preprocessing, the model and what its outputs stand for."""
     onnx, *_ = (needed(module, ONNX.name, "onnx") for module in ("onnx", "onnxscript", "onnxruntime"))
     program = export_program(subject, ONNX.name)
     with explained(ONNX.name, OTHERS):
@@ -281,13 +275,7 @@ def _about(subject: Subject) -> dict[str, str]:
 
 
 def predict(subject: Subject, folder: Path) -> Predictions:
-    """Return what ONNX Runtime predicts with the graph in a folder.
-
-    Raises
-    ------
-    ExportError
-        When it is not installed, or cannot compute the graph.
-    """
+    """Return what ONNX Runtime predicts with the graph in a folder."""
     runtime = needed("onnxruntime", ONNX.name, "onnx")
     with explained(ONNX.name, OTHERS):
         session = runtime.InferenceSession(folder / MODEL, providers=["CPUExecutionProvider"])

@@ -32,11 +32,6 @@ class ServedModel(PythonModel):
         """Return `predicted_TARGET`, and `probability_CLASS` for each class.
 
         The input is a data frame, or an array of images, say: MLflow takes another annotation for a schema, and warns.
-
-        Raises
-        ------
-        ValueError
-            When a column is missing, or a cell cannot be read; the message names it.
         """
         how = self._how
         if how["form"] == "table":

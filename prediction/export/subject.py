@@ -53,13 +53,7 @@ class Subject:
 
     @classmethod
     def of(cls, predictor: Predictor) -> "Subject":
-        """Return what is exported of a model.
-
-        Raises
-        ------
-        ExportError
-            When nothing says what its inputs are.
-        """
+        """Return what is exported of a model."""
         how = predictor.preprocessing
         if how is not None and how.form == TABLE:
             rows = make_rows(how)

@@ -44,13 +44,7 @@ class Predicting(nn.Module):
 
 
 def export_program(subject: Subject, form: str) -> torch.export.ExportedProgram:
-    """Return the program of a model and its predictions, for any number of examples.
-
-    Raises
-    ------
-    ExportError
-        When PyTorch cannot follow the module.
-    """
+    """Return the program of a model and its predictions, for any number of examples."""
     examples = tuple(torch.zeros(TRACED, *each.shape[1:], dtype=each.dtype) for each in tensors_of(subject.inputs))
     shapes = tuple({0: torch.export.Dim("batch")} for _ in examples)
     _start_autograd()

@@ -37,13 +37,7 @@ class Trial:
         return cls(preprocessing.decode(subject.predictor.outputs(subject.inputs)), preprocessing)
 
     def check(self, found: Predictions, form: str) -> float:
-        """Return the largest difference from what is expected.
-
-        Raises
-        ------
-        ExportError
-            When it is beyond TOLERANCE, or another class is predicted although the probabilities tell two apart.
-        """
+        """Return the largest difference from what is expected."""
         # Differences of a quantity are measured in its deviation in training.
         unit = 1.0 if self.preprocessing.classes else self.preprocessing.target_scale
         expected, other = (_numbers(each) / unit for each in (self.expected, found))

@@ -135,12 +135,6 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
         By which columns of categories people are grouped, as in "sex,race"; "race=White" groups by one category.
     left_out
         Which columns are no inputs, as in "race".
-
-    Raises
-    ------
-    FairbloomError
-        When a number of clients is asked for although they come with the data, `groups` does not go with the
-        partition, or there is no column as `group` or `left_out` says.
     """
     if groups == "published" and setup.partition != PHD:
         raise FairbloomError(
@@ -321,13 +315,7 @@ def published(doctorates: NDArray[np.bool_]) -> list[Indices]:
 
 
 def read(setup: Setup) -> tuple[People, People]:
-    """Return the people of adult.data and of adult.test, downloaded from the UCI archive where they are not there.
-
-    Raises
-    ------
-    FairbloomError
-        When the files are missing and cannot be downloaded, or are something else.
-    """
+    """Return the people of adult.data and of adult.test, downloaded from the UCI archive where they are not there."""
     info = TASKS["adult"]
     root = locate(info, setup, partial(fetch_from_uci, info))
     train, test = (read_people(root / file.path) for file in info.files)
@@ -335,13 +323,7 @@ def read(setup: Setup) -> tuple[People, People]:
 
 
 def read_people(path: Path) -> People:
-    """Return the people of a file in the format of adult.data.
-
-    Raises
-    ------
-    FairbloomError
-        When there are no people, a line has another number of columns, or a column has an unknown category.
-    """
+    """Return the people of a file in the format of adult.data."""
     rows = []
     with path.open(newline="", encoding="ascii", errors="replace") as lines:
         for number, row in enumerate(csv.reader(lines, skipinitialspace=True), 1):

@@ -34,11 +34,6 @@ def draw_clients(
         What owners are called, in the plural.
     enough
         Whether so many examples are enough for a client; owners who have fewer are left out, and the log says so.
-
-    Raises
-    ------
-    FairbloomError
-        When there are fewer than are asked for, or none.
     """
     usable = {name: examples for name, examples in sorted(rows.items()) if enough(len(examples))}
     if len(usable) < len(rows):

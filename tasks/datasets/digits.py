@@ -20,11 +20,6 @@ def read() -> Pictures:
     """Return the images, shape (1797, 1, 8, 8), from 0 to 16, and their labels, from scikit-learn's file.
 
     There is no official test set.
-
-    Raises
-    ------
-    FairbloomError
-        When scikit-learn is not installed.
     """
     installed = find_spec("sklearn")  # to import it takes a second, a hundred times as long as to read the file
     if installed is None or installed.origin is None:

@@ -39,13 +39,7 @@ def fetch_from_torchvision(info: TaskInfo, dataset: str, place: Path) -> None:
 
 
 def import_library(name: str, extra: str = "") -> ModuleType:
-    """Return a library that data sets alone need, imported when one is downloaded or read.
-
-    Raises
-    ------
-    ImportError
-        When it is not installed; the message says how to install it, by the extra of ours that brings it.
-    """
+    """Return a library that data sets alone need, imported when one is downloaded or read."""
     try:
         return import_module(name)
     except ImportError as error:

@@ -81,13 +81,7 @@ def load(setup: Setup) -> Task:
 
 
 def read(setup: Setup) -> Characters:
-    """Return all characters, downloaded from the Hugging Face hub where they are not there.
-
-    Raises
-    ------
-    FairbloomError
-        When the file is missing and cannot be downloaded, or is something else.
-    """
+    """Return all characters, downloaded from the Hugging Face hub where they are not there."""
     info = TASKS["femnist"]
     path = locate(info, setup, partial(fetch_from_hub, info, REPOSITORY)) / info.files[0].path
     columns = read_columns(path, ("image", "character", "writer_id"))

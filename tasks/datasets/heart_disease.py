@@ -78,11 +78,6 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
         train_test_split, which in FLamby is 43.
     group
         By what patients are grouped: sex, and numbers that are divided, as in "sex,age>=60".
-
-    Raises
-    ------
-    FairbloomError
-        When another number of clients, or another share of test patients, is asked for, or there are no such groups.
     """
     if setup.test_share != RunSettings.model_fields["test_share"].default:
         raise FairbloomError(
@@ -178,13 +173,7 @@ def _locate_file(client: str, setup: Setup) -> Path:
 
 
 def read_patients(path: Path) -> tuple[NDArray[np.float64], Labels]:
-    """Return the inputs of the patients who lack no value, shape (n, 13), and 1 for those with a disease, shape (n,).
-
-    Raises
-    ------
-    FairbloomError
-        When the file is something else.
-    """
+    """Return the inputs of patients without a missing value, shape (n, 13), and which of them are ill, shape (n,)."""
     rows = []
     with path.open(newline="", encoding="ascii", errors="replace") as lines:
         for number, row in enumerate(csv.reader(lines), 1):

@@ -15,13 +15,7 @@ from .downloads import import_library
 
 
 def read_columns(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return columns of a parquet file, as Arrow's arrays, by their names; of images, their files' content.
-
-    Raises
-    ------
-    FairbloomError
-        When it is no parquet file, or lacks one of the columns, or nothing here can read it.
-    """
+    """Return columns of a parquet file, as Arrow's arrays, by their names; of images, their files' content."""
     try:
         parquet = import_library("pyarrow.parquet", "datasets")
         with parquet.ParquetFile(path) as file:
@@ -46,13 +40,7 @@ def _extract_content(column: Any) -> Any:
 
 
 def to_labels(path: Path, name: str, column: Any, classes: int) -> NDArray[np.int64]:
-    """Return a column of labels.
-
-    Raises
-    ------
-    FairbloomError
-        When they are not whole numbers from 0, below the number of classes.
-    """
+    """Return a column of labels."""
     labels = column.to_numpy(zero_copy_only=False)
     if labels.dtype.kind not in "iu" or not len(labels) or not 0 <= labels.min() <= labels.max() < classes:
         raise FairbloomError(
@@ -76,11 +64,6 @@ def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple
         Pillow's name for what a pixel is: "L" is a grey, and "RGB" a colour.
     shape
         What each must have: channels, height, width.
-
-    Raises
-    ------
-    FairbloomError
-        When one is no image, or of another size.
     """
     channels, height, width = shape
     images = np.empty((len(rows), height, width, channels), np.uint8)

@@ -131,13 +131,7 @@ def split_in_time(rows: Indices, setup: Setup) -> Parts:
 
 
 def read_speeches(path: Path) -> dict[str, str]:
-    """Return what each speaker says, one speech after the other, in a text where NAME: stands above each speech.
-
-    Raises
-    ------
-    FairbloomError
-        When a speech has no name above it.
-    """
+    """Return what each speaker says, one speech after the other, in a text where NAME: stands above each speech."""
     speeches = defaultdict(list)
     for number, block in enumerate(path.read_text("latin-1").strip().split("\n\n"), 1):
         name, _, speech = block.strip("\n").partition("\n")
@@ -164,13 +158,7 @@ def make_lines(texts: Mapping[str, str]) -> Lines:
 
 
 def read_lines(path: Path) -> Lines:
-    """Return the examples of a CSV file with the columns character_id, x and y, as bytes.
-
-    Raises
-    ------
-    FairbloomError
-        When it lacks one, or has no row, or an x has not 80 characters, or a y not one.
-    """
+    """Return the examples of a CSV file with the columns character_id, x and y, as bytes."""
     speakers, codes = [], bytearray()
     with path.open(newline="", encoding="utf-8") as content:
         rows = csv.DictReader(content)

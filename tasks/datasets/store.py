@@ -29,13 +29,7 @@ def folder_of(setup: Setup) -> Path:
 
 
 def locate(info: TaskInfo, setup: Setup, fetch: Fetch) -> Path:
-    """Return the folder below which the files of a known data set lie, downloaded if they are not there yet.
-
-    Raises
-    ------
-    FairbloomError
-        When files are missing and cannot be downloaded, or are not the originals although they must be.
-    """
+    """Return the folder below which the files of a known data set lie, downloaded if they are not there yet."""
     root = folder_of(setup)
     if _missing(root, info):
         _download(root, info, fetch)

@@ -158,13 +158,7 @@ def read_summaries(
 def write_agreement(
     agreed: Mapping[str, Any], clients: Iterable[str], reasons: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
-    """Return an agreement as text, and the reasons of those of the clients who cannot take part.
-
-    Raises
-    ------
-    FairbloomError
-        When nobody can.
-    """
+    """Return an agreement as text, and the reasons of those of the clients who cannot take part."""
     safe = {client: make_printable(reason) for client, reason in reasons.items()}
     if not set(clients) - set(safe):
         why = "; ".join(f"{client}: {reason}" for client, reason in sorted(safe.items()))

@@ -48,13 +48,7 @@ def preprocessing_of(agreed: AgreedShape) -> Preprocessing:
 
 
 class Arrays:
-    """The arrays of one client.
-
-    Raises
-    ------
-    DataError
-        When they cannot be used; the message names file, array and value, and what to do.
-    """
+    """The arrays of one client."""
 
     def __init__(self, path: Path, client: str, setup: Setup, stated: tuple[str, ...]) -> None:
         self._path, self._stated, self._floor = path, stated, setup.floor

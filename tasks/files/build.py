@@ -84,11 +84,6 @@ def build_column(place: ColumnPlace, cells: Cells, name: str, hints: ColumnHints
         Its name in small letters, by which it is found in the hints.
     hints
         What the settings of the run say about the columns.
-
-    Raises
-    ------
-    DataError
-        When most values are numbers and some are not, or have another decimal mark, or one is too large or too long.
     """
     decimal = hints.decimal
     blanks, missing = find_blanks(cells)

@@ -36,11 +36,6 @@ def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None])
         What the settings of the run say about its columns.
     show
         Called with the share of the rows that has been read.
-
-    Raises
-    ------
-    DataError
-        When it cannot be read, is too large, or one of its columns holds neither numbers nor texts.
     """
     import pyarrow as pa  # imported late: a server reads no tables
 

@@ -38,13 +38,7 @@ REMEDIES = {
 
 
 def agree(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-    """Return the columns, categories and classes that clients agree on, and why some cannot take part.
-
-    Raises
-    ------
-    FairbloomError
-        When nobody can, or csv.ignore names a column that nobody has.
-    """
+    """Return the columns, categories and classes that clients agree on, and why some cannot take part."""
     reasons: dict[str, str] = {}
     fit = read_summaries(sent, ClientSummary.from_json, reasons)
 

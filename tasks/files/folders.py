@@ -18,11 +18,6 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
         A folder or file; "" for none, as a server has.
     endings
         The endings that count, with their dots.
-
-    Raises
-    ------
-    DataError
-        When there is no such place, nothing of that kind in it, or two files of one name.
     """
     if not place:
         return {}
@@ -47,13 +42,7 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
 
 
 def folders_in(place: str) -> dict[str, Path]:
-    """Return the folders below a folder by their names, in the order of names; hidden ones are passed over.
-
-    Raises
-    ------
-    DataError
-        When there is no such folder, or none below it.
-    """
+    """Return the folders below a folder by their names, in the order of names; hidden ones are passed over."""
     if not place:
         return {}
     path = _there(place)

@@ -67,13 +67,7 @@ def marked_encoding(content: bytes) -> str:
 
 
 def encoding_named(encoding: str, setting: str = "csv.encoding") -> str:
-    """Return what Python calls an encoding, and "utf-8" for UTF-8 with or without a mark; `setting` names it.
-
-    Raises
-    ------
-    ReportableError
-        When it is no encoding of texts.
-    """
+    """Return what Python calls an encoding, and "utf-8" for UTF-8 with or without a mark; `setting` names it."""
     try:
         "a".encode(encoding)
         name = codecs.lookup(encoding).name

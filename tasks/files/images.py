@@ -50,13 +50,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 class Images:
-    """The images of one client, which are decoded when they are learned from.
-
-    Raises
-    ------
-    DataError
-        When they cannot be used; the message names folder or file, and what to do.
-    """
+    """The images of one client, which are decoded when they are learned from."""
 
     def __init__(self, folder: Path, client: str, setup: Setup, size: int, grey: bool, stated: tuple[str, ...]) -> None:
         self._folder, self._channels = folder, 1 if grey else 3
@@ -137,13 +131,7 @@ class Images:
 
 
 def image_inputs(files: Sequence[Path], shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the pixels of images from 0 to 1, shape (n, channels, height, width); each is brought to that size.
-
-    Raises
-    ------
-    DataError
-        When one cannot be read.
-    """
+    """Return the pixels of images from 0 to 1, shape (n, channels, height, width); each is brought to that size."""
     inputs = np.empty((len(files), *shape), np.float32)
     for place, file in enumerate(files):
         inputs[place] = _opened(file, lambda image: _pixels(image, shape))

@@ -23,13 +23,7 @@ _tables: dict[FileStamp, Table] = {}
 
 
 def read(path: Path, hints: ColumnHints) -> Table:
-    """Return the columns of a file of any format, by its ending; it is read again only where it has changed.
-
-    Raises
-    ------
-    DataError
-        When it is no table with names of columns, or its format needs a package that is not installed.
-    """
+    """Return the columns of a file of any format, by its ending; it is read again only where it has changed."""
     try:
         status = path.stat()
     except OSError as error:
@@ -43,13 +37,7 @@ def read(path: Path, hints: ColumnHints) -> Table:
 
 
 def read_raw(path: Path, hints: ColumnHints) -> RawTable:
-    """Return the cells of a file of any format, by its ending.
-
-    Raises
-    ------
-    DataError
-        When it is no table with names of columns, or its format needs a package that is not installed.
-    """
+    """Return the cells of a file of any format, by its ending."""
     ending = path.suffix.lower()
     try:
         size = path.stat().st_size

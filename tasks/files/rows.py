@@ -88,13 +88,7 @@ class CsvSettings:
 
 
 class ClientRows:
-    """The rows of one client.
-
-    Raises
-    ------
-    DataError
-        When they cannot be used: the message names file, line, column and value, and what to do.
-    """
+    """The rows of one client."""
 
     def __init__(self, client: str, table: Table, rows: Rows, setup: Setup, settings: CsvSettings) -> None:
         self._client, self._table, self._settings, self._floor = client, table, settings, setup.floor
@@ -422,13 +416,7 @@ class ClientRows:
     # What is learned from
 
     def splits(self, agreed: AgreedColumns) -> Splits:
-        """Return inputs and targets as the clients have agreed.
-
-        Raises
-        ------
-        DataError
-            When this client's data are of another kind, because they were not there when the clients agreed.
-        """
+        """Return inputs and targets as the clients have agreed."""
         inputs = self.preprocessing(agreed).inputs(self._table, self.rows)
         target = agreed.target
         values: NDArray[Any] = self._class_indices(target.classes) if target.classes else self._quantity()

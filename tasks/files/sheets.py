@@ -41,11 +41,6 @@ def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) ->
         What the settings of the run say about its columns.
     show
         Called with the share of the rows that has been read.
-
-    Raises
-    ------
-    DataError
-        When it cannot be read, several sheets hold values, or the first row does not name the columns.
     """
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(
@@ -105,13 +100,7 @@ def letters(place: int) -> str:
 
 @contextmanager
 def rows_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, int, Iterator[tuple[int, list[Any]]]]]:
-    """Yield the name of the sheet that is read, its number of rows, and its rows with their numbers.
-
-    Raises
-    ------
-    DataError
-        When the workbook cannot be read, or it has no such sheet, or several hold values.
-    """
+    """Yield the name of the sheet that is read, its number of rows, and its rows with their numbers."""
     limit = LEAST_MEMORY + MEMORY_A_BYTE * path.stat().st_size
     command = [sys.executable, "-P", str(PROGRAM), str(path.absolute()), str(limit), *wanted]
     silent = subprocess.DEVNULL

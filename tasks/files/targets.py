@@ -78,13 +78,7 @@ class Target:
         return both | {AUC: auc} if len(self.classes) == 2 else both
 
     def find_positive(self, name: str) -> int:
-        """Return the place of the positive one of two classes; "" names the second.
-
-        Raises
-        ------
-        ReportableError
-            When it is none of two classes.
-        """
+        """Return the place of the positive one of two classes; "" names the second."""
         if name and (len(self.classes) != 2 or name not in self.classes):
             there = f"the classes are {join_names(self.classes)}" if self.classes else "the target is a quantity"
             raise ReportableError(f"csv.positive = {name!r}: it must be one of two classes, and {there}")

@@ -41,11 +41,6 @@ def read_text(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> 
         What the settings of the run say about its columns.
     show
         Called with the share of the file that has been read.
-
-    Raises
-    ------
-    DataError
-        When it is no table with a line of names.
     """
     content = read_content(path, hints.encoding)
     dialect = find_dialect(path, content)
@@ -66,13 +61,7 @@ def read_text(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> 
 
 
 def read_content(path: Path, given: str) -> bytes:
-    """Return a text in UTF-8 without a mark; its first bytes say its encoding, or it is in UTF-8, or in the given one.
-
-    Raises
-    ------
-    DataError
-        When the file cannot be read, is no text, or is in none of these encodings.
-    """
+    """Return a text in UTF-8 without a mark; it is in the encoding of its mark, in UTF-8, or in the given one."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -62,11 +62,6 @@ def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype =
         Of the initial weights.
     dtype
         Of one example: torch.int64 where it is a line of characters.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such model, or it does not map an example to so many outputs.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -85,13 +80,7 @@ def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype =
 
 
 def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
-    """Return the model that an import string's class, or function, makes; it gets what its signature asks for.
-
-    Raises
-    ------
-    FairbloomError
-        When there is none of that name, it asks for something else, or it makes no module.
-    """
+    """Return the model that an import string's class, or function, makes; it gets what its signature asks for."""
     maker = maker_of(name)
     model = maker(**_asked(name, maker, shape, outputs))
     if not isinstance(model, nn.Module):
@@ -100,13 +89,7 @@ def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
 
 
 def maker_of(name: str) -> Callable[..., Any]:
-    """Return the class, or function, that an import string names.
-
-    Raises
-    ------
-    FairbloomError
-        When there is none, or a finished module stands there, with weights that no seed decides.
-    """
+    """Return the class, or function, that an import string names."""
     maker = imported("model", name)
     if isinstance(maker, nn.Module) or not callable(maker):
         raise FairbloomError(
@@ -143,13 +126,7 @@ def _asked(name: str, maker: Callable[..., Any], shape: Shape, outputs: int) -> 
 
 
 def from_torchvision(name: str, shape: Shape, outputs: int) -> nn.Module:
-    """Return one of torchvision's models of images, untrained, for so many outputs and the images' channels.
-
-    Raises
-    ------
-    FairbloomError
-        When torchvision is not installed or has no such model, or an example is no image.
-    """
+    """Return one of torchvision's models of images, untrained, for so many outputs and the images' channels."""
     check_known(name, tuple(MODELS))
     if len(shape) != IMAGE:
         raise FairbloomError(

@@ -73,11 +73,6 @@ def cnn(shape: Shape, outputs: int) -> nn.Module:
     """Return two convolutions of 16 and 32 channels, each with pooling, and a linear layer: 20,490 parameters on MNIST.
 
     It takes images from 4×4 pixels.
-
-    Raises
-    ------
-    FairbloomError
-        When an example is no image, or a smaller one; so do all models of images here.
     """
     channels, height, width = _image("cnn", shape, 4)
     return nn.Sequential(

@@ -77,13 +77,7 @@ class Shifts:
     dimmed: int
 
     def draw(self, album: Album, names: Sequence[str], seed: int) -> Mapping[str, frozenset[str]]:
-        """Return the clients of each kind.
-
-        Raises
-        ------
-        FairbloomError
-            When more clients are asked for than there are.
-        """
+        """Return the clients of each kind."""
         drawn = {}
         for kind, number in (("rotated", self.rotated), ("noisy", self.noisy), ("dimmed", self.dimmed)):
             if number > len(names):
@@ -127,11 +121,6 @@ def task_of(
     standardise
         "channel": (x − μ)/σ of each channel; "pixel": (x − μ)/(σ + 0.001) of each pixel, from 0 to 255; "none": x from
         0 to 1. Mean and deviation are those of all official training images.
-
-    Raises
-    ------
-    FairbloomError
-        When there are no such classes or clients.
     """
     kept = _read_classes(album, classes)
     names = _find_names(album, kept, setup)

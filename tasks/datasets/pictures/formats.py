@@ -44,13 +44,7 @@ def load(
 
 
 def read(info: PictureSet, setup: Setup) -> Pictures:
-    """Return the images of a data set, which is downloaded where it is not there.
-
-    Raises
-    ------
-    FairbloomError
-        When the files are missing and cannot be downloaded, or are something else.
-    """
+    """Return the images of a data set, which is downloaded where it is not there."""
     fetch = fetch_from_hub if info.format == "parquet" else fetch_from_torchvision
     root = locate(info, setup, partial(fetch, info, info.origin))
     paths = [root / file.path for file in info.files]
@@ -66,13 +60,7 @@ def read(info: PictureSet, setup: Setup) -> Pictures:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Return the array of an IDX file of bytes.
-
-    Raises
-    ------
-    FairbloomError
-        When it is none.
-    """
+    """Return the array of an IDX file of bytes."""
     content = path.read_bytes()
     dimensions = content[3] if len(content) > 4 else 0
     start = 4 + 4 * dimensions
@@ -94,13 +82,7 @@ def _read_table(path: Path, info: PictureSet) -> tuple[NDArray[np.uint8], Labels
 
 
 def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8], Labels]:
-    """Return the images, shape (n, 3, 32, 32), and the labels, shape (n,), of a pickled batch.
-
-    Raises
-    ------
-    FairbloomError
-        When it is none.
-    """
+    """Return the images, shape (n, 3, 32, 32), and the labels, shape (n,), of a pickled batch."""
     with path.open("rb") as content:
         try:
             batch = _Plain(content, encoding="latin1").load()
@@ -129,13 +111,7 @@ class _Plain(pickle.Unpickler):
     """Loads NumPy arrays and Python's plain types, and nothing else: a pickle can name any function to be called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle of a NumPy array asks for.
-
-        Raises
-        ------
-        pickle.UnpicklingError
-            When it asks for anything else.
-        """
+        """Return what a pickle of a NumPy array asks for."""
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR batch needs")
         return ALLOWED[module, name]
