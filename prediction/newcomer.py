@@ -116,12 +116,7 @@ class Newcomer:
     def personalise(self, epochs: int = EPOCHS, strength: float | None = None) -> None:
         """Train a personal model from the global one, pulled to it, as Ditto does in the round after the last.
 
-        Parameters
-        ----------
-        epochs
-            Passes over the training examples.
-        strength
-            Of the pull; 0 trains on these examples alone. None: `usual_strength`.
+        A strength of 0 trains on these examples alone; None: `usual_strength`.
         """
         self.strength = self.usual_strength if strength is None else strength
         self._local.train_personal(self._received, self._terms(epochs))

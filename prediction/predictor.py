@@ -47,8 +47,8 @@ from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import TABLE, Predictions, Preprocessing
 
+from .new_data import NewData, data_of_rows, read_new_data
 from .rows import NewRows
-from .sources import Source, read_source, rows_source
 
 if TYPE_CHECKING:
     import pandas
@@ -120,7 +120,7 @@ class Predictor:
                 "Predictor.outputs with a tensor"
             )
         rows = NewRows.of_frame(frame)
-        added = self._columns(self._predict(rows_source(rows, preprocessing)), rows.cells)
+        added = self._columns(self._predict(data_of_rows(rows, preprocessing)), rows.cells)
         return frame.assign(**added)
 
     def predict_file(self, path: Path, out: Path) -> int:
@@ -134,7 +134,7 @@ class Predictor:
             When something is not as the model takes it: the message names each line and column, example or image. Or
             when `out` cannot be written.
         """
-        source = read_source(path, self._preprocessing())
+        source = read_new_data(path, self._preprocessing())
         predictions = self._predict(source)
         added = self._columns(predictions, source.columns)
         mark = self._preprocessing().decimal
@@ -188,7 +188,7 @@ class Predictor:
             )
         return self.preprocessing
 
-    def _predict(self, source: Source) -> Predictions:
+    def _predict(self, source: NewData) -> Predictions:
         preprocessing = self._preprocessing()
         found = [preprocessing.decode(self.outputs(batch)) for batch in source.batches]
         values, probabilities = zip(*found, strict=True)

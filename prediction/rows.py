@@ -23,13 +23,6 @@ from fairbloom.tasks.preprocessing import NUMBER, InputColumn, Preprocessing
 if TYPE_CHECKING:
     import pandas
 
-MOST_SHOWN = 20
-"""An error lists so many cells at most."""
-
-FAR, HALF_FAR, FEW = 6.0, 2.5, 5
-"""So many deviations from the mean of training are far, for one number and for half of a column's, if those are so many
-rows at least."""
-
 
 class UnreadableRowsError(FairbloomError):
     """New rows that cannot be predicted; the message names columns, or lines and columns."""
@@ -167,8 +160,9 @@ class NewRows:
         """Log that some numbers are far from those of training, as in another unit or of another column."""
         apart = np.abs(values - column.center)
         there = apart[~np.isnan(apart)]
-        shifted = len(there) >= FEW and np.median(there) > HALF_FAR * column.scale
-        rows = np.flatnonzero(apart > (HALF_FAR if shifted else FAR) * column.scale)
+        # Far are 6 deviations from the mean of training, or 2.5 where half of five rows or more are as far.
+        shifted = len(there) >= 5 and np.median(there) > 2.5 * column.scale
+        rows = np.flatnonzero(apart > (2.5 if shifted else 6.0) * column.scale)
         if not len(rows):
             return
         training = f"{column.center:.4g} ± {column.scale:.2g}" if column.scale else f"{column.center:.4g} in every row"
@@ -222,17 +216,10 @@ class NewRows:
 def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, what: str) -> str:
     """Return an error's text: what is wrong with which examples, in their order, and how many more there are.
 
-    Parameters
-    ----------
-    source
-        What they come from.
-    problems
-        The place of an example, and what is wrong with it.
-    of, what
-        The number of all examples, and what they are called.
+    `problems` has the place of each example, and what is wrong with it; `of` is the number of all examples.
     """
     ordered = sorted(problems)
-    shown = [said for _, said in ordered[:MOST_SHOWN]]
+    shown = [said for _, said in ordered[:20]]
     rest = [f"and {len(ordered) - len(shown):,} more"] if len(ordered) > len(shown) else []
     count = len({place for place, _ in ordered})
     them = "it" if count == 1 else "them"

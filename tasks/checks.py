@@ -18,20 +18,9 @@ from .task import AnyExamples, Examples, Splits, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-LOOKED_AT = 2
-"""So many examples of a Dataset are made to see whether they can be used."""
-
 
 def guard_task(name: str, task: Task) -> Task:
-    """Return the same task, which says in words what is wrong with its examples and losses.
-
-    Parameters
-    ----------
-    name
-        What the run calls the task.
-    task
-        What a user's function or class has made.
-    """
+    """Return the same task, which says in words what is wrong with its examples and losses."""
     _check_names(name, task)
     if not task.clients:
         raise FairbloomError(f"task = {name!r} has no clients: name one at least")
@@ -121,7 +110,7 @@ def _check_collated(source: str, examples: CollatedExamples, task: Task) -> None
     _check_rows(source, examples, len(dataset))
     _check_groups(source, examples.groups, len(dataset), task)
     try:
-        few = Examples(*examples[slice(0, LOOKED_AT)])
+        few = Examples(*examples[slice(0, 2)])
     except ReportableError as error:
         raise FairbloomError(f"{source}: {error}") from error
     _check_tensors(source, few, replace(task, groupings={}))

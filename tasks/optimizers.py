@@ -25,9 +25,6 @@ ELEMENTWISE = frozenset(
 )
 """Those that move each number by its own gradients alone, and so can move the models of several clients at once."""
 
-IN_PROPORTION = ELEMENTWISE - {"asgd", "rprop"}
-"""Those of them whose steps are proportional to the learning rate, which nothing that they remember depends on."""
-
 SETTINGS_OF = {"lr": "learning-rate", "momentum": "momentum", "weight_decay": "weight-decay"}
 """The arguments of optimizers that are settings of a run."""
 
@@ -74,7 +71,7 @@ class OptimizerChoice:
     @property
     def is_in_proportion(self) -> bool:
         """Whether it moves each number by its own gradients alone, and in proportion to the learning rate."""
-        return self.name in IN_PROPORTION
+        return self.name in ELEMENTWISE - {"asgd", "rprop"}  # what these two remember depends on the learning rate
 
     @property
     def maker(self) -> Callable[..., Any]:

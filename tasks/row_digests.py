@@ -43,12 +43,8 @@ def tell_apart(digests: Iterable[int]) -> Digests:
 def digest_table(columns: Mapping[str, tuple[Sequence[str], NDArray[Any]]], digest: Digest) -> Digests:
     """Return a digest of each row of a table, the same whatever the order of its columns.
 
-    Parameters
-    ----------
-    columns
-        By name: the different cells, and which of them each row has.
-    digest
-        Of the device. Only ASCII counts, so that no encoding that a run states makes other rows of these.
+    `columns` has the different cells of each, and which of them each row has. Only their ASCII counts, so that no
+    encoding that a run states makes other rows of these.
     """
     total: Digests | None = None
     for name, (cells, places) in columns.items():

@@ -13,9 +13,6 @@ from .further import find_misfit
 from .measures import BALANCED_ACCURACY
 from .task import AnyExamples, Task
 
-UNBALANCED = 2 / 3
-"""The share of test examples in one of two classes above which the accuracy says little of the other."""
-
 
 def decide_score(
     settings: RunSettings | Mapping[str, Any], task: Task, recorded: str = "", *, deployed: bool = False
@@ -75,4 +72,4 @@ def _is_unbalanced(task: Task) -> bool:
     if BALANCED_ACCURACY not in task.scores or not has_two_classes(task):
         return False
     found = (count_classes(task.splits(client).test) for client in task.clients)
-    return any(each and each[0] and each[1] > UNBALANCED * sum(each) for each in found)
+    return any(each and each[0] and each[1] > 2 / 3 * sum(each) for each in found)

@@ -32,14 +32,8 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
-DEFAULT_CLIENTS = 20
-"""The number of clients that data is split into where neither a run nor its task says one."""
-
 LABEL_PARTITIONS = ("shards", "classes", "class-groups", "dirichlet", "sizes", "iid")
 """The partitions that deal examples with labels to clients."""
-
-DEFAULT_PARTITION = "shards"
-"""How data is split where neither a run nor its task says it."""
 
 FLWR = "flwr:"
 """What the names of flwr-datasets' partitioners begin with."""
@@ -173,7 +167,7 @@ class TaskInfo:
     partitions: tuple[str, ...] = ()
     classes: int = 0
     settings: tuple[Parameter, ...] = ()
-    clients: int = DEFAULT_CLIENTS
+    clients: int = 20
     natural: tuple[str, ...] = ()
     files: tuple[DataFile, ...] = ()
     reads: tuple[str, ...] = ()
@@ -218,7 +212,7 @@ class TaskInfo:
         """Return what a run's settings say to the task, with the task's choice where they leave one."""
         setup = Setup.of(settings)
         model = setup.model or next(iter(self.models), "")
-        partition = setup.partition or next(iter(self.partitions), DEFAULT_PARTITION)
+        partition = setup.partition or next(iter(self.partitions), "shards")
         clients = 0 if self.has_clients else setup.clients or (0 if partition in self.natural else self.clients)
         return replace(setup, model=model, partition=partition, clients=clients)
 
@@ -297,11 +291,6 @@ class TaskInfo:
             return task.splits(client)
 
         return replace(task, splits=splits)
-
-
-REMEMBERED, TENSORS = 1024, 16
-"""So many clients' examples are kept once they are made, and as many tensors each: inputs, several perhaps, targets,
-rows and groups, of each split."""
 
 
 def imported_partition(name: str) -> Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]]:
@@ -559,18 +548,20 @@ class Task:
     def to(self, device: torch.device) -> Task:
         """Return the same task with its examples on `device`; a tensor that clients share is moved once.
 
-        The examples of the last REMEMBERED clients that were asked for are kept.
+        The examples of the last 1,024 clients that were asked for are kept.
         """
         from .collated import CollatedExamples  # imported late: it needs PyTorch
 
-        @lru_cache(maxsize=REMEMBERED * TENSORS)
+        @lru_cache(
+            maxsize=1024 * 16
+        )  # a client may have as many tensors: inputs, targets, rows and groups of each split
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device)
 
         def there(examples: AnyExamples) -> AnyExamples:
             return examples.to(device) if isinstance(examples, CollatedExamples) else examples.map(moved)
 
-        @lru_cache(maxsize=REMEMBERED)
+        @lru_cache(maxsize=1024)
         def splits(client: str) -> Splits:
             return self.splits(client).map(there)
 

@@ -40,12 +40,7 @@ def needed(module: str, form: str, extra: str) -> Any:
 def explained(form: str, others: str) -> Iterator[None]:
     """Turn what PyTorch, or another library, raises while it converts a model into an ExportError with its cause.
 
-    Parameters
-    ----------
-    form
-        What is written.
-    others
-        The forms that do not need what has failed.
+    `others` names the forms that do not need what has failed.
     """
     try:
         with quiet():

@@ -13,14 +13,14 @@ from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import whole_folder, write_whole
 
+from .check import TOLERANCE, ExportCheck
 from .described import DescribedModel
 from .errors import ExportError, quiet
+from .exportable import Exportable
 from .mlflow import MLFLOW
 from .onnx import ONNX
 from .safetensors import SAFETENSORS
-from .subject import Subject
 from .torch_program import TORCH
-from .trial import TOLERANCE, Trial
 
 FORMS = {form.name: form for form in (ONNX, TORCH, SAFETENSORS, MLFLOW)}
 """The forms by what the command line calls them."""
@@ -100,21 +100,21 @@ def export_model(predictor: Predictor, to: str, card: Callable[[DescribedModel],
         )
     form, folder = FORMS[to], out or default_folder(predictor.run, to, predictor.client, predictor.model)
     check_free(folder)
-    subject = Subject.of(predictor)
+    exported = Exportable.of(predictor)
     with explain_write_errors("the export", folder), whole_folder(folder) as draft:
         with quiet():
-            form.write(subject, draft)
-            difference = Trial.of(subject).check(form.predict(subject, draft), to)
-        of = subject.preprocessing.classes != ()
-        done = Exported(to, predictor.run.name, predictor.client, predictor.model, subject.count, difference, of)
+            form.write(exported, draft)
+            difference = ExportCheck.of(exported).check(form.predict(exported, draft), to)
+        of = exported.preprocessing.classes != ()
+        done = Exported(to, predictor.run.name, predictor.client, predictor.model, exported.count, difference, of)
         described = DescribedModel(
             task=predictor.task_name,
             client=predictor.client,
             model=predictor.model,
-            preprocessing=subject.preprocessing,
+            preprocessing=exported.preprocessing,
             library=form.library,
             form=form.title,
-            listing=form.listing(subject),
+            listing=form.listing(exported),
             checked=done.checked,
         )
         write_whole(draft / CARD, card(described).encode())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fairbloom.tasks.preprocessing import Predictions
 
-from .subject import Subject
+from .exportable import Exportable
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Form:
     write
         Writes a model into a folder that is there.
     predict
-        Returns what the model in such a folder predicts for the subject's rows, by the library that it is written for.
+        Returns what the model in such a folder predicts for the rows it is tried on, by the form's own library.
     listing
         Returns lines of Python that predict with the files in the working directory.
     """
@@ -32,6 +32,6 @@ class Form:
     name: str
     title: str
     library: str
-    write: Callable[[Subject, Path], None]
-    predict: Callable[[Subject, Path], Predictions]
-    listing: Callable[[Subject], str]
+    write: Callable[[Exportable, Path], None]
+    predict: Callable[[Exportable, Path], Predictions]
+    listing: Callable[[Exportable], str]

@@ -15,8 +15,8 @@ from fairbloom.tasks.groups import OTHER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions
 
 from .errors import explained, needed
+from .exportable import Exportable, Raw
 from .form import Form
-from .subject import Raw, Subject
 from .torch_program import PROGRAM, write_program
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
@@ -26,15 +26,15 @@ REQUIRED = ("mlflow-skinny", "torch", "numpy", "pandas")
 """What serves the model."""
 
 
-def write_mlflow(subject: Subject, folder: Path) -> None:
+def write_mlflow(exported: Exportable, folder: Path) -> None:
     """Write a model of MLflow's flavour `python_function`."""
     mlflow = _pyfunc()
     from mlflow.models import ModelSignature
 
-    preprocessing = subject.preprocessing
+    preprocessing = exported.preprocessing
     with tempfile.TemporaryDirectory() as place:
         parts = Path(place)
-        write_program(subject, parts, MLFLOW.name)
+        write_program(exported, parts, MLFLOW.name)
         files = {"program": PROGRAM, "preprocessing": PREPROCESSING.name}
         with explained(MLFLOW.name, "onnx or safetensors"):
             mlflow.save_model(
@@ -43,12 +43,12 @@ def write_mlflow(subject: Subject, folder: Path) -> None:
                 artifacts={name: str(parts / file) for name, file in files.items()},
                 model_config={
                     **{"missing": sorted(MISSING), "largest": MAX_NUMBER, "other": OTHER},
-                    "arrays": [] if preprocessing.form == TABLE else list(subject.raw),
+                    "arrays": [] if preprocessing.form == TABLE else list(exported.raw),
                 },
-                signature=ModelSignature(_asked(subject), _answered(subject)),
-                input_example=example_of(subject),
+                signature=ModelSignature(_asked(exported), _answered(exported)),
+                input_example=example_of(exported),
                 pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in REQUIRED],
-                metadata=subject.about,
+                metadata=exported.about,
             )
 
 
@@ -59,14 +59,14 @@ def _pyfunc() -> Any:
     return needed("mlflow.pyfunc", MLFLOW.name, "mlflow")
 
 
-def _asked(subject: Subject) -> Any:
+def _asked(exported: Exportable) -> Any:
     """Return the schema of raw data."""
     from mlflow.types import ColSpec, Schema, TensorSpec
 
-    preprocessing = subject.preprocessing
+    preprocessing = exported.preprocessing
     if preprocessing.form != TABLE:
-        names = list(subject.raw) if len(subject.raw) > 1 else [None]
-        arrays = zip(names, subject.raw.values(), strict=True)
+        names = list(exported.raw) if len(exported.raw) > 1 else [None]
+        arrays = zip(names, exported.raw.values(), strict=True)
         return Schema([TensorSpec(each.dtype, (-1, *each.shape[1:]), name) for name, each in arrays])
     return Schema(
         [
@@ -76,22 +76,22 @@ def _asked(subject: Subject) -> Any:
     )
 
 
-def _answered(subject: Subject) -> Any:
+def _answered(exported: Exportable) -> Any:
     """Return the schema of predictions."""
     from mlflow.types import ColSpec, Schema
 
-    classes = subject.preprocessing.classes
+    classes = exported.preprocessing.classes
     if not classes:
-        return Schema([ColSpec("double", subject.predicted)])
+        return Schema([ColSpec("double", exported.predicted)])
     probabilities = [ColSpec("float", f"probability_{name}") for name in classes]
-    return Schema([ColSpec("string", subject.predicted), *probabilities])
+    return Schema([ColSpec("string", exported.predicted), *probabilities])
 
 
-def example_of(subject: Subject) -> Raw:
+def example_of(exported: Exportable) -> Raw:
     """Return a made-up row: the centre of each column of numbers, and the first of each column's categories."""
-    preprocessing = subject.preprocessing
+    preprocessing = exported.preprocessing
     if preprocessing.form != TABLE:
-        return _given({name: np.zeros_like(each[:1]) for name, each in subject.raw.items()})
+        return _given({name: np.zeros_like(each[:1]) for name, each in exported.raw.items()})
     import pandas
 
     return pandas.DataFrame(
@@ -107,11 +107,11 @@ def _given(arrays: dict[str, Any]) -> Raw:
     return arrays if len(arrays) > 1 else next(iter(arrays.values()))
 
 
-def predict(subject: Subject, folder: Path) -> Predictions:
+def predict(exported: Exportable, folder: Path) -> Predictions:
     """Return what MLflow predicts with the model in a folder."""
     mlflow = _pyfunc()
     with explained(MLFLOW.name, "onnx or safetensors"):
-        raw = subject.raw if subject.preprocessing.form == TABLE else _given(subject.raw)
+        raw = exported.raw if exported.preprocessing.form == TABLE else _given(exported.raw)
         found = mlflow.load_model(str(folder)).predict(raw)
     values, *probabilities = (found[name].to_numpy() for name in found)
     return Predictions(values, np.stack(probabilities, axis=1) if probabilities else None)
@@ -128,11 +128,11 @@ print(model.predict(pandas.read_csv("new.csv", dtype=dict.fromkeys(texts, str)))
 """Lines of Python that predict for the rows of a file by MLflow."""
 
 
-def listing(subject: Subject) -> str:
+def listing(exported: Exportable) -> str:
     """Return lines of Python that predict by MLflow, PyTorch and pandas."""
-    if subject.preprocessing.form == TABLE:
+    if exported.preprocessing.form == TABLE:
         return READ_TABLE
-    each = {name: f"numpy.zeros({(5, *array.shape[1:])}, numpy.{array.dtype})" for name, array in subject.raw.items()}
+    each = {name: f"numpy.zeros({(5, *array.shape[1:])}, numpy.{array.dtype})" for name, array in exported.raw.items()}
     arrays = (
         f"{{{', '.join(f'{name!r}: {zeros}' for name, zeros in each.items())}}}" if len(each) > 1 else each.popitem()[1]
     )

@@ -23,8 +23,8 @@ from fairbloom.tasks.groups import OTHER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Predictions, Preprocessing
 
 from .errors import explained, needed
+from .exportable import Exportable
 from .form import Form
-from .subject import Subject
 from .torch_program import export_program
 
 MODEL = "model.onnx"
@@ -179,24 +179,24 @@ def _spellings_of_missing() -> list[str]:
 # The whole graph ------------------------------------------------------------------------------------------------------
 
 
-def write_onnx(subject: Subject, folder: Path) -> None:
+def write_onnx(exported: Exportable, folder: Path) -> None:
     """Write one graph of the preprocessing, the model and what its outputs stand for."""
     onnx, *_ = (needed(module, ONNX.name, "onnx") for module in ("onnx", "onnxscript", "onnxruntime"))
-    program = export_program(subject, ONNX.name)
+    program = export_program(exported, ONNX.name)
     with explained(ONNX.name, OTHERS):
         converted = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False)
         assert converted is not None  # noqa: S101 (PyTorch returns None without dynamo alone)
-        model = _surrounded(converted.model_proto, subject)
+        model = _surrounded(converted.model_proto, exported)
         onnx.checker.check_model(model, full_check=True)
         onnx.save(model, folder / MODEL)
 
 
-def _surrounded(core: Any, subject: Subject) -> Any:
+def _surrounded(core: Any, exported: Exportable) -> Any:
     """Return a graph that takes raw data and returns predictions, of one that takes inputs and returns numbers."""
     from onnx import compose, helper
 
-    preprocessing = subject.preprocessing
-    names = input_names(subject)
+    preprocessing = exported.preprocessing
+    names = input_names(exported)
     prefix = _unused_prefix(names)
     model = compose.add_prefix(core, f"{prefix}model/")
     graph = model.graph
@@ -210,10 +210,10 @@ def _surrounded(core: Any, subject: Subject) -> Any:
         raw = [_value(name, _onnx_type(kind), 1) for name, kind in zip(names, kinds, strict=True)]
     else:
         raw = []
-        for name, inner, shape in zip(names, asked, subject.shapes, strict=True):
+        for name, inner, shape in zip(names, asked, exported.shapes, strict=True):
             before.add("Identity", name, name=inner.name)
             raw.append(_value(name, inner.type.tensor_type.elem_type, *shape))
-    outputs = after.predictions(preprocessing, output_names(subject), found.name, refused)
+    outputs = after.predictions(preprocessing, output_names(exported), found.name, refused)
     _replace(graph.node, [*before.nodes, *graph.node, *after.nodes])
     _replace(graph.input, raw)
     _replace(graph.output, outputs)
@@ -221,7 +221,7 @@ def _surrounded(core: Any, subject: Subject) -> Any:
     graph.initializer.extend([*before.constants, *after.constants])
     model.opset_import.append(helper.make_opsetid("ai.onnx.ml", ML_OPSET))
     model.ir_version = IR_VERSION
-    helper.set_model_props(model, _about(subject))
+    helper.set_model_props(model, _about(exported))
     return model
 
 
@@ -247,15 +247,15 @@ def _unused_prefix(names: Sequence[str]) -> str:
     return prefix
 
 
-def input_names(subject: Subject) -> list[str]:
+def input_names(exported: Exportable) -> list[str]:
     """Return the names of the graph's inputs: the columns, or the arrays."""
-    return list(subject.raw)
+    return list(exported.raw)
 
 
-def output_names(subject: Subject) -> list[str]:
+def output_names(exported: Exportable) -> list[str]:
     """Return the names of the graph's outputs, none of which is that of an input."""
-    taken, names = set(input_names(subject)), []
-    for name in (subject.predicted, "probabilities") if subject.preprocessing.classes else (subject.predicted,):
+    taken, names = set(input_names(exported)), []
+    for name in (exported.predicted, "probabilities") if exported.preprocessing.classes else (exported.predicted,):
         while name in taken:
             name += "_"
         names.append(name)
@@ -263,33 +263,33 @@ def output_names(subject: Subject) -> list[str]:
     return names
 
 
-def _about(subject: Subject) -> dict[str, str]:
+def _about(exported: Exportable) -> dict[str, str]:
     """Return what the file says of itself."""
-    preprocessing = subject.preprocessing
+    preprocessing = exported.preprocessing
     lists = {"classes": preprocessing.classes, "columns": [column.name for column in preprocessing.columns]}
     texts = {key: json.dumps(values, ensure_ascii=False) for key, values in lists.items()}
-    return subject.about | {"target": preprocessing.target} | texts
+    return exported.about | {"target": preprocessing.target} | texts
 
 
 # Its use --------------------------------------------------------------------------------------------------------------
 
 
-def predict(subject: Subject, folder: Path) -> Predictions:
+def predict(exported: Exportable, folder: Path) -> Predictions:
     """Return what ONNX Runtime predicts with the graph in a folder."""
     runtime = needed("onnxruntime", ONNX.name, "onnx")
     with explained(ONNX.name, OTHERS):
         session = runtime.InferenceSession(folder / MODEL, providers=["CPUExecutionProvider"])
-        values, *probabilities = session.run(None, _feed(subject))
+        values, *probabilities = session.run(None, _feed(exported))
     return Predictions(values, probabilities[0] if probabilities else None)
 
 
-def _feed(subject: Subject) -> dict[str, Any]:
+def _feed(exported: Exportable) -> dict[str, Any]:
     """Return what the inputs of the graph are given: a column of each, shape (n, 1), or an array."""
-    if subject.preprocessing.form != TABLE:
-        return dict(subject.raw)
+    if exported.preprocessing.form != TABLE:
+        return dict(exported.raw)
     return {
-        column.name: subject.raw[[column.name]].to_numpy(object if column.kind == CATEGORY else np.float64)
-        for column in subject.preprocessing.columns
+        column.name: exported.raw[[column.name]].to_numpy(object if column.kind == CATEGORY else np.float64)
+        for column in exported.preprocessing.columns
     }
 
 
@@ -311,12 +311,12 @@ print(session.run(None, feed))
 """Lines of Python that predict for the rows of a file by ONNX Runtime and pandas."""
 
 
-def listing(subject: Subject) -> str:
+def listing(exported: Exportable) -> str:
     """Return lines of Python that predict by ONNX Runtime."""
-    if subject.preprocessing.form == TABLE:
+    if exported.preprocessing.form == TABLE:
         return READ_TABLE
     arrays = [
-        f"{name!r}: numpy.zeros({(5, *each.shape[1:])}, numpy.{each.dtype})" for name, each in subject.raw.items()
+        f"{name!r}: numpy.zeros({(5, *each.shape[1:])}, numpy.{each.dtype})" for name, each in exported.raw.items()
     ]
     return "\n".join(
         [

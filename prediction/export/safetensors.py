@@ -14,48 +14,48 @@ from fairbloom.system.files import write_whole
 from fairbloom.tasks.preprocessing import Predictions
 
 from .errors import read_preprocessing
+from .exportable import Exportable
 from .form import Form
-from .subject import Subject
 
 WEIGHTS, ABOUT = "model.safetensors", "config.json"
 """The files of the weights and of what they belong to, under the names that the hub knows."""
 
 
-def write_safetensors(subject: Subject, folder: Path) -> None:
+def write_safetensors(exported: Exportable, folder: Path) -> None:
     """Write weights, what builds the module, and the preprocessing."""
-    save_model(subject.predictor.module, str(folder / WEIGHTS), metadata={"format": "pt"})
-    write_whole(folder / ABOUT, json.dumps(_about(subject), indent=2, ensure_ascii=False).encode())
-    PREPROCESSING.write(folder, subject.preprocessing)
+    save_model(exported.predictor.module, str(folder / WEIGHTS), metadata={"format": "pt"})
+    write_whole(folder / ABOUT, json.dumps(_about(exported), indent=2, ensure_ascii=False).encode())
+    PREPROCESSING.write(folder, exported.preprocessing)
 
 
-def _about(subject: Subject) -> dict[str, Any]:
+def _about(exported: Exportable) -> dict[str, Any]:
     """Return what builds the module that the weights belong to."""
-    preprocessing, settings = subject.preprocessing, CONFIG.read(subject.predictor.run).settings
-    module = type(subject.predictor.module)
+    preprocessing, settings = exported.preprocessing, CONFIG.read(exported.predictor.run).settings
+    module = type(exported.predictor.module)
     return {
         "model_type": "fairbloom",
         "architectures": [module.__qualname__],
         "module": f"{module.__module__}:{module.__qualname__}",
         "network": settings.get("model", ""),
-        **subject.about,
-        "input_shape": list(subject.shapes[0]),
+        **exported.about,
+        "input_shape": list(exported.shapes[0]),
         "outputs": len(preprocessing.classes) or 1,
         "id2label": {str(place): name for place, name in enumerate(preprocessing.classes)},
     }
 
 
-def predict(subject: Subject, folder: Path) -> Predictions:
+def predict(exported: Exportable, folder: Path) -> Predictions:
     """Return what the written weights predict with the written preprocessing, in a module like the predictor's."""
     preprocessing = read_preprocessing(folder)
-    module = copy.deepcopy(subject.predictor.module)
+    module = copy.deepcopy(exported.predictor.module)
     with torch.no_grad():
         for tensor in module.state_dict().values():
             tensor.zero_()  # so that nothing is left of the weights that were written
         load_model(module, str(folder / WEIGHTS))
-        return preprocessing.decode(outputs_of(module, subject.inputs, subject.predictor.output))
+        return preprocessing.decode(outputs_of(module, exported.inputs, exported.predictor.output))
 
 
-def listing(subject: Subject) -> str:
+def listing(exported: Exportable) -> str:
     """Return lines of Python that load the weights into a module, which Fairbloom builds."""
     return "\n".join(
         [
@@ -69,7 +69,7 @@ def listing(subject: Subject) -> str:
             "    about = json.load(file)",
             'module = build(about["network"], tuple(about["input_shape"]), about["outputs"], seed=0).eval()',
             f'load_model(module, "{WEIGHTS}")',
-            f"print(module(torch.zeros({(5, *subject.shapes[0])})))  # inputs as {PREPROCESSING.name} says",
+            f"print(module(torch.zeros({(5, *exported.shapes[0])})))  # inputs as {PREPROCESSING.name} says",
         ]
     )
 

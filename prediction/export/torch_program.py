@@ -13,24 +13,21 @@ from fairbloom.tasks.inputs import tensors_of
 from fairbloom.tasks.preprocessing import Predictions, Preprocessing
 
 from .errors import explained, read_preprocessing
+from .exportable import Exportable
 from .form import Form
-from .subject import Subject
 
 PROGRAM = "model.pt2"
 """The file of the program."""
-
-TRACED = 3
-"""The number of examples that the program is traced with; it takes any number."""
 
 
 class Predicting(nn.Module):
     """A model with the meaning of its outputs: probabilities of classes, or a quantity in its own unit."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, exported: Exportable) -> None:
         super().__init__()
-        self.model = merged(subject.predictor.module)
-        self._output, preprocessing = subject.predictor.output, subject.preprocessing
-        self._names = list(subject.inputs) if isinstance(subject.inputs, Mapping) else []
+        self.model = merged(exported.predictor.module)
+        self._output, preprocessing = exported.predictor.output, exported.preprocessing
+        self._names = list(exported.inputs) if isinstance(exported.inputs, Mapping) else []
         self._of_classes = bool(preprocessing.classes)
         self._center, self._scale = preprocessing.target_center, preprocessing.target_scale
 
@@ -43,13 +40,13 @@ class Predicting(nn.Module):
         return outputs.reshape(-1).double() * self._scale + self._center
 
 
-def export_program(subject: Subject, form: str) -> torch.export.ExportedProgram:
-    """Return the program of a model and its predictions, for any number of examples."""
-    examples = tuple(torch.zeros(TRACED, *each.shape[1:], dtype=each.dtype) for each in tensors_of(subject.inputs))
+def export_program(exported: Exportable, form: str) -> torch.export.ExportedProgram:
+    """Return the program of a model and its predictions, traced with three examples, for any number of them."""
+    examples = tuple(torch.zeros(3, *each.shape[1:], dtype=each.dtype) for each in tensors_of(exported.inputs))
     shapes = tuple({0: torch.export.Dim("batch")} for _ in examples)
     _start_autograd()
     with explained(form, "safetensors, which holds the weights alone"):
-        return torch.export.export(Predicting(subject).eval(), examples, dynamic_shapes=(shapes,))
+        return torch.export.export(Predicting(exported).eval(), examples, dynamic_shapes=(shapes,))
 
 
 def _start_autograd() -> None:
@@ -61,18 +58,18 @@ def _start_autograd() -> None:
     torch.autograd.grad(start.sum(), start)
 
 
-def write_program(subject: Subject, folder: Path, form: str = "torch") -> None:
+def write_program(exported: Exportable, folder: Path, form: str = "torch") -> None:
     """Write the program and the preprocessing; raise ExportError when PyTorch cannot follow the module."""
-    program = export_program(subject, form)
+    program = export_program(exported, form)
     torch.export.save(program, folder / PROGRAM)
-    PREPROCESSING.write(folder, subject.preprocessing)
+    PREPROCESSING.write(folder, exported.preprocessing)
 
 
-def predict(subject: Subject, folder: Path) -> Predictions:
+def predict(exported: Exportable, folder: Path) -> Predictions:
     """Return what the program in a folder predicts with the preprocessing beside it."""
     program = torch.export.load(folder / PROGRAM).module()
     with torch.no_grad():
-        return named(program(*tensors_of(subject.inputs)), read_preprocessing(folder))
+        return named(program(*tensors_of(exported.inputs)), read_preprocessing(folder))
 
 
 def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
@@ -82,20 +79,20 @@ def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
     return Predictions(preprocessing.choose(found.numpy()), found.numpy())
 
 
-def zeros_of(subject: Subject) -> list[str]:
+def zeros_of(exported: Exportable) -> list[str]:
     """Return expressions of tensors as the model takes them, of five examples."""
-    return [f"torch.zeros({(5, *each.shape[1:])}, dtype={each.dtype})" for each in tensors_of(subject.inputs)]
+    return [f"torch.zeros({(5, *each.shape[1:])}, dtype={each.dtype})" for each in tensors_of(exported.inputs)]
 
 
-def listing(subject: Subject) -> str:
+def listing(exported: Exportable) -> str:
     """Return lines of Python that run the program by PyTorch."""
-    what = "probabilities of the classes" if subject.preprocessing.classes else "the quantity in its own unit"
+    what = "probabilities of the classes" if exported.preprocessing.classes else "the quantity in its own unit"
     return "\n".join(
         [
             "import torch",
             "",
             f'program = torch.export.load("{PROGRAM}").module()',
-            f"inputs = [{', '.join(zeros_of(subject))}]  # as {PREPROCESSING.name} says",
+            f"inputs = [{', '.join(zeros_of(exported))}]  # as {PREPROCESSING.name} says",
             f"print(program(*inputs))  # {what}",
         ]
     )

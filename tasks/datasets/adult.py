@@ -90,8 +90,6 @@ INCOMES = ("<=50K", ">50K")
 PHD = "phd"
 """The partition, and the client, of people with a doctorate."""
 
-PHD_CLIENTS = (PHD, f"non-{PHD}")
-
 SLOTS = 2048
 """The slots of the hash table of a Python set of 413 numbers, in whose order the set is gone through."""
 
@@ -122,20 +120,7 @@ class People(NamedTuple):
 
 
 def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
-    """Return the task, with adult.test as the test set, which is split into the same groups as adult.data.
-
-    Parameters
-    ----------
-    setup
-        What the run asks for. A client of the partitions education, race and sex is a category, and has its name.
-    groups
-        "described": each client trains on all of its people. "published": as in the code behind FedMGDA+'s Table 7,
-        see `published`; for partition = phd alone.
-    group
-        By which columns of categories people are grouped, as in "sex,race"; "race=White" groups by one category.
-    left_out
-        Which columns are no inputs, as in "race".
-    """
+    """Return the task, with adult.test as the test set, which is split into the same groups as adult.data."""
     if groups == "published" and setup.partition != PHD:
         raise FairbloomError(
             f"adult.groups = 'published': it says who is a client of partition = {PHD}; leave it out with partition = "
@@ -262,7 +247,7 @@ def _preprocessing(columns: Sequence[str]) -> Preprocessing:
 
 def _find_names(setup: Setup) -> tuple[str, ...]:
     """Return the clients' names, which need no data."""
-    groups = PHD_CLIENTS if setup.partition == PHD else CATEGORIES.get(setup.partition)
+    groups = (PHD, f"non-{PHD}") if setup.partition == PHD else CATEGORIES.get(setup.partition)
     return number_clients(setup.clients) if groups is None else name_clients(setup, groups)
 
 
@@ -298,11 +283,6 @@ def published(doctorates: NDArray[np.bool_]) -> list[Indices]:
     It numbers people from 1 and later counts them from 0, so that its PhD client has the person on the line after each
     doctorate. It keeps these numbers in Python sets, and trains on the first four fifths in a set's own order. That is
     ascending for the larger client, and by the number modulo `SLOTS` for the smaller one.
-
-    Parameters
-    ----------
-    doctorates
-        Whether each person of adult.data has a doctorate, shape (n,).
     """
     numbers = np.arange(1, len(doctorates) + 1)
     phd, others = numbers[doctorates], numbers[~doctorates]

@@ -24,16 +24,7 @@ def draw_clients(
 ) -> dict[str, Indices]:
     """Return the examples of those who take part, by their names in ascending order.
 
-    Parameters
-    ----------
-    rows
-        The examples of each owner.
-    setup
-        Says how many take part, whom the seed draws; 0 takes all.
-    what
-        What owners are called, in the plural.
-    enough
-        Whether so many examples are enough for a client; owners who have fewer are left out, and the log says so.
+    Who has fewer examples than are `enough` is left out, and the log says so.
     """
     usable = {name: examples for name, examples in sorted(rows.items()) if enough(len(examples))}
     if len(usable) < len(rows):

@@ -68,16 +68,6 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
 
     It has two outputs and the cross-entropy. Logistic regression with one output and the binary cross-entropy, as in
     FLamby, is the same model: its output is the difference of the two here, which SGD moves at twice the learning rate.
-
-    Parameters
-    ----------
-    setup
-        What the run asks for.
-    split
-        0: the run's seed draws each hospital's test patients; another number is the random state of scikit-learn's
-        train_test_split, which in FLamby is 43.
-    group
-        By what patients are grouped: sex, and numbers that are divided, as in "sex,age>=60".
     """
     if setup.test_share != RunSettings.model_fields["test_share"].default:
         raise FairbloomError(

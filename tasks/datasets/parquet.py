@@ -52,18 +52,7 @@ def to_labels(path: Path, name: str, column: Any, classes: int) -> NDArray[np.in
 def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     """Return images of a column, shape (n, channels, height, width).
 
-    Parameters
-    ----------
-    path
-        The file, for messages.
-    column
-        The content of image files.
-    rows
-        Which of them.
-    mode
-        Pillow's name for what a pixel is: "L" is a grey, and "RGB" a colour.
-    shape
-        What each must have: channels, height, width.
+    `mode` is Pillow's name for what a pixel is: "L" is a grey, and "RGB" a colour.
     """
     channels, height, width = shape
     images = np.empty((len(rows), height, width, channels), np.uint8)

@@ -115,12 +115,7 @@ def split_in_time(rows: Indices, setup: Setup) -> Parts:
 
     Where a part ends, 79 examples are left out: they share characters with those on both sides.
 
-    Parameters
-    ----------
-    rows
-        Of the speaker, in the order of the text.
-    setup
-        Has the shares; examples to choose the best model by lie between the other two parts.
+    Examples to choose the best model by lie between the two parts.
     """
     test, validation = Fraction(str(setup.test_share)), Fraction(str(setup.validation_share))
     chosen, tested = int((1 - test - validation) * len(rows)), int((1 - test) * len(rows))

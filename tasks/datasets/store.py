@@ -16,16 +16,13 @@ from ..task import DataFile, Setup, TaskInfo
 ENVIRONMENT = "FAIRBLOOM_DATA"
 """The environment variable that names the folder of known data sets, where no data-dir does."""
 
-CACHE = Path("~/.cache/fairbloom")
-"""The folder of known data sets where nothing names one."""
-
 Fetch = Callable[[Path], None]
 """Downloads the files of a data set into a folder, laid out as they are read."""
 
 
 def folder_of(setup: Setup) -> Path:
     """Return the folder below which known data sets lie: data-dir, else FAIRBLOOM_DATA, else a cache."""
-    return Path(setup.data_dir or os.environ.get(ENVIRONMENT) or CACHE).expanduser()
+    return Path(setup.data_dir or os.environ.get(ENVIRONMENT) or "~/.cache/fairbloom").expanduser()
 
 
 def locate(info: TaskInfo, setup: Setup, fetch: Fetch) -> Path:

@@ -46,16 +46,8 @@ class Device(NamedTuple):
 def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
     """Return the task; the seed alone decides the examples of a device, whatever the number of devices.
 
-    Parameters
-    ----------
-    setup
-        What the run asks for.
-    alpha
-        How much models differ: the standard deviation of u_k, where a device's W and b are of N(u_k, 1).
-    beta
-        How much inputs differ: the standard deviation of B_k, where the means of a device's inputs are of N(B_k, 1).
-    iid
-        Whether all devices have the same model and the same inputs; alpha and beta have no effect then.
+    W and b of device k are of N(u_k, 1), and the means of its inputs of N(B_k, 1): alpha is the deviation of u_k, and
+    beta that of B_k.
     """
     width = len(str(setup.clients - 1))
     names = tuple(f"device-{k:0{width}d}" for k in range(setup.clients))

@@ -23,9 +23,6 @@ MOST_COLUMNS, MOST_CATEGORIES, MOST_INPUTS, MOST_CLASSES = 10_000, 1_000, 20_000
 MOST_NUMBERED_CLASSES = 100
 """A target of more different whole numbers is a quantity, unless csv.kind says otherwise."""
 
-FEW_NUMBERED_CLASSES = 20
-"""More whole numbers look like a quantity, and nobody states them one by one."""
-
 ALIKE = "write them as the others do, in the same upper and lower case"
 """What to do where clients spell the same classes in different ways; to state all spellings would make each a class."""
 
@@ -100,7 +97,9 @@ def agree_on_target(
         return Target(center=center, scale=scale or 1.0)
     classes = majority({client: each.classes for client, each in left.items()})
     every = sort_classes({name for each in left.values() for name in each.classes})
-    if len(every) > FEW_NUMBERED_CLASSES and any(each.kind == "either" for each in left.values()):
+    if len(every) > 20 and any(  # more numbers look like a quantity, and nobody states them one by one
+        each.kind == "either" for each in left.values()
+    ):
         every = [*every[:3], "…"]
     for client, summary in left.items():
         if summary.classes != classes:

@@ -26,9 +26,6 @@ from .rows import measure_moments
 from .shapes import AgreedShape, summarise, task_of
 from .targets import as_targets, join_names, sort_classes
 
-FEW_WHOLE = 10
-"""So few different whole numbers are probably classes."""
-
 WHITE = 255.0
 """The value of white in arrays of bytes."""
 
@@ -180,7 +177,7 @@ class Arrays:
 
     def about(self) -> Mapping[str, Any]:
         """Return the summary that the server gets of this client, and warn where its quantity looks like classes."""
-        if self.y.dtype.kind == "f" and len(found := np.unique(self.y)) <= FEW_WHOLE and (found == found.round()).all():
+        if self.y.dtype.kind == "f" and len(found := np.unique(self.y)) <= 10 and (found == found.round()).all():
             log.warning("%s: y holds few numbers, as floats: a quantity; classes are y.astype(int)", self._path)
         return summarise(len(self.parts.train), self.x.shape[1:], self.summarise_target())
 

@@ -21,15 +21,7 @@ OTHER_MARK = {".": DECIMAL_COMMA, ",": DECIMAL_POINT}
 
 
 def build_table(raw: RawTable, hints: ColumnHints) -> Table:
-    """Return the table of a file's cells, with what is wrong with columns that are neither of numbers nor of texts.
-
-    Parameters
-    ----------
-    raw
-        The cells.
-    hints
-        What the settings of the run say about the columns.
-    """
+    """Return the table of a file's cells, with what is wrong with columns that are neither of numbers nor of texts."""
     converted = [_convert(name, values, hints) for name, values in zip(raw.header, raw.columns, strict=True)]
     different = [found.different if isinstance(found, Cells) else () for found in converted]
     doubtful = doubtful_place(raw.header, different, hints.names)
@@ -74,16 +66,7 @@ class ColumnPlace:
 def build_column(place: ColumnPlace, cells: Cells, name: str, hints: ColumnHints) -> Column:
     """Return a column of numbers where all its values are numbers, else one of texts.
 
-    Parameters
-    ----------
-    place
-        What errors say of it.
-    cells
-        What it holds.
-    name
-        Its name in small letters, by which it is found in the hints.
-    hints
-        What the settings of the run say about the columns.
+    `name` is its name in small letters, as the hints have it.
     """
     decimal = hints.decimal
     blanks, missing = find_blanks(cells)

@@ -16,31 +16,16 @@ from .text import check_names
 MOST_CELLS = 2**31
 """Larger tables are refused: a few bytes of a hostile file may stand for any number of rows."""
 
-BATCH = 65_536
-"""So many rows are read at a time."""
-
-INDEX = "__index_level_"
-"""How the names of columns begin in which pandas keeps the index of a table."""
-
 
 def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> RawTable:
     """Return the cells of a Parquet or Feather file.
 
     Numbers stay what they are; booleans, dates and categories become the texts that a CSV file would have.
-
-    Parameters
-    ----------
-    path
-        The file.
-    hints
-        What the settings of the run say about its columns.
-    show
-        Called with the share of the rows that has been read.
     """
     import pyarrow as pa  # imported late: a server reads no tables
 
     with explained(path), opened(path) as (schema, rows, batches):
-        names = [name for name in schema.names if not name.startswith(INDEX)]
+        names = [name for name in schema.names if not name.startswith("__index_level_")]  # of pandas
         if rows * len(names) > MOST_CELLS:
             raise DataError(
                 f"{path} has {rows:,} rows of {len(names):,} columns, and {MOST_CELLS:,} values are the most: take a "
@@ -93,7 +78,7 @@ def opened(path: Path) -> Iterator[tuple[Any, int, Batches]]:
             yield (
                 file.schema_arrow,
                 file.metadata.num_rows,
-                lambda names: file.iter_batches(BATCH, columns=list(names), use_threads=False),
+                lambda names: file.iter_batches(columns=list(names), use_threads=False),
             )
         return
     import pyarrow as pa

@@ -12,12 +12,7 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
     A client is called as its file without the ending. Hidden files are passed over, and those that Excel writes beside
     a workbook that is open.
 
-    Parameters
-    ----------
-    place
-        A folder or file; "" for none, as a server has.
-    endings
-        The endings that count, with their dots.
+    `endings` have their dots. The place is "" on a server, which has no files.
     """
     if not place:
         return {}

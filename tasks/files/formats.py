@@ -10,16 +10,13 @@ from fairbloom.errors import ReportableError
 
 from .reasons import DataError
 
-TEXTS = (".csv", ".tsv")
-"""The endings of tables in texts."""
-
 COLUMNAR = (".parquet", ".feather")
 """The endings of tables that pyarrow reads."""
 
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 """The endings of tables that spreadsheet programs write."""
 
-ENDINGS = (*TEXTS, *COLUMNAR, *SPREADSHEETS)
+ENDINGS = (".csv", ".tsv", *COLUMNAR, *SPREADSHEETS)
 """The endings of all tables."""
 
 PICTURES = (".png", ".jpg", ".jpeg")

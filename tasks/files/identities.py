@@ -3,9 +3,6 @@
 import re
 from collections.abc import Collection
 
-FEWEST_ROWS, NEARLY_ALL = 20, 0.9
-"""From so many rows on, texts that differ in such a share of the rows may be names, addresses or remarks."""
-
 MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
 TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?( ?[ap]m)?( ?(Z|[+-][0-9]{2}:?[0-9]{2}))?)?"
 DATE = re.compile(
@@ -26,8 +23,8 @@ RANGE = re.compile(r"([0-9]+) ?[-–] ?([0-9]+)")
 
 
 def nearly_all_differ(different: int, rows: int) -> bool:
-    """Return whether so many different texts in so many rows may say who each row is about."""
-    return rows >= FEWEST_ROWS and different >= NEARLY_ALL * rows
+    """Return whether so many different texts in so many rows may be names, addresses or remarks."""
+    return rows >= 20 and different >= 0.9 * rows
 
 
 def look_like_dates(texts: Collection[str]) -> bool:

@@ -13,21 +13,9 @@ SHOWN = 32 * 2**20
 
 @contextmanager
 def show_progress(path: Path, size: int) -> Iterator[Callable[[float], None]]:
-    """Show on a terminal how much of a file has been read, where it is large; the bar goes when it has been read.
+    """Show on a terminal how much of a large file has been read; yield what is called with the share that has been.
 
     Processes that others have started are silent.
-
-    Parameters
-    ----------
-    path
-        The file.
-    size
-        Its size in bytes.
-
-    Yields
-    ------
-    show
-        To be called with the share of the file that has been read.
     """
     if size < SHOWN or multiprocessing.parent_process() is not None:
         yield lambda share: None

@@ -128,15 +128,7 @@ class Heading(str):
 
 
 class Position(str):
-    """Where a row is, as the server may know it: "line 7" of a text, "row 7" of a spreadsheet.
-
-    Parameters
-    ----------
-    unit
-        What is counted.
-    number
-        The row's, from 1.
-    """
+    """Where a row is, as the server may know it: "line 7" of a text, "row 7" of a spreadsheet."""
 
     __slots__ = ()
 

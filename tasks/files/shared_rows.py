@@ -11,9 +11,6 @@ import numpy as np
 from ..row_digests import Digests
 from .table import Column, Rows
 
-FEWEST_SHARED = 5
-"""Fewer rows that two clients share may be a coincidence."""
-
 
 def digest_rows(columns: Sequence[Column], rows: Rows) -> Digests:
     """Return a digest of what each of these rows holds in these columns, in whatever order the columns are."""
@@ -45,11 +42,6 @@ def find_shared_rows(digests: Mapping[str, Digests]) -> dict[str, str]:
     """Return a warning, in words, for each client that has rows of another one; whose rows come first is not known.
 
     Rows of few different values recur by chance. How often two rows are equal is estimated from the clients' own rows.
-
-    Parameters
-    ----------
-    digests
-        Of the rows of each client.
     """
     counted = {name: np.unique(each, return_counts=True) for name, each in digests.items()}
     equal = sum(float((counts * (counts - 1.0)).sum()) for _, counts in counted.values())
@@ -65,7 +57,7 @@ def find_shared_rows(digests: Mapping[str, Digests]) -> dict[str, str]:
                 break
             shared = int(np.isin(once, theirs, assume_unique=True).sum())
             by_chance = len(digests[name]) * -np.expm1(-len(digests[other]) * equal / max(pairs, 1.0))
-            if shared >= FEWEST_SHARED + 2.0 * by_chance:
+            if shared >= 5 + 2.0 * by_chance:  # fewer may be a coincidence
                 found[name] = (
                     f"{shared} of its {len(digests[name])} rows are in the data of {other}, too: if they are the same "
                     "cases, leave them out of one of the two"

@@ -21,26 +21,11 @@ from .table import ColumnHints, Source, where
 from .targets import join_names
 from .text import ROWS_AT_ONCE, check_names
 
-PROGRAM = Path(__file__).with_name("workbook.py")
-"""What reads workbooks."""
-
-LEAST_MEMORY, MEMORY_A_BYTE = 2**30, 200
-"""A workbook may take so much memory in bytes, and so much more for each byte of the file, before it is refused."""
-
 
 def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> RawTable:
     """Return the cells of a workbook's sheet: the one that csv.sheet names, or the only one that holds values.
 
     The first row that holds something names the columns; rows and columns without any value are passed over.
-
-    Parameters
-    ----------
-    path
-        The file: .xlsx, .xlsm, .xls or .ods.
-    hints
-        What the settings of the run say about its columns.
-    show
-        Called with the share of the rows that has been read.
     """
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(
@@ -101,8 +86,9 @@ def letters(place: int) -> str:
 @contextmanager
 def rows_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, int, Iterator[tuple[int, list[Any]]]]]:
     """Yield the name of the sheet that is read, its number of rows, and its rows with their numbers."""
-    limit = LEAST_MEMORY + MEMORY_A_BYTE * path.stat().st_size
-    command = [sys.executable, "-P", str(PROGRAM), str(path.absolute()), str(limit), *wanted]
+    limit = 2**30 + 200 * path.stat().st_size  # bytes of memory that a workbook may take before it is refused
+    program = Path(__file__).with_name("workbook.py")
+    command = [sys.executable, "-P", str(program), str(path.absolute()), str(limit), *wanted]
     silent = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=silent, stdout=subprocess.PIPE, stderr=silent, text=True) as process:  # noqa: S603
         assert process.stdout is not None  # noqa: S101 (as it was asked for)

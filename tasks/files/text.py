@@ -32,15 +32,6 @@ def read_text(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> 
     """Return the cells of a CSV file.
 
     pyarrow reads a file of which it is certain that Python would make the same; it is many times as fast.
-
-    Parameters
-    ----------
-    path
-        The file.
-    hints
-        What the settings of the run say about its columns.
-    show
-        Called with the share of the file that has been read.
     """
     content = read_content(path, hints.encoding)
     dialect = find_dialect(path, content)

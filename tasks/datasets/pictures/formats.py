@@ -19,9 +19,6 @@ from ..store import locate
 from . import PictureSet
 from .album import Album, Pictures, Shifts, task_of
 
-UNSIGNED_BYTES = 0x08
-"""IDX's number for the type of elements."""
-
 CIFAR = (3, 32, 32)
 """The shape of an image in a batch: channels, height and width."""
 
@@ -65,7 +62,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     dimensions = content[3] if len(content) > 4 else 0
     start = 4 + 4 * dimensions
     shape = tuple(map(int, np.frombuffer(content[4:start], ">u4"))) if len(content) >= start else ()
-    if content[:3] != bytes((0, 0, UNSIGNED_BYTES)) or not shape or len(content) != start + prod(shape):
+    if content[:3] != b"\0\0\x08" or not shape or len(content) != start + prod(shape):
         raise FairbloomError(f"{path} is no IDX file of bytes, or is cut short: put the original in its place")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 

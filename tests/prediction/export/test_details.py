@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.export import mlflow as mlflow_form
+from fairbloom.prediction.export.check import TOLERANCE
 from fairbloom.prediction.export.export import FORMS, export_model
-from fairbloom.prediction.export.trial import TOLERANCE
 from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import Recorded

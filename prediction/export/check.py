@@ -7,7 +7,7 @@ import numpy as np
 from fairbloom.tasks.preprocessing import Predictions, Preprocessing
 
 from .errors import ExportError
-from .subject import Subject
+from .exportable import Exportable
 
 Numbers = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -16,8 +16,8 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What the model itself predicts for the rows of a subject.
+class ExportCheck:
+    """What the model itself predicts for the rows on which an export is tried.
 
     Attributes
     ----------
@@ -31,10 +31,10 @@ class Trial:
     preprocessing: Preprocessing
 
     @classmethod
-    def of(cls, subject: Subject) -> "Trial":
+    def of(cls, exported: Exportable) -> "ExportCheck":
         """Return a trial of a model."""
-        preprocessing = subject.preprocessing
-        return cls(preprocessing.decode(subject.predictor.outputs(subject.inputs)), preprocessing)
+        preprocessing = exported.preprocessing
+        return cls(preprocessing.decode(exported.predictor.outputs(exported.inputs)), preprocessing)
 
     def check(self, found: Predictions, form: str) -> float:
         """Return the largest difference from what is expected."""

@@ -21,7 +21,7 @@ from .rows import NewRows, UnreadableRowsError, list_problems
 IMAGES_AT_ONCE = 256
 
 
-class Source(NamedTuple):
+class NewData(NamedTuple):
     """New data.
 
     Attributes
@@ -36,18 +36,18 @@ class Source(NamedTuple):
     batches: Iterator[Tensor]
 
 
-def read_source(path: Path, preprocessing: Preprocessing) -> Source:
+def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
     """Return the new data in a file, or of images in a folder."""
     if preprocessing.form == TABLE:
-        return rows_source(NewRows.of_file(path, preprocessing), preprocessing)
+        return data_of_rows(NewRows.of_file(path, preprocessing), preprocessing)
     return _read_arrays(path, preprocessing) if preprocessing.form == ARRAYS else _read_images(path, preprocessing)
 
 
-def rows_source(rows: NewRows, preprocessing: Preprocessing) -> Source:
+def data_of_rows(rows: NewRows, preprocessing: Preprocessing) -> NewData:
     """Return the new data in rows of a table."""
     table = rows.table(preprocessing)
     batches = (preprocessing.inputs(table, places) for places in _split(np.arange(len(rows)), EVALUATION_BATCH))
-    return Source({name: rows.texts(name) for name in rows.cells}, batches)
+    return NewData({name: rows.texts(name) for name in rows.cells}, batches)
 
 
 def _split(values: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
@@ -57,7 +57,7 @@ def _split(values: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
-def _read_arrays(path: Path, preprocessing: Preprocessing) -> Source:
+def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
     x = _load_x(path)
     expected = "×".join(map(str, preprocessing.shape))
     if x.ndim < 1 or not len(x) or x[0].size != np.prod(preprocessing.shape):
@@ -73,7 +73,7 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> Source:
     if len(strange):
         problems = [(int(row), f"example {row} holds NaN, or a number that float32 cannot hold") for row in strange]
         raise UnreadableRowsError(list_problems(str(path), problems, len(x), "examples"))
-    return Source({"example": map(str, range(len(x)))}, iter(inputs.split(EVALUATION_BATCH)))  # type: ignore[no-untyped-call]
+    return NewData({"example": map(str, range(len(x)))}, iter(inputs.split(EVALUATION_BATCH)))  # type: ignore[no-untyped-call]
 
 
 def _load_x(path: Path) -> NDArray[Any]:
@@ -95,12 +95,12 @@ def _load_x(path: Path) -> NDArray[Any]:
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
-def _read_images(path: Path, preprocessing: Preprocessing) -> Source:
+def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     files, names = _find_images(path)
     _check_sizes(path, files, preprocessing)
     starts = range(0, len(files), IMAGES_AT_ONCE)
     batches = (image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape) for start in starts)
-    return Source({"file": names}, batches)
+    return NewData({"file": names}, batches)
 
 
 def _find_images(path: Path) -> tuple[Sequence[Path], Sequence[str]]:

@@ -31,7 +31,7 @@ Raw = Any
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class Exportable:
     """What is exported.
 
     Attributes
@@ -52,7 +52,7 @@ class Subject:
     inputs: Inputs
 
     @classmethod
-    def of(cls, predictor: Predictor) -> "Subject":
+    def of(cls, predictor: Predictor) -> "Exportable":
         """Return what is exported of a model."""
         how = predictor.preprocessing
         if how is not None and how.form == TABLE:
