@@ -40,8 +40,8 @@ from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.server.run_folder.thresholds import read_threshold
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
-from fairbloom.tasks.files.formats import encoding_named
-from fairbloom.tasks.files.numbers import Decimal
+from fairbloom.tasks.files.reading.formats import encoding_named
+from fairbloom.tasks.files.reading.numbers import Decimal
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters

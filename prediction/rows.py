@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.logs import log
-from fairbloom.tasks.files.build import OTHER_MARK, encode_texts, find_blanks, parse_numbers
-from fairbloom.tasks.files.cells import MAX_NUMBER, Cells, to_cells
-from fairbloom.tasks.files.numbers import MISSING_WORDS, Decimal
-from fairbloom.tasks.files.reading import read_raw
+from fairbloom.tasks.files.reading.build import OTHER_MARK, encode_texts, find_blanks, parse_numbers
+from fairbloom.tasks.files.reading.cells import MAX_NUMBER, Cells, to_cells
+from fairbloom.tasks.files.reading.numbers import MISSING_WORDS, Decimal
+from fairbloom.tasks.files.reading.reader import read_raw
+from fairbloom.tasks.files.reading.table import Column, ColumnHints, Source, Table
 from fairbloom.tasks.files.rows import TARGETS
-from fairbloom.tasks.files.table import Column, ColumnHints, Source, Table
-from fairbloom.tasks.files.targets import MOST_COLUMNS_NAMED, join_names
+from fairbloom.tasks.files.targets import MAX_COLUMNS_NAMED, join_names
 from fairbloom.tasks.preprocessing import NUMBER, InputColumn, Preprocessing
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class NewRows:
         if parts:
             place = f"{self.source}, line 1" if self.unit == "line" else self.source
             raise UnreadableRowsError(
-                f"{place}: {', and '.join(parts)}: columns must be {join_names(inputs, MOST_COLUMNS_NAMED)}, in any "
+                f"{place}: {', and '.join(parts)}: columns must be {join_names(inputs, MAX_COLUMNS_NAMED)}, in any "
                 f"order; {join_names(others)} may be there, and {'are' if len(others) > 1 else 'is'} not looked at"
             )
 
@@ -236,7 +236,7 @@ def _cells_of(column: "pandas.Series[Any]") -> Cells:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    return join_names(list(map(repr, names)), MOST_COLUMNS_NAMED)
+    return join_names(list(map(repr, names)), MAX_COLUMNS_NAMED)
 
 
 def _shorten(text: str) -> str:

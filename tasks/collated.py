@@ -30,17 +30,6 @@ class CollatedExamples:
 
     Attributes
     ----------
-    dataset
-        Has a length, and an example at each place from 0: a map-style Dataset of PyTorch, say.
-    collate_fn
-        Makes a batch of a list of examples: (inputs, targets), or (first, second, ..., targets), or tensors by name, of
-        which `target` is the targets and all others are inputs.
-    rows
-        Places of the examples that are in this split; None for all.
-    groups
-        As of `Examples`, a row for each example of the dataset.
-    target
-        The name of the targets in a batch of tensors by name.
     device
         Where batches are moved to.
     """

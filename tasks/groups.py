@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OTHER = "other"
 """The group of examples that have no value, or one that is not among the groups that the clients agreed on."""
 
-MOST_GROUPINGS, MOST_GROUPS = 10, 50
+MAX_GROUPINGS, MAX_GROUPS = 10, 50
 """Bounds of the groupings of a run, and of the groups of each."""
 
 NAMING = "by csv.group, adult.group or heart-disease.group, as in csv.group=sex; or give a task of your own groupings"
@@ -65,8 +65,8 @@ class GroupBy:
 def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
     """Return the groupings that a setting names, as "sex,age>=60" does."""
     found = tuple(_parse_grouping(key, word) for word in split_names(text))
-    if len(found) > MOST_GROUPINGS:
-        raise ReportableError(f"{key} = {text!r} names {len(found)} groupings, and {MOST_GROUPINGS} are the most")
+    if len(found) > MAX_GROUPINGS:
+        raise ReportableError(f"{key} = {text!r} names {len(found)} groupings, and {MAX_GROUPINGS} are the most")
     columns = [each.column.lower() for each in found]
     for each in found:
         if columns.count(each.column.lower()) > 1:

@@ -20,7 +20,7 @@ from .task import FLWR, Examples, Setup, Splits, imported_partition
 Indices = NDArray[np.intp]
 Labels = NDArray[np.int64]
 
-FEWEST = 5
+MIN_EXAMPLES = 5
 """Number of examples that a client needs, so that four fifths for training and a fifth for testing are both there."""
 
 
@@ -32,7 +32,7 @@ class Dealt(NamedTuple):
 
 
 def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dealt]:
-    """Return what each client is dealt, at least FEWEST examples each, by the partition that a run asks for.
+    """Return what each client is dealt, at least MIN_EXAMPLES examples each, by the partition that a run asks for.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def _deal_evenly(
 
 
 def dirichlet(
-    sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest: int = FEWEST
+    sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest: int = MIN_EXAMPLES
 ) -> list[list[Indices]]:
     """Deal each label's examples by shares drawn from Dirichlet(`alpha`): the smaller alpha, the more unequal.
 
@@ -179,7 +179,9 @@ def dirichlet(
     return [[np.array(part, np.intp) for part in of_set] for of_set in parts]
 
 
-def sizes(sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest: int = FEWEST) -> list[list[Indices]]:
+def sizes(
+    sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest: int = MIN_EXAMPLES
+) -> list[list[Indices]]:
     """Deal the examples at random, by sizes drawn from Dirichlet(`alpha`): clients differ in how many they have."""
     random = generator(seed, "sizes")
     ends = np.cumsum(random.dirichlet(np.full(clients, alpha)))
@@ -253,10 +255,10 @@ def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
             ) from error
         parts.append(check_dealt(name, there, setup.clients, len(labels)))
     for client, each in enumerate(parts[0]):
-        if len(each) < FEWEST:
+        if len(each) < MIN_EXAMPLES:
             raise FairbloomError(
                 f"partition = {name!r}: it deals client {client} of {setup.clients} {len(each)} examples, and at least "
-                f"{FEWEST} are needed, four fifths for training and one for testing"
+                f"{MIN_EXAMPLES} are needed, four fifths for training and one for testing"
             )
     return parts
 
@@ -312,10 +314,10 @@ def _parse_call(words: str) -> tuple[str, dict[str, Any]]:
 
 def check_enough(fewest: int, clients: int, examples: int) -> None:
     """Raise FairbloomError when the client that has the fewest examples has too few to train and test on."""
-    if fewest < FEWEST:
+    if fewest < MIN_EXAMPLES:
         raise FairbloomError(
-            f"clients = {clients} leaves a client with {fewest} of {examples} examples, at least {FEWEST} are "
-            f"needed: at most {examples // FEWEST} clients can share them"
+            f"clients = {clients} leaves a client with {fewest} of {examples} examples, at least {MIN_EXAMPLES} are "
+            f"needed: at most {examples // MIN_EXAMPLES} clients can share them"
         )
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 
-from .files.numbers import Decimal
-from .files.table import EMPTY, Rows, Table
+from .files.reading.numbers import Decimal
+from .files.reading.table import EMPTY, Rows, Table
 from .groups import OTHER
 
 if TYPE_CHECKING:

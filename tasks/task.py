@@ -293,6 +293,10 @@ class TaskInfo:
         return replace(task, splits=splits)
 
 
+REMEMBERED = 1024
+"""The examples of so many clients are kept once they are made."""
+
+
 def imported_partition(name: str) -> Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]]:
     """Return a user's function that deals examples; raise FairbloomError where an import string names none."""
     function = imported("partition", name)
@@ -548,20 +552,19 @@ class Task:
     def to(self, device: torch.device) -> Task:
         """Return the same task with its examples on `device`; a tensor that clients share is moved once.
 
-        The examples of the last 1,024 clients that were asked for are kept.
+        The examples of the last REMEMBERED clients that were asked for are kept.
         """
         from .collated import CollatedExamples  # imported late: it needs PyTorch
 
-        @lru_cache(
-            maxsize=1024 * 16
-        )  # a client may have as many tensors: inputs, targets, rows and groups of each split
+        # Inputs, targets, rows and groups of each split are up to 16 tensors of a client.
+        @lru_cache(maxsize=REMEMBERED * 16)
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device)
 
         def there(examples: AnyExamples) -> AnyExamples:
             return examples.to(device) if isinstance(examples, CollatedExamples) else examples.map(moved)
 
-        @lru_cache(maxsize=1024)
+        @lru_cache(maxsize=REMEMBERED)
         def splits(client: str) -> Splits:
             return self.splits(client).map(there)
 

@@ -26,8 +26,8 @@ from fairbloom.server.tracking.tracked import check_tracker
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.system.interrupts import hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
-from fairbloom.tasks.files.reading import FileStamp, keep_tables, kept_tables
-from fairbloom.tasks.files.table import Table
+from fairbloom.tasks.files.reading.reader import FileStamp, keep_tables, kept_tables
+from fairbloom.tasks.files.reading.table import Table
 
 from .log_records import print_records, send_records
 

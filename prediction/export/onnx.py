@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairbloom.tasks.files.cells import MAX_NUMBER
-from fairbloom.tasks.files.numbers import MISSING
+from fairbloom.tasks.files.reading.cells import MAX_NUMBER
+from fairbloom.tasks.files.reading.numbers import MISSING
 from fairbloom.tasks.groups import OTHER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Predictions, Preprocessing
 

@@ -23,7 +23,7 @@ from ..groups import OTHER, parse_groups
 from ..known import TASKS
 from ..measures import group_scores_of_classes
 from ..partition import (
-    FEWEST,
+    MIN_EXAMPLES,
     Dealt,
     Indices,
     Labels,
@@ -261,11 +261,11 @@ def _deal(train: People, test: People, setup: Setup, groups: str) -> list[Dealt]
     ours = published(train.doctorates) if groups == "published" else _group(train, setup.partition)
     parts = list(map(Dealt, ours, _group(test, setup.partition)))
     for name, part in zip(_find_names(setup), parts, strict=True):
-        if len(part.examples) < FEWEST or not len(part.tested):
+        if len(part.examples) < MIN_EXAMPLES or not len(part.tested):
             raise FairbloomError(
                 f"partition = {setup.partition!r}: client {name} would train on {len(part.examples)} people of "
-                f"adult.data and be tested on {len(part.tested)} of adult.test; at least {FEWEST} and 1 are needed: "
-                "take another partition"
+                f"adult.data and be tested on {len(part.tested)} of adult.test; at least {MIN_EXAMPLES} and 1 are "
+                "needed: take another partition"
             )
     return parts
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..known import TASKS
-from ..partition import FEWEST, Indices, Labels, add_labels, deal, number_clients, split, splits_of
+from ..partition import MIN_EXAMPLES, Indices, Labels, add_labels, deal, number_clients, split, splits_of
 from ..task import Setup, Splits, Task
 from .classification import classify
 from .clients import draw_clients, group_rows
@@ -60,7 +60,7 @@ def load(setup: Setup) -> Task:
     @cache
     def rows() -> dict[str, Indices]:
         if setup.partition == WRITER:
-            return draw_clients(group_rows(characters().writers), setup, "writers", lambda count: count >= FEWEST)
+            return draw_clients(group_rows(characters().writers), setup, "writers", lambda count: count >= MIN_EXAMPLES)
         dealt = (each.examples for each in deal(characters().labels, setup))
         return dict(zip(number_clients(setup.clients), dealt, strict=True))
 

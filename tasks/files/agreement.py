@@ -13,14 +13,14 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError, ReportableError
 
-from .build import MAX_TEXT
-from .cells import MAX_NUMBER
+from .reading.build import MAX_TEXT
+from .reading.cells import MAX_NUMBER
 from .targets import Target, join_names, sort_classes
 
-MOST_COLUMNS, MOST_CATEGORIES, MOST_INPUTS, MOST_CLASSES = 10_000, 1_000, 20_000, 1_000
+MAX_COLUMNS, MAX_CATEGORIES, MAX_INPUTS, MAX_CLASSES = 10_000, 1_000, 20_000, 1_000
 """Bounds of columns, of a column's categories, of a model's inputs, and of classes."""
 
-MOST_NUMBERED_CLASSES = 100
+MAX_NUMBERED_CLASSES = 100
 """A target of more different whole numbers is a quantity, unless csv.kind says otherwise."""
 
 ALIKE = "write them as the others do, in the same upper and lower case"
@@ -60,7 +60,7 @@ class TargetSummary:
     def from_json(cls, sent: Any) -> "TargetSummary":
         """Return the summary that a client has sent; raise ValueError where it is none."""
         summary = check_object("target", sent)
-        kind, classes = summary.get("kind"), tuple(check_texts("classes", summary.get("classes", ()), MOST_CLASSES))
+        kind, classes = summary.get("kind"), tuple(check_texts("classes", summary.get("classes", ()), MAX_CLASSES))
         if kind not in ("classes", "quantity", "either"):
             raise ValueError(f"its kind of target is {shorten(kind)}")
         if kind != "quantity" and not classes:
@@ -103,7 +103,7 @@ def agree_on_target(
         every = [*every[:3], "…"]
     for client, summary in left.items():
         if summary.classes != classes:
-            stated = remedies["classes"].format(",".join(every[:MOST_NUMBERED_CLASSES]))
+            stated = remedies["classes"].format(",".join(every[:MAX_NUMBERED_CLASSES]))
             remedy = ALIKE if _alike(summary.classes, classes) else f"correct it, or {stated}"
             reasons[client] = (
                 f"its target has the classes {join_names(summary.classes)}, and that of most others "

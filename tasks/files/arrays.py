@@ -13,14 +13,14 @@ from fairbloom.logs import log
 from fairbloom.protocol.settings import split_names
 
 from ..leaving import check_rows
-from ..partition import FEWEST, split, splits_of
+from ..partition import MIN_EXAMPLES, split, splits_of
 from ..preprocessing import ARRAYS, Preprocessing, as_floats
 from ..row_digests import RowsBehind, tell_apart
 from ..task import Setup, Splits, Task
-from .agreement import MOST_CLASSES, TargetSummary
+from .agreement import MAX_CLASSES, TargetSummary
 from .folders import files_in
-from .identities import nearly_all_differ
-from .numbers import parse_number
+from .reading.identities import nearly_all_differ
+from .reading.numbers import parse_number
 from .reasons import DataError, Heading
 from .rows import measure_moments
 from .shapes import AgreedShape, summarise, task_of
@@ -52,7 +52,7 @@ class Arrays:
         arrays = self._read()
         if "x" in arrays:
             x, y = arrays["x"], arrays["y"]
-            self._check_pair("x", "y", x, y, FEWEST)
+            self._check_pair("x", "y", x, y, MIN_EXAMPLES)
             self.parts = split(np.arange(len(x)), setup, client)
         else:
             x_train, y_train, x_test, y_test = (arrays[name] for name in APART)
@@ -145,13 +145,13 @@ class Arrays:
             self._class_indices(self._stated)
             return TargetSummary("classes", self._stated)
         names = sort_classes(set(self.y.tolist()))
-        if len(names) == 1 or len(names) > MOST_CLASSES:
+        if len(names) == 1 or len(names) > MAX_CLASSES:
             raise DataError(
                 f"{self._path}: y has {len(names):,} different values, as {names[0]}: a client with one class needs "
-                f"all stated, as in npz.classes=0,1; {MOST_CLASSES:,} are the most; a quantity needs y in floats",
+                f"all stated, as in npz.classes=0,1; {MAX_CLASSES:,} are the most; a quantity needs y in floats",
                 "class-count",
                 different=len(names),
-                most=MOST_CLASSES,
+                most=MAX_CLASSES,
             )
         if nearly_all_differ(len(names), len(self.y)) and any(parse_number(name) is None for name in names):
             raise DataError(

@@ -6,13 +6,13 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError, did_you_mean
 
-from ..groups import MOST_GROUPINGS, MOST_GROUPS, OTHER, GroupBy
+from ..groups import MAX_GROUPINGS, MAX_GROUPS, OTHER, GroupBy
 from ..preprocessing import CATEGORY, NUMBER, TABLE, InputColumn, Preprocessing
 from .agreement import (
     ALIKE,
-    MOST_CATEGORIES,
-    MOST_COLUMNS,
-    MOST_INPUTS,
+    MAX_CATEGORIES,
+    MAX_COLUMNS,
+    MAX_INPUTS,
     Moments,
     TargetSummary,
     agree_on_target,
@@ -27,8 +27,8 @@ from .agreement import (
     shorten,
     write_agreement,
 )
-from .table import CATEGORIES, EMPTY, KINDS, NUMBERS
-from .targets import MOST_COLUMNS_NAMED, Target, join_names, sort_classes
+from .reading.table import CATEGORIES, EMPTY, KINDS, NUMBERS
+from .targets import MAX_COLUMNS_NAMED, Target, join_names, sort_classes
 
 REMEDIES = {
     "kind": "correct it, name the right column by csv.target, or say csv.kind=classification or csv.kind=regression",
@@ -83,7 +83,7 @@ def check_ignored(fit: "Mapping[str, ClientSummary]") -> None:
         columns = list(dict.fromkeys(column for summary in fit.values() for column in summary.columns))
         raise FairbloomError(
             f"csv.ignore names {shorten(name)}, and no client's file has such a column: {did_you_mean(name, columns)}"
-            f"the columns are {join_names(columns, MOST_COLUMNS_NAMED)}"
+            f"the columns are {join_names(columns, MAX_COLUMNS_NAMED)}"
         )
 
 
@@ -121,10 +121,10 @@ def _unions(fit: "Mapping[str, ClientSummary]", reasons: dict[str, str]) -> dict
         more = {column: unions.get(column, set()) | set(texts) for column, texts in summary.categories.items()}
         column = max(more, key=lambda each: len(more[each]), default="")
         after = total + sum(len(more[each]) - len(unions.get(each, ())) for each in more)
-        if more and (len(more[column]) > MOST_CATEGORIES or after > MOST_INPUTS):
+        if more and (len(more[column]) > MAX_CATEGORIES or after > MAX_INPUTS):
             reasons[name] = (
                 f"with its {summary.number_of_categories:,} categories there would be {len(more[column]):,} in column "
-                f"{column!r} and {after:,} in all; {MOST_CATEGORIES:,} in a column and {MOST_INPUTS:,} in all are the "
+                f"{column!r} and {after:,} in all; {MAX_CATEGORIES:,} in a column and {MAX_INPUTS:,} in all are the "
                 f"most: leave the column out by csv.ignore={column}"
             )
         else:
@@ -139,9 +139,9 @@ def _groups(fit: "Mapping[str, ClientSummary]", reasons: dict[str, str]) -> dict
     for name, summary in sorted(fit.items(), key=lambda each: (sum(map(len, each[1].groups.values())), each[0])):
         more = {grouping: unions.get(grouping, set()) | set(groups) for grouping, groups in summary.groups.items()}
         most = max(more, key=lambda each: len(more[each]), default="")
-        if more and (len(more[most]) > MOST_GROUPS or len(unions.keys() | more.keys()) > MOST_GROUPINGS):
+        if more and (len(more[most]) > MAX_GROUPS or len(unions.keys() | more.keys()) > MAX_GROUPINGS):
             reasons[name] = (
-                f"with its groups there would be {len(more[most])} of {most!r}, and {MOST_GROUPS} are the most: leave "
+                f"with its groups there would be {len(more[most])} of {most!r}, and {MAX_GROUPS} are the most: leave "
                 "the column out of csv.group, or divide its numbers, as in age>=60"
             )
         else:
@@ -319,13 +319,13 @@ class ClientSummary:
     def from_json(cls, sent: Mapping[str, Any]) -> "ClientSummary":
         """Return the summary that a client has sent; raise ValueError where it makes no sense, or is too long."""
         check_count(sent.get("examples"))
-        names = check_texts("columns", sent.get("columns"), MOST_COLUMNS)
+        names = check_texts("columns", sent.get("columns"), MAX_COLUMNS)
         kinds = sent.get("kinds")
         if not isinstance(kinds, list) or len(kinds) != len(names) or not all(kind in KINDS for kind in kinds):
             raise ValueError("it does not say of each column whether it holds numbers or categories")
         columns = dict(zip(names, kinds, strict=True))
         categories = {
-            name: tuple(check_texts(f"column {name!r}", each, MOST_CATEGORIES))
+            name: tuple(check_texts(f"column {name!r}", each, MAX_CATEGORIES))
             for name, each in check_object("categories", sent.get("categories")).items()
             if columns.get(name) == CATEGORIES
         }
@@ -334,11 +334,11 @@ class ClientSummary:
             for name, each in check_object("moments", sent.get("moments")).items()
             if columns.get(name) == NUMBERS
         }
-        others = frozenset(check_texts("others", sent.get("others", []), MOST_COLUMNS))
+        others = frozenset(check_texts("others", sent.get("others", []), MAX_COLUMNS))
         if lacking := [name for name in sorted(others) if OTHER not in categories.get(name, ())]:
             raise ValueError(f"it keeps categories of column {shorten(lacking[0])} back, and does not send {OTHER!r}")
         groups = check_object("groups", sent.get("groups", {}))
-        check_texts("groups", list(groups), MOST_GROUPINGS)
+        check_texts("groups", list(groups), MAX_GROUPINGS)
         return cls(
             columns,
             categories,
@@ -346,17 +346,17 @@ class ClientSummary:
             TargetSummary.from_json(sent.get("target")),
             sent.get("together") is True,
             others,
-            {name: tuple(check_texts(f"grouping {name!r}", each, MOST_GROUPS)) for name, each in groups.items()},
-            frozenset(check_texts("lacks", sent.get("lacks", []), MOST_COLUMNS)),
-            frozenset(check_texts("as-they-are", sent.get("as-they-are", []), MOST_COLUMNS)),
+            {name: tuple(check_texts(f"grouping {name!r}", each, MAX_GROUPS)) for name, each in groups.items()},
+            frozenset(check_texts("lacks", sent.get("lacks", []), MAX_COLUMNS)),
+            frozenset(check_texts("as-they-are", sent.get("as-they-are", []), MAX_COLUMNS)),
         )
 
 
 def describe_difference(here: frozenset[str], others: frozenset[str]) -> str:
     """Return how a file's columns differ from those that most other clients have; `Age` is not `age`."""
     lacking, added = sorted(others - here), sorted(here - others)
-    parts = [f"it lacks the columns {join_names(lacking, MOST_COLUMNS_NAMED)}"] * bool(lacking) + [
-        f"it has the columns {join_names(added, MOST_COLUMNS_NAMED)}, which most others lack"
+    parts = [f"it lacks the columns {join_names(lacking, MAX_COLUMNS_NAMED)}"] * bool(lacking) + [
+        f"it has the columns {join_names(added, MAX_COLUMNS_NAMED)}, which most others lack"
     ] * bool(added)
     by_case = {name.casefold(): name for name in lacking}
     pairs = [f"{name} and {by_case[name.casefold()]}" for name in added if name.casefold() in by_case]

@@ -13,13 +13,13 @@ from PIL import Image, UnidentifiedImageError
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
 
-from ..partition import FEWEST, split, splits_of
+from ..partition import MIN_EXAMPLES, split, splits_of
 from ..preprocessing import IMAGES, Preprocessing
 from ..row_digests import RowsBehind, tell_apart
 from ..task import Setup, Splits, Task
 from .agreement import TargetSummary
 from .folders import folders_in
-from .formats import PICTURES
+from .reading.formats import PICTURES
 from .reasons import DataError
 from .shapes import AgreedShape, summarise, task_of
 from .targets import as_targets, join_names, sort_classes
@@ -57,13 +57,14 @@ class Images:
         found = {path.name: images_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
         self.files = [file for files in found.values() for file in files]
         self.labels = [name for name, files in found.items() for _ in files]
-        if len(self.files) < FEWEST:
+        if len(self.files) < MIN_EXAMPLES:
             raise DataError(
                 f"{folder} has {len(self.files)} images ({', '.join(PICTURES)}) in {len(found)} folders of classes: at "
-                f"least {FEWEST} are needed, four fifths for training and one for testing, as {folder}/CLASS/1.png",
+                f"least {MIN_EXAMPLES} are needed, four fifths for training and one for testing, as "
+                f"{folder}/CLASS/1.png",
                 "few-examples",
                 examples=len(self.files),
-                fewest=FEWEST,
+                fewest=MIN_EXAMPLES,
             )
         self.classes = stated or tuple(sort_classes(set(self.labels)))
         if strange := [label for label in self.labels if label not in self.classes]:

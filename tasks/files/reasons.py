@@ -117,7 +117,7 @@ REASONS = {
 """Every sentence by its key; what is in braces is a number, or a Heading."""
 
 
-MOST_FAULTS = 10
+MAX_FAULTS = 10
 """So many faults of a kind are looked for in a file, and shown of all."""
 
 

@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean
 
-from ..groups import MOST_GROUPS, OTHER, GroupBy
+from ..groups import MAX_GROUPS, OTHER, GroupBy
 from ..leaving import check_classes, check_rows, score_floor
-from ..partition import FEWEST, split, splits_of
+from ..partition import MIN_EXAMPLES, split, splits_of
 from ..preprocessing import Preprocessing
 from ..row_digests import Digest, Digests, RowsBehind, digest_table
 from ..task import Setup, Splits
-from .agreement import MOST_CATEGORIES, MOST_NUMBERED_CLASSES, Moments, TargetSummary
-from .cells import MAX_NUMBER, to_cells
+from .agreement import MAX_CATEGORIES, MAX_NUMBERED_CLASSES, Moments, TargetSummary
 from .columns import AgreedColumns, Input, describe_difference
-from .identities import look_like_dates, look_like_identifiers, nearly_all_differ
-from .numbers import MISSING_WORDS, Decimal, parse_number
-from .reading import read_raw
+from .reading.cells import MAX_NUMBER, to_cells
+from .reading.identities import look_like_dates, look_like_identifiers, nearly_all_differ
+from .reading.numbers import MISSING_WORDS, Decimal, parse_number
+from .reading.reader import read_raw
+from .reading.table import CATEGORIES, EMPTY, NUMBERS, Column, ColumnHints, Rows, Table
+from .reading.text import looks_like_data, no_header_error
 from .reasons import DataError, Heading, collect_faults, raise_faults
 from .shared_rows import digest_rows
-from .table import CATEGORIES, EMPTY, NUMBERS, Column, ColumnHints, Rows, Table
-from .targets import MOST_COLUMNS_NAMED, as_targets, join_names, sort_classes
-from .text import looks_like_data, no_header_error
+from .targets import MAX_COLUMNS_NAMED, as_targets, join_names, sort_classes
 
 TARGETS = ("target", "label", "y")
 """One of these columns is the target where none is named, in any case of letters."""
@@ -139,16 +139,16 @@ class ClientRows:
         needed = [self.target, *(self.inputs if self._settings.missing == "drop" else [])]
         lacking = [column.missing[rows] > 0 for column in needed if column.blanks]
         kept: Rows = rows[~np.any(lacking, axis=0)] if lacking else rows
-        if len(kept) < FEWEST:
+        if len(kept) < MIN_EXAMPLES:
             dropped = f", {len(kept)} of them without a missing value (csv.missing=fill keeps the others)"
             has = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
             raise DataError(
-                f"{self._source} has {has}{dropped if len(kept) < len(rows) else ''}: at least {FEWEST} are "
+                f"{self._source} has {has}{dropped if len(kept) < len(rows) else ''}: at least {MIN_EXAMPLES} are "
                 "needed, four fifths for training and one for testing: add rows, or leave this client out",
                 "few-rows",
                 rows=len(rows),
                 kept=len(kept),
-                fewest=FEWEST,
+                fewest=MIN_EXAMPLES,
             )
         return kept
 
@@ -248,15 +248,15 @@ class ClientRows:
             if column.kind == CATEGORIES:
                 self._check_categories(column)
             names, places = _values_in(column, self.rows)
-            if len(names) > MOST_GROUPS:
+            if len(names) > MAX_GROUPS:
                 raise DataError(
                     f"csv.group = {by.name!r}: column {column.name!r} of {self._source} holds {len(names)} different "
-                    f"values, and {MOST_GROUPS} groups are the most: divide its numbers, as in {by.column}>=60, or "
+                    f"values, and {MAX_GROUPS} groups are the most: divide its numbers, as in {by.column}>=60, or "
                     "name another column",
                     "many-groups",
                     column=Heading(by.column),
                     different=len(names),
-                    most=MOST_GROUPS,
+                    most=MAX_GROUPS,
                 )
             counts = np.bincount(places[self._parts.train] + 1, minlength=len(names) + 1)[1:]
             found[by.name] = sorted(name for name, count in zip(names, counts, strict=True) if count >= self._least)
@@ -296,14 +296,14 @@ class ClientRows:
         texts = column.texts_in(self.rows)
         different, present = len(texts), len(self.rows) - column.count_missing(self.rows)
         where, ignore = f"{self._source}, column {column.name!r} holds", f"csv.ignore={column.name}"
-        if different > MOST_CATEGORIES:
+        if different > MAX_CATEGORIES:
             raise DataError(
-                f"{where} {different:,} different texts, as {texts[0]!r}, and {MOST_CATEGORIES:,} categories are the "
+                f"{where} {different:,} different texts, as {texts[0]!r}, and {MAX_CATEGORIES:,} categories are the "
                 f"most: leave it out by {ignore}",
                 "many-categories",
                 column=column.label,
                 different=different,
-                most=MOST_CATEGORIES,
+                most=MAX_CATEGORIES,
             )
         if self._allows(column):
             return
@@ -347,7 +347,7 @@ class ClientRows:
             settings.kind == "auto"
             and not settings.classes
             and are_numbers
-            and (len(present) > MOST_NUMBERED_CLASSES or (values != np.round(values)).any())
+            and (len(present) > MAX_NUMBERED_CLASSES or (values != np.round(values)).any())
         ):
             check_rows("few-targets", len(self._train), self._floor)
             return TargetSummary("quantity", moments=measure_moments(self._quantity()[self._parts.train]))
@@ -366,15 +366,15 @@ class ClientRows:
     def _check_classes(self, found: list[str]) -> None:
         """Raise DataError when the target's different values are no classes, or may say who a row is about."""
         label, remedy = self.target.label, "name the right column by csv.target, or correct it"
-        if len(found) > MOST_NUMBERED_CLASSES:
+        if len(found) > MAX_NUMBERED_CLASSES:
             raise DataError(
                 f"{self._target_place()} has {len(found):,} different values, as {found[0]!r}, and "
-                f"{MOST_NUMBERED_CLASSES} classes are the most unless they are stated: {remedy}, or state them by "
+                f"{MAX_NUMBERED_CLASSES} classes are the most unless they are stated: {remedy}, or state them by "
                 "csv.classes",
                 "many-classes",
                 column=label,
                 different=len(found),
-                most=MOST_NUMBERED_CLASSES,
+                most=MAX_NUMBERED_CLASSES,
             )
         if len(found) == 1:
             raise DataError(
@@ -571,7 +571,7 @@ def _find_target(table: Table, name: str) -> Column:
         _check_header(table)
         raise DataError(
             f"{table.path} has no column called target, label or y: name the target by csv.target; the columns are "
-            f"{join_names([*table.columns], MOST_COLUMNS_NAMED)}{_describe_doubt(table)}",
+            f"{join_names([*table.columns], MAX_COLUMNS_NAMED)}{_describe_doubt(table)}",
             "no-target",
         )
     return found[0]
@@ -585,7 +585,7 @@ def find_column(table: Table, name: str, setting: str) -> Column:
     _check_header(table)
     raise DataError(
         f"{setting} = {name!r}: {table.path} has no such column; {did_you_mean(name, table.columns)}the columns are "
-        f"{join_names([*table.columns], MOST_COLUMNS_NAMED)}{_describe_doubt(table)}",
+        f"{join_names([*table.columns], MAX_COLUMNS_NAMED)}{_describe_doubt(table)}",
         "no-column",
         column=Heading(name),
         setting=Heading(setting),

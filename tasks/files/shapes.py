@@ -26,7 +26,7 @@ from .targets import Target
 
 Shape = tuple[int, ...]
 
-MOST_NUMBERS, MOST_DIMENSIONS = 10_000_000, 6
+MAX_NUMBERS, MAX_DIMENSIONS = 10_000_000, 6
 """Bounds of an example's size."""
 
 
@@ -152,11 +152,11 @@ def _read_summary(sent: Mapping[str, Any]) -> tuple[Shape, TargetSummary]:
     shape = sent.get("shape")
     if (
         not isinstance(shape, Sequence)
-        or not 1 <= len(shape) <= MOST_DIMENSIONS
-        or not all(type(size) is int and 1 <= size <= MOST_NUMBERS for size in shape)
-        or math.prod(shape) > MOST_NUMBERS
+        or not 1 <= len(shape) <= MAX_DIMENSIONS
+        or not all(type(size) is int and 1 <= size <= MAX_NUMBERS for size in shape)
+        or math.prod(shape) > MAX_NUMBERS
     ):
-        raise ValueError(f"the shape of its examples must have at most {MOST_NUMBERS:,} numbers, got {shorten(shape)}")
+        raise ValueError(f"the shape of its examples must have at most {MAX_NUMBERS:,} numbers, got {shorten(shape)}")
     return tuple(shape), TargetSummary.from_json(sent.get("target"))
 
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 import numpy as np
 
 from ..row_digests import Digests
-from .table import Column, Rows
+from .reading.table import Column, Rows
 
 
 def digest_rows(columns: Sequence[Column], rows: Rows) -> Digests:

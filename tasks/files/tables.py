@@ -19,13 +19,13 @@ from ..row_digests import Digests
 from ..task import Described, Setup, Task
 from .columns import AgreedColumns
 from .folders import files_in
-from .formats import ENDINGS, encoding_named
-from .numbers import Decimal
-from .reading import KEPT, read
-from .reasons import MOST_FAULTS, DataError
+from .reading.formats import ENDINGS, encoding_named
+from .reading.numbers import Decimal
+from .reading.reader import MAX_TABLES, read
+from .reading.table import EMPTY, Column, Rows, Table
+from .reasons import MAX_FAULTS, DataError
 from .rows import ClientRows, CsvSettings, find_column
 from .shared_rows import find_shared_rows
-from .table import EMPTY, Column, Rows, Table
 from .targets import Target, join_names, sort_classes
 
 
@@ -112,7 +112,7 @@ class CsvFiles:
     def __init__(self, setup: Setup, settings: CsvSettings) -> None:
         self._setup, self._settings = setup, settings
         self.about = cache(self._about)
-        self.rows_of = lru_cache(maxsize=KEPT)(self._rows_of)
+        self.rows_of = lru_cache(maxsize=MAX_TABLES)(self._rows_of)
         if len(settings.classes) == 1 or len(set(settings.classes)) < len(settings.classes):
             raise ReportableError(
                 f"csv.classes = {','.join(settings.classes)!r}: name two or more different classes, with commas"
@@ -226,8 +226,8 @@ class CsvFiles:
 def list_faults(error: FairbloomError) -> str:
     """Return what is wrong with a client's data, a line a fault, of many the first few."""
     faults = [error, *(error.others if isinstance(error, DataError) else ())]
-    more = [f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-    return "\n".join([*map(str, faults[:MOST_FAULTS]), *more])
+    more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+    return "\n".join([*map(str, faults[:MAX_FAULTS]), *more])
 
 
 def _describe_column(name: str, clients: Sequence[ClientRows]) -> Mapping[str, str | int]:

@@ -27,9 +27,9 @@ from ..measures import (
     rmse,
 )
 from ..task import is_highest
-from .numbers import parse_number
+from .reading.numbers import parse_number
 
-MOST_COLUMNS_NAMED = 100
+MAX_COLUMNS_NAMED = 100
 """An error names up to so many columns: the one that is needed may be any of them."""
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairbloom.tasks.files import progress, reading, text
-from fairbloom.tasks.files.build import build_table
-from fairbloom.tasks.files.formats import DELIMITERS
+from fairbloom.tasks.files.reading import progress, reader, text
+from fairbloom.tasks.files.reading.build import build_table
+from fairbloom.tasks.files.reading.formats import DELIMITERS
+from fairbloom.tasks.files.reading.table import ColumnHints, Table
+from fairbloom.tasks.files.reading.text import read_text
 from fairbloom.tasks.files.reasons import DataError
-from fairbloom.tasks.files.table import ColumnHints, Table
-from fairbloom.tasks.files.text import read_text
 
 NUMBERS = ["1", "0", "-0", "007", "2.5", "-.5", "5.", "+1", "1e5", "1E-7", "1e-320", "9007199254740993", "4.0", "0.1"]
 WITH_COMMAS = ["1,5", "-0,25", "+,5", "7,", "1,5e3", "1,234", "1,2,3", "4,0", "3"]
@@ -206,29 +206,29 @@ def test_python_takes_over_at_the_first_surprise(tmp_path: Path, case: str, take
 
 
 def test_a_process_that_is_given_tables_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_tables", {})
+    monkeypatch.setattr(reader, "_tables", {})
     path = tmp_path / "site.csv"
     path.write_text("id,x\n1,a\n2,b\n")
-    table, status = reading.read(path, ColumnHints()), path.stat()
-    given = pickle.loads(pickle.dumps(reading.kept_tables()))  # noqa: S301 (our own)
+    table, status = reader.read(path, ColumnHints()), path.stat()
+    given = pickle.loads(pickle.dumps(reader.kept_tables()))  # noqa: S301 (our own)
     path.write_text("'" * status.st_size)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    monkeypatch.setattr(reading, "_tables", {})
+    monkeypatch.setattr(reader, "_tables", {})
     with pytest.raises(DataError):
-        reading.read(path, ColumnHints())
-    reading.keep_tables(given)
-    assert content_of(reading.read(path, ColumnHints())) == content_of(table)
+        reader.read(path, ColumnHints())
+    reader.keep_tables(given)
+    assert content_of(reader.read(path, ColumnHints())) == content_of(table)
 
 
 def test_the_tables_that_were_read_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_tables", {})
-    monkeypatch.setattr(reading, "KEPT", 2)
+    monkeypatch.setattr(reader, "_tables", {})
+    monkeypatch.setattr(reader, "MAX_TABLES", 2)
     paths = [tmp_path / f"{name}.csv" for name in "abc"]
     for path in paths:
         path.write_text("id,x\n1,a\n")
     for place in (0, 1, 0, 2):
-        reading.read(paths[place], ColumnHints())
-    assert [path.stem for path, *_ in reading.kept_tables()] == ["a", "c"]
+        reader.read(paths[place], ColumnHints())
+    assert [path.stem for path, *_ in reader.kept_tables()] == ["a", "c"]
 
 
 class Terminal(io.StringIO):
@@ -247,7 +247,7 @@ def test_progress_is_shown_on_a_terminal_of_large_files_alone(
     monkeypatch.setattr("sys.stderr", shown)
     path = tmp_path / "site.csv"
     path.write_text("id,x\n" + lines("1", "2"))
-    reading.read(path, ColumnHints())
+    reader.read(path, ColumnHints())
     assert ("reading site.csv" in shown.getvalue()) == (shown.isatty() and not size)
 
 

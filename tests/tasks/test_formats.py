@@ -15,10 +15,10 @@ from pyarrow import parquet
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.files import columnar, reading
+from fairbloom.tasks.files.reading import columnar, reader
+from fairbloom.tasks.files.reading.sheets import letters
+from fairbloom.tasks.files.reading.table import ColumnHints, Table
 from fairbloom.tasks.files.reasons import DataError, raise_faults
-from fairbloom.tasks.files.sheets import letters
-from fairbloom.tasks.files.table import ColumnHints, Table
 
 from .tables import agreed, config, csv_of, told_by
 from .workbooks import FormulaError, write_workbook
@@ -61,7 +61,7 @@ def write(frame: pandas.DataFrame, path: Path) -> Path:
 
 
 def read(path: Path, **hints: Any) -> Table:
-    table = reading.read(path, ColumnHints(**hints))
+    table = reader.read(path, ColumnHints(**hints))
     raise_faults(table.faults)
     return table
 
@@ -236,7 +236,7 @@ def test_a_file_that_stands_for_more_rows_than_any_machine_has_is_refused_before
         for _ in range(8):
             writer.write_batch(batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columnar, "MOST_CELLS", 2**24 - 1)
+        patch.setattr(columnar, "MAX_CELLS", 2**24 - 1)
         with pytest.raises(DataError, match=r"8,388,608 rows of 2 columns, and 16,777,215 values are the most"):
             read(path)
     assert len(read(path)) == 2**23

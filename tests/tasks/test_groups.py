@@ -13,7 +13,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import Examples, Splits, Task, check_data, find_task, load_task
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.files.columns import agree
-from fairbloom.tasks.groups import MOST_GROUPS, GroupBy, parse_groups
+from fairbloom.tasks.groups import MAX_GROUPS, GroupBy, parse_groups
 
 from . import test_adult, test_heart_disease
 from .tables import Folder, agreed, config, told_by
@@ -77,7 +77,7 @@ OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "agee>=60": ("sex,age,target", ("csv.group = 'agee'", "did you mean age?")),
     "target": ("sex,age,target", ("csv.group = 'target'", "is the target", "name a column")),
     "sex>=1": ("sex,age,target", ("csv.group = 'sex>=1'", "holds texts, as 'F'", "csv.group=sex")),
-    "age": ("sex,age,target", ("csv.group = 'age'", "60 different values", f"{MOST_GROUPS} groups", "age>=60")),
+    "age": ("sex,age,target", ("csv.group = 'age'", "60 different values", f"{MAX_GROUPS} groups", "age>=60")),
 }
 
 
@@ -195,9 +195,9 @@ def test_clients_agree_on_all_groups_of_theirs(folder: Folder) -> None:
         ({"sex": ["x" * 10_000]}, "must hold texts of at most"),
         ({"sex": [1]}, "must hold texts"),
         ({"sex": ["F", "F"]}, "has an entry twice"),
-        ({"sex": [str(k) for k in range(MOST_GROUPS + 1)]}, f"{MOST_GROUPS} are the most"),
+        ({"sex": [str(k) for k in range(MAX_GROUPS + 1)]}, f"{MAX_GROUPS} are the most"),
         ({str(k): [] for k in range(11)}, "10 are the most"),
-        ({"sex": [f"g{k}" for k in range(MOST_GROUPS)]}, "with its groups there would be 52 of 'sex'"),
+        ({"sex": [f"g{k}" for k in range(MAX_GROUPS)]}, "with its groups there would be 52 of 'sex'"),
     ],
 )
 def test_a_client_with_impossible_groups_is_left_out_with_the_reason(folder: Folder, groups: Any, words: str) -> None:

@@ -10,8 +10,8 @@ from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
-from fairbloom.tasks.files.headers import doubtful_place
-from fairbloom.tasks.files.identities import is_date, is_identifier, look_like_identifiers, nearly_all_differ
+from fairbloom.tasks.files.reading.headers import doubtful_place
+from fairbloom.tasks.files.reading.identities import is_date, is_identifier, look_like_identifiers, nearly_all_differ
 from fairbloom.tasks.files.reasons import REASONS, DataError, Heading
 
 from .tables import Folder, agreed, config, csv_of, told_by

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import Setup, partition
-from fairbloom.tasks.partition import FEWEST, Indices, class_groups, classes, dirichlet, iid, shards, sizes, split
+from fairbloom.tasks.partition import MIN_EXAMPLES, Indices, class_groups, classes, dirichlet, iid, shards, sizes, split
 
 Labels = NDArray[np.int64]
 Deal = Callable[[Labels, int, int], list[Indices]]
@@ -101,7 +101,7 @@ def test_a_small_alpha_is_more_unequal_than_a_large_one(seed: int) -> None:
 
 @given(alpha=st.floats(1e-6, 1e6), clients=st.integers(1, 40), seed=st.integers(0, 1000))
 def test_dirichlet_leaves_no_client_with_too_few_examples(alpha: float, clients: int, seed: int) -> None:
-    assert min(map(len, dirichlet([ten_balanced_labels(200)], clients, alpha, seed)[0])) >= FEWEST
+    assert min(map(len, dirichlet([ten_balanced_labels(200)], clients, alpha, seed)[0])) >= MIN_EXAMPLES
 
 
 def test_too_many_shards_are_refused_with_the_settings_and_a_remedy() -> None:
@@ -208,7 +208,7 @@ def test_sizes_are_unequal_and_labels_are_not() -> None:
 # A client's examples --------------------------------------------------------------------------------------------------
 
 
-@given(size=st.integers(FEWEST, 300), seed=st.integers(0, 1000))
+@given(size=st.integers(MIN_EXAMPLES, 300), seed=st.integers(0, 1000))
 def test_a_fifth_of_each_client_is_for_testing_and_nothing_is_in_both(size: int, seed: int) -> None:
     indices = np.arange(1000, 1000 + size)
     train, test, validation = split(indices, setup(seed=seed), "client-3")

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reasons import MAX_FAULTS, DataError, raise_faults
 from .build import MAX_TEXT
 from .cells import RawTable, Values
 from .formats import Dialect, find_dialect, format_of, marked_encoding
 from .numbers import is_missing, parse_number
-from .reasons import MOST_FAULTS, DataError, raise_faults
 from .table import ColumnHints, Source
 
 STATE = "say csv.encoding={}, or save it in UTF-8 (in Excel: CSV UTF-8)"
@@ -179,7 +179,7 @@ def read_records(path: Path, content: bytes, dialect: Dialect) -> Iterator[tuple
             if len(row) != (width := width or len(row)):
                 if row:
                     faults.append(row_length_error(path, line, len(row), header, width))
-                    if len(faults) == MOST_FAULTS:
+                    if len(faults) == MAX_FAULTS:
                         break
             elif row and not faults:
                 header = header or line

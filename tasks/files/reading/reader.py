@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..reasons import DataError
 from .build import build_table
 from .cells import RawTable
 from .columnar import read_columnar
 from .formats import COLUMNAR, SPREADSHEETS
 from .progress import show_progress
-from .reasons import DataError
 from .sheets import read_sheet
 from .table import ColumnHints, Table
 from .text import read_text
 
-KEPT = 128
-"""So many tables are kept."""
+MAX_TABLES = 128
+"""The tables that are kept in memory."""
 
 FileStamp = tuple[Path, int, int, ColumnHints]
 """What a table was read from: the file, the time of its last change and its size, and what was known of its columns."""
@@ -57,7 +57,7 @@ def kept_tables() -> Mapping[FileStamp, Table]:
 
 
 def keep_tables(tables: Mapping[FileStamp, Table]) -> None:
-    """Keep tables, and the last KEPT of all, so that their files need not be read again."""
+    """Keep tables, and the last MAX_TABLES of all, so that their files need not be read again."""
     _tables.update(tables)
-    for oldest in list(_tables)[:-KEPT]:
+    for oldest in list(_tables)[:-MAX_TABLES]:
         del _tables[oldest]

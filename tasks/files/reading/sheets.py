@@ -14,11 +14,11 @@ import numpy as np
 
 from fairbloom.errors import did_you_mean
 
+from ..reasons import DataError
+from ..targets import join_names
 from .cells import RawTable, Values
 from .numbers import Decimal, format_number
-from .reasons import DataError
 from .table import ColumnHints, Source, where
-from .targets import join_names
 from .text import ROWS_AT_ONCE, check_names
 
 

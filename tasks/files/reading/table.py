@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reasons import DataError, Position
 from .headers import Label
 from .numbers import Decimal, parse_number
-from .reasons import DataError, Position
 
 Rows = NDArray[np.intp]
 

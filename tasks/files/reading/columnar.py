@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ..reasons import DataError
 from .cells import RawTable, Values
 from .numbers import Decimal
-from .reasons import DataError
 from .table import ColumnHints, Source
 from .text import check_names
 
-MOST_CELLS = 2**31
+MAX_CELLS = 2**31
 """Larger tables are refused: a few bytes of a hostile file may stand for any number of rows."""
 
 
@@ -26,9 +26,9 @@ def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None])
 
     with explained(path), opened(path) as (schema, rows, batches):
         names = [name for name in schema.names if not name.startswith("__index_level_")]  # of pandas
-        if rows * len(names) > MOST_CELLS:
+        if rows * len(names) > MAX_CELLS:
             raise DataError(
-                f"{path} has {rows:,} rows of {len(names):,} columns, and {MOST_CELLS:,} values are the most: take a "
+                f"{path} has {rows:,} rows of {len(names):,} columns, and {MAX_CELLS:,} values are the most: take a "
                 "part of it",
                 "too-large",
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairbloom.errors import ReportableError
 
-from .reasons import DataError
+from ..reasons import DataError
 
 COLUMNAR = (".parquet", ".feather")
 """The endings of tables that pyarrow reads."""

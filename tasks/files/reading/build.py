@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reasons import MAX_FAULTS, DataError, raise_faults
 from .cells import MAX_NUMBER, Cells, Numbers, RawTable, Values, to_cells, to_numbers
 from .headers import Label, doubtful_place, labels_of
 from .numbers import DECIMAL_COMMA, DECIMAL_POINT, Decimal, canonical, is_missing, parse_number
-from .reasons import MOST_FAULTS, DataError, raise_faults
 from .table import NO_CODES, Column, ColumnHints, Source, Table
 
 MAX_TEXT = 200
@@ -123,7 +123,7 @@ def check_numbers(place: ColumnPlace, cells: Cells, numbers: Sequence[float | No
                     f"csv.categories={place.name}",
                     "no-number",
                 )
-                for cell in wrong[:MOST_FAULTS]
+                for cell in wrong[:MAX_FAULTS]
             ]
         )
 

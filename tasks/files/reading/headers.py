@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
+from ..reasons import Heading
 from .identities import is_date, is_email
 from .numbers import DECIMAL_COMMA, is_missing, parse_number
-from .reasons import Heading
 
 Label = int | Heading
 """What may be sent to the server of a column: its name, or its place counted from 1."""
