@@ -11,8 +11,8 @@ from multiprocessing import get_context
 import numpy as np
 
 from fairbloom.client.local import load_task_and_model
+from fairbloom.client.plan import global_work
 from fairbloom.client.training import batch_of, count_steps, losses_of
-from fairbloom.client.work import global_work
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import one_thread

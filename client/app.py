@@ -95,7 +95,7 @@ def train(message: Message, context: Context) -> Message:
         save_states(context, local.states.in_memory)
     content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: MetricRecord({**update.metrics})})
     if update.second:
-        content[wire.ARRAYS_DISPARITY if terms.disparity else wire.SNAPSHOT] = _reply(update.second, message)
+        content[update.record] = _reply(update.second, message)
     if terms.work:
         content[wire.CLIENT] = ConfigRecord({wire.HONOURS: HONOURED.keys})
     return Message(content, reply_to=message)

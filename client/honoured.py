@@ -1,15 +1,18 @@
-"""What those who compute clients honour of the local work, of a server's terms and of the metrics.
+"""What those who compute clients honour of rules, of the local work and of the metrics.
 
-Each way to compute says it in one place. Whatever else is asked is done another way, or refused by name: it
-is never left out in silence.
+Each way to compute declares it in one place. Whatever else is asked is done another way, or refused by name: it is
+never left out in silence.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.terms import WORK, Terms
 
 from .metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
+from .rules.base import Rule
+from .rules.registry import RULES
 from .work import LocalWork, set_fields
 
 
@@ -19,31 +22,36 @@ class Honoured:
 
     Attributes
     ----------
+    hooks
+        The hooks of rules that are called: a rule with another one is not followed.
     work
         Fields of `LocalWork`.
-    terms
-        Fields of `Terms`.
     metrics
         Of `fairbloom.client.metrics`: patterns of measurements, and names.
     """
 
+    hooks: frozenset[str]
     work: frozenset[str]
-    terms: frozenset[str]
     metrics: frozenset[str]
 
     @property
     def keys(self) -> list[str]:
-        """What a client says on the wire that it honours: of the keys that must be said, those of these terms."""
-        return [key for key in WORK if key.replace("-", "_") in self.terms]
+        """What a client says on the wire that it honours: of the keys that must be said, those of its rules."""
+        followed = {key for rule in RULES if self.follows(rule) for key in rule.wire_keys()}
+        return [key for key in WORK if key in followed]
 
-    def unmet(self, terms: Terms, *works: LocalWork, by_group: bool = False) -> str:
+    def follows(self, rule: type[Rule]) -> bool:
+        """Return whether all hooks of a rule are called."""
+        return rule.hooks() <= self.hooks
+
+    def unmet(self, terms: Terms, rules: Iterable[Rule], *works: LocalWork, by_group: bool = False) -> str:
         """Return the first thing that is asked for and is not honoured, as name = value; "" where all is.
 
-        `by_group` says whether clients measure scores by group.
+        `rules` are those of the terms. `by_group` says whether clients measure scores by group.
         """
-        fields = [(self.terms, terms), *((self.work, work) for work in works)]
-        settings = [(name, value, known) for known, of in fields for name, value in set_fields(of).items()]
-        unmet = [f"{name.replace('_', '-')} = {value}" for name, value, known in settings if name not in known]
+        unmet = [str(rule) for rule in rules if not self.follows(type(rule))]
+        settings = [(name, value) for work in works for name, value in set_fields(work).items()]
+        unmet += [f"{name.replace('_', '-')} = {value}" for name, value in settings if name not in self.work]
         rows = {name: metric_row(name) for name in terms.measure}
         unmet += [f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics]
         always = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if not each.requested]

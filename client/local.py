@@ -1,7 +1,7 @@
 """One client: its data, its model and its work on a server's terms. It knows neither Flower nor messages."""
 
 from collections.abc import Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -20,21 +20,15 @@ from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import frozen_parameters, sendable
 from fairbloom.tasks.score import count_classes, has_two_classes
 
-from .baseline import reach_alone
 from .device import choose_device
-from .disparity import count_hits, measure_disparity, step_down
 from .frozen import left_as_they_are
 from .gate import Gate, check_summary, open_ledger
 from .groups import Admits, admit_all
 from .honoured import Honoured
 from .ledger import Ledger
 from .metrics import (
-    AFTER,
-    BEFORE,
     BY_GROUP,
-    OF_BASELINE,
     OF_EVALUATION,
-    OF_HITS,
     OF_TRAINING,
     OF_WORK,
     ON_TESTS,
@@ -44,12 +38,16 @@ from .metrics import (
     WorkDone,
     requested_metrics,
 )
+from .plan import client_work, global_work, own_works
 from .preprocessing import keep_preprocessing
 from .reporting import apply_reporting, reports_mean
-from .rules import Arrays, RuleAtWork, StepsTaken
-from .states import BASELINE, RULE, ClientStates, KeptVersions, StateDict, Version, folder_of
-from .training import Answers, WorkOver, answer, measure, train, with_channels_last
-from .work import LocalWork, client_work, global_work, personal_work
+from .round import ClientRound
+from .rules.at_work import RuleAtWork
+from .rules.base import HOOKS, Arrays, Copied, Corrector, Rule, Shift, StepsTaken
+from .rules.registry import rules_of
+from .states import RULE, ClientStates, KeptVersions, StateDict, Version, folder_of
+from .training import Answers, answer, measure, train, with_channels_last
+from .work import LocalWork
 
 Metrics = dict[str, int | float]
 
@@ -57,18 +55,12 @@ NO_VECTORS: Mapping[str, StateDict] = MappingProxyType({})
 """Nothing is sent beside the model."""
 
 HONOURED = Honoured(
+    hooks=frozenset(HOOKS) | {"shift"},
     work=frozenset(each.name for each in fields(LocalWork)),
-    terms=frozenset(
-        {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
-        | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
-        | {"propfair_epsilon", "disparity", "disparity_sharpness", "agreed", "others"}
-        | {"baseline_patience", "baseline_tolerance", "baseline_epochs"}
-        | {"control_variates", "dynamic_alpha", "state_round", "state_rounds", "client_rule"}
-    ),
     metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION))
     | {*OF_WORK, *wire.BETWEEN_GROUPS, BY_GROUP},
 )
-"""What a LocalClient honours, and by it all who let one client work after the other: it is what the fields mean."""
+"""What a LocalClient honours, and by it all who let one client work after the other: it is what rules mean."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +74,15 @@ class Update:
     metrics
         The number of training examples, and what was asked for.
     second
-        A second model where the terms ask for one, that in the midst of the work or that one step down the disparity;
-        else empty.
+        A second model where a rule replies one; else empty.
+    record
+        The record in which it is replied; "": none.
     """
 
     arrays: StateDict
     metrics: Metrics
     second: StateDict
+    record: str = ""
 
 
 class StartedRule(NamedTuple):
@@ -197,52 +191,11 @@ class LocalClient:
         StragglerError
             When this client is a straggler in this round and stragglers are dropped.
         """
-        examples, gate = self.splits.train, self.gate
-        if gate is not None:
-            gate.check_training()
-        work = client_work(global_work(self.settings, terms), self.settings, terms, self.key)
-        self.model.load_state_dict(received)
-        scores = self.find_baseline(received, terms)
-        scores |= self._measured(BEFORE, terms) if BEFORE.applies(terms, self.splits) else {}
-        scores |= self.count_hits(terms)
-        second: StateDict = {}
-        if terms.disparity:
-            disparity = measure_disparity(
-                self.model, self.task, examples, terms, self._smallest_group, self._admits(TRAIN)
-            )
-            scores |= disparity.metrics
-            second = step_down(self.model, received, disparity.gradient, work.learning_rate)
-            self.model.load_state_dict(received)
-        over, origin = self._train_global(work, received, terms, sent)
-        if AFTER.applies(terms, self.splits):
-            scores |= self._measured(AFTER, terms)
-        metrics = requested_metrics(terms.measure, scores, self._work_done(work, over.steps, received))
-        arrays = self.model.state_dict()
-        if terms.personal_lambda is not None:
-            arrays = {name: tensor.clone() for name, tensor in arrays.items()}
-            self.train_personal(received, terms)
-        if terms.state_round is not None:
-            metrics[wire.STATE_ROUND] = origin
-        return Update(arrays, {wire.NUM_EXAMPLES: len(examples), **metrics}, second or dict(over.snapshot))
-
-    def find_baseline(self, received: StateDict, terms: Terms) -> dict[str, float]:
-        """Return what this client reports of the best model that it has met by training alone, where it is asked for.
-
-        It trains alone once, from the model that it then receives, and keeps what came of it, unless no model that it
-        met had a finite loss. The model holds what was received then, as before.
-        """
-        if terms.baseline_epochs is None or not OF_BASELINE.applies(terms, self.splits):
-            return {}
-        kept = self.states[BASELINE]
-        found = kept.before(terms.server_round)
-        if found is None:
-            self.model.load_state_dict(received)
-            best = reach_alone(self.model, self.task, self.splits.train, self.settings, terms, self.key)
-            found = {name: torch.tensor(score, dtype=torch.float64) for name, score in best.items()}
-            if found[wire.LOSS].isfinite():  # else the reply is refused, and the next model may be whole
-                kept.keep(terms.server_round, found, origin=0)
-            self.model.load_state_dict(received)
-        return self.report(OF_BASELINE, {name: score.item() for name, score in found.items()}, terms)
+        if self.gate is not None:
+            self.gate.check_training()
+        training = _Training(self, received, terms, sent)
+        training.run()
+        return training.update
 
     def evaluate(self, received: StateDict, terms: Terms) -> Metrics:
         """Measure the received model on the test set, and more where the terms ask for it."""
@@ -252,7 +205,7 @@ class LocalClient:
             if each.applies(terms, self.splits):
                 if each.model == PERSONAL:
                     self._load_personal(before=terms.server_round + 1)
-                metrics |= self._measured(each, terms)
+                metrics |= self.measured(each, terms)
         return self.conclude(metrics)
 
     def describe_tests(self) -> Metrics:
@@ -285,59 +238,30 @@ class LocalClient:
         (reported,) = report_all([self], measurement, [scores], terms)
         return reported
 
-    def _measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
+    def measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Return what the model, as it is now, has by a measurement."""
-        smallest_group = self._smallest_group if measurement.by_group else 0
-        admits = self._admits(measurement.examples)
+        smallest_group = self.smallest_group if measurement.by_group else 0
+        admits = self.admits(measurement.examples)
         scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group, admits)
         return self.report(measurement, scores, terms)
 
     @property
-    def _smallest_group(self) -> int:
+    def smallest_group(self) -> int:
         """Fewest examples of a group that is reported."""
         return max(self.settings.smallest_group, 0 if self.gate is None else self.gate.floor)
 
-    def _admits(self, part: str) -> Admits:
+    def admits(self, part: str) -> Admits:
         """Return what says of groups of a part, as masks, whether they may be reported."""
         return admit_all if self.gate is None else partial(self.gate.admits, part)
 
-    def count_hits(self, terms: Terms) -> dict[str, int]:
-        """Return the counts of two groups that the terms ask for, with the model as it is now."""
-        if not set(OF_HITS).intersection(terms.measure):
-            return {}
-        return count_hits(self.model, self.task, self.splits.train, self._smallest_group, self._admits(TRAIN))
-
-    def _train_global(
-        self, work: LocalWork, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
-    ) -> tuple[WorkOver, int]:
-        """Train the received model, which it is now; return its steps, and of which round the rule's state was.
-
-        That is 0 where there is no such state, or no rule.
-        """
-        started = self.start_rule(work, received, terms, sent)
-        rule = None if started is None else started.rule
-        with left_as_they_are(self.model):
-            over = WorkOver() if terms.local_only else train(self.model, self.task, self.splits.train, work, rule=rule)
-        if started is None:
-            return over, 0
-        trained = sendable({name: parameter.detach() for name, parameter in self._trainable()})
-        replied = self.finish_rule(started, trained, over.steps, terms)
-        if replied is not trained:
-            self.model.load_state_dict({**self.model.state_dict(), **replied})
-        return over, started.origin
-
-    def start_rule(
-        self, work: LocalWork, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
-    ) -> StartedRule | None:
-        """Return the rule of this work in this round, None where it has none."""
-        if work.rule is None:
-            return None
+    def start_rule(self, rule: Rule, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]) -> StartedRule:
+        """Return a rule that corrects steps, in this round."""
         version = self.states.of_rule(terms)
-        trainable = {name: received[name] for name, _ in self._trainable()}
-        if version.made and work.rule.is_shift and shapes_of(version.state) != shapes_of(trainable):
+        trainable = {name: received[name] for name, _ in self.trainable()}
+        if version.made and isinstance(rule, Shift) and shapes_of(version.state) != shapes_of(trainable):
             log.warning("what client %s keeps is of another model than it trains: it begins anew", self.name)
             version = Version(0, {})
-        return StartedRule(RuleAtWork(work.rule, trainable, version.state, sent), version.made)
+        return StartedRule(RuleAtWork(rule, trainable, version.state, sent), version.made)
 
     def finish_rule(self, started: StartedRule, trained: Arrays, steps: StepsTaken, terms: Terms) -> Arrays:
         """Keep what a rule has the client keep after these steps; return the trainable parameters to reply."""
@@ -345,14 +269,9 @@ class LocalClient:
         self.states[RULE].keep(terms.server_round, kept, started.origin)
         return replied
 
-    def _trainable(self) -> list[tuple[str, Parameter]]:
+    def trainable(self) -> list[tuple[str, Parameter]]:
         """Return the trainable parameters and their names."""
         return [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
-
-    def _work_done(self, work: LocalWork, steps: StepsTaken, received: StateDict) -> WorkDone:
-        """Return the work that has made the model what it is now."""
-        changes = lambda: [(received[name], each) for name, each in self._trainable()]  # noqa: E731
-        return WorkDone(lambda: work.learning_rate, changes, lambda: steps.rate_sum)
 
     def _load_personal(self, before: int) -> None:
         """Load the personal model into the global one; where there is none yet, that is the model as it is."""
@@ -360,12 +279,12 @@ class LocalClient:
         if model is not None:
             self.model.load_state_dict({**self.model.state_dict(), **model})
 
-    def train_personal(self, received: StateDict, terms: Terms) -> None:
-        """Train the personal model, pulled to the received one, and keep it."""
+    def train_own(self, received: StateDict, terms: Terms, work: LocalWork) -> None:
+        """Train a model of the client's own, pulled to the received one, and keep it."""
         self.model.load_state_dict(received)
         anchor = [parameter.detach().clone() for parameter in self.model.parameters() if parameter.requires_grad]
         self._load_personal(before=terms.server_round)
-        work = client_work(personal_work(self.settings, terms), self.settings, terms, self.key, personal=True)
+        work = client_work(work, self.settings, terms, self.key, personal=True)
         train(self.model, self.task, self.splits.train, work, anchor)
         self.keep_personal(terms.server_round, self.model.state_dict())
 
@@ -373,6 +292,87 @@ class LocalClient:
         """Keep the personal model of a round, without frozen parameters: these are as in the global model."""
         frozen = frozen_parameters(self.model)
         self.personal.keep(number, {name: tensor for name, tensor in model.items() if name not in frozen})
+
+
+class _Training(ClientRound):
+    """The round of one client."""
+
+    def __init__(self, client: LocalClient, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]) -> None:
+        self._client, self._received, self._terms, self._sent = client, received, terms, sent
+        self._rules = rules_of(client.settings, terms)
+        work = global_work(client.settings, terms, self._rules)
+        self._work = client_work(work, client.settings, terms, client.key)
+        self._scores: dict[str, float] = {}
+        self._started: StartedRule | None = None
+        self._steps = StepsTaken()
+        client.model.load_state_dict(received)
+
+    def before(self) -> None:
+        for rule in self._rules:
+            self._scores |= rule.before(self._client)
+
+    def measure(self, measurement: Measurement) -> None:
+        if measurement.applies(self._terms, self._client.splits):
+            self._scores |= self._client.measured(measurement, self._terms)
+
+    def report(self) -> None:
+        for rule in self._rules:
+            self._scores |= rule.report(self._client)
+        for rule in self._rules:
+            self._scores |= rule.step_beside(self._client, self._received, self._work.learning_rate)
+
+    def start(self) -> None:
+        for rule in self._rules:
+            if isinstance(rule, Corrector):
+                self._started = self._client.start_rule(rule, self._received, self._terms, self._sent)
+
+    def take_steps(self) -> None:
+        client, started = self._client, self._started
+        correct = None if started is None else started.rule.correct
+        watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
+
+        def after_step(step: int, parameters: Copied, last: bool) -> None:
+            for rule in watching:
+                rule.after_step(step, parameters, last=last)
+
+        with left_as_they_are(client.model):
+            self._steps = train(
+                client.model,
+                client.task,
+                client.splits.train,
+                self._work,
+                correct=correct,
+                after_step=after_step if watching else None,
+            )
+
+    def finish(self) -> None:
+        client = self._client
+        if self._started is None:
+            return
+        trained = sendable({name: parameter.detach() for name, parameter in client.trainable()})
+        replied = client.finish_rule(self._started, trained, self._steps, self._terms)
+        if replied is not trained:
+            client.model.load_state_dict({**client.model.state_dict(), **replied})
+
+    def reply(self) -> None:
+        client, terms = self._client, self._terms
+        changes = lambda: [(self._received[name], each) for name, each in client.trainable()]  # noqa: E731
+        done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
+        metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
+        metrics |= requested_metrics(terms.measure, self._scores, done)
+        if terms.state_round is not None:
+            metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
+        seconds = {rule.replies: rule.second() or {} for rule in self._rules if rule.replies}
+        record, second = next(iter(seconds.items()), ("", {}))
+        self.update = Update(client.model.state_dict(), metrics, second, record)
+
+    def after(self) -> None:
+        works = own_works(self._client.settings, self._terms, self._rules)
+        if works:
+            arrays = {name: tensor.clone() for name, tensor in self.update.arrays.items()}
+            self.update = replace(self.update, arrays=arrays)
+        for work in works:
+            self._client.train_own(self._received, self._terms, work)
 
 
 def report_all(

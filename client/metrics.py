@@ -56,7 +56,7 @@ class Measurement(NamedTuple):
         """Return whether clients that have such examples measure it on these terms."""
         if self.requested:
             return bool(self.requests(terms.measure))
-        return self.model != PERSONAL or terms.personal_lambda is not None
+        return self.model != PERSONAL or terms.has_personal_models
 
     def applies(self, terms: Terms, splits: Splits) -> bool:
         """Return whether a client with these examples measures it on these terms."""

@@ -224,20 +224,6 @@ class ClientStates:
         """The versions in memory, by name and the round that made each."""
         return {name: kept.in_memory for name, kept in self._kept.items() if kept.in_memory}
 
-    def needed(self, terms: Terms, *, training: bool, ruled: bool) -> dict[str, Version]:
-        """Return what the client goes on from where it trains, or evaluates, on these terms, by name.
-
-        `ruled` says whether a rule corrects the steps of its training.
-        """
-        found: dict[str, Version | None] = {}
-        if terms.personal_lambda is not None:
-            found[PERSONAL] = self.personal.find(before=terms.server_round + (not training))
-        if terms.baseline_epochs is not None and training:
-            found[BASELINE] = self[BASELINE].find(before=terms.server_round)
-        if training and ruled and (version := self.of_rule(terms)).made:
-            found[RULE] = version
-        return {name: version for name, version in found.items() if version is not None}
-
     def of_rule(self, terms: Terms) -> Version:
         """Return the state that the client's rule goes on from, an empty one of round 0 where there is none.
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from .class_weights import class_table, mean_loss
 from .device import in_double
 from .groups import Admits, admit_all, measure_groups
 from .linear import linear_step
-from .rules import RuleAtWork, StepsTaken
+from .rules.base import Copied, StepsTaken
 from .work import LocalWork, descend
 
 StateDict = dict[str, Tensor]
@@ -57,19 +56,31 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
             each.set_state(state)
 
 
-class WorkOver(NamedTuple):
-    """What local work leaves beside the trained model.
+class ModelNow(NamedTuple):
+    """A model in the midst of its steps.
 
     Attributes
     ----------
-    steps
-        The steps that were taken.
-    snapshot
-        The model after the work's `snapshot_step`, empty if there was none.
+    model
+        The model.
     """
 
-    steps: StepsTaken = StepsTaken()
-    snapshot: Mapping[str, Tensor] = MappingProxyType({})
+    model: nn.Module
+
+    def copy(self) -> StateDict:
+        """Return a copy of its arrays, as they are now."""
+        return copy.deepcopy(self.model.state_dict())
+
+
+class CorrectStep(Protocol):
+    """Corrects the gradients of a step."""
+
+    def __call__(self, gradients: Sequence[Tensor], step: int) -> Sequence[Tensor]:
+        """Return those that step number `step`, from 1, goes down, both in the model's order."""
+
+
+AfterStep = Callable[[int, Copied, bool], None]
+"""(number of the step, from 1, the model after it, whether it was the last): looks at the model."""
 
 
 def train(
@@ -78,19 +89,33 @@ def train(
     examples: AnyExamples,
     work: LocalWork,
     anchor: Sequence[Tensor] | None = None,
-    rule: RuleAtWork | None = None,
-) -> WorkOver:
+    *,
+    correct: CorrectStep | None = None,
+    after_step: AfterStep | None = None,
+) -> StepsTaken:
     """Run the local steps on `model` in place; return which they were.
 
-    `anchor` holds the trainable parameters that the pull goes to, in the model's order; None: where training starts.
-    A `rule` at work corrects the gradient of each step. Each step is that of an optimizer of torch.optim: frozen
-    parameters, and without a rule those that the loss does not touch, stay as they are.
+    Each step is that of an optimizer of torch.optim: frozen parameters, and those that the loss does not touch unless
+    gradients are corrected, stay as they are.
+
+    Parameters
+    ----------
+    model, task, examples, work
+        What is trained, on what and how.
+    anchor
+        The trainable parameters that the pull goes to, in the model's order; None: where training starts.
+    correct
+        Corrects the gradients of each step.
+    after_step
+        Is called after each step.
 
     Raises
     ------
     FairbloomError
         When all parameters are frozen, the model returns no tensor, or BatchNorm would meet single examples only.
     """
+    if work.steps == 0:
+        return StepsTaken()
     model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -100,7 +125,6 @@ def train(
     optimizer = work.make_optimizer(parameters)
     has_velocity = optimizer is None and work.momentum > 0.0
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
-    snapshot: StateDict = {}
     ends = time.monotonic() + work.time_budget
     fewest = fewest_examples(model)
     steps, rates = count_steps(len(examples), work, fewest), list[float]()
@@ -117,23 +141,23 @@ def train(
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
             now = work.at_step(len(rates), steps)
-            correct = None if rule is None else partial(rule.correct, step=len(rates) + 1)
-            descend(parameters, gradients, received, velocity, now, optimizer=optimizer, correct=correct)
+            corrected = None if correct is None else partial(correct, step=len(rates) + 1)
+            descend(parameters, gradients, received, velocity, now, optimizer=optimizer, correct=corrected)
 
     one_tensor = not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor)
-    take = (linear_step(model, task, work, received, velocity) if one_tensor else None) or by_autograd
+    plain = one_tensor and correct is None
+    take = (linear_step(model, task, work, received, velocity) if plain else None) or by_autograd
     order = batches(len(examples), work, fewest)
     with drawing_from(work.draws, parameters[0].device):
         for step, (inputs, targets) in enumerate(fetched(examples, order), start=1):
             take(inputs, targets)
             rates.append(work.at_step(step - 1, steps).learning_rate)
-            if step == work.snapshot_step:
-                snapshot = copy.deepcopy(model.state_dict())
-            if time.monotonic() > ends:
+            over = time.monotonic() > ends
+            if after_step is not None:
+                after_step(step, ModelNow(model), over or step == steps)
+            if over:
                 break
-    if work.snapshot_step is not None and not snapshot:  # time was over before
-        snapshot = copy.deepcopy(model.state_dict())
-    return WorkOver(StepsTaken(rates), snapshot)
+    return StepsTaken(rates)
 
 
 @contextmanager

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fairbloom.errors import ReportableError
-from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD
 from fairbloom.protocol.schedules import UNCHANGED, Schedule
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.streams import generator, seed_of
-from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, Terms
+from fairbloom.protocol.streams import generator
 from fairbloom.tasks.optimizers import PLAIN_SGD, OptimizerChoice
 
-from .objectives import Transform, transform_of, unchanged
-from .rules import NamedRule, rule_of
+Transform = Callable[[Tensor], Tensor]
+"""(mean loss of a minibatch, or of several) → what is minimised, of each by itself."""
+
+
+def unchanged(loss: Tensor) -> Tensor:
+    """Return the loss."""
+    return loss
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class LocalWork:
         longer ones are shortened to it. 0: none is.
     pull
         Strength of (pull/2)‖x − w‖², w the received model.
+    in_full
+        Whether a straggler does all of it as well.
     steps
         How many steps are taken, whatever the epochs; None: as many as the epochs have.
-    snapshot_step
-        The step after which the model is kept, None: it is not.
     time_budget
         Seconds after which no further step begins.
     class_weights
@@ -56,9 +58,6 @@ class LocalWork:
         Of a step's forward pass: bfloat16 is autocast to that; with float32 the model computes as it is.
     transform
         What becomes of the mean loss of a minibatch.
-    rule
-        What corrects the gradient, the pull and weight decay in it, by what the client keeps between rounds; None: it
-        is not corrected.
     random
         Draws the order of the examples in each epoch; a step that takes all of them needs none.
     draws
@@ -74,13 +73,12 @@ class LocalWork:
     schedule: Schedule = UNCHANGED
     gradient_clip: float = 0.0
     pull: float = 0.0
+    in_full: bool = False
     steps: int | None = None
-    snapshot_step: int | None = None
     time_budget: float = math.inf
     class_weights: str = ""
     precision: str = "float32"
     transform: Transform = unchanged
-    rule: NamedRule | None = None
     random: np.random.Generator | None = None
     draws: int = 0
 
@@ -107,7 +105,7 @@ class LocalWork:
         return self.optimizer.make(parameters, learning_rate=self.learning_rate, **rates)
 
 
-OF_STEPS = frozenset({"epochs", "batch_size", "steps", "snapshot_step", "time_budget", "random", "draws"})
+OF_STEPS = frozenset({"epochs", "batch_size", "in_full", "steps", "time_budget", "random", "draws"})
 """The fields that say which steps are taken, and when; all others say what a step does."""
 
 
@@ -135,145 +133,9 @@ def learning_rate_in(settings: RunSettings, number: int) -> float:
     return settings.learning_rate * settings.learning_rate_decay ** (number - 1) * factor
 
 
-def global_work(settings: RunSettings, terms: Terms) -> LocalWork:
-    """Return the work on the global model that the run's settings and the server's terms add to, as for any client.
-
-    Raises
-    ------
-    FairbloomError
-        When the server reads a gradient off the distance that plain SGD moves, and the settings ask for other steps; or
-        as `rule_of` does.
-    """
-    whole = terms.full_batch_step
-    if whole and settings.beyond_plain_sgd:
-        raise ReportableError(f"full-batch-step = True is a step of plain SGD: leave out {settings.beyond_plain_sgd}")
-    check_disparity(settings, terms)
-    return LocalWork(
-        epochs=1 if whole else settings.local_epochs,
-        batch_size=0 if whole else settings.batch_size,
-        learning_rate=learning_rate_in(settings, terms.server_round),
-        momentum=settings.momentum if terms.client_momentum is None else terms.client_momentum,
-        weight_decay=settings.weight_decay,
-        optimizer=OptimizerChoice.of(settings),
-        schedule=settings.schedule_of_steps,
-        gradient_clip=settings.gradient_clip,
-        class_weights=settings.class_weights,
-        precision=settings.precision,
-        pull=terms.proximal_mu + (terms.dynamic_alpha or 0.0),
-        steps=terms.local_steps,
-        snapshot_step=terms.snapshot_step,
-        time_budget=settings.time_budget or math.inf,
-        transform=transform_of(terms),
-        rule=rule_of(settings, terms),
-    )
-
-
-def check_disparity(settings: RunSettings, terms: Terms) -> None:
-    """Raise FairbloomError where a disparity is asked for and is not named, or does not go with what else is asked."""
-    asked = [name for name in terms.measure if name in (DISPARITY, DISPARITY_HARD)]
-    if asked and not terms.disparity:
-        raise ReportableError(
-            f"measure = {asked[0]}: the terms do not say which disparity: let the method's terms have one, as in "
-            f"replace(super().terms(server_round), disparity={DEMOGRAPHIC_PARITY!r})"
-        )
-    if terms.disparity and settings.weight_decay:
-        raise ReportableError(
-            f"disparity = {terms.disparity!r} goes with the gradient of the plain loss: leave out weight-decay = "
-            f"{settings.weight_decay!r}"
-        )
-    if terms.disparity and terms.snapshot_step is not None:
-        raise ReportableError(
-            f"disparity = {terms.disparity!r} and snapshot-step = {terms.snapshot_step} ask for a second model each, "
-            "and a reply has one: leave out one of them"
-        )
-
-
-def personal_work(settings: RunSettings, terms: Terms) -> LocalWork:
-    """Return the work on the personal model: as on the global one, but pulled to it, and on the plain loss.
-
-    SGD is plain: without momentum and weight decay, which other optimizers keep, and SGD with further parameters.
-    """
-    optimizer = OptimizerChoice.of(settings)
-    kept = 0.0 if optimizer.is_plain_sgd else 1.0
-    return LocalWork(
-        epochs=terms.personal_epochs or 1,
-        batch_size=settings.batch_size,
-        learning_rate=learning_rate_in(settings, terms.server_round),
-        momentum=kept * settings.momentum,
-        weight_decay=kept * settings.weight_decay,
-        optimizer=optimizer,
-        schedule=settings.schedule_of_steps,
-        gradient_clip=settings.gradient_clip,
-        class_weights=settings.class_weights,
-        precision=settings.precision,
-        pull=terms.personal_lambda or 0.0,
-    )
-
-
-def lonely_work(settings: RunSettings, client: str, epoch: int) -> LocalWork:
-    """Return the work of an epoch in which a client trains alone: on the plain loss, at the run's first learning rate.
-
-    Nothing pulls it, neither time nor a straggler's share ends it early, and whatever the optimizer remembers starts
-    afresh, as it does in a round.
-    """
-    return LocalWork(
-        epochs=1,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        optimizer=OptimizerChoice.of(settings),
-        gradient_clip=settings.gradient_clip,
-        class_weights=settings.class_weights,
-        precision=settings.precision,
-        random=generator(settings.seed, "lonely batches", epoch, client),
-        draws=seed_of(settings.seed, "lonely dropout", epoch, client),
-    )
-
-
 def batch_order(settings: RunSettings, number: int, client: str, *, personal: bool = False) -> np.random.Generator:
     """Return the stream that draws the order of a client's examples in round `number`."""
     return generator(settings.seed, "personal batches" if personal else "batches", number, client)
-
-
-def client_work(
-    work: LocalWork, settings: RunSettings, terms: Terms, client: str, *, personal: bool = False
-) -> LocalWork:
-    """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler.
-
-    Raises
-    ------
-    StragglerError
-        When this client is a straggler in this round and stragglers are dropped.
-    """
-    number = terms.server_round
-    in_full = personal or terms.full_batch_step
-    return replace(
-        work,
-        epochs=work.epochs if in_full else epochs_in_time(settings, number, client),
-        random=batch_order(settings, number, client, personal=personal),
-        draws=seed_of(settings.seed, "personal dropout" if personal else "dropout", number, client),
-    )
-
-
-class StragglerError(ReportableError):
-    """A client that is too slow for this round, where such clients are dropped."""
-
-
-def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
-    """Return the epochs that this client gets done in round `number`: fewer for a straggler.
-
-    Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
-    """
-    epochs, share = settings.local_epochs, settings.stragglers
-    if share == 0.0:
-        return epochs
-    random = generator(settings.seed, "stragglers", number, client)
-    if random.random() >= share:
-        return epochs
-    if settings.drop_stragglers:
-        raise StragglerError(f"{client} is a straggler in round {number}, and drop-stragglers is on")
-    return int(random.integers(1, epochs + 1))
 
 
 Correct = Callable[[Sequence[Tensor]], Sequence[Tensor]]

@@ -10,7 +10,9 @@ import torch
 
 from fairbloom.client.kept import About, keep_model
 from fairbloom.client.local import LocalClient
+from fairbloom.client.plan import run_work
 from fairbloom.client.preprocessing import keep_preprocessing
+from fairbloom.client.rules.personal import PersonalModel
 from fairbloom.client.states import KeptVersions, StateDict
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED as AGREEMENT
@@ -119,7 +121,9 @@ class Newcomer:
         A strength of 0 trains on these examples alone; None: `usual_strength`.
         """
         self.strength = self.usual_strength if strength is None else strength
-        self._local.train_personal(self._received, self._terms(epochs))
+        terms = self._terms(epochs)
+        work = PersonalModel(terms).after(run_work(self._local.settings, terms.server_round))
+        self._local.train_own(self._received, terms, work)
 
     def measure(self) -> Mapping[str, Mapping[str, float]]:
         """Return the scores on its test examples by name, as tables have them: of "global", and of "personal".

@@ -3,12 +3,7 @@
 from fairbloom.errors import ReportableError
 
 from .settings import RunSettings
-from .terms import Terms
-
-
-def has_rule(settings: RunSettings, terms: Terms) -> bool:
-    """Return whether the settings or the terms ask for a rule."""
-    return bool(_names(settings, terms))
+from .terms import STATEFUL, OwnRuleTerms, Terms
 
 
 def check_rule(settings: RunSettings, terms: Terms) -> str:
@@ -37,9 +32,9 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
 
 
 def _names(settings: RunSettings, terms: Terms) -> list[str]:
-    asked = {
-        "control-variates = True": terms.control_variates,
-        f"dynamic-alpha = {terms.dynamic_alpha}": terms.dynamic_alpha is not None,
-        f"client-rule = {settings.client_rule!r}": bool(settings.client_rule),
-    }
-    return [name for name, there in asked.items() if there]
+    asked = [
+        f"{rule.asked_by.replace('_', '-')} = {getattr(terms, rule.asked_by)!r}"
+        for rule in terms.rules
+        if rule in STATEFUL and rule is not OwnRuleTerms
+    ]
+    return asked + ([f"client-rule = {settings.client_rule!r}"] if settings.client_rule else [])

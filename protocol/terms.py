@@ -1,8 +1,12 @@
-"""The terms of a round's work, which the server sends to clients."""
+"""The terms of a round's work, which the server sends to clients.
+
+A method may ask clients for more than plain local steps. Each such thing is a rule. The parameters of a rule are one
+class here, and what a client does of it is one class in `fairbloom.client.rules`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from .names import FROZEN, PROTOCOL
 
@@ -12,8 +16,266 @@ DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY = "demographic-parity", "equal-opportunity
 """The disparities between two groups that a client can step down: over all examples, and over the positive ones."""
 
 
+class Parameters:
+    """The parameters of one rule. A field is a key on the wire, with hyphens, and is not sent at its default.
+
+    Attributes
+    ----------
+    asked_by
+        The field that asks for the rule; the others say more about it.
+    must_be_honoured
+        Whether a client must say that it acts on these keys. Where it need not, its reply shows whether it did.
+    """
+
+    asked_by: ClassVar[str]
+    must_be_honoured: ClassVar[bool] = True
+
+
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class ProximalTerms(Parameters):
+    """A proximal term.
+
+    Attributes
+    ----------
+    proximal_mu
+        Strength of (mu/2)‖x − w‖², w the received model.
+    """
+
+    asked_by = "proximal_mu"
+
+    proximal_mu: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalTerms(Parameters):
+    """A personal model, which the client trains beside the global one and keeps.
+
+    Attributes
+    ----------
+    personal_lambda
+        Strength of the personal model's pull to w; None: there is no personal model.
+    personal_epochs
+        Passes over the local data for the personal model; sent where there is one.
+    """
+
+    asked_by = "personal_lambda"
+
+    personal_lambda: float | None = None
+    personal_epochs: int | None = None
+
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether clients have personal models."""
+        return self.personal_lambda is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOnlyTerms(Parameters):
+    """No step on the global model. Whatever the client replies of it has no weight.
+
+    Attributes
+    ----------
+    local_only
+        Whether the global model is left as it is.
+    """
+
+    asked_by, must_be_honoured = "local_only", False
+
+    local_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumTerms(Parameters):
+    """A method's own momentum of local SGD.
+
+    Attributes
+    ----------
+    client_momentum
+        Momentum in place of the run's; None: the run's.
+    """
+
+    asked_by = "client_momentum"
+
+    client_momentum: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullBatchTerms(Parameters):
+    """One plain step on all examples, so that the update is the gradient times the learning rate.
+
+    Attributes
+    ----------
+    full_batch_step
+        Whether the work is one step on all examples.
+    """
+
+    asked_by = "full_batch_step"
+
+    full_batch_step: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCountTerms(Parameters):
+    """A number of steps in place of epochs. A client that takes others has no model to reply for the next rule.
+
+    Attributes
+    ----------
+    local_steps
+        Steps of the work in place of epochs; None: epochs.
+    """
+
+    asked_by, must_be_honoured = "local_steps", False
+
+    local_steps: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotTerms(Parameters):
+    """A second model in the reply: that in the midst of the work. A reply that lacks it is refused.
+
+    Attributes
+    ----------
+    snapshot_step
+        The step after which the model is kept and replied as well; None: it is not.
+    """
+
+    asked_by, must_be_honoured = "snapshot_step", False
+
+    snapshot_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms(Parameters):
+    """A transform of the loss.
+
+    Attributes
+    ----------
+    loss_transform
+        What becomes of the mean loss of a minibatch: "propfair", or "" for nothing.
+    propfair_baseline, propfair_epsilon
+        M and ε of that transform; sent with it.
+    """
+
+    asked_by = "loss_transform"
+
+    loss_transform: str = ""
+    propfair_baseline: float | None = None
+    propfair_epsilon: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisparityTerms(Parameters):
+    """A second model in the reply: the received one after a step down the disparity between two groups.
+
+    Attributes
+    ----------
+    disparity
+        Which disparity of its examples a client steps down: DEMOGRAPHIC_PARITY or EQUAL_OPPORTUNITY; "": none.
+    disparity_sharpness
+        Factor of the logits in the smoothed decisions of that disparity; None: 10.
+    """
+
+    asked_by = "disparity"
+
+    disparity: str = ""
+    disparity_sharpness: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineTerms(Parameters):
+    """Training alone, once, before the first reply.
+
+    Attributes
+    ----------
+    baseline_patience, baseline_tolerance, baseline_epochs
+        A client trains alone until its loss fell by less than this share of itself over so many epochs, or so many
+        were run, and keeps the least loss that it met; sent where that is asked for.
+    """
+
+    asked_by = "baseline_epochs"
+
+    baseline_patience: int | None = None
+    baseline_tolerance: float | None = None
+    baseline_epochs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlTerms(Parameters):
+    """Control variates.
+
+    Attributes
+    ----------
+    control_variates
+        Whether each local step is corrected by the server's control variate, which comes as a record of its own and is
+        zero where it does not, and by the client's, which the client keeps.
+    """
+
+    asked_by = "control_variates"
+
+    control_variates: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicTerms(Parameters):
+    """FedDyn's dynamic regularizer.
+
+    Attributes
+    ----------
+    dynamic_alpha
+        Strength of the regularizer, whose linear term the client keeps; None: there is none.
+    """
+
+    asked_by = "dynamic_alpha"
+
+    dynamic_alpha: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRuleTerms(Parameters):
+    """A user's own rule.
+
+    Attributes
+    ----------
+    client_rule
+        The rule of local work, as the run's setting `client-rule` names it; "": none.
+    """
+
+    asked_by = "client_rule"
+
+    client_rule: str = ""
+
+
+RULES: tuple[type[Parameters], ...] = (
+    *(ProximalTerms, PersonalTerms, LocalOnlyTerms, MomentumTerms, FullBatchTerms, StepCountTerms, SnapshotTerms),
+    *(LossTerms, DisparityTerms, BaselineTerms, ControlTerms, DynamicTerms, OwnRuleTerms),
+)
+"""The parameters of each rule, in the order in which they are sent; `Terms` has the fields of all of them."""
+
+STATEFUL: tuple[type[Parameters], ...] = (ControlTerms, DynamicTerms, OwnRuleTerms)
+"""The rules that correct each step by a state which the client keeps between rounds; a client follows one of them."""
+
+
+def keys_of(rule: type[Parameters]) -> tuple[str, ...]:
+    """Return the keys of a rule on the wire."""
+    return tuple(each.name.replace("_", "-") for each in fields(rule))  # type: ignore[arg-type] # each is a dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms(
+    ProximalTerms,
+    PersonalTerms,
+    LocalOnlyTerms,
+    MomentumTerms,
+    FullBatchTerms,
+    StepCountTerms,
+    SnapshotTerms,
+    LossTerms,
+    DisparityTerms,
+    BaselineTerms,
+    ControlTerms,
+    DynamicTerms,
+    OwnRuleTerms,
+):
     """The terms of a client's work in one round; on the wire, a ConfigRecord of these names with hyphens.
 
     What is at its default here is not sent, so that clients of others need not know it.
@@ -24,41 +286,6 @@ class Terms:
         t, from 1.
     measure
         Names of the metrics that are asked for, beside those that every reply has.
-    proximal_mu
-        Strength of the proximal term (mu/2)‖x − w‖², w the received model.
-    personal_lambda
-        Strength of the personal model's pull to w; None: there is no personal model.
-    personal_epochs
-        Passes over the local data for the personal model; sent where there is one.
-    local_only
-        Whether the global model is left as it is.
-    client_momentum
-        Momentum of local SGD in place of the run's; None: the run's.
-    full_batch_step
-        Whether the work is one step on all examples.
-    local_steps
-        Steps of the work in place of epochs; None: epochs.
-    snapshot_step
-        The step after which the model is kept and replied as well; None: it is not.
-    loss_transform
-        What becomes of the mean loss of a minibatch: "propfair", or "" for nothing.
-    propfair_baseline, propfair_epsilon
-        M and ε of that transform; sent with it.
-    disparity
-        Which disparity between two groups of its examples a client steps down from the received model, to reply that
-        model as well: DEMOGRAPHIC_PARITY or EQUAL_OPPORTUNITY; "": none.
-    disparity_sharpness
-        Factor of the logits in the smoothed decisions of that disparity; None: 10.
-    baseline_patience, baseline_tolerance, baseline_epochs
-        Before its first reply, a client trains alone until its loss fell by less than this share of itself over so many
-        epochs, or so many were run, and keeps the least loss that it met; sent where that is asked for.
-    control_variates
-        Whether each local step is corrected by the server's control variate, which comes as a record of its own and is
-        zero where it does not, and by the client's, which the client keeps.
-    dynamic_alpha
-        Strength of the dynamic regularizer of FedDyn, whose linear term the client keeps; None: there is none.
-    client_rule
-        The user's own rule of local work, as the run's setting `client-rule` names it; "": none.
     state_round
         The round of the client's last reply that was used, from whose state it goes on, 0 where there is none; None:
         clients keep no states.
@@ -73,34 +300,26 @@ class Terms:
 
     server_round: int
     measure: tuple[str, ...] = ()
-    proximal_mu: float = 0.0
-    personal_lambda: float | None = None
-    personal_epochs: int | None = None
-    local_only: bool = False
-    client_momentum: float | None = None
-    full_batch_step: bool = False
-    local_steps: int | None = None
-    snapshot_step: int | None = None
-    loss_transform: str = ""
-    propfair_baseline: float | None = None
-    propfair_epsilon: float | None = None
-    disparity: str = ""
-    disparity_sharpness: float | None = None
-    baseline_patience: int | None = None
-    baseline_tolerance: float | None = None
-    baseline_epochs: int | None = None
-    control_variates: bool = False
-    dynamic_alpha: float | None = None
-    client_rule: str = ""
     state_round: int | None = None
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def rules(self) -> tuple[type[Parameters], ...]:
+        """The rules that are asked for."""
+        of_this = vars(self)
+        return tuple(rule for rule in RULES if of_this[rule.asked_by] != _DEFAULTS[rule.asked_by])
+
+    def without(self, *rules: type[Parameters]) -> Self:
+        """Return these terms without some rules."""
+        names = [each.name for rule in rules for each in fields(rule)]  # type: ignore[arg-type]
+        return replace(self, **{name: _DEFAULTS[name] for name in names})
+
     def to_config(self) -> dict[str, Any]:
         """Return what is sent: the names with hyphens, without what is at its default."""
-        set_ = {name: getattr(self, name) for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]}
-        sent = {name.replace("_", "-"): value for name, value in set_.items()}
+        of_this = vars(self)
+        sent = {key: of_this[name] for key, name in _FIELDS.items() if of_this[name] != _DEFAULTS[name]}
         return {**self.others, "server-round": self.server_round, "measure": list(self.measure), **sent}
 
     def of_client(self, name: str) -> Self:
@@ -117,24 +336,15 @@ class Terms:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Return the terms that were sent; what is not known here is among the others."""
-        known = {_FIELDS[key]: value for key, value in config.items() if key in _FIELDS}
-        others = {key: value for key, value in config.items() if key not in (*_FIELDS, "measure", FROZEN, PROTOCOL)}
+        names = {"server-round": "server_round", **_FIELDS}
+        known = {names[key]: value for key, value in config.items() if key in names}
+        others = {key: value for key, value in config.items() if key not in (*names, "measure", FROZEN, PROTOCOL)}
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
-_MAPPINGS = ("state_rounds", "others")
+_NAMES = (*(each.name for rule in RULES for each in fields(rule)), "state_round", "agreed")  # type: ignore[arg-type]
+_FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
+_DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Terms) if each.name in _NAMES}
 
-_FIELDS: Mapping[str, str] = {
-    each.name.replace("_", "-"): each.name for each in fields(Terms) if each.name not in ("measure", *_MAPPINGS)
-}
-_DEFAULTS: Mapping[str, Any] = {
-    each.name: each.default for each in fields(Terms) if each.name not in ("server_round", "measure", *_MAPPINGS)
-}
-
-_NEEDLESS = ("agreed", "local_only", "local_steps", "snapshot_step", "state_round")
-"""Terms that no client needs to say it honours: without agreement there is no task, with `local_only` the reply counts
-for nothing, and who overlooks the steps of a snapshot, or the round of its state, has none to reply, for which it is
-refused."""
-
-WORK = tuple(name.replace("_", "-") for name in _DEFAULTS if name not in _NEEDLESS)
+WORK = tuple(key for rule in RULES if rule.must_be_honoured for key in keys_of(rule))
 """The keys by which a client's local work may be changed; a client says which of them it honours."""

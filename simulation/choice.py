@@ -19,8 +19,9 @@ from torch.nn.modules.conv import _ConvNd
 from fairbloom.client.device import choose_device
 from fairbloom.client.linear import linear_step
 from fairbloom.client.local import load_task_and_model
+from fairbloom.client.plan import global_work
+from fairbloom.client.rules.registry import rules_of
 from fairbloom.client.training import batch_of, outputs_of
-from fairbloom.client.work import global_work, personal_work
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
@@ -274,7 +275,8 @@ def choose_fastest(effort: Effort, why_not_stacked: str, processes: int) -> Choi
 def why_unstackable(settings: RunSettings, task: Task, model: nn.Module) -> str:
     """Return why clients cannot be stacked, "" where they can."""
     terms = Terms(server_round=1)
-    if unmet := find_unmet(terms, global_work(settings, terms), personal_work(settings, terms)):
+    rules = rules_of(settings, terms)
+    if unmet := find_unmet(terms, rules, global_work(settings, terms, rules)):
         return f"stacked clients do not honour {unmet}"
     try:
         make_program(model, task, sample_examples(task)[0])

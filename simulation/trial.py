@@ -9,8 +9,9 @@ from multiprocessing.connection import Connection
 import torch
 from torch import nn
 
+from fairbloom.client.plan import global_work
 from fairbloom.client.training import measure, train
-from fairbloom.client.work import batch_order, global_work
+from fairbloom.client.work import batch_order
 from fairbloom.errors import FairbloomError, failure_reason, place_of
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.settings import RunSettings

@@ -34,7 +34,7 @@ from ..app import load_states, save_states
 from ..metrics import OF_PERSONAL, ON_TRAINING
 from ..states import ClientStates, StateDict, folder_of
 from . import randomness
-from .functions import HONOURED, Function, Helpers, Measured, Session
+from .functions import HONOURED, Function, Helpers, Measured, Session, find_unmet
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -148,8 +148,8 @@ class FairClientApp(ClientApp, Generic[P, R]):
             return reply
         session.check_called()
         metrics_of(reply).update(session.metrics)
-        if session.snapshot:
-            reply.content[wire.SNAPSHOT] = ArrayRecord(OrderedDict(session.snapshot))
+        if session.second:
+            reply.content[session.record] = ArrayRecord(OrderedDict(session.second))
         save_states(context, states.in_memory)
         if terms.work:
             about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
@@ -166,7 +166,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
         if reply.has_error():
             return reply
         metrics = metrics_of(reply)
-        if terms.personal_lambda is not None:
+        if terms.has_personal_models:
             model = states.personal.before(terms.server_round + 1)
             with client.drawing():
                 of_model = metrics if model is None else metrics_of(handler(_with(message, model), context))
@@ -268,7 +268,7 @@ def terms_of(message: Message) -> Terms | None:
     config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
     check_protocol(config)
     terms = Terms.of(config) if "server-round" in config else None
-    if terms is not None and (unmet := HONOURED.unmet(terms)):
+    if terms is not None and (unmet := find_unmet(terms)):
         remedy = advice_on([unmet], "install its newest version of Fairbloom")
         raise ReportableError(f"{unmet}: this client does not know it: {remedy}")
     return terms

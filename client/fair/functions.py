@@ -4,7 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -17,12 +17,14 @@ from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.terms import Terms
 
 from ..honoured import Honoured
-from ..metrics import AFTER, BEFORE, ON_TRAINING, Measurement, WorkDone, requested_metrics
-from ..objectives import transform_of
+from ..metrics import ON_TRAINING, Measurement, WorkDone, requested_metrics
+from ..round import ClientRound
+from ..rules.registry import kinds_of
 from ..states import KeptVersions, StateDict
+from ..work import LocalWork
 from . import randomness
 from .loaders import Data, drawn, epochs_of, generators_kept, is_dataset, one_batch, steps_of, whole
-from .steps import Anchor, Steps, TransformedLoss
+from .steps import Anchor, Asked, Steps, TransformedLoss
 
 Function = Callable[..., Any]
 
@@ -33,12 +35,8 @@ MEASURED_AT_ONCE = 32
 """Examples a batch where a Dataset is measured without a loader of the user's own."""
 
 HONOURED = Honoured(
+    hooks=frozenset({"replace_steps", "pull", "loss", "after_step", "after"}),
     work=frozenset(),
-    terms=frozenset(
-        {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
-        | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
-        | {"propfair_epsilon", "agreed", "others"}
-    ),
     metrics=frozenset(
         {
             "{}-before",
@@ -55,6 +53,13 @@ HONOURED = Honoured(
     ),
 )
 """What is made of a user's functions; the local work itself is hers. What else is asked is an error that names it."""
+
+
+def find_unmet(terms: Terms) -> str:
+    """Return the first thing that terms ask for and that is not made of a user's functions, as key = value."""
+    kinds = kinds_of(terms, terms.client_rule)
+    unmet = [kind.asked_in(terms) for kind in kinds if not HONOURED.follows(kind)]
+    return unmet[0] if unmet else HONOURED.unmet(terms, ())
 
 
 class Measured(BaseException):
@@ -285,12 +290,15 @@ class Session:
     ) -> None:
         self.metrics: dict[str, float] = {}
         """What was measured, by its name on the wire."""
-        self.snapshot: StateDict = {}
-        """The model in the midst of the work, where that was asked for."""
-        self._train, self._test, self._terms = train, test, terms
-        self._seed, self._personal, self._measure_only = seed, personal, measure_only
-        self._received, self._helpers = received, helpers
-        self._plain = not measure_only and not terms.measure and not _asked(terms)
+        self.second: StateDict = {}
+        """A second model, where a rule replies one."""
+        self.record = ""
+        """The record in which it is replied."""
+        self._train, self._test, self.terms = train, test, terms
+        self.seed, self.personal, self._measure_only = seed, personal, measure_only
+        self.received, self.helpers = received, helpers
+        self.rules = [kind(terms) for kind in kinds_of(terms)]
+        self._plain = not measure_only and not terms.measure and not self.rules
         self._called = False
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -302,7 +310,7 @@ class Session:
             When the functions cannot do what the terms ask; the message names the term.
         """
         if self._plain:
-            self._seed("train")
+            self.seed("train")
             return self._train(*args, **kwargs)
         if self._called:
             raise ReportableError(
@@ -312,7 +320,7 @@ class Session:
         self._called = True
         call = TrainingCall.of(self._train, args, kwargs)
         if self._measure_only:
-            self._measure(call, ON_TRAINING)
+            self.measure(call, ON_TRAINING)
             raise Measured
         return self._work(call)
 
@@ -326,118 +334,28 @@ class Session:
 
     def _asks(self) -> str:
         """Return what the terms ask for, in words."""
-        measures = [f"measure = {' '.join(self._terms.measure)}"] if self._terms.measure else []
-        return ", ".join([*_asked(self._terms), *measures])
+        measures = [f"measure = {' '.join(self.terms.measure)}"] if self.terms.measure else []
+        return ", ".join([*map(str, self.rules), *measures])
 
     def _work(self, call: TrainingCall) -> Any:
-        terms, anchor = self._terms, call.anchor()
-        if terms.personal_lambda is not None or terms.snapshot_step is not None:
-            self._helpers.named(call.model, self._received)  # refused before the training, not after it
-        received = call.states() if terms.personal_lambda is not None else []
-        self._measure(call, BEFORE)
-        outcome, steps = (None, None) if terms.local_only else self._global_work(call, anchor)
-        self._measure(call, AFTER)
-        if steps is not None:
-            self._report(steps, anchor)
-        if terms.personal_lambda is not None:
-            of_personal, personal_steps = self._personal_work(call, anchor, received)
-            if terms.local_only:
-                outcome = of_personal
-                self._report(personal_steps, anchor)
-        elif terms.local_only:
-            raise ReportableError("local-only = True came without personal-lambda: there is nothing to train")
-        return outcome
+        training = _Round(self, call)
+        training.run()
+        return training.outcome
 
-    def _global_work(self, call: TrainingCall, anchor: Anchor) -> tuple[Any, Steps]:
-        """Train the received model as the terms say."""
-        terms = self._terms
-
-        def after_step(count: int) -> None:
-            if count == terms.snapshot_step:
-                arrays = self._helpers.named(call.model, self._received)
-                self.snapshot = {name: array.detach().clone() for name, array in arrays.items()}
-
-        steps = Steps(
-            anchor,
-            pull=terms.proximal_mu,
-            momentum=terms.client_momentum,
-            plain=terms.full_batch_step,
-            after_step=after_step,
-        )
-        data: Any = None
-        if terms.full_batch_step:
-            data = one_batch(call.data("full-batch-step = True"))
-        elif terms.local_steps is not None:
-            data = self._steps_of(call, terms.local_steps)
-        term = f"loss-transform = {terms.loss_transform}"
-        transformed = TransformedLoss(term, transform_of(terms)) if terms.loss_transform else None
-        self._seed("train")
-        with steps.watched(), transformed or nullcontext():
-            outcome = call.run(data)
-        if transformed:
-            transformed.check_calls(steps)
-        self._check_taken(steps)
-        return outcome, steps
-
-    def _steps_of(self, call: TrainingCall, steps: int) -> Any:
-        """Return the data of so many steps: batches of a loader, or examples of a dataset for one pass over them."""
-        term = f"local-steps = {steps}"
-        data = call.data(term)
-        if isinstance(data, DataLoader):
-            return steps_of(data, steps)
-        size = getattr(self._helpers.loader and self._helpers.loader(data), "batch_size", None)
-        if size is None:
-            raise ReportableError(
-                f"{term}: a Dataset does not say how many examples a step takes: give fair(..., loader=make_loader), "
-                f"whose DataLoader has the batch_size that {_name(call.function)}() takes"
-            )
-        return drawn(data, steps * size)
-
-    def _check_taken(self, steps: Steps) -> None:
-        """Raise ValueError when the steps that were taken are not those of the terms."""
-        terms = self._terms
-        if terms.proximal_mu:
-            steps.check_taken(f"proximal-mu = {terms.proximal_mu:g}")
-        if terms.client_momentum is not None:
-            steps.check_taken(f"client-momentum = {terms.client_momentum:g}")
-        if terms.full_batch_step:
-            steps.check_taken("full-batch-step = True", 1)
-        elif terms.local_steps is not None:
-            steps.check_taken(f"local-steps = {terms.local_steps}", terms.local_steps)
-        if terms.snapshot_step is not None and not self.snapshot:
-            raise ReportableError(f"snapshot-step = {terms.snapshot_step}: the training took fewer steps")
-
-    def _personal_work(self, call: TrainingCall, anchor: Anchor, received: States) -> tuple[Any, Steps]:
-        """Train the personal model, pulled to the received one, and keep it; the call's model stays as it is."""
-        terms, pull = self._terms, self._terms.personal_lambda or 0.0
-        steps = Steps(anchor, pull=pull, pull_term="personal-lambda")
-        with call.states_kept():
-            load(received)
-            last = self._personal.before(terms.server_round)
-            if last is not None:
-                there = call.model.state_dict()
-                call.model.load_state_dict({name: last.get(name, array) for name, array in there.items()})
-            self._seed("personal")
-            with steps.watched():
-                outcome = call.run(epochs_of(call.given_data, terms.personal_epochs or 1))
-            steps.check_taken(f"personal-lambda = {pull:g}")
-            self._personal.keep(terms.server_round, self._without_frozen(call.model))
-        return outcome, steps
-
-    def _without_frozen(self, model: nn.Module) -> StateDict:
-        """Return a model's arrays by its own names and by those that travel; frozen ones are as in the global model."""
-        arrays = {**model.state_dict(keep_vars=True), **self._helpers.named(model, self._received)}
-        return {name: each for name, each in arrays.items() if each.requires_grad or not isinstance(each, nn.Parameter)}
-
-    def _report(self, steps: Steps, anchor: Anchor) -> None:
+    def report(self, steps: Steps, anchor: Anchor) -> None:
         """Note what is asked for of these steps, and of the model as it is after the work on the received one."""
         done = WorkDone(steps.learning_rate, lambda: ((old, new) for new, old in anchor.items()), steps.rate_sum)
-        self.metrics |= requested_metrics(self._terms.measure, {}, done)
+        self.metrics |= requested_metrics(self.terms.measure, {}, done)
 
-    def _measure(self, call: TrainingCall, measurement: Measurement) -> None:
+    def without_frozen(self, model: nn.Module) -> StateDict:
+        """Return a model's arrays by its own names and by those that travel; frozen ones are as in the global model."""
+        arrays = {**model.state_dict(keep_vars=True), **self.helpers.named(model, self.received)}
+        return {name: each for name, each in arrays.items() if each.requires_grad or not isinstance(each, nn.Parameter)}
+
+    def measure(self, call: TrainingCall, measurement: Measurement) -> None:
         """Measure the model as it is now, where that is asked for, and note it by the names on the wire."""
-        if asked := measurement.requests(self._terms.measure):
-            measured = self._measured(call, self._helpers.load(call.data(f"measure = {', '.join(asked)}")))
+        if asked := measurement.requests(self.terms.measure):
+            measured = self._measured(call, self.helpers.load(call.data(f"measure = {', '.join(asked)}")))
             for name, score in asked.items():
                 if score not in measured:
                     raise ReportableError(f"measure = {name}: {_name(self._test)}() returns no {score}; {RETURNED}")
@@ -458,6 +376,158 @@ class Session:
         for module, training in modes:
             module.training = training
         return {name: total / count for name, total in totals.items()}
+
+
+ASKED_NOTHING = LocalWork(epochs=0, batch_size=-1, learning_rate=0.0, momentum=-1.0)
+"""Local work of which no rule asks for any part: what a rule makes of it shows what it asks for."""
+
+
+@dataclass(frozen=True)
+class ModelNow:
+    """The model of a call in the midst of its steps, by the names that travel.
+
+    Attributes
+    ----------
+    model, received, helpers
+        As in `Helpers.named`.
+    """
+
+    model: nn.Module
+    received: Shapes
+    helpers: Helpers
+
+    def copy(self) -> StateDict:
+        """Return a copy of its arrays, as they are now."""
+        arrays = self.helpers.named(self.model, self.received)
+        return {name: array.detach().clone() for name, array in arrays.items()}
+
+
+class _Round(ClientRound):
+    """What rules make of a call of the training function."""
+
+    def __init__(self, session: Session, call: TrainingCall) -> None:
+        self.outcome: Any = None
+        self._session, self._call, self._rules = session, call, session.rules
+        self._anchor = call.anchor()
+        self._with_own_models = [rule for rule in self._rules if "after" in rule.hooks()]
+        self._received = call.states() if self._with_own_models else []
+        self._asked = {
+            each.name: Asked(str(rule), value)
+            for rule in self._rules
+            for each in fields(LocalWork)
+            if (value := getattr(rule.replace_steps(ASKED_NOTHING), each.name)) != getattr(ASKED_NOTHING, each.name)
+        }
+        self._wanted: Asked[int] | None = self._asked.get("steps")
+        self._whole: Asked[int] | None = self._asked.get("batch_size")
+        self._idle = self._wanted is not None and self._wanted.value == 0
+
+    def before(self) -> None:
+        """Refuse what would be refused after the training."""
+        if any(rule.hooks() & {"after_step", "after"} for rule in self._rules):
+            self._session.helpers.named(self._call.model, self._session.received)
+
+    def measure(self, measurement: Measurement) -> None:
+        self._session.measure(self._call, measurement)
+
+    def report(self) -> None:
+        """Report nothing: HONOURED has no such hook."""
+
+    def start(self) -> None:
+        pulls = [Asked(str(rule), rule.pull()) for rule in self._rules if "pull" in rule.hooks()]
+        watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
+        model = ModelNow(self._call.model, self._session.received, self._session.helpers)
+
+        def after_step(count: int) -> None:
+            for rule in watching:
+                rule.after_step(count, model, last=False)
+
+        self._steps = Steps(
+            self._anchor,
+            pull=pulls[0] if pulls else None,
+            momentum=self._asked.get("momentum"),
+            plain=self._whole.by if self._whole else "",
+            after_step=after_step,
+        )
+        self._pulls = pulls
+        changing = [rule for rule in self._rules if "loss" in rule.hooks()]
+        self._transformed = TransformedLoss(str(changing[0]), changing[0].loss) if changing else None
+
+    def take_steps(self) -> None:
+        if self._idle:
+            return
+        data: Any = None
+        if self._whole is not None:
+            data = one_batch(self._call.data(self._whole.by))
+        elif self._wanted is not None:
+            data = self._data_of(self._wanted)
+        self._session.seed("train")
+        with self._steps.watched(), self._transformed or nullcontext():
+            self.outcome = self._call.run(data)
+
+    def _data_of(self, steps: Asked[int]) -> Any:
+        """Return the data of so many steps: batches of a loader, or examples of a dataset for one pass over them."""
+        data, helpers = self._call.data(steps.by), self._session.helpers
+        if isinstance(data, DataLoader):
+            return steps_of(data, steps.value)
+        size = getattr(helpers.loader and helpers.loader(data), "batch_size", None)
+        if size is None:
+            raise ReportableError(
+                f"{steps.by}: a Dataset does not say how many examples a step takes: give "
+                "fair(..., loader=make_loader), whose DataLoader has the batch_size that "
+                f"{_name(self._call.function)}() takes"
+            )
+        return drawn(data, steps.value * size)
+
+    def finish(self) -> None:
+        """Raise ReportableError where the steps that were taken are not those of the terms."""
+        if self._idle:
+            return
+        steps = self._steps
+        if self._transformed:
+            self._transformed.check_calls(steps)
+        for asked in (*self._pulls, self._asked.get("momentum")):
+            if asked is not None:
+                steps.check_taken(asked.by)
+        if self._whole is not None:
+            steps.check_taken(self._whole.by, 1)
+        elif self._wanted is not None:
+            steps.check_taken(self._wanted.by, self._wanted.value)
+        for rule in self._rules:
+            if rule.replies:
+                if not rule.second():
+                    raise ReportableError(f"{rule}: the training took fewer steps")
+                self._session.second, self._session.record = rule.second(), rule.replies
+
+    def reply(self) -> None:
+        if not self._idle:
+            self._session.report(self._steps, self._anchor)
+
+    def after(self) -> None:
+        if self._idle and not self._with_own_models:
+            raise ReportableError(f"{self._asked['steps'].by} came without personal-lambda: there is nothing to train")
+        for rule in self._with_own_models:
+            work = rule.after(ASKED_NOTHING)
+            outcome, steps = self._train_own(Asked(str(rule), work.pull), work.epochs)
+            if self._idle:
+                self.outcome = outcome
+                self._session.report(steps, self._anchor)
+
+    def _train_own(self, pull: Asked[float], epochs: int) -> tuple[Any, Steps]:
+        """Train a model of the client's own, pulled to the received one, and keep it; the call's stays as it is."""
+        call, session = self._call, self._session
+        steps = Steps(self._anchor, pull=pull)
+        with call.states_kept():
+            load(self._received)
+            last = session.personal.before(session.terms.server_round)
+            if last is not None:
+                there = call.model.state_dict()
+                call.model.load_state_dict({name: last.get(name, array) for name, array in there.items()})
+            session.seed("personal")
+            with steps.watched():
+                outcome = call.run(epochs_of(call.given_data, epochs))
+            steps.check_taken(pull.by)
+            session.personal.keep(session.terms.server_round, session.without_frozen(call.model))
+        return outcome, steps
 
 
 RETURNED = "it must return (loss, accuracy), (loss, a dict with accuracy) or a dict with loss and accuracy"
@@ -523,12 +593,6 @@ def arguments_of(test: Function, call: TrainingCall, data: Any) -> tuple[list[An
     values |= {model: call.model, place: data}
     given = [(p.kind is p.POSITIONAL_ONLY, p.name) for p in parameters if p.name in values]
     return [values[name] for first, name in given if first], {name: values[name] for first, name in given if not first}
-
-
-def _asked(terms: Terms) -> list[str]:
-    """Return what the terms ask of the local work, as `name = value`."""
-    plain = replace(terms, measure=(), others={}).to_config()
-    return [f"{key} = {value}" for key, value in plain.items() if key not in ("server-round", "measure", "agreed")]
 
 
 def _size(data: Any) -> int:

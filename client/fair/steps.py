@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,28 @@ from torch.overrides import TorchFunctionMode
 
 from fairbloom.errors import ReportableError
 
-from ..objectives import Transform
+from ..work import Transform
+
+T = TypeVar("T")
 
 Anchor = Mapping[nn.Parameter, Tensor]
 """The parameters of a model, each with the value that it was received with."""
+
+
+@dataclass(frozen=True)
+class Asked(Generic[T]):
+    """Something that the server asks for.
+
+    Attributes
+    ----------
+    by
+        What asks for it, as key = value.
+    value
+        What is asked for.
+    """
+
+    by: str
+    value: T
 
 
 class Steps:
@@ -28,13 +47,11 @@ class Steps:
     anchor
         The model's parameters; steps of optimizers that have none of them are none of ours.
     pull
-        μ of the proximal term, whose gradient μ · (p − w) is added; w are the anchor's values.
-    pull_term
-        The term that asks for it.
+        What asks for a pull to the anchor's values w, and its strength μ: its gradient μ · (p − w) is added.
     momentum
-        The momentum of every step; None: the optimizer's own.
+        What asks for a momentum of every step, and which; None: it is the optimizer's own.
     plain
-        Whether the step must be one of gradient descent, without momentum.
+        What asks that steps are those of gradient descent, without momentum; "": nothing does.
     after_step
         Called after every step with how many there have been.
     """
@@ -43,17 +60,16 @@ class Steps:
         self,
         anchor: Anchor,
         *,
-        pull: float = 0.0,
-        pull_term: str = "proximal-mu",
-        momentum: float | None = None,
-        plain: bool = False,
+        pull: Asked[float] | None = None,
+        momentum: Asked[float] | None = None,
+        plain: str = "",
         after_step: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.counts: Counter[Optimizer] = Counter()
         """How many steps each optimizer has taken."""
         self.rates: list[set[float]] = []
         """The learning rates of each step: one, or several where groups of parameters have their own."""
-        self._anchor, self._pull, self._pull_term = anchor, pull, f"{pull_term} = {pull:g}"
+        self._anchor, self._pull = anchor, pull
         self._momentum, self._plain, self._after_step = momentum, plain, after_step
 
     @contextmanager
@@ -116,36 +132,34 @@ class Steps:
             return
         self.rates.append({float(group["lr"]) for group in optimizer.param_groups})
         self._set_momentum(optimizer)
-        if self._pull:
-            self._check_gradients(optimizer, args, kwargs)
+        if self._pull is not None and self._pull.value:
+            self._check_gradients(self._pull.by, optimizer, args, kwargs)
             for parameter in mine:
                 if parameter.grad is not None:
                     value = parameter.detach()
-                    parameter.grad.add_(value - self._anchor[parameter].to(value.device), alpha=self._pull)
+                    parameter.grad.add_(value - self._anchor[parameter].to(value.device), alpha=self._pull.value)
 
     def _set_momentum(self, optimizer: Optimizer) -> None:
-        name, momentum = type(optimizer).__name__, 0.0 if self._plain else self._momentum
+        name, asked = type(optimizer).__name__, Asked(self._plain, 0.0) if self._plain else self._momentum
         if self._plain and not isinstance(optimizer, SGD):
-            raise ReportableError(f"full-batch-step = True: the optimizer must be torch.optim.SGD, and it is {name}")
-        if momentum is None:
+            raise ReportableError(f"{self._plain}: the optimizer must be torch.optim.SGD, and it is {name}")
+        if asked is None:
             return
         for group in optimizer.param_groups:
             if "momentum" not in group:
-                raise ReportableError(f"client-momentum = {momentum:g}: {name} has no momentum; torch.optim.SGD has")
-            group["momentum"] = momentum
+                raise ReportableError(f"{asked.by}: {name} has no momentum; torch.optim.SGD has")
+            group["momentum"] = asked.value
 
-    def _check_gradients(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_gradients(self, by: str, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise ValueError where the gradients are not there yet, or are still scaled."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
             raise ReportableError(
-                f"{self._pull_term}: {type(optimizer).__name__} computes its gradients in a closure, where the "
+                f"{by}: {type(optimizer).__name__} computes its gradients in a closure, where the "
                 "proximal term cannot be added; call step() without one"
             )
         if getattr(optimizer, "grad_scale", None) is not None:
-            raise ReportableError(
-                f"{self._pull_term}: a fused optimizer with a GradScaler is not supported; use fused=False"
-            )
+            raise ReportableError(f"{by}: a fused optimizer with a GradScaler is not supported; use fused=False")
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._mine(optimizer):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairbloom.client.rules import own_rule
+from fairbloom.client.rules.own import OwnRule
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.parameters import parameters_of
@@ -18,7 +18,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.strategies import FairStrategy
 
 from .properties import PROPERTIES, Answer, Verdict
-from .rules import RULE_PROPERTIES, RuleSubject
+from .rules import ROUND, RULE_PROPERTIES, RuleSubject
 from .subject import Failure, NotApplicable, Subject, silence
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def check_rule(name: str) -> CheckReport:
     FairbloomError
         When there is no such class, or it cannot be a rule.
     """
-    own_rule(name)
+    OwnRule(ROUND, name)
     return _report(name, RULE_PROPERTIES, RuleSubject(name))
 
 

@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairbloom.client.rules import Arrays, RuleAtWork, StepsTaken, check_finite, own_rule
+from fairbloom.client.rules.arrays import check_finite
+from fairbloom.client.rules.at_work import RuleAtWork
+from fairbloom.client.rules.base import Arrays, StepsTaken
+from fairbloom.client.rules.own import OwnRule
 from fairbloom.client.states import load_version, save_version
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
@@ -33,6 +36,9 @@ SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
 """The trainable parameters of a made-up model."""
 
 LEARNING_RATE = 0.1
+
+ROUND = Terms(server_round=1)
+"""A round in which the rule is tried."""
 
 TURNS = 3
 """Two clients take so many rounds in turn, and then one after the other."""
@@ -96,13 +102,13 @@ class RuleSubject:
     @property
     def rule(self) -> type:
         """The rule's class."""
-        return type(own_rule(self.name).rule)
+        return type(OwnRule(ROUND, self.name).users)
 
     def play(self, steps: Steps, kept: Arrays) -> tuple[Arrays, dict[str, Tensor]]:
         """Return what a client replies and keeps after a round in which it goes on from what it has kept."""
         received = steps.draw(0)
         with self.explain_errors(f"Given {steps.description}, "):
-            work = RuleAtWork(own_rule(self.name), received, kept, {})
+            work = RuleAtWork(OwnRule(ROUND, self.name), received, kept, {})
             trained = {name: array.clone() for name, array in received.items()}
             for step in range(1, steps.count + 1):
                 corrected = work.correct([steps.scale * each for each in steps.draw(step).values()], step)
@@ -311,7 +317,7 @@ def check_records(subject: RuleSubject) -> Answer:
     """What the rule reads of that which a server sends beside the model is sent by somebody."""
     sent, received = Listening(), Steps("").draw(0)
     with suppress(Exception):  # which `arrays` reports
-        own_rule(subject.name).rule.start(received, {}, sent)
+        OwnRule(ROUND, subject.name).start(received, {}, sent)
     if not sent.asked:
         return Verdict.PASSED, "It reads nothing that a server sends beside the model."
     return Verdict.REMARK, (

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from fairbloom.client.local import Metrics
+from fairbloom.client.rules.registry import kinds_of
 from fairbloom.client.states import ClientStates, Made, Version
 from fairbloom.logs import log
-from fairbloom.protocol.rules import has_rule
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.method import Method
@@ -266,12 +266,13 @@ class DispatchedClients(LocalClients):
     def _replies(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Reply]:
         """Return what workers compute of these clients, in the order of names; those that fail are refused."""
         cost, training = self._cost(call, names), call.work == "train"
-        ruled = has_rule(self.settings, call.terms)
+        kinds = kinds_of(call.terms, self.settings.client_rule)
 
         def prepare(row: int, name: str) -> tuple[ClientTask, float]:
-            return ClientTask(
-                name, row, self.states(name).needed(call.terms.of_client(name), training=training, ruled=ruled)
-            ), cost(name)
+            states, terms = self.states(name), call.terms.of_client(name)
+            found = {rule.keeps: rule.kept_version(states, terms, training=training) for rule in kinds}
+            kept = {name: version for name, version in found.items() if version is not None}
+            return ClientTask(name, row, kept), cost(name)
 
         prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
         clients, costs = [client for client, _ in prepared.values()], [needed for _, needed in prepared.values()]

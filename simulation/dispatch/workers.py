@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fairbloom.client.work import LocalWork, epochs_in_time, global_work, personal_work
+from fairbloom.client.plan import epochs_in_time, global_work, own_works
+from fairbloom.client.rules.registry import rules_of
+from fairbloom.client.work import LocalWork
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.settings import RunSettings
@@ -82,26 +84,27 @@ class WorkerClients(DispatchedClients):
     def _at_once(self, call: Call, names: Sequence[str]) -> int:
         """Return how many clients can evaluate in one call: their personal models are in memory meanwhile."""
         trained = None if self._pipes is None else self._pipes.buffers.rows
-        return max(1, len(names) if trained is None or call.terms.personal_lambda is None else trained)
+        return max(1, len(names) if trained is None or not call.terms.has_personal_models else trained)
 
     def _cost(self, call: Call, names: Sequence[str]) -> Callable[[str], float]:
         """Return the function that says with how many examples a client computes, which its time grows with."""
         terms, settings = call.terms, self.settings
-        personal = terms.personal_lambda is not None
-        work = cache(lambda: (global_work(settings, terms), personal_work(settings, terms)))
+        rules = cache(lambda: rules_of(settings, terms))
+        work = cache(lambda: (global_work(settings, terms, rules()), *own_works(settings, terms, rules())))
 
         def trained(name: str) -> int:
-            local, (on_global, on_personal) = self.local(name), work()
-            in_full = terms.full_batch_step
+            local, (on_global, *own) = self.local(name), work()
+            in_full = on_global.in_full
             epochs = on_global.epochs if in_full else epochs_in_time(settings, terms.server_round, local.key)
-            count, passes = len(local.splits.train), on_personal.epochs if personal else 0
-            return 1 + examples_met(count, on_global, epochs) + examples_met(count, on_personal, passes)
+            count = len(local.splits.train)
+            own_examples = sum(examples_met(count, each, each.epochs) for each in own)
+            return 1 + examples_met(count, on_global, epochs) + own_examples
 
         def evaluated(name: str) -> int:
             splits = self.local(name).splits
             trained_on = len(splits.train) if TRAIN_LOSS in terms.measure and call.asks(name) else 0
             held_out = len(splits.test) + len(splits.validation or ())
-            return 1 + (1 + personal) * held_out + trained_on
+            return 1 + (1 + terms.has_personal_models) * held_out + trained_on
 
         return trained if call.work == "train" else evaluated
 

@@ -7,7 +7,6 @@ with the weights that it would have.
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,19 +19,21 @@ from fairbloom.client.class_weights import class_table
 from fairbloom.client.honoured import Honoured
 from fairbloom.client.local import LocalClient, Metrics, StartedRule, report_all
 from fairbloom.client.metrics import (
-    AFTER,
     BEFORE,
     OF_EVALUATION,
-    OF_HITS,
     PERSONAL,
+    TRAINED,
     Measurement,
     WorkDone,
     requested_metrics,
 )
-from fairbloom.client.rules import StepsTaken
+from fairbloom.client.plan import epochs_in_time, global_work, own_works
+from fairbloom.client.round import ClientRound
+from fairbloom.client.rules.base import Copied, Shift, StepsTaken
+from fairbloom.client.rules.registry import Rules, kinds_of, rules_of
 from fairbloom.client.states import StateDict
-from fairbloom.client.training import measure
-from fairbloom.client.work import LocalWork, batch_order, epochs_in_time, global_work, personal_work
+from fairbloom.client.training import AfterStep, measure
+from fairbloom.client.work import LocalWork, batch_order
 from fairbloom.errors import failure_reason
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
@@ -52,15 +53,12 @@ from .programs import Program, StepArrays, UnstackableError, in_tensors, make_pr
 from .together import Measures, losses_of, measure_clients, score_clients, split_into_passes
 
 HONOURED = Honoured(
+    hooks=frozenset(
+        {"replace_steps", "pull", "loss", "before", "report", "start", "shift", "after_step", "finish", "after"}
+    ),
     work=frozenset(
         {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
-        | {"snapshot_step", "transform", "random", "optimizer", "schedule", "class_weights", "precision", "rule"}
-    ),
-    terms=frozenset(
-        {"server_round", "measure", "proximal_mu", "personal_lambda", "personal_epochs", "local_only", "local_steps"}
-        | {"client_momentum", "full_batch_step", "snapshot_step", "loss_transform", "propfair_baseline"}
-        | {"propfair_epsilon", "baseline_patience", "baseline_tolerance", "baseline_epochs", "agreed", "others"}
-        | {"control_variates", "dynamic_alpha", "client_rule", "state_round", "state_rounds"}
+        | {"in_full", "transform", "random", "optimizer", "schedule", "class_weights", "precision"}
     ),
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "step-sum", "{}", "train-{}", "{}-validation"}
@@ -68,14 +66,15 @@ HONOURED = Honoured(
         | {"disparity", "disparity-hard", "positives-0", "positives-1", "hits-0", "hits-1"}
     ),
 )
-"""What is honoured side by side: no time budget, which is each client's, and nothing that a model draws. Of optimizers,
-`find_unmet` says which are, and which are with a schedule over steps."""
+"""What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to those of all clients at
+once. There is no time budget, which is each client's, and nothing that a model draws. Of optimizers, `find_unmet` says
+which are honoured, and which are with a schedule over steps."""
 
 REMEMBERED_BYTES = 2**26
 """Full batches are remembered from round to round up to this size in all."""
 
 
-def find_unmet(terms: Terms, *works: LocalWork, by_group: bool = False) -> str:
+def find_unmet(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:
     """Return the first thing that is asked for and is not done side by side, as name = value; "" where all is."""
     apart = [f"optimizer = {work.optimizer}" for work in works if not work.optimizer.is_elementwise]
     apart += [
@@ -83,8 +82,7 @@ def find_unmet(terms: Terms, *works: LocalWork, by_group: bool = False) -> str:
         for work in works
         if work.schedule != UNCHANGED and not work.optimizer.is_in_proportion
     ]
-    apart += [str(work.rule) for work in works if work.rule is not None and not work.rule.is_shift]
-    return HONOURED.unmet(terms, *works, by_group=by_group) or (apart[0] if apart else "")
+    return HONOURED.unmet(terms, rules, *works, by_group=by_group) or (apart[0] if apart else "")
 
 
 class Rows:
@@ -159,15 +157,17 @@ class StackedClients(LocalClients):
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        if self._are_apart(self._why_apart(terms)):
+        why_apart, works = self._plan(terms)
+        if self._are_apart(why_apart):
             return self.train_each(names, model, terms, sent)
+        work, *others = works
         self.begin(names, terms)
         trained, received = self.none_trained(names, model, terms), self.on_device(model)
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
-        training = _Training(self, received, terms, trained, vectors)
-        members = self._members(names, terms, trained.refused)
+        training = _Training(self, received, terms, work, trained, vectors)
+        members = self._members(names, terms, work, trained.refused)
 
         def train_block(block: Sequence[Member]) -> None:
             self.on_trained(len(training.replies), len(names))
@@ -178,11 +178,11 @@ class StackedClients(LocalClients):
         except UnstackableError as reason:
             self._are_apart(f"the model cannot be stacked: {reason}")
             return self.train_each(names, model, terms, sent)
-        if terms.personal_lambda is not None:
-            work = personal_work(self.settings, terms)
-            trained_here = (each for each in members if each.local.name in training.replies)
-            members = [Member.of(each.local, each.place, work, work.epochs) for each in trained_here]
-            self._in_blocks(members, training.personal_block, training.personal_alone, trained.refused)
+        for own_work in others:
+            there = (each for each in members if each.local.name in training.replies)
+            members = [Member.of(each.local, each.place, own_work, own_work.epochs) for each in there]
+            train_own, alone = partial(training.own_block, own_work), partial(training.own_alone, own_work)
+            self._in_blocks(members, train_own, alone, trained.refused)
         unfit = trained.refused.reasons
         self.hand_over(trained, {name: training.replies[name] for name in names if name not in unfit})
         return trained
@@ -190,7 +190,7 @@ class StackedClients(LocalClients):
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
         self.begin(names, terms)
-        if self._are_apart(HONOURED.unmet(terms, by_group=self._by_group)):
+        if self._are_apart(HONOURED.unmet(terms, (), by_group=self._by_group)):
             return self.evaluate_each(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
@@ -198,13 +198,14 @@ class StackedClients(LocalClients):
             return self.evaluate_each(names, model, terms, participants)
         return self.evaluated(reports, Refusals(terms.server_round))
 
-    def _why_apart(self, terms: Terms) -> str:
-        """Return what of the terms, or of the work that they make, is not honoured side by side; "" where all is."""
+    def _plan(self, terms: Terms) -> tuple[str, list[LocalWork]]:
+        """Return what is not done side by side, "" where all is, and the work on the global model and on others."""
         try:
-            works = global_work(self.settings, terms), personal_work(self.settings, terms)
-            return find_unmet(terms, *works, by_group=self._by_group)
+            rules = rules_of(self.settings, terms)
+            works = [global_work(self.settings, terms, rules), *own_works(self.settings, terms, rules)]
         except ValueError as reason:  # terms that no client knows
-            return str(reason)
+            return str(reason), []
+        return find_unmet(terms, rules, *works, by_group=self._by_group), works
 
     @property
     def _by_group(self) -> bool:
@@ -245,16 +246,14 @@ class StackedClients(LocalClients):
             self._full.popitem(last=False)
         return step
 
-    def _members(self, names: Sequence[str], terms: Terms, refused: Refusals) -> list[Member]:
+    def _members(self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""
-        work = global_work(self.settings, terms)
         about = (tuple(names), work.batch_size, work.epochs, work.steps, terms.agreed)
         if self._crew[0] == about:
             return self._crew[1]
 
         def member(place: int, name: str) -> Member:
-            in_full = terms.full_batch_step
-            epochs = work.epochs if in_full else epochs_in_time(self.settings, terms.server_round, name)
+            epochs = work.epochs if work.in_full else epochs_in_time(self.settings, terms.server_round, name)
             return Member.of(self.local(name), place, work, epochs)
 
         found = refuse_failed({name: answer_of(member, place, name) for place, name in enumerate(names)}, refused)
@@ -338,8 +337,8 @@ class _Training:
         Whose clients train.
     received
         The global model on the device.
-    terms
-        Of the work.
+    terms, work
+        Of the round.
     trained
         Takes the models, in the rows of its matrices.
     sent
@@ -351,130 +350,160 @@ class _Training:
         engine: StackedClients,
         received: StateDict,
         terms: Terms,
+        work: LocalWork,
         trained: Trained,
         sent: Mapping[str, StateDict],
     ) -> None:
         self.replies: dict[str, Reply] = {}
-        self._engine, self._received, self._terms, self._trained = engine, received, terms, trained
-        self._sent = sent
-        self._layout = trained.updates.layout
+        self.engine, self.received, self.terms, self.work = engine, received, terms, work
+        self.trained, self.sent = trained, sent
+        self.layout = trained.updates.layout
 
     def block(self, block: Sequence[Member]) -> None:
         """Train the global model on a block of clients."""
-        terms, task, model = self._terms, block[0].local.task, block[0].local.model
-        parts = examples_of(block)
-        scores: list[Metrics] = [{} for _ in block]
-        if terms.baseline_epochs is not None:
-            scores = [{**member.local.find_baseline(self._received, terms)} for member in block]
-        program = self._engine.program(task, model, parts[0])
-        rows, work = Rows(self._layout, self._received, len(block)), global_work(self._engine.settings, terms)
-        rules = self._start_rules(block, work)
-        halfway, first = rows, None
-        if not terms.local_only:
-            steps = self._engine.steps(block, work, terms, personal=False)
-            counts = [member.steps for member in block]
-            halfway, first = train_together(program, task, rows, steps, work, parts, counts, self._shift(rules))
-        self._finish_rules(block, rules, rows, work)
-        self._measure_received(scores, block, parts, first)
-        if AFTER.requests(terms.measure):
-            self._note(scores, block, AFTER, measure_trained(program, task, rows, parts))
-        places = [member.place for member in block]
-        rows.write(self._trained.updates.matrix, places)
-        if self._trained.second is not None:
-            halfway.write(self._trained.second.matrix, places)
-        self._store_replies(block, scores, rows, work, rules)
-
-    def _measure_received(
-        self, scores: Sequence[Metrics], block: Sequence[Member], parts: Sequence[Examples], first: Tensor | None
-    ) -> None:
-        """Add what is asked for of the received model; `first` has each client's loss in the first step, if known."""
-        terms, task, model = self._terms, block[0].local.task, block[0].local.model
-        if asked := BEFORE.requests(terms.measure):
-            if first is not None and takes_all(block) and [*asked] == [wire.LOSS_BEFORE]:
-                self._note(scores, block, BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])
-            else:
-                model.load_state_dict(self._received)
-                self._note(scores, block, BEFORE, measure_clients(model, task, parts))
-        if set(OF_HITS).intersection(terms.measure):
-            model.load_state_dict(self._received)
-            for noted, member in zip(scores, block, strict=True):
-                noted.update(member.local.count_hits(terms))
-
-    def _store_replies(
-        self,
-        block: Sequence[Member],
-        scores: Sequence[Metrics],
-        rows: Rows,
-        work: LocalWork,
-        rules: Sequence[StartedRule],
-    ) -> None:
-        """Store what each client replies beside its model."""
-        terms = self._terms
-        others = {name: self._layout.arrays[name] for name in (*self._layout.buffers, *self._layout.integers)}
-        keeps_states = bool(terms.state_rounds) or terms.state_round is not None
-        for row, member in enumerate(block):
-            metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
-            if terms.measure:
-                done = rows.work_done(row, work, 0 if terms.local_only else member.steps)
-                metrics |= requested_metrics(terms.measure, scores[row], done)
-            if keeps_states and terms.of_client(member.local.name).state_round is not None:
-                metrics[wire.STATE_ROUND] = rules[row].origin if rules else 0
-            self.replies[member.local.name] = Reply(member.place, metrics, others, others)
-
-    def _start_rules(self, block: Sequence[Member], work: LocalWork) -> list[StartedRule]:
-        """Return the rule of each client in this round; none where the work has no rule."""
-        if work.rule is None:
-            return []
-        found = [
-            each.local.start_rule(work, self._received, self._terms.of_client(each.local.name), self._sent)
-            for each in block
-        ]
-        return [rule for rule in found if rule is not None]
-
-    def _shift(self, rules: Sequence[StartedRule]) -> list[Tensor]:
-        """Return what rules add to the gradients of each trainable array, shape (k, *shape); nothing without rules."""
-        shifts = [started.rule.shift for started in rules]
-        return [torch.stack([shift[name] for shift in shifts]) for name in self._layout.trainable] if shifts else []
-
-    def _finish_rules(self, block: Sequence[Member], rules: Sequence[StartedRule], rows: Rows, work: LocalWork) -> None:
-        """Keep what the rules have each client keep."""
-        for row, (member, rule) in enumerate(zip(block, rules, strict=False)):
-            count = 0 if self._terms.local_only else member.steps
-            trained = {name: array[row] for name, array in zip(self._layout.trainable, rows.arrays, strict=True)}
-            member.local.finish_rule(rule, trained, StepsTaken(work.rates(count)), self._terms)
-
-    def _note(
-        self, scores: Sequence[Metrics], block: Sequence[Member], which: Measurement, found: Sequence[Measures]
-    ) -> None:
-        """Add what was measured on the training examples to the scores of the clients, as these report it."""
-        clients = [member.local for member in block]
-        for noted, reported in zip(scores, report_all(clients, which, found, self._terms), strict=True):
-            noted |= reported
+        _Block(self, block).run()
 
     def alone(self, member: Member) -> None:
         """Train the global model on one client, as it would by itself."""
-        terms = replace(self._terms, personal_lambda=None).of_client(member.local.name)
-        update = member.local.train(self._received, terms, self._sent)
-        trained = self._trained
+        own = [rule.reads for rule in kinds_of(self.terms) if rule.reads is not None and "after" in rule.hooks()]
+        terms = self.terms.without(*own).of_client(member.local.name)
+        update = member.local.train(self.received, terms, self.sent)
+        trained = self.trained
         self.replies[member.local.name] = store_reply(trained.updates, trained.second, member.place, update)
 
-    def personal_block(self, block: Sequence[Member]) -> None:
-        """Train the personal models of a block of clients, pulled to the received model."""
-        terms, task, model = self._terms, block[0].local.task, block[0].local.model
+    def own_block(self, work: LocalWork, block: Sequence[Member]) -> None:
+        """Train models of the clients' own, pulled to the received model."""
+        terms, task, model = self.terms, block[0].local.task, block[0].local.model
         parts = examples_of(block)
-        program = self._engine.program(task, model, parts[0])
-        rows, work = Rows(self._layout, self._received, len(block)), personal_work(self._engine.settings, terms)
+        program, rows = self.engine.program(task, model, parts[0]), Rows(self.layout, self.received, len(block))
         for row, member in enumerate(block):
             if (last := member.local.personal.before(terms.server_round)) is not None:
                 rows.load(row, last)
-        steps, counts = self._engine.steps(block, work, terms, personal=True), [member.steps for member in block]
+        steps, counts = self.engine.steps(block, work, terms, personal=True), [member.steps for member in block]
         train_together(program, task, rows, steps, work, parts, counts)
         for row, member in enumerate(block):
             member.local.keep_personal(terms.server_round, rows.model(row))
 
-    def personal_alone(self, member: Member) -> None:
-        """Train the personal model of one client, as it would by itself."""
-        member.local.train_personal(self._received, self._terms)
+    def own_alone(self, work: LocalWork, member: Member) -> None:
+        """Train the model of one client's own, as it would by itself."""
+        member.local.train_own(self.received, self.terms, work)
+
+
+class _Block(ClientRound):
+    """The round of a block of clients."""
+
+    def __init__(self, training: _Training, block: Sequence[Member]) -> None:
+        self._training, self._block = training, block
+        self._terms, self._work = training.terms, training.work
+        self._task, self._model = block[0].local.task, block[0].local.model
+        self._parts = examples_of(block)
+        self._rules = rules_of(training.engine.settings, self._terms)
+        self._scores: list[Metrics] = [{} for _ in block]
+        self._started: list[StartedRule] = []
+        self._loss_before_in_first_step = False
+
+    def _load_received(self) -> None:
+        self._model.load_state_dict(self._training.received)
+
+    def _call(self, hook: str) -> None:
+        """Have each client do what rules have it do with the received model, one client after the other."""
+        for rule in self._rules:
+            if hook in rule.hooks():
+                self._load_received()
+                for noted, member in zip(self._scores, self._block, strict=True):
+                    noted.update(getattr(rule, hook)(member.local))
+
+    def before(self) -> None:
+        self._call("before")
+        self._program = self._training.engine.program(self._task, self._model, self._parts[0])
+        self._rows = Rows(self._training.layout, self._training.received, len(self._block))
+
+    def measure(self, measurement: Measurement) -> None:
+        asked = measurement.requests(self._terms.measure)
+        if not asked:
+            return
+        if measurement.model == TRAINED:
+            found = measure_trained(self._program, self._task, self._rows, self._parts)
+        elif self._work.steps != 0 and takes_all(self._block) and [*asked] == [wire.LOSS_BEFORE]:
+            self._loss_before_in_first_step = True  # it is the mean loss of the first batch
+            return
+        else:
+            self._load_received()
+            found = measure_clients(self._model, self._task, self._parts)
+        self._note(measurement, found)
+
+    def report(self) -> None:
+        self._call("report")
+
+    def start(self) -> None:
+        for rule in self._rules:
+            if isinstance(rule, Shift):
+                self._started = [self._start(rule, member.local) for member in self._block]
+
+    def _start(self, rule: Shift, local: LocalClient) -> StartedRule:
+        training = self._training
+        return local.start_rule(rule, training.received, self._terms.of_client(local.name), training.sent)
+
+    def take_steps(self) -> None:
+        training, counts = self._training, [member.steps for member in self._block]
+        shifts = [started.rule.shift for started in self._started]
+        shift = [torch.stack([each[name] for each in shifts]) for name in training.layout.trainable] if shifts else []
+        watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
+
+        def after_step(step: int, parameters: Copied, last: bool) -> None:
+            for rule in watching:
+                rule.after_step(step, parameters, last=last)
+
+        first = train_together(
+            self._program,
+            self._task,
+            self._rows,
+            training.engine.steps(self._block, self._work, self._terms, personal=False),
+            self._work,
+            self._parts,
+            counts,
+            shift,
+            after_step if watching else None,
+        )
+        if self._loss_before_in_first_step and first is not None:
+            self._note(BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])
+
+    def finish(self) -> None:
+        for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
+            trained = {name: array[row] for name, array in self._named_rows()}
+            steps = StepsTaken(self._work.rates(member.steps))
+            member.local.finish_rule(started, trained, steps, self._terms)
+
+    def _named_rows(self) -> Iterable[tuple[str, Tensor]]:
+        return zip(self._training.layout.trainable, self._rows.arrays, strict=True)
+
+    def reply(self) -> None:
+        training, terms, places = self._training, self._terms, [member.place for member in self._block]
+        self._rows.write(training.trained.updates.matrix, places)
+        if training.trained.second is not None:
+            for rule in self._rules:
+                if rule.replies:
+                    (rule.second() or self._rows).write(training.trained.second.matrix, places)
+        layout = training.layout
+        others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
+        keeps_states = bool(terms.state_rounds) or terms.state_round is not None
+        for row, member in enumerate(self._block):
+            metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
+            if terms.measure:
+                done = self._rows.work_done(row, self._work, member.steps)
+                metrics |= requested_metrics(terms.measure, self._scores[row], done)
+            if keeps_states and terms.of_client(member.local.name).state_round is not None:
+                metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
+            training.replies[member.local.name] = Reply(member.place, metrics, others, others)
+
+    def after(self) -> None:
+        """Leave models of the clients' own for other blocks, once all clients have trained the global one."""
+
+    def _note(self, which: Measurement, found: Sequence[Measures]) -> None:
+        """Add what was measured on the training examples to the scores of the clients, as these report it."""
+        clients = [member.local for member in self._block]
+        for noted, reported in zip(self._scores, report_all(clients, which, found, self._terms), strict=True):
+            noted |= reported
 
 
 def train_together(
@@ -486,7 +515,8 @@ def train_together(
     parts: Sequence[Examples],
     counts: Sequence[int],
     shift: Sequence[Tensor] = (),
-) -> tuple[Rows, Tensor | None]:
+    after_step: AfterStep | None = None,
+) -> Tensor | None:
     """Take the local steps of many clients in place, as `fairbloom.client.training.train` does for one.
 
     `parts` are the training examples of each, `counts` how many steps each takes, and `shift` is what a rule adds to
@@ -494,15 +524,15 @@ def train_together(
 
     Returns
     -------
-    The models after `snapshot_step`, or at the end; and the mean loss of each client's first batch.
+    The mean loss of each client's first batch; None where there is no step.
     """
     anchor = rows.anchor if work.pull > 0.0 else []
     optimizer = None if work.optimizer.is_plain_sgd else RowOptimizer(rows.arrays, work)
     has_velocity = optimizer is None and work.momentum > 0.0
     velocity = [torch.zeros_like(array) for array in rows.arrays] if has_velocity else []
     tables = stack_tables(work, task, parts)
-    halfway, first = rows, None
-    take = program.step_of(work)
+    first = None
+    take = program.step_of(work, shifted=bool(shift))
     for number, step in enumerate(steps, start=1):
         weights, moving, added = (
             [array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity, shift)
@@ -516,9 +546,9 @@ def train_together(
         losses = take(arrays, step.inputs, partial(minimised_loss, task, step, work, tables))
         if first is None:
             first = step.means(losses.double())
-        if number == work.snapshot_step:
-            halfway = rows.copy()
-    return halfway, first
+        if after_step is not None:
+            after_step(number, rows, number == max(counts))
+    return first
 
 
 def stack_tables(work: LocalWork, task: Task, parts: Sequence[Examples]) -> Tensor | None:

@@ -91,8 +91,11 @@ class Program(Protocol):
     def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs, shape (k, b, …), for b examples of each of k clients, shape (k, b, …)."""
 
-    def step_of(self, work: LocalWork) -> TakeStep:
-        """Return what takes a step in place, as `fairbloom.client.work.descend` does."""
+    def step_of(self, work: LocalWork, *, shifted: bool) -> TakeStep:
+        """Return what takes a step in place, as `fairbloom.client.work.descend` does.
+
+        `shifted` says whether something is added to the gradients.
+        """
 
 
 class Mapped:
@@ -111,7 +114,7 @@ class Mapped:
         outputs: Tensor = self._all(tuple(weights), inputs)
         return outputs
 
-    def step_of(self, work: LocalWork) -> TakeStep:
+    def step_of(self, work: LocalWork, *, shifted: bool) -> TakeStep:
         """Return what takes a step in place; see Program."""
         return partial(step_by_autograd, self, work)
 
@@ -163,11 +166,11 @@ class Chain:
             x = _linear(layer, left, x) if isinstance(layer, nn.Linear) else _other(layer, x)
         return x
 
-    def step_of(self, work: LocalWork) -> TakeStep:
+    def step_of(self, work: LocalWork, *, shifted: bool) -> TakeStep:
         """Return what takes a step in place; see Program."""
-        return (
-            partial(self._step, work) if step_fields(work) <= ADDED_AT_ONCE else partial(step_by_autograd, self, work)
-        )
+        if step_fields(work) <= ADDED_AT_ONCE and not shifted:
+            return partial(self._step, work)
+        return partial(step_by_autograd, self, work)
 
     def _step(self, work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed) -> Tensor:
         met, left, (x,) = list[tuple[Tensor, Tensor]](), iter(arrays.weights), tensors_of(inputs)

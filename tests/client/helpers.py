@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.client.app import app
-from fairbloom.client.work import LocalWork, client_work, global_work
+from fairbloom.client.plan import client_work, global_work
+from fairbloom.client.work import LocalWork
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings

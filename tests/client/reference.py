@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fairbloom.client.training import WorkOver, batches
+from fairbloom.client.rules.base import StepsTaken
+from fairbloom.client.training import batches
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Task
 
@@ -16,8 +17,10 @@ def train_by_torch(
     examples: Examples,
     work: LocalWork,
     anchor: Sequence[Tensor] | None = None,
-    rule: None = None,
-) -> WorkOver:
+    *,
+    correct: None = None,
+    after_step: None = None,
+) -> StepsTaken:
     """Stand in for fairbloom.client.training.train, without its snapshots, its limit of time, and rules.
 
     A last batch of one example is left out where there is BatchNorm. The optimizer's two ways, of which `foreach` is
@@ -49,4 +52,4 @@ def train_by_torch(
                 torch.nn.utils.clip_grad_norm_(trainable, work.gradient_clip)
             optimizer.step()
     optimizer.zero_grad()
-    return WorkOver()
+    return StepsTaken()

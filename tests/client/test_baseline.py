@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client import local as local_module
-from fairbloom.client.baseline import has_settled
+from fairbloom.client.rules.baseline import Baseline, has_settled
 from fairbloom.client.states import folder_of
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
@@ -149,7 +148,7 @@ def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
 def test_it_is_found_once_and_reported_in_every_round_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     where = context(1)
     first = reported(where)
-    monkeypatch.setattr(local_module, "reach_alone", None)  # calling it again would fail
+    monkeypatch.setattr(Baseline, "_reach_alone", None)  # calling it again would fail
     for server_round in (2, 3, 7):
         later = reported(where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round)
         assert later["loss-baseline"] == first["loss-baseline"]

@@ -16,9 +16,11 @@ from torch import Tensor
 from fairbloom.client import training
 from fairbloom.client.device import choose_device
 from fairbloom.client.metrics import WorkDone
-from fairbloom.client.rules import ControlVariates, StepsTaken
+from fairbloom.client.rules.base import StepsTaken
+from fairbloom.client.rules.control_variates import ControlVariates
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.protocol.terms import Terms
 from fairbloom.simulation.clients import answer_of
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
@@ -151,7 +153,7 @@ def test_update_norms_and_rules_compute_on_a_device_without_float64() -> None:
     there = old.as_subclass(OnDevice), new.as_subclass(OnDevice)
     done = WorkDone(lambda: 0.1, lambda: [there], lambda: 0.1)
     assert done.update_norm() == 5.0
-    rule = ControlVariates()
+    rule = ControlVariates(Terms(server_round=1, control_variates=True))
     received, trained = {"w": there[0]}, {"w": there[1]}
     _, kept = rule.finish(received, trained, rule.start(received, {}, {}), StepsTaken((0.5,)))
     assert kept["w"].tolist() == [0.0, -6.0, -8.0]

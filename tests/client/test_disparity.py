@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fairbloom.client import disparity
-from fairbloom.client.disparity import count_hits, logits_of, measure_disparity, step_down
 from fairbloom.client.local import LocalClient, Update
+from fairbloom.client.rules import disparity
+from fairbloom.client.rules.disparity import count_hits, logits_of, measure_disparity, step_down
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
 from fairbloom.rounds.method import FloatArray
@@ -467,7 +467,7 @@ def test_outputs_and_targets_of_more_classes_are_an_error() -> None:
         ({"kind": ""}, {}, "measure = disparity: .* disparity='demographic-parity'"),
         ({}, {"weight_decay": 0.1}, "leave out weight-decay = 0.1"),
         ({}, {"momentum": 0.9}, "full-batch-step = True .*leave out momentum = 0.9"),
-        ({"snapshot_step": 1}, {}, "disparity = 'demographic-parity' and snapshot-step = 1"),
+        ({"snapshot_step": 1}, {}, "snapshot-step = 1 and disparity = 'demographic-parity'"),
     ],
     ids=str,
 )

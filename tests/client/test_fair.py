@@ -31,7 +31,7 @@ from fairbloom.client import fair as fair_package
 from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
-from fairbloom.client.fair.functions import HONOURED
+from fairbloom.client.fair.functions import HONOURED, find_unmet
 from fairbloom.client.honoured import Honoured
 from fairbloom.protocol.names import BETWEEN_GROUPS, LOSS_BASELINE
 from fairbloom.protocol.terms import WORK
@@ -170,7 +170,7 @@ def test_the_page_says_what_each_method_needs_of_the_replies() -> None:
 def test_it_names_the_methods_that_it_cannot_serve() -> None:
     made = {each: make(name, ARGUMENTS[name][0]) for name, each in METHODS.items()}
     asked = {each: replace(method.terms(1), measure=tuple(each.needs)) for each, method in made.items()}
-    unmet = {each.__name__ for each, terms in asked.items() if HONOURED.unmet(terms)}
+    unmet = {each.__name__ for each, terms in asked.items() if find_unmet(terms)}
     template = (changed.QUICKSTART.parents[2] / "scaffold/template/README.md").read_text()
     for text in ((fair.__doc__ or "").partition("\n\n")[0], template[template.index("Five\nof them need") :]):
         assert {each.__name__ for each in METHODS.values() if re.search(rf"\b{each.__name__}\b", text)} == unmet
@@ -455,8 +455,9 @@ def test_a_term_that_is_honoured_by_nobody_is_refused_by_name_and_not_said_to_be
 ) -> None:
     """As if a term had been added to the protocol and forgotten here."""
     known = fair_package.HONOURED
-    fewer = Honoured(known.work, known.terms - {"proximal_mu"}, known.metrics)
-    monkeypatch.setattr(fair_package, "HONOURED", fewer)
+    fewer = Honoured(known.hooks - {"pull"}, known.work, known.metrics)
+    for module in (fair_package, fair_package.functions):
+        monkeypatch.setattr(module, "HONOURED", fewer)
     with pytest.raises(ValueError, match=r"proximal-mu = 0\.5: this client does not know it"):
         ask(app_of(), told={"proximal-mu": 0.5})
     content = ask(app_of(), MessageType.QUERY, where=context(name="a"))
@@ -794,13 +795,13 @@ ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([
             "full-batch-step = True: the optimizer must be torch.optim.SGD",
         ),
         (with_closures, {"proximal-mu": 0.1}, "proximal-mu = 0.1: LBFGS computes its gradients in a closure"),
-        (with_closures, PROPFAIR, "loss-transform = propfair: .* calls of loss.backward"),
-        (with_accumulated_gradients, PROPFAIR, "loss-transform = propfair: 3 calls of loss.backward.. for 1 steps"),
+        (with_closures, PROPFAIR, "loss-transform = 'propfair': .* calls of loss.backward"),
+        (with_accumulated_gradients, PROPFAIR, "loss-transform = 'propfair': 3 calls of loss.backward.. for 1 steps"),
         (with_accumulated_gradients, {"local-steps": 4}, "local-steps = 4: SGD took 2 steps in 4 batches"),
         (with_accumulated_gradients, {"full-batch-step": True}, "full-batch-step = True: no optimizer"),
         (with_accumulated_gradients, {"snapshot-step": 3}, "snapshot-step = 3: the training took fewer steps"),
-        (with_autograd, PROPFAIR, "loss-transform = propfair: 0 calls of loss.backward"),
-        (with_a_scaler, PROPFAIR, "loss-transform = propfair: a GradScaler scales the loss"),
+        (with_autograd, PROPFAIR, "loss-transform = 'propfair': 0 calls of loss.backward"),
+        (with_a_scaler, PROPFAIR, "loss-transform = 'propfair': a GradScaler scales the loss"),
         (by_hand, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer of torch.optim took a step"),
         (by_hand, {"measure": ["learning-rate"]}, "measure = learning-rate: no optimizer"),
         (by_hand, {"personal-lambda": 0.5, "personal-epochs": 1}, "personal-lambda = 0.5: no optimizer"),
@@ -809,7 +810,7 @@ ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([
         (train_point, {"local-only": True}, "local-only = True came without personal-lambda"),
         (train_point, {"loss-transform": "sharpen"}, "loss-transform = 'sharpen' is unknown"),
         (train_point, {"measure": ["hits-0"]}, "measure = hits-0: .*docs/subgroups.md"),
-        (train_point, {"disparity": "demographic-parity"}, "disparity = demographic-parity: .*docs/subg"),
+        (train_point, {"disparity": "demographic-parity"}, "disparity = 'demographic-parity': .*docs/subg"),
         (train_point, {"baseline-epochs": 200}, "baseline-epochs = 200: .*let the client be Fairbloom's own"),
         (train_point, {"measure": ["loss-baseline"]}, "measure = loss-baseline: .*let the client be Fairbloom's own"),
     ],

@@ -13,8 +13,11 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.client import training
 from fairbloom.client.linear import linear_step
+from fairbloom.client.rules.base import Copied
+from fairbloom.client.rules.snapshot import Snapshot
 from fairbloom.client.training import fetched, gradients_of
 from fairbloom.client.work import LocalWork
+from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Splits, Task
 from fairbloom.tasks.checks import guard_loss
 
@@ -78,11 +81,15 @@ def test_training_with_it_is_training_by_autograd(
             momentum=momentum,
             weight_decay=decay,
             pull=pull,
-            snapshot_step=5,
             random=np.random.default_rng(0),
         )
-        snapshot = training.train(model, task_with(), examples, mixed).snapshot
-        trained.append((model.state_dict(), snapshot))
+        snapshot = Snapshot(Terms(server_round=1, snapshot_step=5))
+
+        def after_step(step: int, parameters: Copied, last: bool, snapshot: Snapshot = snapshot) -> None:
+            snapshot.after_step(step, parameters, last=last)
+
+        training.train(model, task_with(), examples, mixed, after_step=after_step)
+        trained.append((model.state_dict(), snapshot.second()))
     for ours, autograds in zip(*trained, strict=True):
         for name, found in ours.items():
             torch.testing.assert_close(found, autograds[name], rtol=1e-12, atol=1e-14)

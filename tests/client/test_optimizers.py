@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fairbloom.client.class_weights import class_table
+from fairbloom.client.plan import global_work, run_work
+from fairbloom.client.rules.personal import PersonalModel
 from fairbloom.client.training import batches, count_steps, train
-from fairbloom.client.work import LocalWork, global_work, personal_work, step_by
+from fairbloom.client.work import LocalWork, step_by
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
@@ -284,14 +286,14 @@ def test_personal_models_are_trained_as_the_global_one_is() -> None:
     chosen: dict[str, Any] = {"optimizer": "adamw", "weight-decay": 0.1, "class-weights": "balanced"}
     chosen |= {"schedule": "cosine", "schedule-over": "steps", "precision": "bfloat16", "gradient-clip": 1.0}
     settings = RunSettings.of(chosen)
-    ours = personal_work(settings, replace(ROUND, personal_lambda=0.5))
-    assert ours == replace(global_work(settings, ROUND), pull=0.5)
+    ours = PersonalModel(replace(ROUND, personal_lambda=0.5)).after(run_work(settings, 1))
+    assert ours == replace(global_work(settings, ROUND), pull=0.5, in_full=True)
 
 
 @pytest.mark.parametrize(("parameters", "kept"), [("", (0.0, 0.0)), ("nesterov=true", (0.9, 0.1))])
 def test_personal_sgd_stays_plain_unless_it_has_further_parameters(parameters: str, kept: tuple[float, float]) -> None:
     settings = RunSettings.of({"momentum": 0.9, "weight-decay": 0.1, "optimizer-parameters": parameters})
-    ours = personal_work(settings, replace(ROUND, personal_lambda=0.5))
+    ours = PersonalModel(replace(ROUND, personal_lambda=0.5)).after(run_work(settings, 1))
     assert (ours.momentum, ours.weight_decay) == kept
 
 

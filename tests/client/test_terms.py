@@ -8,9 +8,9 @@ import pytest
 import torch
 from flwr.app import Context, MessageType, RecordDict
 
-from fairbloom.client.objectives import propfair, transform_of
+from fairbloom.client.plan import StragglerError, epochs_in_time
+from fairbloom.client.rules.propfair import PropFairLoss, propfair
 from fairbloom.client.training import batches
-from fairbloom.client.work import StragglerError, epochs_in_time
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 
@@ -129,7 +129,7 @@ def test_a_transform_changes_the_training_and_not_the_reported_loss() -> None:
 
 def test_an_unknown_transform_is_refused() -> None:
     with pytest.raises(ValueError, match="loss-transform = 'cubed' is unknown"):
-        transform_of(Terms(server_round=1, loss_transform="cubed"))
+        PropFairLoss(Terms(server_round=1, loss_transform="cubed"))
 
 
 # Personal models ----------------------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fairbloom.client.plan import client_work, global_work, run_work
+from fairbloom.client.rules.personal import PersonalModel
 from fairbloom.client.training import EVALUATION_BATCH, batches, drawing_from, measure, train
-from fairbloom.client.work import LocalWork, client_work, clip_norms, global_work, personal_work
+from fairbloom.client.work import LocalWork, clip_norms
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -361,7 +363,7 @@ def test_what_dropout_draws_depends_on_nothing_else(change: dict[str, Any]) -> N
 
 def test_the_personal_model_draws_by_itself() -> None:
     config, terms = RunSettings.of({}), Terms(server_round=1, personal_lambda=1.0)
-    personal = client_work(personal_work(config, terms), config, terms, "client-0", personal=True)
+    personal = client_work(PersonalModel(terms).after(run_work(config, 1)), config, terms, "client-0", personal=True)
     assert personal.draws != client_work(global_work(config, terms), config, terms, "client-0").draws
 
 

@@ -17,7 +17,9 @@ from fairbloom.client.fair.functions import HONOURED as BY_FAIR
 from fairbloom.client.honoured import Honoured, metric_row
 from fairbloom.client.local import HONOURED as BY_A_CLIENT
 from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
-from fairbloom.client.work import LocalWork, client_work, global_work, set_fields
+from fairbloom.client.plan import client_work, global_work
+from fairbloom.client.rules.registry import RULES
+from fairbloom.client.work import LocalWork, set_fields
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
@@ -83,11 +85,10 @@ OF_THE_WORK: Mapping[str, Case] = {
     "schedule": Case({"schedule": "cosine", "schedule-over": "steps"}),
     "gradient_clip": Case({"gradient-clip": 0.05}),
     "class_weights": Case({"class-weights": "balanced"}),
-    "rule": Case(OWN_RULE),
     "precision": Case({"precision": "bfloat16", "task": "tests.rounds.agreeing:single"}),
     "pull": asked(proximal_mu=0.7),
     "steps": asked(local_steps=3),
-    "snapshot_step": asked(local_steps=4, snapshot_step=2),
+    "in_full": asked(full_batch_step=True),
     "time_budget": Case({"time-budget": 1e-9}),
     "transform": Case(terms=PROPFAIR),
     "random": asked(server_round=2),
@@ -468,20 +469,29 @@ def test_the_norm_of_an_update_is_that_of_what_the_client_replies(engines: Engin
 
 
 def test_a_client_honours_everything_and_nobody_honours_what_there_is_not() -> None:
-    assert set(BY_A_CLIENT.terms) == set(OF_THE_TERMS)
+    assert all(BY_A_CLIENT.follows(rule) for rule in RULES)
     for others in (stacked.HONOURED, BY_FAIR):
+        assert others.hooks <= BY_A_CLIENT.hooks
         assert others.work <= BY_A_CLIENT.work
-        assert others.terms <= BY_A_CLIENT.terms
         assert others.metrics <= BY_A_CLIENT.metrics
     assert BY_A_CLIENT.keys == list(WORK)
     assert BY_FAIR.keys == [key for key in BY_A_CLIENT.keys if key not in (*OF_TWO_GROUPS, *OF_A_BASELINE, *OF_A_RULE)]
 
 
+def test_every_key_of_the_work_is_read_by_one_rule() -> None:
+    read = [key.replace("-", "_") for rule in RULES for key in rule.wire_keys()]
+    assert sorted(read) == sorted({each.name for each in fields(Terms)} - OF_NO_RULE)
+
+
 def test_what_stacked_clients_do_not_honour_is_known() -> None:
     assert set(OF_THE_WORK) - stacked.HONOURED.work == set(ONE_BY_ONE)
-    assert set(OF_THE_TERMS) - stacked.HONOURED.terms == {"disparity", "disparity_sharpness"}
+    apart = {rule for rule in RULES if not stacked.HONOURED.follows(rule)}
+    assert {key for rule in apart for key in rule.wire_keys()} == {"disparity", "disparity-sharpness", "client-rule"}
     assert stacked.HONOURED.metrics == BY_A_CLIENT.metrics
 
+
+OF_NO_RULE = {"server_round", "measure", "state_round", "state_rounds", "agreed", "others"}
+"""The fields of the terms that every client acts on."""
 
 OF_TWO_GROUPS = ("disparity", "disparity-sharpness")
 """What a user's own functions do not honour: they know no groups."""
@@ -494,7 +504,14 @@ OF_A_BASELINE = ("baseline-patience", "baseline-tolerance", "baseline-epochs")
 
 
 def without(honoured: Honoured, name: str) -> Honoured:
-    return Honoured(honoured.work - {name}, honoured.terms - {name}, honoured.metrics - {row_of(name)})
+    hooks = {hook for rule in RULES if name.replace("_", "-") in rule.wire_keys() for hook in rule.hooks()}
+    return Honoured(honoured.hooks - hooks, honoured.work - {name}, honoured.metrics - {row_of(name)})
+
+
+def asked_by(name: str) -> str:
+    """Return what a reason says of a field: the key that asks for the rule which reads it."""
+    key = name.replace("_", "-")
+    return next((str(rule.reads.asked_by) for rule in RULES if rule.reads and key in rule.wire_keys()), name)
 
 
 def row_of(name: str) -> str:
@@ -533,7 +550,7 @@ def test_optimizers_and_precision_are_honoured_side_by_side(
 
 
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]
-SET_AGAIN = {f"work: {name}" for name in ("random", *ONE_BY_ONE)}
+SET_AGAIN = {f"work: {name}" for name in ("random", *ONE_BY_ONE)} | {f"terms: {name}" for name in OF_NO_RULE}
 SET_AGAIN |= {f"{kind}: {name}" for kind in ("terms", "metric") for name in ("disparity", "disparity_sharpness")}
 SET_AGAIN |= {"metric: disparity-hard"}  # whose terms are not honoured either
 
@@ -554,7 +571,7 @@ def test_what_an_engine_does_not_honour_is_left_to_one_client_after_the_other(
     if case != "metric: train-loss":  # which is asked of an evaluation alone
         assert ours["updates"].tobytes() == expected["updates"].tobytes()
         assert ours["reported"] == expected["reported"]
-    assert (row_of(name) if row_of(name) in ALWAYS else name.replace("_", "-")) in caplog.text
+    assert (row_of(name) if row_of(name) in ALWAYS else asked_by(name).replace("_", "-")) in caplog.text
     engines.close("stacked")
 
 
@@ -579,5 +596,5 @@ class Tomorrow(LocalWork):
 
 def test_a_field_that_nobody_knows_yet_is_honoured_by_nobody() -> None:
     work, terms = Tomorrow(1, 10, 0.1), Terms(server_round=1)
-    assert stacked.HONOURED.unmet(terms, work) == ""
-    assert stacked.HONOURED.unmet(terms, replace(work, rotation=0.5)) == "rotation = 0.5"
+    assert stacked.HONOURED.unmet(terms, (), work) == ""
+    assert stacked.HONOURED.unmet(terms, (), replace(work, rotation=0.5)) == "rotation = 0.5"

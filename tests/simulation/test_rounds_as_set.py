@@ -11,9 +11,9 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
+from fairbloom.client.plan import client_work, global_work
 from fairbloom.client.states import load_version as load_personal
 from fairbloom.client.training import measure, train
-from fairbloom.client.work import client_work, global_work
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.app import main

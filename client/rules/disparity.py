@@ -1,4 +1,4 @@
-"""How differently a model treats two groups of a client's training examples, and the gradient of that.
+"""FCFL's and FairFed's client halves: how differently a model treats two groups of a client's training examples.
 
 The groups are those of the task's first grouping, and an example of its group "other" belongs to neither. Where one of
 them has too few examples to be reported on, or on a device nearly those behind an earlier number, nothing is said of
@@ -14,18 +14,81 @@ from torch import Tensor, nn
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, DisparityTerms, Terms
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
-from .groups import Admits, admit_all
-from .training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
-from .work import LocalWork, descend
+from ..groups import Admits, admit_all
+from ..metrics import OF_HITS, TRAIN
+from ..training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
+from ..work import LocalWork, descend
+from .base import Rule, Scores, Trainee
 
 SHARPNESS = 10.0
 """Factor of the logits in smoothed decisions, where the terms name none."""
+
+
+class DisparityStep(Rule):
+    """Replies the received model after one step down the disparity as well, and what the disparity is.
+
+    Source: Cui et al., NeurIPS 2021 (FCFL).
+
+    Raises
+    ------
+    FairbloomError
+        When the disparity is to be reported and the terms do not name it.
+    """
+
+    reads = DisparityTerms
+    reports = (wire.DISPARITY, wire.DISPARITY_HARD)
+    replies = wire.ARRAYS_DISPARITY
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self._stepped: StateDict = {}
+        if not terms.disparity:
+            asked = next(name for name in terms.measure if name in self.reports)
+            raise ReportableError(
+                f"measure = {asked}: the terms do not say which disparity: let the method's terms have one, as in "
+                f"replace(super().terms(server_round), disparity={DEMOGRAPHIC_PARITY!r})"
+            )
+
+    def check(self, settings: RunSettings) -> None:
+        """Raise FairbloomError where steps have weight decay, which the disparity's gradient lacks."""
+        if settings.weight_decay:
+            raise ReportableError(
+                f"{self} goes with the gradient of the plain loss: leave out weight-decay = {settings.weight_decay!r}"
+            )
+
+    def step_beside(self, client: Trainee, received: StateDict, learning_rate: float) -> Scores:
+        """Take the step from the received model; return the disparity."""
+        disparity = measure_disparity(
+            client.model, client.task, client.splits.train, self.terms, client.smallest_group, client.admits(TRAIN)
+        )
+        self._stepped = step_down(client.model, received, disparity.gradient, learning_rate)
+        client.model.load_state_dict(received)
+        return disparity.metrics
+
+    def second(self) -> StateDict:
+        """Return the model after the step."""
+        return self._stepped
+
+
+class GroupCounts(Rule):
+    """Reports how many positive examples each of two groups has, and how many of them the received model finds.
+
+    Source: Ezzeldin et al., AAAI 2023 (FairFed).
+    """
+
+    reports = OF_HITS
+
+    def report(self, client: Trainee) -> Scores:
+        """Return the counts."""
+        examples = client.splits.train
+        return count_hits(client.model, client.task, examples, client.smallest_group, client.admits(TRAIN))
 
 
 class Disparity(NamedTuple):

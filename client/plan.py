@@ -1,0 +1,94 @@
+"""The work of a round: what a run's settings and the server's terms make of it, for all clients and for one."""
+
+import math
+from dataclasses import replace
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.streams import generator, seed_of
+from fairbloom.protocol.terms import Terms
+from fairbloom.tasks.optimizers import OptimizerChoice
+
+from .rules.registry import Rules, rules_of, transform_of
+from .work import LocalWork, batch_order, learning_rate_in
+
+
+def run_work(settings: RunSettings, number: int) -> LocalWork:
+    """Return the work of round `number` by the run's settings alone."""
+    return LocalWork(
+        epochs=settings.local_epochs,
+        batch_size=settings.batch_size,
+        learning_rate=learning_rate_in(settings, number),
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        optimizer=OptimizerChoice.of(settings),
+        schedule=settings.schedule_of_steps,
+        gradient_clip=settings.gradient_clip,
+        class_weights=settings.class_weights,
+        precision=settings.precision,
+        time_budget=settings.time_budget or math.inf,
+    )
+
+
+def global_work(settings: RunSettings, terms: Terms, rules: Rules | None = None) -> LocalWork:
+    """Return the work on the global model that settings and terms add to, as for any client.
+
+    `rules` are those of the terms; None: they are made here.
+
+    Raises
+    ------
+    FairbloomError
+        As `rules_of` does.
+    """
+    chosen = rules_of(settings, terms) if rules is None else rules
+    work = run_work(settings, terms.server_round)
+    for rule in chosen:
+        work = rule.replace_steps(work)
+    if not chosen:
+        return work
+    return replace(work, pull=sum(rule.pull() for rule in chosen), transform=transform_of(chosen))
+
+
+def own_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[LocalWork]:
+    """Return the work on models of the clients' own, as for any client."""
+    training = [rule for rule in rules if "after" in rule.hooks()]
+    return [rule.after(run_work(settings, terms.server_round)) for rule in training]
+
+
+def client_work(
+    work: LocalWork, settings: RunSettings, terms: Terms, client: str, *, personal: bool = False
+) -> LocalWork:
+    """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler.
+
+    Raises
+    ------
+    StragglerError
+        When this client is a straggler in this round and stragglers are dropped.
+    """
+    number = terms.server_round
+    return replace(
+        work,
+        epochs=work.epochs if work.in_full else epochs_in_time(settings, number, client),
+        random=batch_order(settings, number, client, personal=personal),
+        draws=seed_of(settings.seed, "personal dropout" if personal else "dropout", number, client),
+    )
+
+
+class StragglerError(ReportableError):
+    """A client that is too slow for this round, where such clients are dropped."""
+
+
+def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
+    """Return the epochs that this client gets done in round `number`: fewer for a straggler.
+
+    Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
+    """
+    epochs, share = settings.local_epochs, settings.stragglers
+    if share == 0.0:
+        return epochs
+    random = generator(settings.seed, "stragglers", number, client)
+    if random.random() >= share:
+        return epochs
+    if settings.drop_stragglers:
+        raise StragglerError(f"{client} is a straggler in round {number}, and drop-stragglers is on")
+    return int(random.integers(1, epochs + 1))

@@ -1,0 +1,72 @@
+"""A rule that corrects steps, in one round of one client."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from fairbloom.errors import ReportableError
+
+from .arrays import check_arrays, check_finite, copies
+from .base import Arrays, Rule, Shift, StepsTaken
+
+
+class RuleAtWork:
+    """A rule with the hooks `start`, `correct` and `finish`, in one round of one client.
+
+    Parameters
+    ----------
+    rule
+        The rule.
+    received
+        The trainable parameters as the client was sent them, in the model's order.
+    kept
+        What the client has kept.
+    sent
+        What the server sent beside the model.
+    """
+
+    def __init__(self, rule: Rule, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> None:
+        self._rule, self._received = rule, received
+        vectors = {record: copies(arrays) for record, arrays in sent.items()}  # the other clients are sent them, too
+        self._state = self._rule.start(copies(received), copies(kept), vectors)
+
+    @property
+    def shift(self) -> Arrays:
+        """What is added to the gradient of each step, empty where the rule corrects it in another way."""
+        return self._rule.shift(self._state) if isinstance(self._rule, Shift) else {}
+
+    def correct(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:
+        """Return the corrected gradients, both in the model's order.
+
+        Raises
+        ------
+        FairbloomError
+            When the rule returns something else than a gradient of each parameter.
+        """
+        by_name = dict(zip(self._received, gradients, strict=True))
+        corrected = self._rule.correct(by_name, self._state, step)
+        if corrected is not by_name:
+            check_arrays(corrected, self._received, f"{self._rule}: what correct returns")
+        return [corrected[name] for name in self._received]
+
+    def finish(self, trained: Arrays, steps: StepsTaken) -> tuple[Arrays, dict[str, Tensor]]:
+        """Return the trainable parameters to reply, and what is kept.
+
+        Raises
+        ------
+        FairbloomError
+            When the rule returns something else, or it is not finite.
+        """
+        finished = self._rule.finish(copies(self._received), trained, self._state, steps)
+        if not (isinstance(finished, tuple) and len(finished) == 2):
+            raise ReportableError(f"{self._rule}: finish must return two, the arrays to reply and those to keep")
+        replied, kept = finished
+        if replied is not trained:
+            check_arrays(replied, self._received, f"{self._rule}: what finish has the client reply")
+            check_finite(replied, f"{self._rule}: what finish has the client reply")
+        if not isinstance(kept, Mapping) or not all(isinstance(each, Tensor) for each in kept.values()):
+            raise ReportableError(f"{self._rule}: what finish has the client keep must be tensors by name")
+        if not all(isinstance(name, str) for name in kept):
+            raise ReportableError(f"{self._rule}: what finish has the client keep must have words for names")
+        check_finite(kept, f"{self._rule}: what finish has the client keep")
+        return replied, dict(kept)

@@ -1,0 +1,90 @@
+"""EAGLE's client half: the least loss that a client reaches by training alone, which it finds once and keeps."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+
+from fairbloom.protocol.names import LOSS
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.streams import generator, seed_of
+from fairbloom.protocol.terms import BaselineTerms
+from fairbloom.tasks.optimizers import OptimizerChoice
+
+from ..metrics import OF_BASELINE
+from ..states import BASELINE
+from ..training import measure, train
+from ..work import LocalWork
+from .base import Rule, Scores, Trainee
+
+
+class Baseline(Rule):
+    """Trains alone once, from the model that it then receives, and keeps loss and scores of the best model it met."""
+
+    reads = BaselineTerms
+    keeps = BASELINE
+
+    def before(self, client: Trainee) -> Scores:
+        """Return what the client reports of its best model, which it finds first where it has none.
+
+        It keeps nothing where no model that it met had a finite loss: the reply is then refused, and the next model
+        that it receives may be whole.
+        """
+        if not OF_BASELINE.applies(self.terms, client.splits):
+            return {}
+        kept = client.states[BASELINE]
+        found = kept.before(self.terms.server_round)
+        if found is None:
+            received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+            best = self._reach_alone(client)
+            found = {name: torch.tensor(score, dtype=torch.float64) for name, score in best.items()}
+            if found[LOSS].isfinite():
+                kept.keep(self.terms.server_round, found, origin=0)
+            client.model.load_state_dict(received)
+        return client.report(OF_BASELINE, {name: score.item() for name, score in found.items()}, self.terms)
+
+    def _reach_alone(self, client: Trainee) -> Mapping[str, float]:
+        """Return loss and scores of the best model that is met, which is measured first and after every epoch."""
+        terms, model, task, examples = self.terms, client.model, client.task, client.splits.train
+        found = [measure(model, task, examples)]
+        for epoch in range(terms.baseline_epochs or 0):
+            train(model, task, examples, lonely_work(client.settings, client.key, epoch))
+            found.append(measure(model, task, examples))
+            losses = [each[LOSS] for each in found]
+            if has_settled(losses, terms.baseline_patience or 0, terms.baseline_tolerance or 0.0):
+                break
+        return min(found, key=lambda each: each[LOSS] if math.isfinite(each[LOSS]) else math.inf)
+
+
+def lonely_work(settings: RunSettings, client: str, epoch: int) -> LocalWork:
+    """Return the work of an epoch in which a client trains alone: on the plain loss, at the run's first learning rate.
+
+    Nothing pulls it, neither time nor a straggler's share ends it early, and whatever the optimizer remembers starts
+    afresh, as it does in a round.
+    """
+    return LocalWork(
+        epochs=1,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        optimizer=OptimizerChoice.of(settings),
+        gradient_clip=settings.gradient_clip,
+        class_weights=settings.class_weights,
+        precision=settings.precision,
+        random=generator(settings.seed, "lonely batches", epoch, client),
+        draws=seed_of(settings.seed, "lonely dropout", epoch, client),
+    )
+
+
+def has_settled(losses: Sequence[float], patience: int, tolerance: float) -> bool:
+    """Return whether the least loss fell by less than `tolerance` of itself over the last `patience` epochs.
+
+    `losses` are those at the start and after each epoch.
+    """
+    if len(losses) <= patience:
+        return False
+    least = list(accumulate(losses, min))
+    before, now = least[-1 - patience], least[-1]
+    return not before - now > tolerance * abs(before)

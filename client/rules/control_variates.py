@@ -1,0 +1,64 @@
+"""SCAFFOLD's client half: control variates."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fairbloom.protocol.names import CONTROL
+from fairbloom.protocol.terms import ControlTerms
+
+from ..device import in_double
+from .arrays import check_arrays, like, update_of
+from .base import Arrays, Shift, StepsTaken
+
+
+class ControlVariates(Shift):
+    """SCAFFOLD's local work: y ← y − η (g(y) − c_k + c), and then c_k ← c_k − c + u_k / H with H = Σ η.
+
+    c is the server's control variate, sent as the record `control` (zero where there is none), and c_k the client's.
+
+    Source: Karimireddy et al., ICML 2020, Algorithm 1, option II.
+    """
+
+    reads = ControlTerms
+
+    def start(self, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> "Control":
+        """Return c_k, c and their difference."""
+        own = {name: like(kept.get(name), array) for name, array in received.items()}
+        control = sent.get(CONTROL, {})
+        if control:
+            check_arrays(control, received, f"the record {CONTROL!r}")
+        of_server = {name: like(control.get(name), array) for name, array in received.items()}
+        return Control(own, of_server, {name: of_server[name] - own[name] for name in received})
+
+    def shift(self, state: "Control") -> Arrays:
+        """Return c − c_k."""
+        return state.shift
+
+    def finish(self, received: Arrays, trained: Arrays, state: "Control", steps: StepsTaken) -> tuple[Arrays, Arrays]:
+        """Return the trained parameters and the new c_k, which is the old one where no step went anywhere."""
+        if not steps.rate_sum:
+            return trained, state.own
+        updates = update_of(received, trained)
+        kept = {
+            name: (in_double(own) - in_double(state.of_server[name]) + updates[name] / steps.rate_sum).to(own)
+            for name, own in state.own.items()
+        }
+        return trained, kept
+
+
+class Control(NamedTuple):
+    """The control variates of a round.
+
+    Attributes
+    ----------
+    own
+        c_k, the client's.
+    of_server
+        c.
+    shift
+        c − c_k, which is added to each gradient.
+    """
+
+    own: Arrays
+    of_server: Arrays
+    shift: Arrays

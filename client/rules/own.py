@@ -1,0 +1,85 @@
+"""A user's own rule, which corrects each step by what the client keeps between rounds."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fairbloom.errors import FairbloomError
+from fairbloom.imports import imported, is_import_string
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.protocol.terms import OwnRuleTerms, Terms
+
+from .base import Arrays, Corrector, StepsTaken
+
+
+class ClientRule(Protocol):
+    """What a user's own rule has; every round makes another one, which remembers nothing by itself.
+
+    The steps are those of plain SGD; weight decay and a proximal term are part of the gradient.
+    """
+
+    def start(self, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> Any:
+        """Return the state of this round; see `Rule.start`."""
+
+    def correct(self, gradients: dict[str, Tensor], state: Any, step: int) -> Arrays:
+        """Return what a step goes down in place of the gradients; see `Rule.correct`."""
+
+    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken) -> tuple[Arrays, Arrays]:
+        """Return the trainable parameters to reply, and what the client keeps; see `Rule.finish`."""
+
+
+class OwnRule(Corrector):
+    """A user's own rule at its client.
+
+    Parameters
+    ----------
+    terms
+        Of the round's work.
+    name
+        The import string of the user's class.
+
+    Raises
+    ------
+    FairbloomError
+        When there is no such class, it needs arguments, or lacks one of a rule's functions.
+    """
+
+    reads = OwnRuleTerms
+
+    def __init__(self, terms: Terms, name: str) -> None:
+        super().__init__(terms)
+        self._name = name
+        self.users = self._find()
+
+    def __str__(self) -> str:
+        """Return the setting that names it."""
+        return f"client-rule = {self._name!r}"
+
+    def _find(self) -> ClientRule:
+        if not is_import_string(self._name):
+            raise SettingsError(f"{self}: it must be a class of yours, as in my_module:MyRule")
+        found = imported("client-rule", self._name)
+        if not isinstance(found, type):
+            raise SettingsError(f"{self}: it is a {type(found).__name__}; a rule is a class")
+        if lacking := [each for each in ("start", "correct", "finish") if not callable(getattr(found, each, None))]:
+            raise SettingsError(f"{self}: it has no function {lacking[0]}; a rule has start, correct and finish")
+        try:
+            users: ClientRule = found()
+        except Exception as error:
+            raise FairbloomError(
+                f"{self}: it cannot be made without arguments ({type(error).__name__}: {error}): give them defaults"
+            ) from error
+        return users
+
+    def start(self, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> Any:
+        """Return what the user's rule does."""
+        return self.users.start(received, kept, sent)
+
+    def correct(self, gradients: dict[str, Tensor], state: Any, step: int) -> Arrays:
+        """Return what the user's rule does."""
+        return self.users.correct(gradients, state, step)
+
+    def finish(self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken) -> tuple[Arrays, Arrays]:
+        """Return what the user's rule does."""
+        return self.users.finish(received, trained, state, steps)

@@ -1,0 +1,18 @@
+"""The proximal term of FedProx, and of every other method that is asked for one."""
+
+from fairbloom.protocol.terms import ProximalTerms
+
+from .base import Rule
+
+
+class ProximalTerm(Rule):
+    """Adds (mu/2)‖x − w‖² to the loss, w the received model.
+
+    Source: Li et al., MLSys 2020 (FedProx), eq. 2.
+    """
+
+    reads = ProximalTerms
+
+    def pull(self) -> float:
+        """Return mu."""
+        return self.terms.proximal_mu
