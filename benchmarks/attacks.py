@@ -9,7 +9,7 @@ import argparse
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -95,7 +95,7 @@ class HostileClient(LocalClient):
             name: self.attack(array, random) if array.is_floating_point() else update.arrays[name]
             for name, array in received.items()
         }
-        return Update(hostile, update.metrics, hostile if update.second else {})
+        return replace(update, arrays=hostile, second=hostile if update.second else {})
 
 
 class HostileClients(LoopClients):

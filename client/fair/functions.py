@@ -57,8 +57,7 @@ HONOURED = Honoured(
 
 def find_unmet(terms: Terms) -> str:
     """Return the first thing that terms ask for and that is not made of a user's functions, as key = value."""
-    kinds = kinds_of(terms, terms.client_rule)
-    unmet = [kind.asked_in(terms) for kind in kinds if not HONOURED.follows(kind)]
+    unmet = [kind.asked_in(terms) for kind in kinds_of(terms) if not HONOURED.follows(kind)]
     return unmet[0] if unmet else HONOURED.unmet(terms, ())
 
 
@@ -504,7 +503,7 @@ class _Round(ClientRound):
 
     def after(self) -> None:
         if self._idle and not self._with_own_models:
-            raise ReportableError(f"{self._asked['steps'].by} came without personal-lambda: there is nothing to train")
+            raise ReportableError(f"{self._asked['steps'].by} came without a personal model: there is nothing to train")
         for rule in self._with_own_models:
             work = rule.after(ASKED_NOTHING)
             outcome, steps = self._train_own(Asked(str(rule), work.pull), work.epochs)

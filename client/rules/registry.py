@@ -60,7 +60,6 @@ def kinds_of(terms: Terms, client_rule: str = "") -> list[type[Rule]]:
     """Return which rules terms ask for, and whether the user's own is one where the settings name it."""
     asked = {_BY_PARAMETERS[each] for each in terms.rules}
     asked |= {_BY_METRIC[name] for name in terms.measure if name in _BY_METRIC}
-    asked -= {OwnRule}
     asked |= {OwnRule} if client_rule else set()
     return [rule for rule in RULES if rule in asked] if asked else []
 

@@ -62,8 +62,7 @@ HONOURED = Honoured(
     ),
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "step-sum", "{}", "train-{}", "{}-validation"}
-        | {"{}-personal", "{}[{}:{}]", "{}-validation-personal", "{}-baseline"}
-        | {"disparity", "disparity-hard", "positives-0", "positives-1", "hits-0", "hits-1"}
+        | {"{}-personal", "{}[{}:{}]", "{}-validation-personal", "{}-baseline", *wire.BETWEEN_GROUPS}
     ),
 )
 """What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to those of all clients at

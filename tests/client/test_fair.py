@@ -807,7 +807,7 @@ ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([
         (by_hand, {"personal-lambda": 0.5, "personal-epochs": 1}, "personal-lambda = 0.5: no optimizer"),
         (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model of the training function"),
         (with_two_rates, {"measure": ["learning-rate"]}, "the optimizer has several learning rates, .0.1, 7.0."),
-        (train_point, {"local-only": True}, "local-only = True came without personal-lambda"),
+        (train_point, {"local-only": True}, "local-only = True came without a personal model"),
         (train_point, {"loss-transform": "sharpen"}, "loss-transform = 'sharpen' is unknown"),
         (train_point, {"measure": ["hits-0"]}, "measure = hits-0: .*docs/subgroups.md"),
         (train_point, {"disparity": "demographic-parity"}, "disparity = 'demographic-parity': .*docs/subg"),
