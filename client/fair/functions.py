@@ -456,7 +456,7 @@ class _Round(ClientRound):
             return
         data: Any = None
         if self._whole is not None:
-            data = one_batch(self._call.data(self._whole.by))
+            data = one_batch(self._call.data(self._whole.by), self._whole.by)
         elif self._wanted is not None:
             data = self._data_of(self._wanted)
         self._session.seed("train")

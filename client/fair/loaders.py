@@ -83,8 +83,8 @@ def epochs_of(data: Data | None, epochs: int) -> Any:
     return None if data is None or epochs == 1 else chosen(data, [*range(len(data))] * epochs)
 
 
-def one_batch(loader: Data) -> Batches:
-    """Return all examples of a loader as one batch.
+def one_batch(loader: Data, term: str) -> Batches:
+    """Return all examples of a loader as one batch; `term` says what asks for it, as key = value.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def one_batch(loader: Data) -> Batches:
     examples = examples_of(loader) if isinstance(loader, DataLoader) else None
     if examples is None:
         raise ReportableError(
-            "full-batch-step = True: the training data cannot make one batch of all examples: give the training "
+            f"{term}: the training data cannot make one batch of all examples: give the training "
             "function a DataLoader that has a batch size, and whose Dataset has a length"
         )
     return Batches(loader, _like(loader, examples, len(examples)), lambda: 1)
