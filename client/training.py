@@ -114,7 +114,7 @@ def train(
     FairbloomError
         When all parameters are frozen, the model returns no tensor, or BatchNorm would meet single examples only.
     """
-    if work.steps == 0:
+    if work.idle:
         return StepsTaken()
     model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

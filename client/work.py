@@ -48,6 +48,8 @@ class LocalWork:
         Strength of (pull/2)‖x − w‖², w the received model.
     in_full
         Whether a straggler does all of it as well.
+    idle
+        Whether no step is taken.
     steps
         How many steps are taken, whatever the epochs; None: as many as the epochs have.
     time_budget
@@ -74,6 +76,7 @@ class LocalWork:
     gradient_clip: float = 0.0
     pull: float = 0.0
     in_full: bool = False
+    idle: bool = False
     steps: int | None = None
     time_budget: float = math.inf
     class_weights: str = ""
@@ -105,7 +108,7 @@ class LocalWork:
         return self.optimizer.make(parameters, learning_rate=self.learning_rate, **rates)
 
 
-OF_STEPS = frozenset({"epochs", "batch_size", "in_full", "steps", "time_budget", "random", "draws"})
+OF_STEPS = frozenset({"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"})
 """The fields that say which steps are taken, and when; all others say what a step does."""
 
 

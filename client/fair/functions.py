@@ -418,7 +418,7 @@ class _Round(ClientRound):
         }
         self._wanted: Asked[int] | None = self._asked.get("steps")
         self._whole: Asked[int] | None = self._asked.get("batch_size")
-        self._idle = self._wanted is not None and self._wanted.value == 0
+        self._idle: Asked[bool] | None = self._asked.get("idle")
 
     def before(self) -> None:
         """Refuse what would be refused after the training."""
@@ -503,7 +503,7 @@ class _Round(ClientRound):
 
     def after(self) -> None:
         if self._idle and not self._with_own_models:
-            raise ReportableError(f"{self._asked['steps'].by} came without a personal model: there is nothing to train")
+            raise ReportableError(f"{self._idle.by} came without a personal model: there is nothing to train")
         for rule in self._with_own_models:
             work = rule.after(ASKED_NOTHING)
             outcome, steps = self._train_own(Asked(str(rule), work.pull), work.epochs)

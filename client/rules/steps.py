@@ -17,7 +17,7 @@ class LocalOnly(Rule):
 
     def replace_steps(self, work: LocalWork) -> LocalWork:
         """Return no step."""
-        return replace(work, steps=0)
+        return replace(work, idle=True)
 
 
 class ClientMomentum(Rule):

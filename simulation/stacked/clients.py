@@ -58,7 +58,7 @@ HONOURED = Honoured(
     ),
     work=frozenset(
         {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
-        | {"in_full", "transform", "random", "optimizer", "schedule", "class_weights", "precision"}
+        | {"in_full", "idle", "transform", "random", "optimizer", "schedule", "class_weights", "precision"}
     ),
     metrics=frozenset(
         {"{}-before", "{}-after", "learning-rate", "update-norm", "step-sum", "{}", "train-{}", "{}-validation"}
@@ -423,7 +423,7 @@ class _Block(ClientRound):
             return
         if measurement.model == TRAINED:
             found = measure_trained(self._program, self._task, self._rows, self._parts)
-        elif self._work.steps != 0 and takes_all(self._block) and [*asked] == [wire.LOSS_BEFORE]:
+        elif not self._work.idle and takes_all(self._block) and [*asked] == [wire.LOSS_BEFORE]:
             self._loss_before_in_first_step = True  # it is the mean loss of the first batch
             return
         else:
@@ -444,6 +444,8 @@ class _Block(ClientRound):
         return local.start_rule(rule, training.received, self._terms.of_client(local.name), training.sent)
 
     def take_steps(self) -> None:
+        if self._work.idle:
+            return
         training, counts = self._training, [member.steps for member in self._block]
         shifts = [started.rule.shift for started in self._started]
         shift = [torch.stack([each[name] for each in shifts]) for name in training.layout.trainable] if shifts else []
@@ -470,8 +472,11 @@ class _Block(ClientRound):
     def finish(self) -> None:
         for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
             trained = {name: array[row] for name, array in self._named_rows()}
-            steps = StepsTaken(self._work.rates(member.steps))
+            steps = StepsTaken(self._work.rates(self._steps_of(member)))
             member.local.finish_rule(started, trained, steps, self._terms)
+
+    def _steps_of(self, member: Member) -> int:
+        return 0 if self._work.idle else member.steps
 
     def _named_rows(self) -> Iterable[tuple[str, Tensor]]:
         return zip(self._training.layout.trainable, self._rows.arrays, strict=True)
@@ -489,7 +494,7 @@ class _Block(ClientRound):
         for row, member in enumerate(self._block):
             metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
             if terms.measure:
-                done = self._rows.work_done(row, self._work, member.steps)
+                done = self._rows.work_done(row, self._work, self._steps_of(member))
                 metrics |= requested_metrics(terms.measure, self._scores[row], done)
             if keeps_states and terms.of_client(member.local.name).state_round is not None:
                 metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0

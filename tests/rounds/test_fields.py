@@ -89,6 +89,7 @@ OF_THE_WORK: Mapping[str, Case] = {
     "pull": asked(proximal_mu=0.7),
     "steps": asked(local_steps=3),
     "in_full": asked(full_batch_step=True),
+    "idle": asked(local_only=True),
     "time_budget": Case({"time-budget": 1e-9}),
     "transform": Case(terms=PROPFAIR),
     "random": asked(server_round=2),
