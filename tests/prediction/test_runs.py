@@ -133,10 +133,12 @@ def test_a_damaged_preprocessing_is_named(copied: Path, content: bytes) -> None:
         load_predictor(copied, client="north")
 
 
-def test_a_run_of_an_earlier_version_says_what_it_lacks(copied: Path, together: fairbloom.Run, tmp_path: Path) -> None:
+def test_a_run_without_preprocessing_says_what_it_lacks(copied: Path, together: fairbloom.Run, tmp_path: Path) -> None:
     for file in copied.rglob("preprocessing.json"):
         file.unlink()
-    with pytest.raises(FairbloomError, match=r"means and deviations of client north are not in .*: train again"):
+    with pytest.raises(
+        FairbloomError, match=r"means and deviations of client north are not in .*: restore .*, or train again"
+    ):
         load_predictor(copied, client="north")
     earlier = shutil.copytree(together.folder, tmp_path / "together")
     (earlier / "preprocessing.json").unlink()
