@@ -10,7 +10,7 @@ from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS, find_task
 
 from ..views.catalogue import about, describe
-from ..views.tables import show_methods, show_settings, show_tasks, show_wrappers
+from ..views.lists import show_methods, show_settings, show_tasks, show_wrappers
 from .options import JsonOption
 
 NamesArgument = Annotated[

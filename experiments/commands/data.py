@@ -12,7 +12,7 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.tasks import describe_data, find_task, load_task
 
 from ..options import merge_settings
-from ..views.tables import show_data
+from ..views.lists import show_data
 from .options import ClientsOption, DataOption, JsonOption, PartitionOption, SetOption, setting_option, settings_of
 from .show import draw
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from fairbloom.command import TrustOption
 
 from ..results.run import load
-from ..views.tables import console
+from ..views.terminal import console
 from .predict import ClientOption, ModelChoice
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..views.listing import find_runs, table_rows
-from ..views.tables import show_runs
+from ..views.lists import show_runs
 from .options import JsonOption
 
 

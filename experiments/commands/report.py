@@ -15,7 +15,7 @@ from ..results.run import COMPARISON, REPORT, SWEEP, load
 from ..studies.reproduce import REPRODUCTION, load_reproduction
 from ..studies.swept import load_sweep
 from ..views.report import FIGURES, write_report
-from ..views.tables import console
+from ..views.terminal import console
 
 
 def report(

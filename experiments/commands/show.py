@@ -16,7 +16,9 @@ from ..results.run import COMPARISON, SWEEP, load
 from ..results.scored import scores_of
 from ..studies.swept import load_sweep
 from ..views.listing import find_runs, table_rows
-from ..views.tables import console, show_details, show_ranks, show_runs
+from ..views.lists import show_runs
+from ..views.summary import details_of, summary_of
+from ..views.terminal import console, show_page
 from .options import FigureOption, JsonOption, SpreadOption, show_result
 
 
@@ -63,7 +65,7 @@ def show(
             about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
         print(json.dumps(about, indent=2))
     else:
-        show_details(chosen)
+        show_page(details_of(chosen))
     if figure is not None:
         draw(chosen, figure, as_json)
     if split is not None:
@@ -76,7 +78,7 @@ def show_ranked(folders: Sequence[Path], figure: Path | None, as_json: bool) -> 
     if as_json:
         print(json.dumps(found.as_json, indent=2))
     else:
-        show_ranks(found)
+        show_page(summary_of(found))
     if figure is not None:
         draw(found, figure, as_json)
 

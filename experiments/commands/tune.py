@@ -14,7 +14,7 @@ from fairbloom.simulation.tune import tune as measure
 from ..options import merge_settings
 from ..recipes.variants import settings_of_method
 from ..views import progress
-from ..views.tables import show_tuned
+from ..views.lists import show_tuned
 from .options import (
     ClientsOption,
     DataOption,

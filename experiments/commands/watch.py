@@ -11,9 +11,9 @@ from ..results.comparison import load_comparison
 from ..results.run import COMPARISON, SWEEP, load
 from ..studies.swept import load_sweep
 from ..views.listing import find_runs, table_rows
+from ..views.lists import show_runs
 from ..views.live import terminal
 from ..views.live.state import Snapshot
-from ..views.tables import show_runs
 
 ENDED_EARLY, LEFT = 1, 130
 """Exit codes: the run was interrupted, and the user has left by Ctrl-C while it goes on."""

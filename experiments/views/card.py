@@ -28,7 +28,7 @@ from ..results.groups import ALL, Gap, Group, GroupReport
 from ..results.measured import LARGER_CLASS, measure_title
 from ..results.other_scores import Contradiction
 from ..results.run import Run, load, measures
-from .tables import SHOWN, Digits
+from .report.cells import SHOWN, Digits
 
 LISTED = 50
 """Of more clients, so many have a row: those that are served worst."""

@@ -1,5 +1,6 @@
 """The chart of each result, and its files: charts of the report, which stand alone."""
 
+import base64
 import re
 from functools import singledispatch
 from pathlib import Path
@@ -84,6 +85,12 @@ def draw_svg(spec: Spec) -> bytes:
         return name[1] + numbers.setdefault(name[2], str(len(numbers)))
 
     return re.sub(r'((?:id="|url\(#)(?:gradient_|clip))(\d+)', renumber, svg).encode()
+
+
+def render_image(result: object) -> str:
+    """Return the chart of a result as an HTML image that holds its file."""
+    picture = base64.b64encode(draw_png(spec_of(result))).decode()
+    return f'<img alt="figure" style="max-width:100%" src="data:image/png;base64,{picture}">'
 
 
 def write_figure(result: object, path: Path) -> list[Path]:

@@ -12,22 +12,18 @@ from ..results.recommendation import Recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import Run
 from ..results.sweep import Sweep
-from .evaluation import show_evaluation
-from .recommendation import show_recommendation
-from .sweep_table import show_sweep
-from .tables import show_comparison, show_reproduction, show_run
+from .terminal import show_page
 
 if TYPE_CHECKING:
     from altair.typing import ChartType
 
     from fairbloom.prediction.export.described import DescribedModel
 
-show.register(Run, show_run)
-show.register(Comparison, show_comparison)
-show.register(Reproduction, show_reproduction)
-show.register(Sweep, show_sweep)
-show.register(Recommendation, show_recommendation)
-show.register(Evaluation, show_evaluation)
+
+def _show(result: object) -> None:
+    from .summary import summary_of
+
+    show_page(summary_of(result))
 
 
 def _chart(result: object) -> "ChartType":
@@ -36,40 +32,33 @@ def _chart(result: object) -> "ChartType":
     return build_chart(result)
 
 
+def _render_html(result: object) -> str:
+    """Return the summary of a result, with its chart where it has one."""
+    from .figures import render_image
+    from .report.html import render_fragment
+    from .summary import summary_of
+
+    drawn = isinstance(result, Comparison | Sweep) or (isinstance(result, Run) and result.final())
+    return render_fragment(summary_of(result)) + (render_image(result) if drawn else "")
+
+
+for kind in (Run, Reproduction, Sweep, Recommendation, Evaluation):
+    show.register(kind, _show)
+for kind in (Run, Comparison, Reproduction, Sweep):
+    chart.register(kind, _chart)
+for kind in (Run, Comparison, Sweep, Recommendation):
+    render_html.register(kind, _render_html)
+
+
+@show.register(Comparison)
+def _show_comparison(comparison: Comparison, spread: str = "interval") -> None:
+    from .summary import summary_of_comparison
+
+    show_page(summary_of_comparison(comparison, spread))
+
+
 @write_card.register(Run)
 def _write_card(run: Run, described: "DescribedModel") -> str:
     from .card import ModelCard
 
     return ModelCard(run, described).write()
-
-
-for kind in (Run, Comparison, Reproduction, Sweep):
-    chart.register(kind, _chart)
-
-
-@render_html.register(Run)
-def _render_run(run: Run) -> str:
-    from .notebook import html_of_run
-
-    return html_of_run(run)
-
-
-@render_html.register(Comparison)
-def _render_comparison(comparison: Comparison) -> str:
-    from .notebook import html_of_comparison
-
-    return html_of_comparison(comparison)
-
-
-@render_html.register(Sweep)
-def _render_sweep(swept: Sweep) -> str:
-    from .notebook import html_of_sweep
-
-    return html_of_sweep(swept)
-
-
-@render_html.register(Recommendation)
-def _render_recommendation(found: Recommendation) -> str:
-    from .notebook import html_of_recommendation
-
-    return html_of_recommendation(found)

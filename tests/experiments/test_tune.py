@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.views.tables import show_tuned
+from fairbloom.experiments.views.lists import show_tuned
 from fairbloom.server.run_folder.files import ENGINE
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import Choice

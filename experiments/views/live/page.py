@@ -15,7 +15,8 @@ from fairbloom.errors import FairbloomError
 
 from ..report import charts
 from ..report.charts import Series
-from ..report.page import Block, Cell, Chart, Charts, Note, Page, Section, Table, render, slug
+from ..report.html import render
+from ..report.page import Block, Cell, Chart, Charts, Note, Page, Section, Table, slug
 from .state import LiveRun, Point, Snapshot, follow
 
 HOST = "127.0.0.1"

@@ -13,7 +13,7 @@ from rich.text import Text
 from fairbloom.deploy.processes import duration
 from fairbloom.logs import escape_unprintable
 
-from ..tables import console
+from ..terminal import console
 from .state import Client, LiveRun, Point, Snapshot, follow
 
 SPARKS = "▁▂▃▄▅▆▇█"

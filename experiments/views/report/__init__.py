@@ -85,7 +85,7 @@ def write_page(page: "Page", path: Path, *, svg: bool = False) -> list[Path]:
     """Write a page, and return the files; see `write_report`."""
     from ..figures import draw_svg
     from .charts import for_paper
-    from .page import render
+    from .html import render
 
     files = {path: render(page).encode()}
     if svg:

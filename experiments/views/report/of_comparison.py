@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CLIENTS
@@ -14,8 +13,8 @@ from ...results.differences import FEWEST_SEEDS, Difference, differences_of
 from ...results.measured import LARGER_CLASS, measure_title
 from ...results.run import load
 from ...results.verdict import OTHERS, WORST
-from ..tables import SHOWN, Digits
 from . import charts
+from .cells import CLEAR, NONE, SHOWN, Digits, mark_clear
 from .lines import Groups, Line, groups_of, sorted_scores, spanned
 from .page import Block, Cell, Chart, Charts, Page, Section, Table, Tone, slug
 from .sections import (
@@ -26,7 +25,6 @@ from .sections import (
     caveats_section,
     cost_section,
     map_section,
-    number_cell,
     present,
     rounds_section,
     settings_section,
@@ -63,7 +61,7 @@ def page_of_comparison(comparison: Comparison, plan: Plan | None = None) -> Page
             absences_section(scene),
             cost_section(scene),
             settings_section(scene),
-            caveats_section([*comparison.caveats, *_left_out(comparison)]),
+            caveats_section([*comparison.caveats, *left_out(comparison)]),
         ]
     )
     settings, seeds = lines[0].runs[0].settings, comparison.seeds
@@ -100,17 +98,18 @@ def _first_only(comparison: Comparison) -> bool:
 
 def _groups(comparison: Comparison) -> Groups:
     """Return the clients from the worst served to the best by the baseline."""
-    return groups_of(worst_first(_by_name(comparison, comparison.baseline), comparison.score))
+    return groups_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
 
 
-def _by_name(comparison: Comparison, method: str) -> dict[str, float]:
+def by_name(comparison: Comparison, method: str) -> dict[str, float]:
     """Return the score of each client: the mean over the seeds, or that of the first where seeds deal the data."""
     by_seed = comparison.values[method][:1] if _first_only(comparison) else comparison.values[method]
     names = dict.fromkeys(name for values in by_seed for name in values)
     return {name: statistics.fmean(values[name] for values in by_seed if name in values) for name in names}
 
 
-def _left_out(comparison: Comparison) -> list[str]:
+def left_out(comparison: Comparison) -> list[str]:
+    """Return which clients are left out because they have no score under some method, a sentence a seed."""
     return [
         f"Left out with seed {seed} (no test {comparison.score.name} under some method): {', '.join(clients)}."
         for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False)
@@ -124,7 +123,8 @@ def _left_out(comparison: Comparison) -> list[str]:
 def _clients_section(comparison: Comparison, scene: Scene) -> Section:
     named = scene.clients <= NAMED_POINTS and not scene.first_only
     blocks: list[Block] = [_named_points(comparison, scene) if named else sorted_charts(comparison)]
-    blocks.append(_names_table(comparison, scene) if scene.groups.single else _ranks_table(comparison, scene))
+    names, single = scene.groups.names, scene.groups.single
+    blocks.append(names_table(comparison, names) if single else _ranks_table(comparison, scene))
     if len(comparison.scores) > 1:
         blocks.append(_scores_table(comparison))
     intro = f"The {comparison.score.name} of the final models on each client's own test examples."
@@ -147,7 +147,7 @@ def _named_points(comparison: Comparison, scene: Scene) -> Charts:
             values = [seed[client] for seed in comparison.values[method] if client in seed]
             if values:
                 rows.append({"client": client, "method": method, **spanned(values)})
-    base = _by_name(comparison, comparison.baseline)
+    base = by_name(comparison, comparison.baseline)
     said = ", ".join(f"{client} {comparison.score.written(base[client])}" for client in order)
     what = f"The score of each client under each method. Under {comparison.baseline}: {said}."
     spec = charts.clients_by_method(rows, scene.series, order, scene.axis)
@@ -157,7 +157,7 @@ def _named_points(comparison: Comparison, scene: Scene) -> Charts:
 def sorted_charts(comparison: Comparison) -> Charts:
     """Return a chart with a line for each method over its clients in order, or one a method where they are many."""
     score, count = comparison.score, comparison.client_count
-    labels = sorted(comparison.methods, key=lambda method: method != comparison.baseline)
+    labels = _labels(comparison)
     series, axis = charts.series_of(labels, comparison.baseline, comparison.personal), axis_title(score)
     rows: list[charts.Row] = []
     for method in labels:
@@ -179,30 +179,34 @@ def sorted_charts(comparison: Comparison) -> Charts:
     return Charts(panels, [base], narrow=True)
 
 
-def _names_table(comparison: Comparison, scene: Scene) -> Table:
-    """Return the score of each client under each method, coloured where it clearly differs from the baseline's."""
-    values = {method: _by_name(comparison, method) for method in (line.label for line in scene.lines)}
-    digits = Digits.of(comparison.score, (value for each in values.values() for value in each.values()))
-    differences = {} if scene.first_only else _differences_by_client(comparison, scene.groups.names)
-    cells, shares = [], {} if scene.first_only else comparison.larger_classes
-    for client in scene.groups.names:
-        row = [Cell(client), *([number_cell(shares.get(client), Digits(0))] if shares else [])]
-        for method, each in values.items():
-            cell, difference = number_cell(each.get(client), digits), differences.get((client, method))
-            row.append(replace(cell, tone=_tone(difference)) if difference else cell)
-        cells.append(row)
-    seeds = len(comparison.seeds)
-    of = "of the first seed, which deals the data in its own way" if scene.first_only else f"mean over {seeds} seeds"
+def names_table(comparison: Comparison, clients: Sequence[str]) -> Table:
+    """Return the score of some clients under each method, marked where it clearly differs from the baseline's."""
+    base, seeds, first_only = comparison.baseline, len(comparison.seeds), _first_only(comparison)
+    values = {method: by_name(comparison, method) for method in _labels(comparison)}
+    digits = Digits.of(comparison.score, (each[c] for each in values.values() for c in clients if c in each))
+    differences = {} if first_only else _differences_by_client(comparison, clients)
+    shares = {} if first_only else comparison.larger_classes
+    cells = []
+    for client in clients:
+        scores = [
+            mark_clear(digits.cell(each.get(client)), differences.get((client, method)))
+            for method, each in values.items()
+        ]
+        cells.append([Cell(client), *([Digits(0).cell(shares.get(client))] if shares else []), *scores])
+    over = "of the first seed, which deals the data in its own way" if first_only else f"mean over {seeds} seeds"
     note = ""
-    if differences and seeds > 1:
-        note = (
-            f"Green is clearly better than under {comparison.baseline}, red clearly worse: by the paired t test with "
-        )
-        note += "Holm's correction over all clients and methods; the rest does not differ significantly."
-    caption = f"Test {comparison.score.title}, the worst served under {comparison.baseline} first"
-    caption += f"; {of}" if seeds > 1 else ""
+    if any(difference.clear for difference in differences.values()):
+        note = f"{CLEAR} marks what is clearly better (green) or worse (red) than under {base}: p < 0.05 by the paired "
+        note += "t test with Holm's correction over all numbers of this table. The rest does not differ significantly."
+    caption = f"Test {comparison.score.title} of each client, the worst served under {base} first"
+    caption += f"; {over}" if seeds > 1 else ""
     headings = ["client", *([LARGER_CLASS] if shares else []), *values]
     return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)
+
+
+def _labels(comparison: Comparison) -> list[str]:
+    """Return the methods, the baseline first."""
+    return sorted(comparison.methods, key=lambda method: method != comparison.baseline)
 
 
 def _differences_by_client(comparison: Comparison, clients: Sequence[str]) -> dict[tuple[str, str], Difference]:
@@ -224,9 +228,7 @@ def _ranks_table(comparison: Comparison, scene: Scene) -> Table:
         [
             Cell(name),
             *(
-                number_cell(
-                    statistics.fmean(each[i] for i in range(len(each)) if ranks.members[str(i)] == name), digits
-                )
+                digits.cell(statistics.fmean(each[i] for i in range(len(each)) if ranks.members[str(i)] == name))
                 for each in by_method.values()
             ),
         ]
@@ -401,21 +403,23 @@ def _front_section(comparison: Comparison, scene: Scene) -> Section:
     cells = [
         [
             Cell(method),
-            *(number_cell(means[method][key], digits) for key in SHOWN),
+            *(digits.cell(means[method][key]) for key in SHOWN),
             Cell("yes" if method in front else "no"),
         ]
         for method in labels
     ]
-    cells += [
-        [Cell(f"{method}: {words}"), *[Cell("–")] * (len(SHOWN) + 1)]
-        for method, words in comparison.failed.items()
-        if method not in comparison.methods
-    ]
+    cells += failed_rows(comparison, len(SHOWN) + 1)
     headings = ["method", *(measure_title(key, scene.clients) for key in SHOWN), "on the front"]
     table = Table("measures", f"Test {score.title} over clients, mean over the seeds", headings, cells)
     intro = "Up and to the right is better. On the Pareto front, where no other method is better in both: "
     intro += f"{_listed(front)}." + (" Lines span the seeds." if len(comparison.seeds) > 1 else "")
     return Section("front", "Mean against worst", intro, [Charts([chart], scene.series), table])
+
+
+def failed_rows(comparison: Comparison, columns: int) -> list[list[Cell]]:
+    """Return a row without numbers for each method that is not compared because runs of it failed."""
+    lacking = {method: words for method, words in comparison.failed.items() if method not in comparison.methods}
+    return [[Cell(f"{method}: {words}"), *[NONE] * columns] for method, words in lacking.items()]
 
 
 def _beats(comparison: Comparison, one: Mapping[str, float], other: Mapping[str, float]) -> bool:

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from ...results.comparison import Comparison
 from ...results.ranks import Ranks, ranks_of
-from ..tables import Digits
 from . import charts
+from .cells import Digits
 from .charts import Series
 from .page import Block, Cell, Chart, Charts, Page, Section, Table, slug
-from .sections import number_cell
 
 RANKED = ("worst_10", "mean")
 """The measures by which methods are ranked."""
@@ -23,26 +22,11 @@ def page_of_comparisons(comparisons: Mapping[str, Comparison]) -> Page:
     series = charts.series_of(list(worst.average), bases.pop() if len(bases) == 1 else "")
     for measure, ranks in ranked.items():
         title = _title(ranks)
-        cells = [
-            [
-                Cell(method),
-                number_cell(rank, Digits(2)),
-                *(number_cell(by[method], Digits(1)) for by in ranks.by_task.values()),
-            ]
-            for method, rank in ranks.average.items()
-        ]
-        table = Table(
-            f"ranks-{slug(measure)}",
-            f"Ranks by the {title}; 1 is the best",
-            ["method", "mean rank", *ranks.by_task],
-            cells,
-            "Methods that are equally good share the mean of their ranks.",
-        )
         intro = (
             "A bar joins methods whose mean ranks differ by less than the critical difference (Nemenyi's test, level "
         )
         intro += f"0.05): these cannot be told apart. {' '.join(_sentences(ranks)[0])}"
-        blocks: list[Block] = [rank_charts(ranks, series), table]
+        blocks: list[Block] = [rank_charts(ranks, series), rank_table(ranks)]
         sections.append(Section(f"ranks-{slug(measure)}", f"Ranks by the {title}", intro, blocks))
     sections.append(_verdicts_section(comparisons))
     (headline, *others), left_out = _sentences(worst)
@@ -59,6 +43,18 @@ def rank_charts(ranks: Ranks, series: Sequence[Series] = ()) -> Charts:
     what = f"Mean ranks by the {_title(ranks)} over {len(ranks.by_task)} tasks: {said}."
     spec = charts.critical_difference(ranks.average, ranks.groups, named, ranks.critical_difference)
     return Charts([Chart(f"ranks-{slug(ranks.measure)}", f"Mean ranks by the {_title(ranks)}", what, spec)], named)
+
+
+def rank_table(ranks: Ranks) -> Table:
+    """Return the rank of each method by task, the best first."""
+    cells = [
+        [Cell(method), Digits(2).cell(rank), *(Cell(f"{by[method]:g}", by[method]) for by in ranks.by_task.values())]
+        for method, rank in ranks.average.items()
+    ]
+    note = "Methods that are equally good share the mean of their ranks. Mean ranks that differ by "
+    note += f"{ranks.critical_difference:.2f} or more are told apart (Nemenyi, level 0.05)."
+    caption = f"Ranks over {len(ranks.by_task)} tasks by the {_title(ranks)}; 1 is the best"
+    return Table(f"ranks-{slug(ranks.measure)}", caption, ["method", "mean rank", *ranks.by_task], cells, note)
 
 
 def _title(ranks: Ranks) -> str:

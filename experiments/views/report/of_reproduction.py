@@ -6,8 +6,8 @@ from ...recipes.recipe import ROUND
 from ...results.measured import decimals, in_title
 from ...results.outcome import Outcome
 from ...results.reproduction import Reproduction
-from ..tables import Digits, verdict
 from . import charts
+from .cells import NONE, Digits
 from .lines import CURVE_ROUNDS
 from .page import Block, Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
 from .sections import in_seconds, present
@@ -19,10 +19,43 @@ AGREES = {True: "yes", False: "no", None: "–"}
 def page_of_reproduction(done: Reproduction) -> Page:
     """Return the report of a reproduction."""
     recipe = done.recipe
-    sections = [_rows_section(done), _figure_section(done), _cost_section(done), _notes_section(done)]
+    sections = [_rows_section(done), _figure_section(done), _cost_section(done), notes_section(done)]
     facts = [("recipe", recipe.name), ("rows", str(len(done.outcomes))), ("seeds", str(len(done.seeds)))]
     facts += [(key, str(value)) for key, value in done.overrides.items() if key != "data-dir"]
     return Page(recipe.title, verdict(done), [recipe.what, recipe.source], facts, present(sections))
+
+
+def verdict(done: Reproduction) -> str:
+    """Return in words how many rows agree with what was printed, how many are missing, or that none can be compared."""
+    return " ".join(filter(None, (_progress(done), _agreement(done))))
+
+
+def _progress(done: Reproduction) -> str:
+    """Return how many rows are finished, "" where all are."""
+    unfinished = {folder for outcome in done.outcomes for folder in outcome.unfinished}
+    if not unfinished:
+        return ""
+    finished = sum(not outcome.unfinished for outcome in done.outcomes)
+    counts = f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
+    return f"{counts} The same command without --show runs them."
+
+
+def _agreement(done: Reproduction) -> str:
+    """Return how many of the finished rows agree, or why none can; "" where nothing was printed."""
+    if not done.printed:
+        return "These runs are cut short by --quick." if done.quick else ""
+    if not done.comparable:
+        cut = "cut short by --quick" if done.quick else "made with other settings than the recipe's"
+        return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
+    judged = [outcome.agrees for outcome in done.outcomes if outcome.agrees is not None]
+    if not judged:
+        return ""
+    within = "two combined standard errors, or one point where no ± is printed"
+    if done.recipe.tolerance:
+        unit = done.recipe.unit
+        within += "".join(f", or {value:g} in {in_title(m, unit)}" for m, value in done.recipe.tolerance.items())
+    agrees = "agrees" if len(judged) == 1 else "agree"
+    return f"{sum(judged)} of {len(judged)} rows {agrees} with what was printed: within {within}."
 
 
 def _rows_section(done: Reproduction) -> Section:
@@ -32,7 +65,7 @@ def _rows_section(done: Reproduction) -> Section:
     blocks: list[Block] = [Charts([chart], drawn.legend) for chart in drawn.charts]
     compared = any(outcome.case.published for outcome in done.outcomes)
     variants = dict.fromkeys(outcome.case.variant for outcome in done.outcomes)
-    blocks += [_rows_table(done, variant) for variant in variants]
+    blocks += [rows_table(done, variant) for variant in variants]
     intro = "Lines and ± are standard deviations over the seeds. A row agrees where it is within two combined standard "
     intro += "errors of what was printed, or one point where no ± is printed."
     title = "Printed and measured" if compared else "What was measured"
@@ -61,7 +94,7 @@ def rows_charts(done: Reproduction) -> Charts:
     return Charts(panels, series if compared else series[1:])
 
 
-def _rows_table(done: Reproduction, variant: str) -> Table:
+def rows_table(done: Reproduction, variant: str) -> Table:
     """Return the rows of a variant: for each measure what was printed and what was measured."""
     recipe = done.recipe
     outcomes = [outcome for outcome in done.outcomes if outcome.case.variant == variant]
@@ -77,26 +110,27 @@ def _rows_table(done: Reproduction, variant: str) -> Table:
             digits = Digits(decimals(measure, recipe.unit))
             if measure in printed:
                 number = outcome.case.published.get(measure)
-                row.append(_pair(number.mean, number.spread, digits) if number else Cell("–"))
+                row.append(digits.spread(number.mean, number.spread) if number else NONE)
             row.append(_measured(outcome, measure, digits))
-        agrees = "unfinished" if outcome.unfinished else AGREES[outcome.agrees]
-        cells.append([*row, Cell(agrees), Cell(str(len(outcome.runs)), len(outcome.runs))])
+        agrees = [Cell("unfinished" if outcome.unfinished else AGREES[outcome.agrees])] if done.printed else []
+        runs = f"{len(outcome.runs)} of {len(done.seeds)}" if outcome.unfinished else str(len(outcome.runs))
+        cells.append([*row, *agrees, Cell(runs, len(outcome.runs))])
     what = f"{variant}: {recipe.variants[variant].what}" if variant else recipe.title
-    return Table(f"rows-{slug(variant or 'all')}", what, [*headings, "agrees", "seeds"], cells)
+    note = "Mean ±standard deviation over the seeds."
+    if printed:
+        note += f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
+    headings += ["agrees", "seeds"] if done.printed else ["seeds"]
+    return Table(f"rows-{slug(variant or 'all')}", what, headings, cells, note)
 
 
 def _measured(outcome: Outcome, measure: str, digits: Digits) -> Cell:
     if measure not in outcome.measured:
-        return Cell("failed" if outcome.fault else "–")
+        return Cell("failed") if outcome.fault else NONE
     mean, spread = outcome.measured[measure]
     agrees = outcome.agreements.get(measure)
     tone: Tone = "" if agrees is None else "better" if agrees else "worse"
-    cell = _pair(mean, spread if len(outcome.runs) > 1 else None, digits, tone)
-    return Cell(f"≠ {cell.text}", mean, tone) if agrees is False else cell
-
-
-def _pair(mean: float, spread: float | None, digits: Digits, tone: Tone = "") -> Cell:
-    return Cell(digits.number(mean) if spread is None else digits.spread(mean, spread), mean, tone)
+    text = digits.spread(mean, spread if len(outcome.runs) > 1 else None).text
+    return Cell(f"≠ {text}" if agrees is False else text, mean, tone)
 
 
 def _figure_section(done: Reproduction) -> Section | None:
@@ -156,7 +190,7 @@ def _cost_section(done: Reproduction) -> Section:
     )
 
 
-def _notes_section(done: Reproduction) -> Section | None:
+def notes_section(done: Reproduction) -> Section | None:
     """Return what is known of the differences, and why runs failed."""
     faults = [f"{outcome.full_name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
     notes = [f"{outcome.case.name}: {outcome.case.row.note}" for outcome in done.outcomes if outcome.case.row.note]

@@ -6,8 +6,8 @@ from ...results.groups import GroupReport
 from ...results.measured import LARGER_CLASS, measure_title
 from ...results.run import Run, measures
 from ...results.scored import scores_of, sentences_of
-from ..tables import SHOWN, Digits
 from . import charts
+from .cells import SHOWN, Digits
 from .lines import NAMED, Line, groups_of
 from .page import Block, Cell, Chart, Charts, Page, Section, Table
 from .sections import (
@@ -16,7 +16,6 @@ from .sections import (
     caveats_section,
     cost_section,
     map_section,
-    number_cell,
     present,
     run_rounds_section,
     settings_section,
@@ -118,24 +117,23 @@ def _clients_section(scene: Scene, final: dict[str, float], personal: dict[str, 
         said = f"From {scene.score.written(final[order[0]])} to {scene.score.written(final[order[-1]])}."
         what = f"The scores of {len(final)} clients in order. {said}"
         blocks.append(Charts([Chart("clients", "All clients in order", what, spec)], scene.series))
-    blocks += [_measures_table(scene), _clients_table(scene, values, order)]
+    blocks += [measures_table(scene.lines[0].runs[0]), _clients_table(scene, values, order)]
     intro = f"The {scene.score.name} of the final model on each client's own test examples."
     return Section("clients", "How each client is served", intro, blocks)
 
 
-def _measures_table(scene: Scene) -> Table:
+def measures_table(run: Run) -> Table:
     """Return the measures over clients of all scores, each with the number of clients that it is over."""
-    found = scores_of(scene.lines[0].runs[0])
-    cells = []
+    keys, found, cells = (*SHOWN, "gap"), scores_of(run), []
     for each in found:
         spread = measures(each.values, each.score)
-        digits = Digits.of(each.score, (spread[key] for key in (*SHOWN, "gap")))
+        digits = Digits.of(each.score, (spread[key] for key in keys))
         name = f"{each.score.title} (personal models)" if each.model == "personal" else each.score.title
         count = Cell(f"{len(each.values)} of {each.clients}" if each.lacking else str(each.clients), len(each.values))
-        cells.append([Cell(name), count, *(number_cell(spread[key], digits) for key in (*SHOWN, "gap"))])
-    titles = [measure_title(key, scene.clients) for key in (*SHOWN, "gap")]
+        cells.append([Cell(name), count, *(digits.cell(spread[key]) for key in keys)])
+    headings = ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)]
     note = " ".join(f"{sentence}." for sentence in sentences_of(found))
-    return Table("measures", "Scores over clients", ["test score", "clients", *titles], cells, note)
+    return Table("measures", f"{run.label} after round {run.rounds_done}, over clients", headings, cells, note)
 
 
 def _clients_table(scene: Scene, values: dict[str, dict[str, float]], order: list[str]) -> Table:
@@ -145,9 +143,9 @@ def _clients_table(scene: Scene, values: dict[str, dict[str, float]], order: lis
     cells = [
         [
             Cell(client),
-            *(number_cell(by_client.get(client), digits) for by_client in values.values()),
-            number_cell(examples.get(client), Digits(0)),
-            *([number_cell(shares.get(client), Digits(0))] if shares else []),
+            *(digits.cell(by_client.get(client)) for by_client in values.values()),
+            Digits(0).cell(examples.get(client)),
+            *([Digits(0).cell(shares.get(client))] if shares else []),
         ]
         for client in order
     ]

@@ -3,14 +3,15 @@
 import math
 
 from ...results.comparison import Plan
+from ...results.differences import FEWEST_SEEDS
 from ...results.sweep import Sweep, SweepPoint
-from ..tables import Digits
 from . import charts
+from .cells import CLEAR, Digits, mark_clear
 from .charts import Series
 from .lines import NAMED, spanned
 from .of_comparison import page_of_comparison
 from .page import Block, Cell, Chart, Charts, Page, Section, Table
-from .sections import caveats_section, number_cell
+from .sections import caveats_section
 
 
 def page_of_sweep(swept: Sweep) -> Page:
@@ -31,10 +32,9 @@ def page_of_sweep(swept: Sweep) -> Page:
 
 def _points_section(swept: Sweep) -> Section:
     """Return what each point is worth by the criterion, the best first."""
-    order = sorted(swept.points, key=lambda point: _order(swept, point))
     what = f"{swept.measured} of {swept.score.title} on validation examples"
-    blocks: list[Block] = [points_charts(swept)] if any(point.values for point in order) else []
-    blocks.append(_points_table(swept, [*order, *swept.bases], what))
+    blocks: list[Block] = [points_charts(swept)] if any(point.values for point in swept.points) else []
+    blocks.append(points_table(swept))
     intro = f"By the {what}." + (" Lines span the seeds." if len(swept.plan.searched) > 1 else "")
     return Section("points", "What was tried", intro, blocks)
 
@@ -56,21 +56,30 @@ def points_charts(swept: Sweep) -> Charts:
     return Charts([Chart("points", "The points", f"The {what} of {len(shown)} points: {said}.", spec)], series)
 
 
-def _order(swept: Sweep, point: SweepPoint) -> tuple[bool, float]:
-    return point is not swept.best, -swept.score.better(point.mean, 0.0) if point.values else math.inf
+def _order(swept: Sweep, point: SweepPoint) -> tuple[bool, bool, float]:
+    worth = -swept.score.better(point.mean, 0.0) if point.values else math.inf
+    return point not in (swept.best, swept.baseline), point.planned.pruned or not point.values, worth
 
 
-def _points_table(swept: Sweep, points: list[SweepPoint], what: str) -> Table:
-    """Return what each point is worth, and how far the chosen one is ahead of it."""
-    digits = Digits.of(swept.score, (point.mean for point in points if point.values))
-    places = {id(point): i for i, point in enumerate(swept.points)}
+def points_table(swept: Sweep) -> Table:
+    """Return what each point is worth, the best first, how far the chosen one is ahead of it, and the baseline's."""
+    digits = Digits.of(swept.score, (point.mean for point in (*swept.points, *swept.bases) if point.values))
     cells = []
-    for point in points:
-        ahead = swept.behind.get(places.get(id(point), -1))
-        ends = (math.nan,) * 3 if ahead is None else (ahead.mean, ahead.low, ahead.high)
-        state = "chosen" if point in (swept.best, swept.baseline) else point.fault or point.state
-        numbers = [number_cell(number, digits) for number in (point.mean, point.error, *ends)]
-        cells.append([Cell(point.name), *numbers, Cell(state or "–")])
+    for points in (swept.points, swept.bases):
+        for place in sorted(range(len(points)), key=lambda i: _order(swept, points[i])):
+            point, ahead = points[place], swept.behind.get(place) if points is swept.points else None
+            role = "chosen" if point is swept.best else "baseline" if point is swept.baseline else point.state
+            state = Cell(point.fault or role, tone="worse" if point.fault else "")
+            error = point.error if len(point.values) > 1 else None
+            ends = (None, None, None) if ahead is None else (ahead.mean, ahead.low, ahead.high)
+            by, low, high = map(digits.cell, ends)
+            number = digits.cell(point.mean if point.values else None)
+            cells.append([Cell(point.name), number, digits.cell(error), mark_clear(by, ahead), low, high, state])
+    seeds = len(swept.plan.searched)
+    note = f"Mean over {seeds} seeds." if seeds > 1 else "With one seed."
+    if seeds >= FEWEST_SEEDS:
+        note += f" {CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's correction over points."
+    note += " The last rows are of the baseline, which is chosen among its own points." if swept.bases else ""
     headings = ["point", swept.measured, "standard error", "chosen is ahead by", "95 % from", "to", "state"]
-    note = "The last rows are of the baseline, which is chosen among its own points." if swept.bases else ""
-    return Table("points", f"Points by the {what}", headings, cells, note)
+    caption = f"Points by the {swept.measured} of {swept.score.title} on validation examples"
+    return Table("points", caption, headings, cells, note)

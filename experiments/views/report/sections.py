@@ -14,8 +14,8 @@ from fairbloom.server.run_folder.rows import ABSENT, parse_absent, parse_names
 from ...recipes.labels import format_value
 from ...results.measured import measure_title
 from ...results.run import Run
-from ..tables import Digits
 from . import charts
+from .cells import Digits
 from .charts import Series
 from .lines import (
     NAMED,
@@ -187,8 +187,7 @@ def _curve_table(scene: Scene, rows: Sequence[charts.Row], measure: str, title: 
     digits = Digits.of(scene.score, by_place.values())
     labels = [line.label for line in scene.lines]
     cells = [
-        [Cell(str(number)), *(number_cell(by_place.get((number, label)), digits) for label in labels)]
-        for number in rounds
+        [Cell(str(number)), *(digits.cell(by_place.get((number, label))) for label in labels)] for number in rounds
     ]
     caption = f"{title} after some of the rounds: test {scene.score.title}"
     return Table(f"rounds-{slug(measure)}", caption, ["round", *labels], cells, folded=True)
@@ -248,8 +247,7 @@ def weights_section(scene: Scene) -> Section | None:
             spec = charts.heat_map(found[line.label], scene.groups.names, "% of a round's weights", bounds)
             maps.append(Chart(f"weights-{slug(line.label)}", line.label, what, spec))
     cells = [
-        [Cell(name), *(number_cell(share.get(name), Digits(1)) for share in shares.values())]
-        for name in scene.groups.names
+        [Cell(name), *(Digits(1).cell(share.get(name)) for share in shares.values())] for name in scene.groups.names
     ]
     rows_are = "client" if scene.groups.single else "clients, worst first"
     note = f"Mean over the rounds in which a client took part. {scene.whose}"
@@ -325,10 +323,7 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
     everyone = sorted({client for each in counts.values() for client in each})
     headings = [f"{part} examples" for part in counts]
     if len(everyone) <= NAMED:
-        cells = [
-            [Cell(client), *(number_cell(each.get(client), Digits(0)) for each in counts.values())]
-            for client in everyone
-        ]
+        cells = [[Cell(client), *(Digits(0).cell(each.get(client)) for each in counts.values())] for client in everyone]
         return Table("examples", "Examples of each client", ["client", *headings], cells, folded=True)
     spread = {
         "fewest": 0.0,
@@ -338,7 +333,7 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
         "most": 1.0,
     }
     cells = [
-        [Cell(name), *(number_cell(float(np.quantile([*each.values()], q)), Digits(0)) for each in counts.values())]
+        [Cell(name), *(Digits(0).cell(float(np.quantile([*each.values()], q))) for each in counts.values())]
         for name, q in spread.items()
     ]
     return Table(
@@ -483,11 +478,6 @@ def caveats_section(sentences: Sequence[str]) -> Section:
 
 
 # Cells --------------------------------------------------------------------------------------------------------------
-
-
-def number_cell(value: float | None, digits: Digits) -> Cell:
-    """Return a cell of a number, a dash where there is none."""
-    return Cell("–", tone="quiet") if value is None or value != value else Cell(digits.number(value), float(value))
 
 
 def in_seconds(seconds: float) -> str:

@@ -3,15 +3,15 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from fairbloom.protocol.scores import GroupScore
+from fairbloom.protocol.scores import COUNT, GroupScore
 
 from ...results.comparison import mean_and_deviation
 from ...results.groups import ALL, Group, GroupReport
-from ..tables import Digits
 from . import charts
+from .cells import NONE, Digits
 from .lines import spanned
 from .page import Block, Cell, Chart, Charts, Note, Section, Table, slug
-from .sections import Scene, number_cell
+from .sections import Scene
 
 Reports = Mapping[str, Sequence[GroupReport]]
 """What clients report of groups under each method's final models, a report a seed."""
@@ -26,7 +26,7 @@ def subgroups_section(scene: Scene, reports: Reports) -> Section | None:
     blocks: list[Block] = []
     for grouping in first.grouped.groupings:
         blocks.append(_group_charts(scene, reports, grouping, first.scores))
-    blocks += [_groups_table(reports, first), _gaps_table(reports, first), *_inside_clients(scene, reports, first)]
+    blocks += [_groups_table(reports, first), gaps_table(reports), *_inside_clients(scene, reports, first)]
     left_out = {
         f"By {grouping}, {report.left_out(grouping)}."
         for grouping in first.grouped.groupings
@@ -82,20 +82,20 @@ def _groups_table(reports: Reports, first: GroupReport) -> Table:
     return Table("groups", "Groups over all clients", headings, cut, note, folded=len(cut) > 12)
 
 
-def _gaps_table(reports: Reports, first: GroupReport) -> Table:
+def gaps_table(reports: Reports) -> Table:
     """Return the gaps between groups over all clients."""
-    rows = []
+    rows, first = [], next(iter(reports.values()))[0]
     for label, by_seed in reports.items():
         for grouping in first.grouped.groupings:
             for score in first.scores:
-                gaps = [gap for report in by_seed if (gap := report.gap(ALL, grouping, score)) is not None]
+                gaps = [each for report in by_seed if (each := report.gap(ALL, grouping, score)) is not None]
                 if not gaps:
                     continue
                 size, deviation = mean_and_deviation([gap.size for gap in gaps])
                 lowest = ", ".join(dict.fromkeys(gap.lowest for gap in gaps))
                 digits = Digits.of(score, [size])
-                text = digits.spread(size, deviation) if len(gaps) > 1 else digits.number(size)
-                row = [Cell(label), Cell(grouping), Cell(score.title), Cell(text, size)]
+                gap = digits.spread(size, deviation if len(gaps) > 1 else None)
+                row = [Cell(label), Cell(grouping), Cell(score.title), gap]
                 rows.append([*row, Cell(str(len(gaps)), len(gaps)), Cell(lowest)])
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
     note = (
@@ -103,6 +103,23 @@ def _gaps_table(reports: Reports, first: GroupReport) -> Table:
         "lowest group is not the same with all seeds, each of them is named."
     )
     return Table("gaps", "Gaps between groups over all clients", headings, rows, note)
+
+
+def group_table(report: GroupReport, grouping: str, clients: Iterable[str], what: str = "") -> Table:
+    """Return how a model serves the groups of one grouping: over all clients first, then inside some of them."""
+    cells = []
+    for client in (ALL, *clients):
+        for group in report.of(client, grouping):
+            row = {}
+            for score in report.scores:
+                *over, column = score.columns
+                count = Digits(0).cell(group.overs[score.name]) if score.name in group.values else NONE
+                row |= dict.fromkeys(over, count)
+                row[column] = Digits.of(score, group.values.values()).cell(group.values.get(score.name))
+            cells.append([Cell(client), Cell(group.group), Cell(str(group.count), group.count), *row.values()])
+    columns = dict.fromkeys(column for score in report.scores for column in score.columns)
+    headings = [column.replace("_", " ") for column in columns]
+    return Table("groups", f"Test examples by {grouping}{what}", ["client", "group", COUNT, *headings], cells)
 
 
 def _inside_clients(scene: Scene, reports: Reports, first: GroupReport) -> list[Block]:
@@ -127,9 +144,9 @@ def _group_rows(
                     found.setdefault(group.group, []).append(group)
             for name, groups in found.items():
                 count = statistics.fmean(group.count for group in groups)
-                row = [Cell(label), Cell(client), Cell(grouping), Cell(name), number_cell(count, Digits(0))]
+                row = [Cell(label), Cell(client), Cell(grouping), Cell(name), Digits(0).cell(count)]
                 for score in first.scores:
                     values = [group.values[score.name] for group in groups if score.name in group.values]
-                    row.append(number_cell(statistics.fmean(values) if values else None, Digits.of(score, values)))
+                    row.append(Digits.of(score, values).cell(statistics.fmean(values) if values else None))
                 rows.append(row)
     return rows

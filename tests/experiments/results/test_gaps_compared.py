@@ -9,7 +9,7 @@ import pytest
 
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.groups import Group, GroupReport
-from fairbloom.experiments.views.tables import STD, gap_grids
+from fairbloom.experiments.views.summary import STD, gap_tables
 from fairbloom.protocol.scores import GroupScore
 from fairbloom.server.run_folder.groups import Grouped
 
@@ -65,15 +65,15 @@ def test_where_seeds_deal_the_clients_only_gaps_over_all_of_them_have_rows() -> 
 
 
 def test_the_terminal_has_gaps_and_their_differences_with_intervals() -> None:
-    sizes, differences = gap_grids(BY_HAND)
-    assert [row[0] for row in sizes.rows] == ["FedAvg", "FairFed", "FedFV"]
-    assert differences.title == "Gaps by sex: how much narrower than under FedAvg"
-    assert differences.headings == ("method", "selection rate gap")
-    fair, other = differences.rows
+    sizes, differences = gap_tables(BY_HAND)
+    assert [row[0].text for row in sizes.rows] == ["FedAvg", "FairFed", "FedFV"]
+    assert differences.caption == "Gaps by sex: how much narrower than under FedAvg"
+    assert differences.headings == ["method", "selection rate gap"]
+    fair, other = ([cell.text for cell in row] for row in differences.rows)
     assert fair == ["FairFed", "+20.3 (16.5 to 24.1)"]
     assert other == ["FedFV", "-0.3 (-5.5 to 4.8)"]
-    assert "not tested" in differences.caption
-    assert gap_grids(BY_HAND, STD) == [sizes]  # deviations in place of intervals, as asked
+    assert "not tested" in differences.note
+    assert gap_tables(BY_HAND, STD) == [sizes]  # deviations in place of intervals, as asked
 
 
 def test_the_verdict_has_gaps_as_numbers_that_are_not_tested() -> None:
@@ -88,8 +88,8 @@ def test_the_verdict_has_gaps_as_numbers_that_are_not_tested() -> None:
 def test_gaps_in_an_error_are_in_its_unit_and_narrower_is_better_too() -> None:
     comparison = compared(ERROR, FedAvg=[0.30, 0.32, 0.34], FairFed=[0.10, 0.13, 0.12])
     assert "Not tested: by the mae gap between groups, FairFed is 0.203 better." in comparison.verdict.sentences
-    (cells,) = gap_grids(comparison)[1].rows
-    assert "+0.203 (0.165 to 0.241)" in cells[1]
+    (cells,) = gap_tables(comparison)[1].rows
+    assert "+0.203 (0.165 to 0.241)" in cells[1].text
 
 
 def test_a_gap_counts_with_the_seeds_that_have_it_and_is_left_out_where_none_has() -> None:
@@ -97,17 +97,17 @@ def test_a_gap_counts_with_the_seeds_that_have_it_and_is_left_out_where_none_has
     assert some.difference("FairFed", "gap:selection-rate").seeds == 2
     none = compared(FedAvg=[30.0, math.nan], FairFed=[math.nan, 13.0])
     assert none.gaps_compared == {}
-    assert [grid.title for grid in gap_grids(none)] == [gap_grids(BY_HAND)[0].title]
+    assert [each.caption for each in gap_tables(none)] == [gap_tables(BY_HAND)[0].caption]
     assert not any("between groups" in sentence for sentence in none.verdict.sentences)
     assert not any(row["measure"].startswith("gap:") for row in none.difference_rows())
 
 
 def test_a_baseline_alone_and_a_comparison_without_groups_have_no_differences_of_gaps() -> None:
     alone = compared(FedAvg=[30.0, 32.0])
-    assert len(gap_grids(alone)) == 1
+    assert len(gap_tables(alone)) == 1
     assert alone.difference_rows() == []
     without = dataclasses.replace(BY_HAND, by_group={})
-    assert gap_grids(without) == []
+    assert gap_tables(without) == []
     assert without.verdict.sentences == BY_HAND.verdict.sentences[:-1]
     rows = [row for row in BY_HAND.difference_rows() if not row["measure"].startswith("gap:")]
     assert without.difference_rows() == rows

@@ -11,7 +11,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.ranks import Ranks, critical_difference, fewest_tasks, name_tasks, ranks_of
 from fairbloom.experiments.views.figures import charts_of
-from fairbloom.experiments.views.tables import rank_grid
+from fairbloom.experiments.views.report.of_comparisons import rank_table
 from fairbloom.protocol.scores import ACCURACY, Score
 
 from ..helpers import compared_by_hand, fairbloom
@@ -101,9 +101,9 @@ def test_tasks_have_the_names_of_folders_or_their_paths_where_two_are_the_same()
 
 def test_ranks_are_a_table_and_a_figure() -> None:
     found = same_order(3)
-    grid = rank_grid(found)
-    assert grid.headings == ("method", "average rank", "task 0", "task 1", "task 2")
-    assert grid.rows[0] == ["FedFV", "1.00", "1", "1", "1"]
+    ranked = rank_table(found)
+    assert list(ranked.headings) == ["method", "mean rank", "task 0", "task 1", "task 2"]
+    assert [cell.text for cell in ranked.rows[0]] == ["FedFV", "1.00", "1", "1", "1"]
     (chart,) = charts_of(found).charts
     drawn = [(row["method"], row["rank"]) for row in chart.spec["data"]["values"]]
     assert drawn == list(found.average.items())

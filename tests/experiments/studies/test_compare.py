@@ -28,7 +28,7 @@ from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.studies.pool import check_runs
-from fairbloom.experiments.views.tables import method_grid
+from fairbloom.experiments.views.summary import method_table
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder
@@ -518,7 +518,7 @@ def test_differences_are_those_that_plain_numpy_makes_of_the_clients_table(tmp_p
         assert float(rows[smaller, measure]["p_value"]) == pytest.approx(first)
         assert float(rows[larger, measure]["p_value"]) == pytest.approx(max(first, p_values[larger]))
     assert not any(row["measure"].startswith("client:") for row in rows.values())  # a seed deals the clients
-    grid = method_grid(load_comparison(tmp_path))
+    grid = method_table(load_comparison(tmp_path))
     for cells in grid.rows:
         values = arrays[cells[0]]
         numbers = values.mean(), values.std(axis=1).mean(), values.min(axis=1).mean(), values.max(axis=1).mean()

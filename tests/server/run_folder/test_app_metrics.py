@@ -15,7 +15,8 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 import fairbloom
 from fairbloom import RunFolder, Score
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.views.tables import show_details
+from fairbloom.experiments.views.summary import details_of
+from fairbloom.experiments.views.terminal import show_page
 from fairbloom.rounds.reported import MOST_ELEMENTS
 from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.metrics import LONGEST_NAME, MOST_METRICS
@@ -272,7 +273,7 @@ def test_a_score_or_loss_that_nobody_replies_ends_the_run_and_one_that_a_client_
 
 def test_show_prints_what_the_app_reported_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start(tmp_path / "run")
-    show_details(fairbloom.load(tmp_path / "run"))
+    show_page(details_of(fairbloom.load(tmp_path / "run")))
     shown = capsys.readouterr().out
     assert "Metrics of round 4" in shown
     assert "central_acc" in shown

@@ -23,8 +23,8 @@ from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.ranks import ranks_of
 from fairbloom.experiments.results.run import REPORT, load
 from fairbloom.experiments.views.report import FIGURES, write_report
+from fairbloom.experiments.views.report.html import as_script_data
 from fairbloom.experiments.views.report.lines import read_clients
-from fairbloom.experiments.views.report.page import as_script_data
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
 from fairbloom.strategies import find_method

@@ -1,0 +1,162 @@
+"""What the command line lists: recipes, methods, tasks, data, settings, runs and engines."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich import table as rich_table
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
+
+from fairbloom.protocol.parameters import Parameter, Value
+from fairbloom.protocol.settings import SETTINGS
+from fairbloom.server.settings import parameters
+from fairbloom.strategies.torchjd import WRAPPERS
+from fairbloom.tasks import TaskInfo
+from fairbloom.tasks.task import OTHER_PARTITIONS, Described
+
+from .catalogue import REQUIRED, MethodDoc, default_of, describe
+from .report.page import Cell, Table
+from .terminal import console, show_table
+
+if TYPE_CHECKING:
+    from fairbloom.simulation.tune import Tuned
+
+    from ..recipes.recipe import Recipe
+
+NARROW = 72
+"""Below so many columns, lists are printed line by line and not in columns."""
+
+ROOMY = 100
+"""Below so many columns, settings are: their names and defaults leave little room for what they mean."""
+
+
+def show_tuned(tuned: "Tuned") -> None:
+    """Print how fast each engine is, what auto chooses, and what to set."""
+    rows = []
+    for timing in tuned.timings:
+        speed = tuned.speed(timing)
+        numbers = ["–", "–"] if speed is None else [f"{1e3 * timing.of_a_round:.1f}", f"{speed:.1f}"]
+        rows.append([Cell(timing.engine), *(Cell(number, 0) for number in numbers), Cell(timing.why_not)])
+    headings = ["engine", "ms a round", "× loop", *(["why it is not available"] if len(tuned.had) < len(rows) else [])]
+    cells = [row[: len(headings)] for row in rows]
+    caption = "ms a round: median, with the evaluation; × loop: speed relative to that of the engine loop"
+    show_table(Table("engines", "", headings, cells, caption))
+    console.print(f"auto chooses {tuned.auto.engine}: {escape(tuned.auto.reason)}", soft_wrap=True)
+    if tuned.better:
+        console.print(f"{tuned.better} is faster here: set --engine {tuned.better}", soft_wrap=True)
+    else:
+        console.print("no engine is more than a tenth faster here: leave --engine at auto", soft_wrap=True)
+
+
+def show_recipes(recipes: Sequence["Recipe"]) -> None:
+    """Print the recipes: what each is, what data it needs, and how much it runs."""
+    headings = ("name", "what", "data", "rows", "runs")
+    if console.width < NARROW:
+        for recipe in recipes:
+            console.print(f"[cyan]{recipe.name}[/]")
+            counts = f"{', '.join(recipe.tasks)}; {len(recipe.cases())} rows, {recipe.runs} runs"
+            _indented(f"{escape(f'{recipe.title} ({counts})')}\n[dim]{escape(recipe.source)}[/]")
+        return
+    cells = [
+        [
+            *map(Cell, (recipe.name, recipe.title, ", ".join(recipe.tasks))),
+            *map(_cell, (len(recipe.cases()), recipe.runs)),
+        ]
+        for recipe in recipes
+    ]
+    show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
+
+
+# Lists --------------------------------------------------------------------------------------------------------------
+
+
+def show_methods(methods: Iterable[MethodDoc]) -> None:
+    """Print each method with its parameters and source."""
+    for method in methods:
+        console.print(f"[b]{escape(method.name)}[/]  {escape(method.summary)}")
+        for parameter in method.parameters:
+            _show_parameter(parameter)
+        if method.needs:
+            _indented(f"needs from clients: {escape(', '.join(method.needs))}")
+        if method.source:
+            _indented(f"[dim]{escape(method.source)}[/]")
+        console.print()
+
+
+def show_wrappers() -> None:
+    """Print by what names TorchJD's weightings and scalarizers come beside the methods."""
+    for name in WRAPPERS:
+        console.print(f"[b]{escape(name)}[/] and its like  {escape(describe(name).summary)}")
+
+
+def show_tasks(tasks: Iterable[TaskInfo]) -> None:
+    """Print each task with its models, partitions, settings and source."""
+    for task in tasks:
+        console.print(f"[b]{escape(task.name)}[/]  {escape(task.summary)}")
+        partitions = (*task.partitions, *(OTHER_PARTITIONS if task.deals else ()))
+        for what, choices in (("models", task.models), ("partitions", partitions)):
+            if choices:
+                _indented(f"{what}: {escape(', '.join(choices))}")
+        if task.reads_folder:
+            _indented("[cyan]data-dir[/] (required) Folder of the data")
+        for parameter in task.settings:
+            _show_parameter(parameter)
+        _indented(f"[dim]{escape(task.source)}[/]")
+        console.print()
+
+
+def _show_parameter(parameter: Parameter) -> None:
+    default = REQUIRED if parameter.default is None else f"default {default_of(parameter)}"
+    _indented(f"[cyan]{parameter.key}[/] {escape(f'({parameter.range}, {default}) {parameter.description}')}")
+
+
+def show_data(described: Described) -> None:
+    """Print what the data of a task hold: a table of the clients, and of whatever else the task tells."""
+    for name, rows in described.items():
+        headings = list(dict.fromkeys(heading for row in rows for heading in row))
+        if headings:
+            show_table(
+                Table(name, name, headings, [[_cell(row.get(heading, "")) for heading in headings] for row in rows])
+            )
+
+
+def _cell(value: object) -> Cell:
+    return Cell(str(value), value if isinstance(value, int | float) else None)
+
+
+def show_settings(defaults: Mapping[str, Value]) -> None:
+    """Print every setting with its default, what it means and what it may be."""
+    known = {**SETTINGS, **parameters()}
+    meaning = {key: f"{known[key].description} ({known[key].range})" for key in defaults}
+    shown = {key: REQUIRED if known[key].default is None else repr(value) for key, value in defaults.items()}
+    if console.width < ROOMY:
+        for key, default in shown.items():
+            console.print(f"[cyan]{key}[/] = {escape(default)}")
+            _indented(escape(meaning[key]))
+        return
+    table = rich_table.Table(box=box.SIMPLE_HEAD)
+    for heading, no_wrap in (("setting", True), ("default", True), ("meaning", False)):
+        table.add_column(heading, no_wrap=no_wrap, overflow="fold")
+    for key, default in shown.items():
+        table.add_row(key, escape(default), escape(meaning[key]))
+    console.print(table)
+
+
+def _indented(markup: str) -> None:
+    console.print(Padding(Text.from_markup(markup, overflow="fold"), (0, 0, 0, 4), expand=False))
+
+
+NUMBERS = ("rounds", "mean", "worst 10 %")
+"""The columns of the list of runs that hold numbers."""
+
+
+def show_runs(rows: Sequence[Mapping[str, str]], folder: Path) -> None:
+    """Print the list of runs; a row has the cells by their headings."""
+    if not rows:
+        console.print(f"there are no runs in {escape(str(folder))}", soft_wrap=True)
+        return
+    cells = [[Cell(cell, 0 if key in NUMBERS else None) for key, cell in row.items()] for row in rows]
+    show_table(Table("runs", "", list(rows[0]), cells))

@@ -1,0 +1,60 @@
+"""Cells of tables: how a number, a difference and a spread are written, once for all media."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from fairbloom.protocol.scores import Score
+
+from ...results.differences import Difference
+from .page import Cell
+
+SHOWN = ("mean", "std", "worst_10", "best_10")
+"""The measures in tables."""
+
+CLEAR = "*"
+"""Marks a clear difference, also where there are no colours."""
+
+NONE = Cell("–", tone="quiet")
+"""Where there is no number."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """How the numbers of a table are written, all with the same number of decimals."""
+
+    decimals: int
+
+    @classmethod
+    def of(cls, score: Score, values: Iterable[float]) -> "Digits":
+        """Return three digits of the largest number; one decimal of percentages."""
+        largest = max((abs(value) for value in values), default=0.0)
+        if score.percent or not largest:
+            return cls(1)
+        return cls(min(9, max(0, 2 - math.floor(math.log10(largest)))))
+
+    def number(self, value: float) -> str:
+        """Return a number."""
+        return f"{value:.{self.decimals}f}"
+
+    def cell(self, value: float | None) -> Cell:
+        """Return a cell of a number, a dash where there is none."""
+        return NONE if value is None or value != value else Cell(self.number(value), float(value))
+
+    def difference(self, found: Difference) -> Cell:
+        """Return a difference with its interval, where it has one."""
+        text = f"{found.mean:+.{self.decimals}f}"
+        interval = "" if math.isnan(found.low) else f" ({self.number(found.low)} to {self.number(found.high)})"
+        return Cell(text + interval, found.mean)
+
+    def spread(self, mean: float, deviation: float | None, sign: str = "") -> Cell:
+        """Return a mean and its deviation, where it has one."""
+        text = f"{mean:{sign}.{self.decimals}f}"
+        return Cell(text if deviation is None else f"{text} ±{deviation:.{self.decimals}f}", mean)
+
+
+def mark_clear(cell: Cell, difference: Difference | None) -> Cell:
+    """Return a cell, marked and coloured where a clear difference is for the better or the worse."""
+    if difference is None or not difference.clear:
+        return cell
+    return replace(cell, text=f"{CLEAR} {cell.text}", tone="better" if difference.mean > 0.0 else "worse")
