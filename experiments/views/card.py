@@ -13,7 +13,7 @@ from functools import cached_property
 
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.export.described import DescribedModel
-from fairbloom.protocol.scores import COUNT, Score
+from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SETTINGS, Mark, split_names
 from fairbloom.protocol.thresholds import BY_THRESHOLD, CLIENT, HALF, THRESHOLD
 from fairbloom.server.run_folder.files import BEST, CLIENTS, ENVIRONMENT
@@ -24,11 +24,12 @@ from fairbloom.tasks.preprocessing import CATEGORY, TABLE
 from ..recipes.labels import format_value
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Plan, load_comparison, personal_label
-from ..results.groups import ALL, Gap, Group, GroupReport
+from ..results.groups import ALL
 from ..results.measured import LARGER_CLASS, measure_title
 from ..results.other_scores import Contradiction
 from ..results.run import Run, load, measures
 from .report.cells import SHOWN, Digits
+from .report.subgroups import gap_in_words, group_table
 
 LISTED = 50
 """Of more clients, so many have a row: those that are served worst."""
@@ -257,9 +258,12 @@ class ModelCard:
             return []
         parts = ["## Subgroups", "Groups that are too small are not reported by a client and are not counted here."]
         for grouping in report.grouped.groupings:
-            parts += [f"### By {escaped(grouping)}", group_table(report, grouping)]
-            sentences = [gap_in_words(gap) for gap in report.gaps(ALL) if gap.grouping == grouping]
-            parts += [" ".join([*sentences, f"{escaped(str(report.left_out(grouping)))}."])]
+            found = group_table(report, grouping, report.clients[:LISTED])
+            cells = [[cell.text for cell in row] for row in found.rows]
+            gaps = "; ".join(gap_in_words(gap) for gap in report.gaps(ALL) if gap.grouping == grouping)
+            sentences = [f"Gaps: {gaps}."] if gaps else []
+            sentences.append(f"{report.left_out(grouping)}.")
+            parts += [f"### By {escaped(grouping)}", table(found.headings, cells), escaped(" ".join(sentences))]
         return parts
 
     # How it was made --------------------------------------------------------------------------------------------------
@@ -355,33 +359,6 @@ class ModelCard:
             return plan.baseline, found.final(self.run.score)
         except (FairbloomError, IndexError):  # it is part of no comparison, or of one whose baseline cannot be read
             return "", {}
-
-
-def group_table(report: GroupReport, grouping: str) -> str:
-    """Return the table of a grouping: a row a group, over all clients together first."""
-    columns = [column for score in report.scores for column in score.columns]
-    rows = [
-        [client, group.group, str(group.count), *_group_cells(group, report)]
-        for client in (ALL, *report.clients[:LISTED])
-        for group in report.of(client, grouping)
-    ]
-    return table(["client", "group", COUNT, *(column.replace("_", " ") for column in columns)], rows)
-
-
-def _group_cells(group: Group, report: GroupReport) -> list[str]:
-    cells = []
-    for score in report.scores:
-        known = score.name in group.values
-        cells += [str(group.overs[score.name]) if known else "–"] * (len(score.columns) - 1)
-        digits = Digits.of(score, group.values.values())
-        cells.append(digits.number(group.values[score.name]) if known else "–")
-    return cells
-
-
-def gap_in_words(gap: Gap) -> str:
-    """Return a gap between groups in a sentence."""
-    low, high = gap.score.written(gap.low), gap.score.written(gap.high)
-    return f"{gap.score.name}: {escaped(gap.lowest)} {low}, {escaped(gap.highest)} {high}."
 
 
 def setting_text(value: object) -> str:

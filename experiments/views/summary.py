@@ -12,7 +12,7 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.differences import FEWEST_SEEDS
 from ..results.evaluation import Evaluation
-from ..results.groups import ALL, Gap
+from ..results.groups import ALL
 from ..results.measured import measure_title
 from ..results.ranks import Ranks
 from ..results.recommendation import FILE, Recommendation
@@ -27,7 +27,7 @@ from .report.of_run import measures_table
 from .report.of_sweep import points_table
 from .report.page import Block, Cell, Note, Page, Section, Table
 from .report.sections import worst_first
-from .report.subgroups import gaps_table, group_table
+from .report.subgroups import gap_in_words, gaps_table, group_table
 
 NEGLECTED, SERVED = 6, 3
 """Number of clients that are shown of those that the baseline serves worst, and best."""
@@ -80,16 +80,10 @@ def _groups(run: Run) -> list[Block]:
         for grouping in report.grouped.groupings if report is not None else ():
             what = "" if model == "global" else f" ({model} models)"
             blocks.append(group_table(report, grouping, report.clients, what))
-            gaps = [_gap_in_words(each) for each in report.gaps(ALL) if each.grouping == grouping]
+            gaps = [gap_in_words(each) for each in report.gaps(ALL) if each.grouping == grouping]
             together = [f"gaps by {grouping}, {ALL} together: {'; '.join(gaps)}"] if gaps else []
             blocks.append(Note([*together, f"by {grouping}, {report.left_out(grouping)}"]))
     return blocks
-
-
-def _gap_in_words(gap: Gap) -> str:
-    size, low, high = (gap.score.written(value) for value in (gap.size, gap.low, gap.high))
-    points = f"{gap.size:.1f} points" if gap.score.percent else size
-    return f"{gap.score.name} {points} ({gap.lowest} {low}, {gap.highest} {high})"
 
 
 def details_of(run: Run) -> Page:

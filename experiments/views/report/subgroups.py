@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fairbloom.protocol.scores import COUNT, GroupScore
 
 from ...results.comparison import mean_and_deviation
-from ...results.groups import ALL, Group, GroupReport
+from ...results.groups import ALL, Gap, Group, GroupReport
 from . import charts
 from .cells import NONE, Digits
 from .lines import spanned
@@ -120,6 +120,13 @@ def group_table(report: GroupReport, grouping: str, clients: Iterable[str], what
     columns = dict.fromkeys(column for score in report.scores for column in score.columns)
     headings = [column.replace("_", " ") for column in columns]
     return Table("groups", f"Test examples by {grouping}{what}", ["client", "group", COUNT, *headings], cells)
+
+
+def gap_in_words(gap: Gap) -> str:
+    """Return the size of a gap, and which groups are at its ends."""
+    size, low, high = (gap.score.written(value) for value in (gap.size, gap.low, gap.high))
+    points = f"{gap.size:.1f} points" if gap.score.percent else size
+    return f"{gap.score.name} {points} ({gap.lowest} {low}, {gap.highest} {high})"
 
 
 def _inside_clients(scene: Scene, reports: Reports, first: GroupReport) -> list[Block]:
