@@ -283,7 +283,7 @@ def _of_sweep(swept: Sweep) -> Page:
 
 @summary_of.register(Recommendation)
 def _of_recommendation(found: Recommendation) -> Page:
-    """Return how far the candidates came, the answer, and the commands that run it."""
+    """Return the answer, how far the candidates came, and the commands that run it."""
     digits = Digits.of(found.judged, (each.value for each in found.tried))
     rows = [
         [
@@ -301,7 +301,7 @@ def _of_recommendation(found: Recommendation) -> Page:
     tried = Table("tried", caption, headings, rows, note) if rows else None
     headline, *sentences = found.sentences
     facts = [("run it", found.command), ("deploy it", found.deploy), ("all of it", str(found.folder / FILE))]
-    return Page("", headline, sentences, facts, [_section(tried)])
+    return Page("", headline, sentences, facts, [_section(), _section(tried)])
 
 
 @summary_of.register(Evaluation)

@@ -81,6 +81,7 @@ def render_fragment(page: Page) -> str:
     parts = [f"<p>{escape(page.title)}</p>"] if page.title else []
     parts += [f"<p><b>{escape(page.headline)}</b> {escape(' '.join(page.sentences))}</p>"] if page.headline else []
     parts += [_fragment(block) for section in page.sections for block in section.blocks]
+    parts += [f"<p>{escape(name)}: <code>{escape(value)}</code></p>" for name, value in page.facts]
     return "\n".join(parts)
 
 

@@ -90,4 +90,4 @@ def test_clients_that_are_in_no_measure_are_named(
     tested = {row["client"] for row in table(tmp_path / "out" / "clients.csv") if row.get("accuracy", "0")}
     untested = {f"client-{number}" for number in range(8)} - tested
     assert untested
-    assert re.search(rf"(without a|no) test accuracy.*: {', '.join(sorted(untested))}\n", told)
+    assert re.search(rf"(without a|no) test accuracy.*: {', '.join(sorted(untested))}\.\n", told)
