@@ -95,7 +95,7 @@ def _fragment(block: Block) -> str:
     cells = [[f"<td{style.get(cell.tone, '')}>{escape(cell.text)}</td>" for cell in row] for row in block.rows]
     rows = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     headings = "".join(f"<th>{escape(heading)}</th>" for heading in block.headings)
-    note = f"<p><small>{escape(block.note)}</small></p>" if block.note else ""
+    note = f"<p><small>{escape(block.note)}</small></p>".replace("\n", "<br>") if block.note else ""
     caption = f"<p><b>{escape(block.caption)}</b></p>"
     return f"{caption}<table><thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>{note}"
 
