@@ -69,7 +69,7 @@ def points_table(swept: Sweep) -> Table:
         for place in sorted(range(len(points)), key=lambda i: _order(swept, points[i])):
             point, ahead = points[place], swept.behind.get(place) if points is swept.points else None
             role = "chosen" if point is swept.best else "baseline" if point is swept.baseline else point.state
-            state = Cell(point.fault or role, tone="worse" if point.fault else "")
+            state = Cell(f"{point.state}: {point.fault}", tone="worse") if point.fault else Cell(role)
             error = point.error if len(point.values) > 1 else None
             ends = (None, None, None) if ahead is None else (ahead.mean, ahead.low, ahead.high)
             by, low, high = map(digits.cell, ends)
