@@ -42,12 +42,12 @@ def _render_html(result: object) -> str:
     return render_fragment(summary_of(result)) + (render_image(result) if drawn else "")
 
 
-for kind in (Run, Reproduction, Sweep, Recommendation, Evaluation):
-    show.register(kind, _show)
-for kind in (Run, Comparison, Reproduction, Sweep):
-    chart.register(kind, _chart)
-for kind in (Run, Comparison, Sweep, Recommendation):
-    render_html.register(kind, _render_html)
+for each in (Run, Reproduction, Sweep, Recommendation, Evaluation):
+    show.register(each, _show)
+for drawn in (Run, Comparison, Reproduction, Sweep):
+    chart.register(drawn, _chart)
+for written in (Run, Comparison, Sweep, Recommendation):
+    render_html.register(written, _render_html)
 
 
 @show.register(Comparison)

@@ -76,8 +76,9 @@ def _groups(run: Run) -> list[Block]:
     """Return counts, scores and gaps of groups, over all clients and client by client, and what is left out."""
     blocks: list[Block] = []
     for model in ("global", "personal"):
-        report = run.by_group(model)
-        for grouping in report.grouped.groupings if report is not None else ():
+        if (report := run.by_group(model)) is None:
+            continue
+        for grouping in report.grouped.groupings:
             what = "" if model == "global" else f" ({model} models)"
             blocks.append(group_table(report, grouping, report.clients, what))
             gaps = [gap_in_words(each) for each in report.gaps(ALL) if each.grouping == grouping]

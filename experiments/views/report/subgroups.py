@@ -110,7 +110,7 @@ def group_table(report: GroupReport, grouping: str, clients: Iterable[str], what
     cells = []
     for client in (ALL, *clients):
         for group in report.of(client, grouping):
-            row = {}
+            row: dict[str, Cell] = {}
             for score in report.scores:
                 *over, column = score.columns
                 count = Digits(0).cell(group.overs[score.name]) if score.name in group.values else NONE

@@ -193,7 +193,7 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     settings = ("--set", "csv.group=sex", "--set", "device=cpu", "--jobs", "1", "--rounds", "2", "--out", out)
     assert fairbloom(*words, *settings) == 0
     printed = capsys.readouterr().out
-    assert "Gaps between groups, all clients together" in printed
+    assert "Gaps between groups over all clients" in printed
     comparison = api.load_comparison(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
     report = report_of(api.load(out / "runs" / "fedavg-seed1"))
