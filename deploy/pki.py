@@ -65,10 +65,7 @@ class Request:
 def read_request(text: str, source: str) -> Request:
     """Return the request that is a node's public key on one line, `ecdsa-sha2-nistp384 AAAA... NAME`.
 
-    Raises
-    ------
-    PkiError
-        When it is none; `source` is what the message calls it.
+    Raises PkiError when it is none; `source` is what the message calls it.
     """
     remedy = "take the line that fairbloom client keys NAME printed on the device"
     if "PRIVATE KEY" in text:
@@ -111,10 +108,7 @@ def check_node_key(path: Path) -> None:
 def normalise_host(host: str) -> str:
     """Return a host's name or address as certificates have it, bücher.example as xn--bcher-kva.example.
 
-    Raises
-    ------
-    PkiError
-        When it is neither.
+    Raises PkiError when it is neither.
     """
     with contextlib.suppress(ValueError):
         if "%" not in host:
@@ -165,10 +159,7 @@ def make_server_certificate(
 ) -> None:
     """Write the SuperLink's certificate, for all of `hosts` (names or addresses) and loopback, and its key.
 
-    Raises
-    ------
-    PkiError
-        When a host is none, or the authority's certificate or key is missing, damaged or another's.
+    Raises PkiError when a host is none, or the authority's certificate or key is missing, damaged or another's.
     """
     hosts = [normalise_host(host) for host in hosts]
     issuer, signer = _load_authority(authority, authority_key)
@@ -194,10 +185,7 @@ def make_server_certificate(
 def days_left(certificate: Path) -> float:
     """Return how many days a certificate still holds; below 0 where it has expired.
 
-    Raises
-    ------
-    PkiError
-        When the file is missing or holds none.
+    Raises PkiError when the file is missing or holds none.
     """
     end = _load_certificate(certificate).not_valid_after_utc
     return (end - datetime.now(UTC)) / timedelta(days=1)
@@ -206,10 +194,7 @@ def days_left(certificate: Path) -> float:
 def read_hosts(certificate: Path) -> list[str]:
     """Return the names and addresses that a certificate is for.
 
-    Raises
-    ------
-    PkiError
-        When the file is missing or holds none.
+    Raises PkiError when the file is missing or holds none.
     """
     loaded = _load_certificate(certificate)
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

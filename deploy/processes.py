@@ -9,10 +9,7 @@ from typing import NoReturn
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT, an IPv6 address without its brackets.
 
-    Raises
-    ------
-    ValueError
-        When it is no such address.
+    Raises ValueError when it is no such address.
     """
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port):

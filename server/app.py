@@ -188,10 +188,7 @@ def _leave_finished(path: Path) -> Path:
 def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
     """Return what the clients agree on about their data, "" where the task needs no agreement.
 
-    Raises
-    ------
-    FairbloomError
-        When nobody's data can be used, or, where not `deployed`, somebody's cannot.
+    Raises FairbloomError when nobody's data can be used, or, where not `deployed`, somebody's cannot.
     """
     info = find_task(settings.task)
     if not info.agree:

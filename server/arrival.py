@@ -13,10 +13,6 @@ from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, listed, quorum_of
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 """Environment variable by which `fairbloom server` names the folder with a file for each client ever enrolled."""
 
-POLL_SECONDS = 0.5
-NEWCOMER_SECONDS = 10.0
-"""How long a run that does not know how many clients there are waits for another one to come before it starts."""
-
 
 def wait_for_clients(
     clients: FlowerClients,
@@ -64,7 +60,8 @@ def wait_for_clients(
         if there >= enough and not late and len(online) >= wanted:
             if wanted:
                 break
-            if time.monotonic() - newest >= NEWCOMER_SECONDS:
+            # A run that does not know how many clients there are starts 10 s after the last one came.
+            if time.monotonic() - newest >= 10.0:
                 log.info("starting with %d clients: set clients to wait for a certain number of them", len(online))
                 break
         words = f"{some(len(online), wanted or enough)}; awaited: {listed(named)}"
@@ -76,7 +73,7 @@ def wait_for_clients(
                 )
             log.warning("after %g s (patience) this run goes on without those who are late: %s", patience, words)
             break
-        time.sleep(POLL_SECONDS)
+        time.sleep(0.5)
     quorum.fewest = min_clients or quorum_of(len(quorum.counted(awaited or online)))
 
 

@@ -127,10 +127,7 @@ def make_last(folder: Path, number: int) -> None:
 def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     """Return the model and the state of the newest checkpoint in a folder that is whole, None where there is none.
 
-    Raises
-    ------
-    RunFolderError
-        When there are checkpoints and all of them are damaged.
+    Raises RunFolderError when there are checkpoints and all of them are damaged.
     """
     faults: list[str] = []
     for path in list_checkpoints(folder):
@@ -167,10 +164,7 @@ def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> Non
 def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the model and the state that `save_checkpoint` wrote.
 
-    Raises
-    ------
-    RunFolderError
-        When the file is not as it was written.
+    Raises RunFolderError when the file is not as it was written.
     """
     tensors, about = load_model(path)
     return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(about["state"], tensors)
@@ -179,10 +173,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
 def read_about(path: Path) -> dict[str, Any]:
     """Return what was written about a model, its checksum `sha256` among it, without reading its arrays.
 
-    Raises
-    ------
-    RunFolderError
-        When the file is no model that `save_model` wrote.
+    Raises RunFolderError when the file is no model that `save_model` wrote.
     """
     with _explain_damage():
         return sealed.read_about(path)
@@ -191,10 +182,7 @@ def read_about(path: Path) -> dict[str, Any]:
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the arrays that `save_model` wrote, and what was written about them.
 
-    Raises
-    ------
-    RunFolderError
-        When the file is not as it was written.
+    Raises RunFolderError when the file is not as it was written.
     """
     with _explain_damage():
         return sealed.load_model(path)

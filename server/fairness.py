@@ -62,10 +62,7 @@ def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) ->
 
     Source: Hu et al. 2022 (FedMGDA+), section 6.
 
-    Raises
-    ------
-    ValueError
-        When there is no client, or the two are not of the same clients.
+    Raises ValueError when there is no client, or the two are not of the same clients.
     """
     _check_same(before, after)
     return 100.0 * sum(after[name] <= before[name] for name in before) / len(before)

@@ -188,10 +188,7 @@ class Metrics:
 def read_token() -> str | None:
     """Return the credential of the metrics page, None where no file is named.
 
-    Raises
-    ------
-    MetricsError
-        When the file cannot be read or is empty.
+    Raises MetricsError when the file cannot be read or is empty.
     """
     if not (path := os.environ.get(TOKEN_FILE)):
         return None

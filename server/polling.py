@@ -31,9 +31,6 @@ REVOKED = (ErrorCode.NODE_UNAVAILABLE, "the operator has revoked this client")
 LATE_SECONDS = 10.0
 """How long a round waits, as it starts, for the parts of late replies, which nobody uses."""
 
-SHORT_LIFE_SECONDS = 2.0
-"""A message is sent again, where the run waited for clients meanwhile, once it has no longer than this to live."""
-
 PATIENCE_SECONDS = 600.0
 """How long a call may fail before the run gives up: long enough to clear a disk, or to restart a SuperLink."""
 
@@ -166,10 +163,7 @@ class PollingGrid(Grid):
 
         Where those who answered would be too few without the others, a minute more shows whether these are offline.
 
-        Raises
-        ------
-        QuorumError
-            When too few clients were online for too long.
+        Raises QuorumError when too few clients were online for too long.
         """
         messages = list(messages)
         kinds = {message.metadata.message_type for message in messages}
@@ -222,12 +216,12 @@ class PollingGrid(Grid):
         return self._quorum is not None and not self._quorum.would_hold(online - silent)
 
     def _send_again(self, pending: dict[str, Message], left: float) -> None:
-        """Send again those messages whose time has run out while the run waited for clients; they live `left` more."""
+        """Send again messages that have at most 2 s to live after the run waited for clients; they live `left` more."""
         now = time.time()
         dying = {
             sent: message
             for sent, message in pending.items()
-            if message.metadata.created_at + message.metadata.ttl - now < min(SHORT_LIFE_SECONDS, left)
+            if message.metadata.created_at + message.metadata.ttl - now < min(2.0, left)
         }
         for sent, message in dying.items():
             set_created_at(message, now)

@@ -17,9 +17,6 @@ from .run_folder.values import Delivered
 FOLDERS = "FAIRBLOOM_RUN_FOLDERS"
 """Environment variable of the server: the folder where each deployed run leaves a file with its run folder's path."""
 
-LAST_ROUNDS = 10
-"""The seconds of a round are the median of so many rounds, and so many are looked at for refused replies."""
-
 MOST_REFUSALS = 5
 
 
@@ -51,13 +48,7 @@ def find_announced(place: Path, run_id: str) -> Path | None:
 
 
 def describe_progress(folder: Path) -> dict[str, Any]:
-    """Return how far the run in a folder is.
-
-    Raises
-    ------
-    RunFolderError
-        When the folder holds no run, or cannot be read.
-    """
+    """Return how far the run in a folder is; raise RunFolderError when the folder holds no run, or cannot be read."""
     try:
         settings = CONFIG.read(folder).settings
         if not settings:
@@ -66,7 +57,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         changed = ROUNDS.path_in(folder).stat().st_mtime if rows else None
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
-    latest = rows[-LAST_ROUNDS:]
+    latest = rows[-10:]  # for the median seconds of a round, and for refused replies
     seconds = [float(row["seconds"]) for row in latest if row.get("seconds")]
     refused = [
         {"round": int(row["round"]), "client": name, "reason": reason}

@@ -32,11 +32,6 @@ from fairbloom.tasks.optimizers import OptimizerChoice, check_optimizer
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
 
-EARLY_STOPPING = "early-stopping"
-
-ONE_CLIENT = 1e-12
-"""The fraction that is one client, of however many: shares are rounded up."""
-
 
 LEFT_OUT_AT_DEFAULT = (
     *("adult.group", "adult.left-out", "heart-disease.group"),
@@ -52,10 +47,7 @@ IN_PYTHON = re.compile(rf"\b({'|'.join(name for name in Options.__optional_keys_
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
     """Return all parameters of all methods and tasks by their run-config keys, and of user-defined ones that are named.
 
-    Raises
-    ------
-    FairbloomError
-        When a task or method that is named is not known.
+    Raises FairbloomError when a task or method that is named is not known.
     """
     infos = [*TASKS.values(), *([find_task(task)] if task else [])]
     named = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
@@ -75,10 +67,7 @@ class Settings(RunSettings):
     def of(cls, config: RunSettings | Mapping[str, Any]) -> "Settings":
         """Return the settings of a flat run config.
 
-        Raises
-        ------
-        FairbloomError
-            When a key is unknown, a value impossible, or a parameter missing that the method needs.
+        Raises FairbloomError when a key is unknown, a value impossible, or a parameter missing that the method needs.
         """
         run = RunSettings.of(config)
         method = canonical(run.method)
@@ -228,10 +217,7 @@ class Settings(RunSettings):
     def strategy(self, **options: Any) -> FairStrategy:
         """Return the method with its parameters and the common options; `options` add to them.
 
-        Raises
-        ------
-        SettingsError
-            When the method refuses a parameter or an option, or lacks one that it needs.
+        Raises SettingsError when the method refuses a parameter or an option, or lacks one that it needs.
         """
         given = self._method_parameters()
         common: dict[str, Any] = {  # those at their defaults are left out: a method may refuse one that it sets itself
@@ -263,7 +249,8 @@ class Settings(RunSettings):
     @property
     def fraction_train(self) -> float:
         """The share of clients that the method draws: one client where data are pooled; all while none is decided."""
-        return ONE_CLIENT if self.pooled else self.fraction or 1.0
+        # Shares are rounded up to whole clients, so the smallest fraction is one client.
+        return 1e-12 if self.pooled else self.fraction or 1.0
 
     def decide_fraction(self, online: Collection[str], recorded: Mapping[str, Any]) -> Self:
         """Return the settings with a fraction, where nobody has set one.
@@ -313,10 +300,7 @@ class Settings(RunSettings):
 def sizes_of(words: str) -> dict[str, int]:
     """Return the clients' sizes that words as site-a=1200 site-b=300 state.
 
-    Raises
-    ------
-    ValueError
-        When a word states no size, or a client is named twice.
+    Raises ValueError when a word states no size, or a client is named twice.
     """
     sizes = split_pairs(words, "site-a=1200")
     for name, size in sizes.items():
@@ -392,7 +376,7 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:
         value = settings.get(key)
-        never = key == EARLY_STOPPING and value == 0
+        never = key == "early-stopping" and value == 0
         return math.inf if never else value if isinstance(value, int) else None
 
     pairs = {key: (reach(there, key), reach(config, key)) for key in may_grow()}

@@ -36,10 +36,7 @@ def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int |
 def read_about(path: Path) -> dict[str, Any]:
     """Return what was written about a model, its checksum `sha256` among it, without reading its arrays.
 
-    Raises
-    ------
-    DamagedFileError
-        When the file is no model that `save_model` wrote.
+    Raises DamagedFileError when the file is no model that `save_model` wrote.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -52,10 +49,7 @@ def read_about(path: Path) -> dict[str, Any]:
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the arrays that `save_model` wrote, and what was written about them.
 
-    Raises
-    ------
-    DamagedFileError
-        When the file is not as it was written.
+    Raises DamagedFileError when the file is not as it was written.
     """
     try:
         with safe_open(path, framework="numpy") as file:

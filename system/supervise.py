@@ -53,12 +53,8 @@ class Supervised(ABC):
     def start(self) -> subprocess.Popen[bytes]:
         """Start the program.
 
-        Raises
-        ------
-        OSError
-            When the system does not start it.
-        CannotStartError
-            When something else is in its way, which the message says.
+        Raises OSError when the system does not start it, and CannotStartError when something else is in its way, which
+        the message says.
         """
 
     @abstractmethod

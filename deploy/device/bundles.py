@@ -85,10 +85,7 @@ class Installed:
     def __call__(self, fab: Any, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         """Return the installed app, and of the run's settings those that a run may set on a device.
 
-        Raises
-        ------
-        BundleRefusedError
-            When the run is of another app or version, or its bundle or settings cannot be used.
+        Raises BundleRefusedError when the run is of another app or version, or its bundle or settings cannot be used.
         """
         from fairbloom.client.settings import SettingRefusedError, accepted_settings
 
@@ -136,10 +133,8 @@ def own_places(context: Context) -> dict[str, Any]:
 def config_of(bundle: bytes) -> Mapping[str, Any]:
     """Return the settings with their defaults that a bundle's pyproject.toml has, without unpacking the bundle.
 
-    Raises
-    ------
-    BundleRefusedError
-        When the bundle is too large, damaged, or has not exactly one such file of a reasonable size.
+    Raises BundleRefusedError when the bundle is too large, damaged, or has not exactly one such file of a reasonable
+    size.
     """
     try:
         project = tomllib.loads(_read(bundle).decode())
@@ -190,10 +185,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def load(app: str) -> ClientApp:
     """Return the ClientApp of an import string.
 
-    Raises
-    ------
-    ImportError
-        When there is none; the message names the setting that chose it.
+    Raises ImportError when there is none; the message names the setting that chose it.
     """
     from flwr.clientapp import ClientApp
 

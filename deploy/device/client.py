@@ -131,10 +131,8 @@ class ClientSettings:
 
         Relative paths in the file are relative to its folder.
 
-        Raises
-        ------
-        ClientError
-            When the file, its certificate or its key cannot be used, or a setting is unknown or impossible.
+        Raises ClientError when the file, its certificate or its key cannot be used, or a setting is unknown or
+        impossible.
         """
         merged = (_read(file) if file else {}) | {key: value for key, value in given.items() if value is not None}
         kinds = {each.name.replace("_", "-"): type(each.default) for each in fields(cls)}

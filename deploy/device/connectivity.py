@@ -45,10 +45,7 @@ def connection_fault(client: ClientSettings) -> str | None:
 def tls_context(authority: str | None) -> ssl.SSLContext:
     """Return how a server's certificate is checked: against one authority, and as leniently as gRPC does.
 
-    Raises
-    ------
-    ClientError
-        When the authority's file holds no certificate, or cannot be read.
+    Raises ClientError when the authority's file holds no certificate, or cannot be read.
     """
     try:
         context = ssl.create_default_context(cafile=authority)

@@ -25,10 +25,7 @@ class BundleError(Exception):
 def files_of(bundle: Path) -> dict[str, bytes]:
     """Return the files of a bundle.
 
-    Raises
-    ------
-    BundleError
-        When it is too large or damaged, lacks a file, or has anything that is no such file.
+    Raises BundleError when it is too large or damaged, lacks a file, or has anything that is no such file.
     """
     try:
         with gzip.open(bundle) as packed:

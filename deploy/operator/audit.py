@@ -41,10 +41,7 @@ TAIL_BYTES = 1 << 18
 def note(folder: Path, event: str, **about: str | int | float | None) -> None:
     """Append a line on `event` to the log in `folder`, on disk when this returns; safe with many processes at once.
 
-    Raises
-    ------
-    OSError
-        When the log cannot be opened or written.
+    Raises OSError when the log cannot be opened or written.
     """
     kept = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in about.items()}
     log = open_locked(folder / FILE, wait=True, mode=0o600)
@@ -106,10 +103,7 @@ def _file(folder: Path, number: int) -> Path:
 def read_whole(folder: Path) -> bytes:
     """Return the log, older files included, as it is between two lines, while others may be writing; b"" for none.
 
-    Raises
-    ------
-    OSError
-        When it cannot be read.
+    Raises OSError when it cannot be read.
     """
     if not (folder / FILE).exists():
         return b""
@@ -150,10 +144,7 @@ def show(folder: Path) -> None:
 def latest_entries(folder: Path, beginning: str, most: int) -> list[dict[str, Any]]:
     """Return the last entries with an event that begins with a word, the latest first, of those at the end of the log.
 
-    Raises
-    ------
-    OSError
-        When the log cannot be read.
+    Raises OSError when the log cannot be read.
     """
     with (folder / FILE).open("rb") as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))

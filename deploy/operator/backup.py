@@ -118,10 +118,7 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
 def copy_database(database: Path, copy: Path) -> None:
     """Copy a database that others may be writing to, as it is at one moment.
 
-    Raises
-    ------
-    DeployError
-        When it is damaged, or cannot be read.
+    Raises DeployError when it is damaged, or cannot be read.
     """
     try:
         with (

@@ -55,10 +55,7 @@ def write_bundle(federation: Federation, client: EnrolledClient, private_key: by
 def export(federation: Federation, name: str) -> bytes:
     """Return a client's bundle as a .tar.gz.
 
-    Raises
-    ------
-    DeployError
-        When the client is not enrolled, or its bundle is no longer here.
+    Raises DeployError when the client is not enrolled, or its bundle is no longer here.
     """
     with federation.audited("export", client=name):
         federation.find_client(name)

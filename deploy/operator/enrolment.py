@@ -113,10 +113,7 @@ def read_list(file: Path) -> list[Applicant]:
 
     Empty lines, and lines that begin with #, are skipped. A request is looked for beside the list.
 
-    Raises
-    ------
-    DeployError
-        When it cannot be read, names nobody, or a cell cannot be used; the message names the line.
+    Raises DeployError when it cannot be read, names nobody, or a cell cannot be used; the message names the line.
     """
     where = f"--list {file}"
     try:
@@ -288,10 +285,7 @@ def rotate(
 def revoke(federation: Federation, name: str) -> EnrolledClient:
     """Unregister all of a client's keys, permanently; return what was known of it.
 
-    Raises
-    ------
-    DeployError
-        When the client is not enrolled, or the SuperLink does not answer.
+    Raises DeployError when the client is not enrolled, or the SuperLink does not answer.
     """
     with (
         federation.audited("revoke", client=name) as about,

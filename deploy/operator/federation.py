@@ -154,10 +154,7 @@ class Federation:
 
         Credentials that are missing from the folder are made as well.
 
-        Raises
-        ------
-        DeployError
-            When a host is none, or the authority's files cannot be used.
+        Raises DeployError when a host is none, or the authority's files cannot be used.
         """
         with self.audited("renew") as about:
             check_days(days, pki.AUTHORITY_DAYS)
@@ -188,13 +185,7 @@ class Federation:
         return self.registry.clients()
 
     def find_client(self, name: str) -> EnrolledClient:
-        """Return the client of this name that is enrolled and not revoked.
-
-        Raises
-        ------
-        DeployError
-            When there is none.
-        """
+        """Return the client of this name that is enrolled and not revoked; raise DeployError when there is none."""
         there = {client.name: client for client in self.clients if not client.revoked}
         if name not in there:
             known = ", ".join(there) or "none"
@@ -237,21 +228,12 @@ class Federation:
     def write_connection(self, home: Path) -> None:
         """Write the connection to this federation's SuperLink, and the credential for it, into a home of Flower's.
 
-        Raises
-        ------
-        DeployError
-            When the operator's credential cannot be read.
+        Raises DeployError when the operator's credential cannot be read.
         """
         write_flower_home(home, self.control, self.authority, self.read_token())
 
     def read_token(self) -> str:
-        """Return the operator's credential.
-
-        Raises
-        ------
-        DeployError
-            When it cannot be read, or is none.
-        """
+        """Return the operator's credential; raise DeployError when it cannot be read, or is none."""
         remedy = "bring it back from a copy, or delete it and let fairbloom deploy renew make a new one"
         try:
             token = self.operator_token.read_text().strip()

@@ -17,10 +17,7 @@ from .federation import Federation
 def check_honoured(federation: Federation, settings: Settings, given: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the operator must know of how devices take a run's settings.
 
-    Raises
-    ------
-    SettingsError
-        When no device takes one; the message names it, its value and the remedy.
+    Raises SettingsError when no device takes one; the message names it, its value and the remedy.
     """
     refused = settings_to_allow(given)
     if "device" in refused:

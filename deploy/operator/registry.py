@@ -122,20 +122,14 @@ class Registry:
     def keys(self) -> list[ClientKey]:
         """Return the keys of all clients that are not revoked: current ones, and those that are being changed over.
 
-        Raises
-        ------
-        DeployError
-            When a client's file cannot be used.
+        Raises DeployError when a client's file cannot be used.
         """
         return [key for client in self.clients() if not client.revoked for key in client.keys]
 
     def revoked_keys(self) -> list[str]:
         """Return the public keys that were valid once and never will be again.
 
-        Raises
-        ------
-        DeployError
-            When a client's file cannot be used.
+        Raises DeployError when a client's file cannot be used.
         """
         found = []
         for client in self.clients():

@@ -43,10 +43,7 @@ PROGRESS = (
 def survey(federation: Federation) -> dict[str, Any]:
     """Return what is known of a federation: docs/deployment.md lists the keys.
 
-    Raises
-    ------
-    DeployError
-        When the SuperLink does not answer, or a client's file cannot be used.
+    Raises DeployError when the SuperLink does not answer, or a client's file cannot be used.
     """
     enrolled = federation.clients
     with control_api.connected(federation) as api:

@@ -60,11 +60,8 @@ class App:
     def prepare(self, federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
         """Return the settings of a run, checked before anything is sent.
 
-        Raises
-        ------
-        FairbloomError
-            When one is unknown, impossible, or has no effect on a federation of devices; or the federation's secrets
-            would travel with the run.
+        Raises FairbloomError when one is unknown, impossible, or has no effect on a federation of devices; or the
+        federation's secrets would travel with the run.
         """
         self._check_secrets_stay(federation)
         return prepare(federation, given) if self.ours else self._checked(given)
@@ -103,10 +100,7 @@ class App:
 def choose_app(given: Path | None) -> Iterator[App]:
     """Give the app in a folder; without one, that in the current directory, or else the Fairbloom that is installed.
 
-    Raises
-    ------
-    DeployError
-        When there is none in the folder, or a pyproject.toml cannot be read.
+    Raises DeployError when there is none in the folder, or a pyproject.toml cannot be read.
     """
     app = app_in(given or Path.cwd())
     if app is not None:
@@ -121,10 +115,7 @@ def choose_app(given: Path | None) -> Iterator[App]:
 def app_in(folder: Path) -> App | None:
     """Return the app in a folder, None where there is none.
 
-    Raises
-    ------
-    DeployError
-        When its pyproject.toml cannot be read.
+    Raises DeployError when its pyproject.toml cannot be read.
     """
     file = folder / "pyproject.toml"
     try:
@@ -143,10 +134,7 @@ def app_in(folder: Path) -> App | None:
 def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings of a run of our app, checked before anything is sent, with the clients' enrolled sizes.
 
-    Raises
-    ------
-    FairbloomError
-        When one is unknown, impossible, or has no effect on a federation of devices.
+    Raises FairbloomError when one is unknown, impossible, or has no effect on a federation of devices.
     """
     for key in marked(Mark.DEVICE):
         if key in given:
@@ -187,10 +175,7 @@ def format_value(value: Value) -> str:
 def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -> str:
     """Submit a run; return its id.
 
-    Raises
-    ------
-    DeployError
-        When the SuperLink does not take it, or Flower is of another version than the federation needs.
+    Raises DeployError when the SuperLink does not take it, or Flower is of another version than the federation needs.
     """
     check_flower("operator")
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
@@ -208,11 +193,8 @@ def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -
 def watch(federation: Federation, run_id: str) -> str:
     """Print a run's log as it comes, over interruptions of the SuperLink and of the run; return its final status.
 
-    Raises
-    ------
-    DeployError
-        When the SuperLink stays away for ten minutes, no longer accepts the operator's credential, or does not know
-        the run.
+    Raises DeployError when the SuperLink stays away for ten minutes, no longer accepts the operator's credential, or
+    does not know the run.
     """
     printed, last_seen, away = 0, time.monotonic(), False
     while True:
@@ -245,10 +227,7 @@ def watch(federation: Federation, run_id: str) -> str:
 def stop(federation: Federation, run_id: str = "") -> list[str]:
     """Stop a run, or without one all that have not ended; return which were stopped.
 
-    Raises
-    ------
-    DeployError
-        When there is no such run, or it has ended.
+    Raises DeployError when there is no such run, or it has ended.
     """
     going = (
         [run_id]

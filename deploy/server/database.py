@@ -9,10 +9,7 @@ from pathlib import Path
 def find_damage(path: Path) -> str:
     """Return what is damaged in a database's file; "" for a file that is whole, or not there.
 
-    Raises
-    ------
-    sqlite3.OperationalError
-        When it cannot be read just now, as on a disk that is away.
+    Raises sqlite3.OperationalError when it cannot be read just now, as on a disk that is away.
     """
     if not path.exists():
         return ""

@@ -168,10 +168,7 @@ class Readiness:
 def serve(federation: Federation) -> int:
     """Run the server's side of a federation until a signal stops it; return the exit code.
 
-    Raises
-    ------
-    FairbloomError
-        When a file is missing or cannot be used, a port is taken, or the folder is served already.
+    Raises FairbloomError when a file is missing or cannot be used, a port is taken, or the folder is served already.
     """
     check_files(federation)
     with lock_folder(federation):
@@ -212,10 +209,7 @@ def check_files(federation: Federation) -> None:
 def lock_folder(federation: Federation) -> Lock:
     """Return the lock of a folder that is served; a killed server leaves none behind.
 
-    Raises
-    ------
-    DeployError
-        When the folder is served already, or its state folder cannot be used.
+    Raises DeployError when the folder is served already, or its state folder cannot be used.
     """
     file = federation.state / "lock"
     try:

@@ -119,10 +119,7 @@ def _report(title: str, properties: Mapping[str, Callable[[T], Answer]], subject
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the arguments of a method that settings such as worsthalf.share=0.5 give it.
 
-    Raises
-    ------
-    FairbloomError
-        When the method has no such parameter, or it is of another type.
+    Raises FairbloomError when the method has no such parameter, or it is of another type.
     """
     known = {each.key: each for each in parameters_of(method.__name__.lower(), method)} if settings else {}
     for key in settings:

@@ -109,10 +109,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     """Return the settings of KEY=VALUE assignments.
 
-    Raises
-    ------
-    FairbloomError
-        When one is none, or a setting is given two values.
+    Raises FairbloomError when one is none, or a setting is given two values.
     """
     config: dict[str, Value] = {}
     for assignment in assignments:

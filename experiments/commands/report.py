@@ -54,10 +54,7 @@ def report(
 def load_result(folders: Sequence[Path], trust: Sequence[str] = ()) -> object:
     """Return what the folders hold; several hold comparisons, which are returned by the names of their tasks.
 
-    Raises
-    ------
-    FairbloomError
-        When a folder holds nothing of these, or it cannot be read.
+    Raises FairbloomError when a folder holds nothing of these, or it cannot be read.
     """
     if len(folders) > 1:
         return name_tasks([load_comparison(folder) for folder in folders])

@@ -64,10 +64,7 @@ def draw(axis: Axis, stream: Generator) -> Value:
 def axis_of(parameter: Parameter, values: Sequence[Value]) -> Axis:
     """Return the values of a setting that are to be tried, or the range that a single text among them states.
 
-    Raises
-    ------
-    SettingsError
-        When a value is impossible or there twice, or a range is none.
+    Raises SettingsError when a value is impossible or there twice, or a range is none.
     """
     if len(values) == 1 and isinstance(values[0], str) and ".." in values[0] and parameter.kind in (int, float):
         return _span(parameter, values[0])
@@ -93,13 +90,7 @@ def _span(parameter: Parameter, text: str) -> Span:
 
 
 def values_in(text: str) -> tuple[str, list[Value]]:
-    """Return the setting and the values of a text as alpha=0,0.1,0.5.
-
-    Raises
-    ------
-    SettingsError
-        When the text has none.
-    """
+    """Return the setting and the values of a text as alpha=0,0.1,0.5; raise SettingsError when the text has none."""
     key, equals, listed = text.partition("=")
     words = [word.strip() for word in listed.split(",")]
     if not equals or not key.strip() or not all(words):

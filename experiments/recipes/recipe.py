@@ -59,10 +59,7 @@ class Printed:
     def of(cls, text: str) -> "Printed | None":
         """Return the number of a text such as "80.42 ± 0.76"; None of an empty one.
 
-        Raises
-        ------
-        ValueError
-            When the text is none.
+        Raises ValueError when the text is none.
         """
         number = r"(-?\d*\.?\d+)"
         match = re.fullmatch(rf"\s*(?:{number}(?:\s*±\s*{number})?)?\s*", text)
@@ -420,10 +417,7 @@ class Case:
     def settings(self, config: Mapping[str, Value]) -> Settings:
         """Return the settings of a run config of this row.
 
-        Raises
-        ------
-        FairbloomError
-            When one is unknown, impossible or unused; the message names the recipe and the row.
+        Raises FairbloomError when one is unknown, impossible or unused; the message names the recipe and the row.
         """
         try:
             settings = Settings.of(config)
@@ -466,10 +460,8 @@ def load_shipped() -> Iterator[Recipe]:
 def load_recipe(name: str) -> Recipe:
     """Return a recipe by its name, or by the path of a user's file.
 
-    Raises
-    ------
-    FairbloomError
-        When there is no such recipe, or it is not as a recipe must be; the message names the recipe, key and remedy.
+    Raises FairbloomError when there is no such recipe, or it is not as a recipe must be; the message names the recipe,
+    key and remedy.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in names():
@@ -491,10 +483,8 @@ def load_recipe(name: str) -> Recipe:
 def recipe_of(content: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a file's content.
 
-    Raises
-    ------
-    FairbloomError
-        When it is not as a recipe must be, or a method is not known; the message names the key and the remedy.
+    Raises FairbloomError when it is not as a recipe must be, or a method is not known; the message names the key and
+    the remedy.
     """
     try:
         return Recipe.model_validate(content)

@@ -108,10 +108,8 @@ def variants(words: Named | Iterable[Named], shared: Mapping[str, Value] | None 
 def settings_of_method(method: Named | None, config: Mapping[str, Value]) -> Mapping[str, Value]:
     """Return the settings that a run's method stands for: its name, and parameters as in qfedavg(q=1); None: none.
 
-    Raises
-    ------
-    FairbloomError
-        When this is no single method, one is unknown, or its parameter is among the run's other settings, `config`.
+    Raises FairbloomError when this is no single method, one is unknown, or its parameter is among the run's other
+    settings, `config`.
     """
     if method is None:
         return {}
@@ -156,10 +154,7 @@ def make_variant(method: str, given: Mapping[str, Value], label: str) -> Variant
 def baseline_of(name: str, among: Sequence[Variant]) -> str:
     """Return the label of the baseline: the variant that a name means, or without a name FedAvg, or the first.
 
-    Raises
-    ------
-    FairbloomError
-        When the name is not among the variants.
+    Raises FairbloomError when the name is not among the variants.
     """
     if not name:
         plain = [variant for variant in among if variant.method == "fedavg"]
@@ -230,10 +225,7 @@ def _labelled(found: Sequence[Variant]) -> list[Variant]:
 def split_parts(text: str) -> list[str]:
     """Return what stands between the commas of a text; those within parentheses or quotes do not count.
 
-    Raises
-    ------
-    SettingsError
-        When a parenthesis or quote is left open, or closed before it was opened.
+    Raises SettingsError when a parenthesis or quote is left open, or closed before it was opened.
     """
     parts, depth, quote = [""], 0, ""
     for character in text:

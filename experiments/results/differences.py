@@ -16,17 +16,8 @@ CONFIDENCE = 0.95
 LEVEL = 1.0 - CONFIDENCE
 """The largest p-value, after Holm's correction, of a difference that counts as clear."""
 
-POWER = 0.8
-"""With `Difference.enough` seeds, a difference of this size is clear in this share of comparisons."""
-
 FEWEST_SEEDS = 3
 """With fewer seeds nothing is tested, and differences have no interval: it would be wider than most scores' range."""
-
-MOST_SEEDS = 2**30
-"""A difference that is not clear with so many seeds is clear with no number of them."""
-
-NEGLIGIBLE = 1e-9
-"""Relative spread below which differences are equal up to the rounding of floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -195,11 +186,11 @@ def seeds_that_tell(effect: float, *, test_share: float = 0.0, level: float = LE
         # The t statistic has the mean effect / sqrt(1/n + test_share): that of n independent draws of a smaller effect.
         smaller = effect / math.sqrt(1.0 + seeds * test_share)
         # A difference that is clear with the wrong sign does not count, hence one side of the two-sided test.
-        return power_of_t(smaller, seeds, level / 2.0) >= POWER
+        return power_of_t(smaller, seeds, level / 2.0) >= 0.8  # clear in 80 % of comparisons
 
     too_few, enough = FEWEST_SEEDS - 1, FEWEST_SEEDS
     while not tells(enough):
-        if enough >= MOST_SEEDS:
+        if enough >= 2**30:  # not clear with any number of seeds
             return None
         too_few, enough = enough, 2 * enough
     while enough - too_few > 1:
@@ -225,4 +216,4 @@ def _checked(differences: Sequence[float], test_share: float) -> NDArray[np.floa
 
 
 def _is_constant(x: NDArray[np.float64]) -> bool:
-    return bool(np.ptp(x) <= NEGLIGIBLE * np.abs(x).max() or x.std() == 0.0)
+    return bool(np.ptp(x) <= 1e-9 * np.abs(x).max() or x.std() == 0.0)

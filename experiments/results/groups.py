@@ -227,13 +227,7 @@ class GroupReport:
 def read_groups(
     grouped: Grouped, rows: Sequence[Mapping[str, str]], tested: Mapping[str, int], path: object
 ) -> GroupReport:
-    """Return what rows of groups.csv, all of one round and model, say.
-
-    Raises
-    ------
-    RunFolderError
-        When one makes no sense.
-    """
+    """Return what rows of groups.csv, all of one round and model, say; raise RunFolderError when one makes no sense."""
     try:
         return GroupReport(grouped, tuple(Group.of_row(row, grouped.scores) for row in rows), tested)
     except (KeyError, ValueError) as error:

@@ -101,10 +101,7 @@ def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:
 def scores_of(run: Run, evaluated: str) -> dict[str, float]:
     """Return the score of each client under the final model that a row evaluates.
 
-    Raises
-    ------
-    FairbloomError
-        When there is none.
+    Raises FairbloomError when there is none.
     """
     if evaluated == "global":
         return final_of(run)
@@ -125,10 +122,7 @@ def scaled(value: float, measure: str, unit: str) -> float:
 def curve(run: Run, measure: str, evaluated: str, unit: str, window: int) -> dict[int, float]:
     """Return a measure after each round that has it: its mean over that round and those before it in the window.
 
-    Raises
-    ------
-    FairbloomError
-        When the rounds of the run have no such measure.
+    Raises FairbloomError when the rounds of the run have no such measure.
     """
     if measure.startswith(CLIENT):
         by_round = run.over_rounds(measure.removeprefix(CLIENT), evaluated)

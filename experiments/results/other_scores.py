@@ -11,9 +11,6 @@ from .differences import FEWEST_SEEDS
 Finals = Mapping[str, Sequence[Mapping[str, Mapping[str, float]]]]
 """By method, one entry a seed: each score's name, and by it the score of each client."""
 
-MAX_SENTENCES = 3
-"""So many clients are written about at most."""
-
 
 @dataclass(frozen=True)
 class Move:
@@ -135,7 +132,7 @@ def _find_move(
 
 def sentences_on(found: Sequence[Contradiction]) -> list[str]:
     """Return a sentence on each contradiction; of many, on the first, and how many more there are."""
-    shown = [each.sentence for each in found[:MAX_SENTENCES]]
+    shown = [each.sentence for each in found[:3]]
     if rest := len(found) - len(shown):
         shown.append(f"So it is {rest} more times that a client is better by one score and worse by another.")
     return shown

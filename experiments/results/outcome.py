@@ -15,9 +15,6 @@ from .comparison import mean_and_deviation
 from .measured import curve, measures_of, unit_of
 from .run import Run
 
-STANDARD_ERRORS = 2.0
-"""By how many combined standard errors what was measured may be off what was printed."""
-
 ROUNDING = 1e-9
 """What floating-point numbers may be off, so that a difference of exactly the tolerance agrees."""
 
@@ -178,5 +175,5 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
     else:
         here = printed.spread if seeds == 1 else spread
         error = math.hypot(printed.spread / math.sqrt(recipe.published_seeds), here / math.sqrt(seeds))
-        most = STANDARD_ERRORS * error
+        most = 2.0 * error
     return abs(printed.mean - mean) <= max(most, recipe.tolerance.get(measure, 0.0)) + ROUNDING

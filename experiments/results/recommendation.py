@@ -27,9 +27,6 @@ SUBJECTS = {
 SHRINKING = ("std", "gap")
 """The measures that are better when they are smaller, whatever the score."""
 
-MOST_REASONS = 3
-"""Of so many candidates that could not be judged, sentences say why; of more, the record in the folder does."""
-
 FRESH_SEEDS = 10
 """For the mean gain over so many fresh seeds `Gain.low` and `Gain.high` are the ends of a prediction interval."""
 
@@ -261,7 +258,7 @@ class Recommendation:
             others.append(f"Not told from it: {', '.join(self.as_good)}.")
         if self.untried and self.tried:
             others.append(f"The budget left out {len(self.untried)}: {', '.join(self.untried)}.")
-        if len(self.failed) > MOST_REASONS:
+        if len(self.failed) > 3:  # too many reasons to read
             others.append(f"{len(self.failed)} could not be judged ({FILE} says why): {', '.join(self.failed)}.")
         else:
             others += [f"{label} could not be judged: {reason}." for label, reason in self.failed.items()]

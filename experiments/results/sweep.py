@@ -111,13 +111,7 @@ class SweepPlan:
 
     @classmethod
     def read(cls, folder: Path) -> "SweepPlan":
-        """Return what was written.
-
-        Raises
-        ------
-        RunFolderError
-            When the folder holds no sweep, or its file is damaged.
-        """
+        """Return what was written; raise RunFolderError when the folder holds no sweep, or its file is damaged."""
         file = folder / cls.file
         try:
             about = json.loads(file.read_bytes())

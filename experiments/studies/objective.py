@@ -277,10 +277,7 @@ class Objective:
     def of(cls, text: str, called: str = "wish") -> "Objective":
         """Return the objective that a text states.
 
-        Raises
-        ------
-        FairbloomError
-            When it states none, or names a method that there is not; the message has the grammar.
+        Raises FairbloomError when it states none, or names a method that there is not; the message has the grammar.
         """
         try:
             first, *others = split_parts(text) or [""]

@@ -37,9 +37,6 @@ RunKey = tuple[str, int]
 Runs = Mapping[RunKey, Settings]
 """The settings of each run."""
 
-LAST_RECORDS_SECONDS = 5.0
-"""How long the last log records of workers are waited for: one that was killed may leave half a record."""
-
 
 def check_runs(runs: Runs) -> None:
     """Raise FairbloomError where a run cannot be started or continued, as far as that can be known before."""
@@ -145,7 +142,7 @@ class Workers:
             self._open.enter_context(end)
         printer = threading.Thread(target=print_records, args=(records, ended), daemon=True)
         printer.start()
-        self._open.callback(printer.join, LAST_RECORDS_SECONDS)
+        self._open.callback(printer.join, 5.0)  # seconds, as a worker that was killed may leave half a record
         self._open.callback(held_open.send_bytes, b"end")
         begin = (ended, sent, context.Lock(), kept_tables())
         self._pool = self._open.enter_context(

@@ -32,9 +32,6 @@ REPRODUCTION = "reproduction.json"
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
 
-QUICK_SHARE, QUICK_ROUNDS = 10, 20
-"""What --quick leaves of the rounds: a tenth, and at most so many."""
-
 
 def reproduce(
     name: str,
@@ -173,7 +170,7 @@ def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
 def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     """Return settings with a tenth of the rounds, at most 20, and no fewer evaluations than one a round has."""
     full = config.get("num-rounds", Settings.model_fields["num_rounds"].default)
-    rounds = min(QUICK_ROUNDS, math.ceil(int(full) / QUICK_SHARE))
+    rounds = min(20, math.ceil(int(full) / 10))
     every = min(1, int(config.get("evaluate-every", 1)))
     return {**config, "num-rounds": rounds, "evaluate-every": every}
 

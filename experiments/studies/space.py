@@ -18,8 +18,6 @@ from .study import Candidate, folder_name
 VALIDATION_SHARE = 0.2
 """The share of each client's examples to choose by, where nobody has set one."""
 
-SET_IT = f"set validation-share = {VALIDATION_SHARE:g}, or leave it out"
-
 FIXED = {
     "method": "name several methods by --method, or rows",
     "seed": "give --seeds and --seed",
@@ -139,7 +137,8 @@ def with_validation(recipe: Recipe) -> tuple[Recipe, list[str]]:
         return recipe.model_copy(update={"settings": settings}), [note]
     if 0 in shares:
         raise SettingsError(
-            f"validation-share = 0: a sweep chooses by validation examples, never by test examples: {SET_IT}"
+            "validation-share = 0: a sweep chooses by validation examples, never by test examples: set "
+            f"validation-share = {VALIDATION_SHARE:g}, or leave it out"
         )
     return recipe, []
 

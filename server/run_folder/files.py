@@ -85,10 +85,7 @@ class File(Entry, Generic[T]):
     def read(self, folder: Path) -> T:
         """Return the value in a run folder, `absent` where the file is not there.
 
-        Raises
-        ------
-        RunFolderError
-            When the file is not as `write` leaves it.
+        Raises RunFolderError when the file is not as `write` leaves it.
         """
         path = self.path_in(folder)
         with explain_read_errors(path, self.remedy):
@@ -121,10 +118,7 @@ class TableFile(Entry):
     def read(self, folder: Path) -> list[Cells]:
         """Return the rows; of an unfinished run the last line may be torn, or the file not there yet.
 
-        Raises
-        ------
-        RunFolderError
-            When the file cannot be read, or is something else.
+        Raises RunFolderError when the file cannot be read, or is something else.
         """
         return read_table(self.path_in(folder), self.needed, finished=is_finished(folder))
 
@@ -449,10 +443,7 @@ def state_of(folder: Path) -> str:
 def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
     """Return the model after the last finished round, None where there is none yet.
 
-    Raises
-    ------
-    RunFolderError
-        When the model, or all checkpoints of an unfinished run, are damaged.
+    Raises RunFolderError when the model, or all checkpoints of an unfinished run, are damaged.
     """
     if is_finished(folder):
         return MODEL.read(folder)
@@ -463,10 +454,7 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
 def read_delivered(folder: Path) -> Delivered:
     """Return which clients keep the final model of a finished run; what was noted of an earlier one counts no more.
 
-    Raises
-    ------
-    RunFolderError
-        When a file cannot be read.
+    Raises RunFolderError when a file cannot be read.
     """
     checksum, noted = MODEL.read_checksum(folder), DELIVERED.read(folder)
     return noted if noted.model == checksum else Delivered(checksum)

@@ -203,10 +203,7 @@ class RunRecorder:
     def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
         """Return the model and the method's state after the last finished round, None where there is none yet.
 
-        Raises
-        ------
-        RunFolderError
-            When the checkpoints or tables are damaged.
+        Raises RunFolderError when the checkpoints or tables are damaged.
         """
         nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "merits": {}, "losses": {}}
         arrays, state = load_last(self._checkpoints) or (None, nothing)
@@ -229,10 +226,7 @@ class RunRecorder:
         The rows that wait, the best model so far and the checkpoint are written, unless this round is to share it. Then
         the listeners are called.
 
-        Raises
-        ------
-        RunFolderError
-            When the disk does not take it; the checkpoints are intact.
+        Raises RunFolderError when the disk does not take it; the checkpoints are intact.
         """
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
@@ -281,10 +275,7 @@ class RunRecorder:
 
         Where it was interrupted, it can be called again.
 
-        Raises
-        ------
-        RunFolderError
-            When the disk does not take it; the checkpoints are intact.
+        Raises RunFolderError when the disk does not take it; the checkpoints are intact.
         """
         if (last := self._unsaved) is None:
             return

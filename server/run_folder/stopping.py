@@ -46,11 +46,8 @@ class EarlyStopping:
     def observe(self, finished: Round) -> None:
         """Look at a round; one without validation scores changes nothing.
 
-        Raises
-        ------
-        SettingsError
-            When `patience` rounds are over and none of the clients that were evaluated has had a validation score: the
-            run would never stop early.
+        Raises SettingsError when `patience` rounds are over and none of the clients that were evaluated has had a
+        validation score: the run would never stop early.
         """
         metric = f"{self.score.name}-{names.VALIDATION}"
         values = scores_by_client(

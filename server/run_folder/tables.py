@@ -29,11 +29,8 @@ BEGUN = "Restore what is missing from a copy, or move the table away to begin a 
 def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[Cells]:
     """Return the rows of a run's table; of an unfinished one the last line may be torn, or the file not there yet.
 
-    Raises
-    ------
-    RunFolderError
-        When the file cannot be read, or is something else; of a finished run also when it is missing or torn, or lacks
-        one of `columns`.
+    Raises RunFolderError when the file cannot be read, or is something else; of a finished run also when it is missing
+    or torn, or lacks one of `columns`.
     """
     return _read_whole(path, columns) if finished else _read_begun(path)
 
@@ -122,10 +119,7 @@ class TableWriter:
 
         After round 0 nothing is kept: what precedes the first round is written again with it.
 
-        Raises
-        ------
-        RunFolderError
-            As `check` does.
+        Raises RunFolderError as `check` does.
         """
         kept = [row for row in self.check(last, furthest) if last and int(row["round"]) <= last]
         content = format_csv(self.columns, kept, header=True).encode()
@@ -135,10 +129,8 @@ class TableWriter:
     def check(self, last: int, furthest: float = math.inf) -> list[Cells]:
         """Return the file's rows, of which those of rounds after `last` may be torn.
 
-        Raises
-        ------
-        RunFolderError
-            When the file is something else, or goes beyond round `furthest`, so that checkpoints must have been lost.
+        Raises RunFolderError when the file is something else, or goes beyond round `furthest`, so that checkpoints must
+        have been lost.
         """
         with explain_read_errors(self.path, BEGUN):
             header, rows = _parse_begun(self.path, last)
@@ -168,10 +160,7 @@ def find_furthest_round(path: Path, last: int, shared_seconds: float) -> int:
 
     By the seconds that the rounds took: a checkpoint holds rounds of `shared_seconds` together, but for the last one.
 
-    Raises
-    ------
-    RunFolderError
-        When the file is no table of rounds.
+    Raises RunFolderError when the file is no table of rounds.
     """
     furthest, passed, seconds = last + KEPT, 0, 0.0
     with explain_read_errors(path, BEGUN):
@@ -190,10 +179,7 @@ def find_furthest_round(path: Path, last: int, shared_seconds: float) -> int:
 def find_last_step(path: Path) -> int:
     """Return the last round in a table of rounds that used a reply, 0 where none did.
 
-    Raises
-    ------
-    RunFolderError
-        When the file is no table of rounds.
+    Raises RunFolderError when the file is no table of rounds.
     """
     with explain_read_errors(path, BEGUN):
         rows = _parse_begun(path, 0)[1]
@@ -215,10 +201,7 @@ def _drop_torn_line(content: bytes) -> bytes:
 def _parse(content: bytes, last: float = math.inf) -> tuple[list[str], list[Cells]]:
     """Return the header and the rows of a table, of which those up to round `last` are whole.
 
-    Raises
-    ------
-    ValueError, csv.Error
-        When this is no table of rounds, or a row up to round `last` is torn.
+    Raises ValueError, csv.Error when this is no table of rounds, or a row up to round `last` is torn.
     """
     # Rows after round `last` may end within quotes, which the library takes for torn where it is strict.
     with _csv_reader(content, strict=last == math.inf) as reader:

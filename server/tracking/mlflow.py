@@ -18,12 +18,6 @@ from .tracker import TrackedRun
 STORE = "mlflow"
 """The folder, beside the run folders, of the embedded store: a database and the attached files."""
 
-FLUSH_SECONDS = 1.0
-"""Rounds wait so long at most before they are written together."""
-
-LOCK_SECONDS = 60.0
-"""How long another process that makes the store is waited for."""
-
 MOST_AT_ONCE = 1000
 """MLflow takes so many metrics in one call."""
 
@@ -31,16 +25,14 @@ MOST_PARAMETERS = 100
 
 LONGEST_TEXT = 5000
 
-QUICKLY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-"""How long a server is waited for, where the user's environment does not say otherwise: MLflow's default is minutes."""
-
 
 class MlflowTracker:
     """Shows a run as a run of MLflow; a continued run goes on in the same one."""
 
     def __init__(self, run: TrackedRun) -> None:
-        for name, value in QUICKLY.items():
-            os.environ.setdefault(name, value)
+        # MLflow waits minutes for a server by default.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         for name in ("mlflow", "alembic"):  # which say how they make their tables
             logging.getLogger(name).setLevel(logging.WARNING)
         self._waiting: list[Metric] = []
@@ -51,7 +43,7 @@ class MlflowTracker:
             return
         store.mkdir(parents=True, exist_ok=True)
         # Several runs of a comparison begin at once, and MLflow cannot make its tables in two processes at a time.
-        with exclusive_lock(store / ".lock", seconds=LOCK_SECONDS):
+        with exclusive_lock(store / ".lock", seconds=60.0):
             self._begin(run, f"sqlite:///{store / 'mlflow.db'}", (store / "artifacts").as_uri())
 
     def _begin(self, run: TrackedRun, uri: str, artifacts: str | None) -> None:
@@ -105,7 +97,7 @@ class MlflowTracker:
             return
         now = int(time.time() * 1000)
         self._waiting += [Metric(_safe(name), value, now, number) for name, value in metrics.items()]
-        if time.monotonic() - self._written >= FLUSH_SECONDS:
+        if time.monotonic() - self._written >= 1.0:  # rounds of one second are written together
             self._write()
 
     def end(self, files: Sequence[Path], *, finished: bool) -> None:

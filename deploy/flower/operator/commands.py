@@ -31,10 +31,7 @@ UNAUTHENTICATED = ("Authentication failed", "[code: 36]")
 def environment(federation: Federation) -> Iterator[dict[str, str]]:
     """Give an environment in which Flower's commands know the connection, whatever is in the user's home.
 
-    Raises
-    ------
-    DeployError
-        When Flower is of another version than the federation needs.
+    Raises DeployError when Flower is of another version than the federation needs.
     """
     check_version("operator")
     with tempfile.TemporaryDirectory(prefix="fairbloom-") as home:
@@ -45,10 +42,7 @@ def environment(federation: Federation) -> Iterator[dict[str, str]]:
 def flwr_json(federation: Federation, *command: str) -> dict[str, Any]:
     """Run one of Flower's commands; return its answer.
 
-    Raises
-    ------
-    DeployError
-        When it did not succeed, in its own words and ours.
+    Raises DeployError when it did not succeed, in its own words and ours.
     """
     with environment(federation) as variables:
         try:
@@ -97,10 +91,7 @@ def _json_in(text: str) -> dict[str, Any]:
 def packed_files(app: Path) -> list[str]:
     """Return the paths of the files that Flower packs of an app's folder, and every client gets.
 
-    Raises
-    ------
-    DeployError
-        When Flower cannot pack it.
+    Raises DeployError when Flower cannot pack it.
     """
     from flwr.cli.build import build_fab_from_disk
 

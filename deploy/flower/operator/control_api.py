@@ -93,10 +93,7 @@ class ControlApi:
     def _answered(self, what: str, call: Callable[[], Any]) -> Any:
         """Return the answer to a call.
 
-        Raises
-        ------
-        DeployError
-            When the SuperLink does not answer, or refuses; the message says what would help.
+        Raises DeployError when the SuperLink does not answer, or refuses; the message says what would help.
         """
         try:
             return call()
@@ -112,11 +109,8 @@ class ControlApi:
 def connected(federation: Federation) -> Iterator[ControlApi]:
     """Give the control API of a federation's SuperLink; the connection is opened by the first call.
 
-    Raises
-    ------
-    DeployError
-        When the operator's credential, or the authority's certificate, cannot be read, or Flower is of another version
-        than the federation needs.
+    Raises DeployError when the operator's credential, or the authority's certificate, cannot be read, or Flower is of
+    another version than the federation needs.
     """
     check_version("operator")
     from flwr.supercore.control import ControlHttpClient

@@ -152,10 +152,7 @@ def fleet_server(
 ) -> grpc.Server:
     """Return a server of the fleet API, in place of Flower's, whose arguments it takes.
 
-    Raises
-    ------
-    RuntimeError
-        When nothing can listen at the address.
+    Raises RuntimeError when nothing can listen at the address.
     """
     fleet, add_to = servicer_and_add_fn
     gate = KeyCheck(fleet, int(server_address.rpartition(":")[2]), connections, refusals)

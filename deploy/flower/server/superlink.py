@@ -123,12 +123,7 @@ def prepare_database(path: Path) -> None:
 
     A damaged file is set aside, and a new one made, as for one that was deleted.
 
-    Raises
-    ------
-    OSError
-        When it cannot be made, or is a link.
-    sqlite3.Error
-        When it cannot be used just now.
+    Raises OSError when it cannot be made, or is a link, and sqlite3.Error when it cannot be used just now.
     """
     make_private(path)
     if damage := find_damage(path):
