@@ -66,7 +66,7 @@ def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp
     (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
     rows = [
         "1,2,1,old: too large,,,2.0\n",
-        "2,2,1,a b: error 2: it said | no | other: not finite,,,4.0\n",
+        "2,2,1,'a b': error 2: it said / no | other: not finite,,,4.0\n",
         "3,2,2,,,,3.0\n",
         "4,2,1,,site-c,site-a,5.0\n",
         "5,2,2,,si",  # is being written
@@ -76,7 +76,7 @@ def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp
     assert (found["round"], found["state"], found["seconds-a-round"]) == (4, "interrupted", 3.5)
     assert (found["missing"], found["decided-by"]) == ("site-c", "site-a")
     assert found["refused"] == [
-        {"round": 2, "client": "a b", "reason": "error 2: it said | no"},
+        {"round": 2, "client": "a b", "reason": "error 2: it said / no"},
         {"round": 2, "client": "other", "reason": "not finite"},
         {"round": 1, "client": "old", "reason": "too large"},
     ]

@@ -139,16 +139,6 @@ def test_groups_and_gaps_are_data_frames(here: Path) -> None:
     assert {row["lowest"], row["highest"]} == {"F", "M"}
 
 
-def test_rows_that_do_not_say_of_which_examples_they_are_are_of_test_examples(here: Path, tmp_path: Path) -> None:
-    """As those of runs from before clients reported validation examples by group."""
-    copy = tmp_path / "run"
-    shutil.copytree(here / "large", copy)
-    file = copy / "groups.csv"
-    file.write_text(file.read_text().replace(",split,", ",").replace(",test,", ","))
-    assert "split" not in file.read_text()
-    assert report_of(api.load(copy)).rows() == report_of(api.load(here / "large")).rows()
-
-
 def test_a_run_without_groups_has_none_and_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("run", "--clients", "3", "--rounds", "1", "--set", "device=cpu", "--out", tmp_path / "run") == 0
     run = api.load(tmp_path / "run")

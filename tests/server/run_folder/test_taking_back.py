@@ -140,7 +140,7 @@ def test_the_best_model_is_the_one_of_before_although_a_later_one_was_better(tmp
     older = copied(tmp_path, tmp_path.with_name("older"))
     records(tmp_path, settings(), back=TakeBack(4))
     assert (tmp_path / "model-best.safetensors").read_bytes() == best
-    (older / "checkpoint" / "earlier" / "best-4.safetensors").unlink()  # as an older version leaves a folder
+    (older / "checkpoint" / "earlier" / "best-4.safetensors").unlink()  # as in an incomplete copy
     records(older, settings(), back=TakeBack(4)).resume()
     assert not (older / "model-best.safetensors").exists()
 
