@@ -1,0 +1,142 @@
+"""What fits with what: what a method needs of a round, what an option changes of one, and one comparison of the two.
+
+A method declares what it needs in `Method.requires`; some needs follow from what it is. An option that changes
+something which a method needs is refused, with the reason. The table in docs/fits.md is made from the same two lists.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER = "gram", "gram by array", "exact gram", "roster"
+"""What `weigh` reads: the inner products of all rows, those within each array, in float64 however large the work, and
+all training clients that the server has known. No option changes these."""
+
+PLAIN_SGD, PLAIN_LOSS, ONE_MOMENTUM = "plain sgd", "plain loss", "one momentum"
+"""What a method may need of the steps of clients and server: see `NEEDS`."""
+
+PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS, WHOLE_UPDATES, CORRECTED_SGD = (
+    *("no prior", "own draw", "varying weights"),
+    *("whole updates", "corrected sgd"),
+)
+"""What a method needs by what it is: it has no prior, draws its clients itself, weighs clients in each round in another
+way, or has clients keep something that goes by whole updates and corrects their steps."""
+
+REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, PLAIN_LOSS, ONE_MOMENTUM})
+"""What a class may name in `requires`."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that a method needs of a round.
+
+    Attributes
+    ----------
+    why
+        What the table says of a method that needs it.
+    refusal
+        What an error says, of {method}, {option} and its {value}.
+    """
+
+    why: str
+    refusal: str
+
+
+NEEDS: Mapping[str, Need] = {
+    PRIOR_FREE: Need("has no prior", "{method} has no prior: leave {option} out, got {value!r}"),
+    OWN_DRAW: Need("draws its clients itself", "{method} draws its clients itself: leave {option} out, got {value!r}"),
+    VARYING_WEIGHTS: Need(
+        "weighs clients in each round in another way",
+        "{option} = {value}: they presume that a client's weight is its prior in every round, which {method}'s is not: "
+        "leave them out, or choose FedAvg, FedProx, Ditto or PropFair",
+    ),
+    WHOLE_UPDATES: Need(
+        "has clients keep something that goes by whole updates",
+        "{option} = {value:g}: with {method} clients keep something that goes by whole updates, which shortened ones "
+        "would contradict: leave it out",
+    ),
+    ONE_MOMENTUM: Need(
+        "has a momentum of its own on the server",
+        "{method} has a momentum of its own on the server, and refuses {option} = {value!r}: leave it out, or choose "
+        "another one (adagrad, adam, yogi)",
+    ),
+    PLAIN_SGD: Need(
+        "reads gradients off the distance that plain SGD moves",
+        "{option} = {value}: {method} reads each client's gradient off the distance that plain SGD moves its model: "
+        "leave that out, or choose another method",
+    ),
+    PLAIN_LOSS: Need(
+        "goes by gradients of the plain loss",
+        "{option} = {value!r}: {method} goes by gradients of the plain loss and of a disparity: leave {option} out, or "
+        "choose another method",
+    ),
+    CORRECTED_SGD: Need("corrects the steps of plain SGD", "{option} = {value}: {method} corrects the steps of plain SGD"),
+}
+"""Each need that an option can change."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of every method, or a setting of local work.
+
+    Attributes
+    ----------
+    name
+        What the table calls it.
+    changes
+        The needs that it changes, so that a method with one of them refuses it.
+    """
+
+    name: str
+    changes: frozenset[str] = frozenset()
+
+
+WEIGHTING, SAMPLING = Option("weighting", frozenset({PRIOR_FREE})), Option("sampling", frozenset({OWN_DRAW}))
+CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
+CLIP_UPDATES = Option("clip_updates", frozenset({WHOLE_UPDATES}))
+SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
+ADAPTIVE_SERVER = Option('server_optimizer="adam"')
+OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD}))
+WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
+PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
+
+OPTIONS = (
+    *(WEIGHTING, SAMPLING, CLIP_UPDATES, SERVER_MOMENTUM, ADAPTIVE_SERVER, CONTROL_VARIATES),
+    *(OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL),
+)
+"""The options in the order of the table's columns."""
+
+
+def misfit(needs: Collection[str], option: Option) -> Need | None:
+    """Return what a method needs and an option changes, None where the two fit."""
+    return next((need for name, need in NEEDS.items() if name in option.changes and name in needs), None)
+
+
+def check_fit(method: str, needs: Collection[str], option: Option, name: str, value: object) -> None:
+    """Raise ValueError where an option, given under this name with this value, changes what a method needs."""
+    if (need := misfit(needs, option)) is not None:
+        raise ValueError(need.refusal.format(method=method, option=name, value=value))
+
+
+def table(methods: Mapping[str, tuple[Collection[str], str]]) -> Iterator[str]:
+    """Yield the lines of the table in Markdown: a row for each method, by its needs and what it loses to an optimizer.
+
+    A cell is "yes", or the number of the reason below the table.
+    """
+    reasons: dict[str, int] = {}
+
+    def cell(needs: Collection[str], lost: str, option: Option) -> str:
+        need = misfit(needs, option)
+        turned = lost if option in (SERVER_MOMENTUM, ADAPTIVE_SERVER) else ""
+        if need is None and not turned:
+            return "yes"
+        reason = f"No: it {need.why}." if need else f"Yes, but this no longer holds: {turned}."
+        number = reasons.setdefault(reason, len(reasons) + 1)
+        return f"no ({number})" if need else f"yes ({number})"
+
+    rows = [[name, *(cell(needs, lost, option) for option in OPTIONS)] for name, (needs, lost) in methods.items()]
+    heads = ["method", *(f"`{option.name}`" if " " not in option.name else option.name for option in OPTIONS)]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+    yield from (f"{number}. {reason}" for reason, number in reasons.items())
