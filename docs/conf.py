@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is
 from docs.source_links import source_link as linkcode_resolve  # noqa: F401 (sphinx.ext.linkcode asks it)
 from fairbloom import __version__
 from fairbloom.protocol.parameters import parameters_of
-from fairbloom.rounds.method import OPTIONS, Method
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.options import OPTIONS
 from fairbloom.strategies.torchjd import WRAPPERS
 
 project = "Fairbloom"

@@ -20,7 +20,7 @@ from fairbloom.logs import errors_alone
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import METHODS, FairStrategy

@@ -6,8 +6,9 @@ from types import MappingProxyType
 import numpy as np
 
 from .clients import Trained
+from .cohort import Cohort, Kept, MethodError, Needed
 from .lengths import largest_share
-from .method import Cohort, Kept, Method, MethodError, Needed
+from .method import Method
 from .updates import FloatArray, Layout, Vectors, combine, gram_matrices, total
 
 DECIDING_SHARE = 0.9

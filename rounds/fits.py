@@ -69,7 +69,9 @@ NEEDS: Mapping[str, Need] = {
         "{option} = {value!r}: {method} goes by gradients of the plain loss and of a disparity: leave {option} out, or "
         "choose another method",
     ),
-    CORRECTED_SGD: Need("corrects the steps of plain SGD", "{option} = {value}: {method} corrects the steps of plain SGD"),
+    CORRECTED_SGD: Need(
+        "corrects the steps of plain SGD", "{option} = {value}: {method} corrects the steps of plain SGD"
+    ),
 }
 """Each need that an option can change."""
 

@@ -25,6 +25,7 @@ from .aggregation import (
     weighed,
 )
 from .clients import Clients, Replies, Reports, Trained
+from .cohort import Cohort, Probed
 from .lengths import Usual, largest_share
 from .limits import (
     check_model,
@@ -37,7 +38,7 @@ from .limits import (
     screen_reports,
     usable_sizes,
 )
-from .method import Cohort, Method, Probed
+from .method import Method
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion

@@ -1,296 +1,23 @@
 """A method: what it asks of the clients, and how it weighs their updates. It knows neither Flower nor messages."""
 
 import copy
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, wraps
-from typing import Annotated, Any, ClassVar, TypedDict, Unpack, get_type_hints
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Unpack
 
-from fairbloom.errors import FairbloomError
-from fairbloom.protocol import options as of_runs
-from fairbloom.protocol.names import (
-    ARRAYS,
-    ARRAYS_DISPARITY,
-    BETWEEN_GROUPS,
-    CONFIG,
-    LOSS_BEFORE,
-    NUM_EXAMPLES,
-    SNAPSHOT,
-)
-from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, readable_signature
+from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
 from .average import Average
+from .cohort import Cohort, Kept, Probed
 from .lengths import Lengths
+from .options import OPTIONS, Options, checking
+from .progress import SERVER_OPTIMIZER, Progress
 from .ranges import names_in, one_of, pairs_in, whole
 from .roster import sample
 from .sampling import UNIFORM, Draw, History, Scheme
-from .server_optimizer import LR, Moments, ServerOptimizer, moments_of, state_of
+from .server_optimizer import LR, ServerOptimizer, moments_of, state_of
 from .states import States
-from .updates import FloatArray as FloatArray
-from .updates import Layout, Model, Vectors
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A row of a method's memory: its key, a client's name say, and the round in which it was an update."""
-
-    key: str
-    round: int
-
-
-class MethodError(FairbloomError):
-    """A method whose `weigh` returns what cannot be a round's coefficients."""
-
-
-class UnneededMetricError(FairbloomError):
-    """A method that reads a metric which its needs do not name."""
-
-    def __init__(self, method: str, metric: str) -> None:
-        super().__init__(
-            f"{method} reads the metric {metric!r}, which its needs do not name: write "
-            f"needs = frozenset({{{metric!r}}}) in the class"
-        )
-        self.metric = metric
-
-
-class Needed(dict[str, FloatArray]):
-    """The metrics that a method needs, by their name on the wire; another one is an error that says how to ask for it.
-
-    Parameters
-    ----------
-    method
-        The name of the method's class.
-    """
-
-    def __init__(self, method: str, metrics: Mapping[str, FloatArray]) -> None:
-        super().__init__(metrics)
-        self._method = method
-
-    def __missing__(self, metric: str) -> FloatArray:
-        """Raise UnneededMetricError."""
-        raise UnneededMetricError(self._method, metric)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cohort:
-    """The usable replies of one round, in the order of client names.
-
-    Attributes
-    ----------
-    round
-        t, the server round, from 1.
-    num_rounds
-        T, the rounds of the whole run; None where Flower's hooks are called without it.
-    names
-        Client names in ascending order, m of them.
-    online
-        The names of all clients that were online when the round's clients were drawn, in ascending order; of those
-        that train, where `training_clients` names them.
-    counts
-        n_k, the training examples of each client, shape (m,).
-    prior
-        p_k, the aggregation prior within the round, shape (m,), summing to 1.
-    draws
-        How often each client was drawn, shape (m,); 1 for all where clients are drawn without replacement.
-    metrics
-        The metrics that the method needs, by their name on the wire, each of shape (m,).
-    memory
-        The rows that the method kept, r of them.
-    roster
-        n_k of every training client that the server has known up to now, absent ones too, by name in ascending order:
-        as first known, 0 where nothing is known yet. Filled where the method uses it (`Method.uses_roster`).
-    second
-        Whether each reply has a second update (`Method.second`), which is a row as well.
-    sent
-        What the kept rows that went out to the round's clients were multiplied by, by the name of the record.
-    arrays
-        The names of the model's arrays that are trained, in its order, L of them.
-    gram_of
-        Computes the Gram matrix of the m updates, followed by the m second updates, if any, and the r kept rows.
-    grams_of
-        Computes the same of each array alone.
-    squared_norms_of
-        Computes the squared norms of the m updates alone.
-    """
-
-    round: int
-    names: tuple[str, ...]
-    counts: FloatArray
-    prior: FloatArray
-    draws: FloatArray
-    gram_of: Callable[[], FloatArray]
-    grams_of: Callable[[], FloatArray]
-    squared_norms_of: Callable[[], FloatArray]
-    num_rounds: int | None = None
-    online: tuple[str, ...] = ()
-    metrics: Mapping[str, FloatArray] = field(default_factory=dict)
-    memory: tuple[Kept, ...] = ()
-    roster: Mapping[str, float] = field(default_factory=dict)
-    second: bool = False
-    sent: Mapping[str, float] = field(default_factory=dict)
-    arrays: tuple[str, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """m, the number of usable replies."""
-        return len(self.names)
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are: m + r, or 2m + r with second updates."""
-        return (1 + self.second) * self.size + len(self.memory)
-
-    @cached_property
-    def gram(self) -> FloatArray:
-        """G, the inner products of all rows, shape (m + r, m + r); computed when first asked for."""
-        return self.gram_of()
-
-    @cached_property
-    def grams(self) -> FloatArray:
-        """G_l, the inner products within each array, shape (L, m + r, m + r): they sum to G, and cost what G does."""
-        return self.grams_of()
-
-    @cached_property
-    def squared_norms(self) -> FloatArray:
-        """‖u_k‖², shape (m,); cheaper than the Gram matrix where a method needs no more."""
-        return self.squared_norms_of()
-
-    @property
-    def losses(self) -> FloatArray:
-        """F_k, the loss of the received model on each client's whole training set, shape (m,)."""
-        return self.metrics[LOSS_BEFORE]
-
-
-@dataclass
-class Progress:
-    """How far a run has come, beside what its method remembers.
-
-    Attributes
-    ----------
-    finished_rounds
-        The number of the last round that is over.
-    steps
-        How many rounds took a step.
-    kept
-        The old updates, or combinations of them, that the method keeps.
-    first_counts
-        The weight of each client's first usable reply.
-    average
-        Of the global models after each round, where the method averages them.
-    lengths
-        How long the updates of the last rounds were, and the longest step of all.
-    history
-        What a sampling scheme draws by, where it asks for it.
-    roster
-        The training clients known up to now, as in Cohort, where the method uses them.
-    moments
-        What the server optimizer keeps, where there is one and it has taken a step.
-    states
-        From which rounds the states are that clients keep, where they keep any.
-    """
-
-    finished_rounds: int = 0
-    steps: int = 0
-    kept: dict[Kept, Vectors] = field(default_factory=dict)
-    first_counts: dict[str, float] = field(default_factory=dict)
-    average: Average = field(default_factory=Average)
-    lengths: Lengths = field(default_factory=Lengths)
-    history: History = field(default_factory=History)
-    roster: dict[str, float] = field(default_factory=dict)
-    moments: Moments | None = None
-    states: States = field(default_factory=States)
-
-
-LARGEST_COEFFICIENT = 1e150
-"""Methods take it for a larger coefficient, as losses or learning rates near 0 give: no model can take such a step."""
-
-SERVER_OPTIMIZER = "server-optimizer"
-"""Where a state has the server optimizer and what it keeps."""
-
-
-Probed = Mapping[str, float]
-"""Losses at a probe's model, by the name of the client that reported it."""
-
-
-Aggregate = Callable[[list[Any], str], Any]
-"""(Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord."""
-
-
-class CommonOptions(TypedDict, total=False):
-    """What every method takes beside its parameters; see Method for what each means, and OPTIONS.
-
-    Those that `protocol.options` declares are settings of runs as well.
-    """
-
-    fraction_train: Annotated[float, Range("(0, 1]"), Default(1.0)]
-    fraction_evaluate: Annotated[float, Range("[0, 1]"), Default(1.0)]
-    min_train_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
-    min_evaluate_nodes: Annotated[int, Range("[0, inf)"), Default(1)]
-    min_available_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
-    evaluate_every: of_runs.EvaluateEvery
-    seed: Annotated[int, Range("[0, inf)"), Default(0)]
-    proximal_mu: of_runs.ProximalMu
-    personal_lambda: of_runs.PersonalLambda
-    server_optimizer: of_runs.ServerOptimizerName
-    server_optimizer_lr: float | None
-    server_optimizer_beta1: of_runs.Beta1
-    server_optimizer_beta2: of_runs.Beta2
-    server_optimizer_tau: of_runs.Tau
-    control_variates: of_runs.ControlVariates
-    client_rule: of_runs.ClientRule
-    max_growth: of_runs.MaxGrowth
-    loss_limit: of_runs.LossLimit
-    update_limit: of_runs.UpdateLimit
-    clip_updates: of_runs.ClipUpdates
-    unused_rounds: of_runs.UnusedRounds
-    enrolled_sizes: Mapping[str, int]
-    training_clients: Sequence[str]
-    sampling: str | Draw
-    average_models: of_runs.AverageModels
-    buffers: Sequence[str] | None
-    shared: Mapping[str, str]
-    frozen: Sequence[str]
-    weighted_by_key: Annotated[str, Default(NUM_EXAMPLES)]
-    arrayrecord_key: Annotated[str, Default(ARRAYS)]
-    configrecord_key: Annotated[str, Default(CONFIG)]
-    train_metrics_aggr_fn: Aggregate | None
-    evaluate_metrics_aggr_fn: Aggregate | None
-
-
-class Options(CommonOptions, total=False):
-    """What every method takes that has a prior."""
-
-    weighting: str | None
-
-
-OPTIONS: Mapping[str, Parameter] = {
-    name: option
-    for name, annotation in get_type_hints(CommonOptions, include_extras=True).items()
-    if (option := annotated(name, annotation, None))
-}
-"""The common options that are numbers, words or flags, by their names in Python."""
-
-
-def _checking(construct: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that gets its parameters checked, and each in its type: 1.0 where 1 is given for a float."""
-
-    @wraps(construct)
-    def checked(self: object, *values: Any, **named: Any) -> None:
-        declared = arguments_of(construct)
-        inspect.signature(construct).bind_partial(self, *values)  # none by its place, where all have to be named
-
-        def check(name: str, value: Any) -> Any:
-            parameter = declared.get(name)
-            return value if parameter is None else parameter.checked(value, called=name)
-
-        _, *names = declared or ("self",)
-        first = [check(name, value) for name, value in zip(names, values, strict=False)]
-        construct(self, *first, *values[len(first) :], **{name: check(name, value) for name, value in named.items()})
-
-    vars(checked)["__signature__"] = readable_signature(construct)
-    return checked
+from .updates import FloatArray, Layout, Model, Vectors
 
 
 class Method:
@@ -485,7 +212,7 @@ class Method:
         if cls.snapshots and cls.second:
             raise TypeError(f"{cls.__name__}: a reply has one second model: set snapshots or second, not both")
         if "__init__" in vars(cls):
-            cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = checking(cls.__init__)  # type: ignore[method-assign]
 
     def _checked_weighting(self, weighting: str | None) -> str:
         if self.default_weighting is None and weighting is not None:

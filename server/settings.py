@@ -22,7 +22,7 @@ from fairbloom.protocol.settings import (
     split_names,
 )
 from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
-from fairbloom.rounds.method import OPTIONS, Options
+from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name

@@ -2,8 +2,10 @@
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import imported, is_import_string
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options
+from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.updates import FloatArray
 
 from .aaggff import AAggFF
 from .adafed import AdaFed

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Choices
+from fairbloom.rounds.updates import FloatArray
 
 from .simplex import min_norm_weights
 from .strategy import FairStrategy

@@ -4,9 +4,11 @@ from typing import Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
+from fairbloom.rounds.cohort import LARGEST_COEFFICIENT, Cohort
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative, Positive
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
+from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 

@@ -6,8 +6,10 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import ACCURACY_BEFORE, HITS, POSITIVES
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative
+from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 from .vred import count_negative

@@ -9,8 +9,10 @@ import numpy as np
 from fairbloom.logs import log
 from fairbloom.protocol.names import ARRAYS_DISPARITY, DISPARITY, LEARNING_RATE, LOSS_BEFORE
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range, amounts_in
+from fairbloom.rounds.updates import FloatArray
 
 from .simplex import steepest_common_weights
 from .strategy import FairStrategy

@@ -6,7 +6,9 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.options import Options
+from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 

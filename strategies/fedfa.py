@@ -7,9 +7,11 @@ from typing import Annotated, Unpack
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative, Range
 from fairbloom.rounds.server_optimizer import AVGM
+from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.streams import generator
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Choices, Range
+from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 

@@ -6,9 +6,11 @@ from typing import Annotated, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Choices, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
+from fairbloom.rounds.updates import FloatArray
 
 from .guidance import NOTHING_COMMON, guidance
 from .simplex import shortest_combination

@@ -4,9 +4,11 @@ from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
+from fairbloom.rounds.updates import FloatArray
 
 from .fedavgn import Stepped, moving
 from .simplex import min_norm_weights

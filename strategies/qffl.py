@@ -6,8 +6,10 @@ from typing import ClassVar, Unpack
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
+from fairbloom.rounds.cohort import LARGEST_COEFFICIENT, Cohort
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative, Positive
+from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy, Tries
 

@@ -3,8 +3,10 @@
 from typing import Unpack
 
 from fairbloom.protocol.names import STEP_SUM
-from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Positive
+from fairbloom.rounds.updates import FloatArray
 
 from .fedavg import FedAvg
 

@@ -18,7 +18,8 @@ from fairbloom.rounds.configs import ChangingConfig
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
 from fairbloom.rounds.limits import check_model
 from fairbloom.rounds.loop import Metrics, Rounds, iterate_rounds, means
-from fairbloom.rounds.method import Aggregate, Method, Options
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.reported import join_lists
 from fairbloom.rounds.round import Round, StopRun

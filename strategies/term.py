@@ -4,7 +4,9 @@ from typing import Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.options import Options
+from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 

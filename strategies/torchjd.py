@@ -7,7 +7,9 @@ from typing import Any, Unpack
 import numpy as np
 
 from fairbloom.logs import log
-from fairbloom.rounds.method import Cohort, CommonOptions, FloatArray
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.options import CommonOptions
+from fairbloom.rounds.updates import FloatArray
 
 from .scalarizers import FromScalarizer, of_scalarizer, scalarizer_classes, seeded, why_nameless
 from .strategy import FairStrategy

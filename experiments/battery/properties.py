@@ -18,9 +18,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS_DISPARITY, LOSS
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import FloatArray
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.updates import Model, Vectors, gram_matrix, weighted_sum
+from fairbloom.rounds.updates import FloatArray, Model, Vectors, gram_matrix, weighted_sum
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy

@@ -22,11 +22,12 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.aggregation import cohort_of, rows_after, weighed
 from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.cohort import Cohort, Kept, MethodError, UnneededMetricError
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method, MethodError, UnneededMetricError
+from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Model, Updates, Vectors
+from fairbloom.rounds.updates import FloatArray, Model, Updates, Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy

@@ -17,7 +17,7 @@ from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import SETTINGS, Mark, Value
 from fairbloom.rounds.flower import record_of
-from fairbloom.rounds.method import OPTIONS
+from fairbloom.rounds.options import OPTIONS
 from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import one_line

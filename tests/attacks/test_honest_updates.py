@@ -10,8 +10,8 @@ from fairbloom.protocol.settings import key_of
 from fairbloom.rounds import limits
 from fairbloom.rounds.lengths import Refused, Usual
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import FloatArray
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.run import simulate

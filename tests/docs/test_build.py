@@ -9,7 +9,7 @@ from shutil import copy, copytree, ignore_patterns
 
 import pytest
 
-from fairbloom.rounds.method import OPTIONS
+from fairbloom.rounds.options import OPTIONS
 from fairbloom.strategies import METHODS
 
 from .pages import ROOT

@@ -15,7 +15,8 @@ import pytest
 
 from fairbloom.experiments.battery.check import PROPERTIES, Verdict, check, check_rule
 from fairbloom.experiments.battery.rules import RULE_PROPERTIES, RuleSubject
-from fairbloom.rounds.method import Cohort, Method
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.method import Method
 from fairbloom.strategies import FedAvg
 from tests.commands import fairbloom
 

@@ -16,9 +16,9 @@ from fairbloom.client.frozen import frozen_of
 from fairbloom.client.local import load_task_and_model
 from fairbloom.protocol.names import CLIENT, FROZEN
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.rounds.cohort import MethodError
 from fairbloom.rounds.flower import FlowerClients, model_of, unpacked_content
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import MethodError
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import Layout, Updates
 from fairbloom.server.app import federate

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import (
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA
 from tests.strategies.helpers import (
     BUFFERS,

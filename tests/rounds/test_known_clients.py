@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy, FedAvg

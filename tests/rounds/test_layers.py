@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 from fairbloom.rounds import updates
 from fairbloom.rounds.aggregation import NoStepError, cohort_of, parts_of, share_along, single_coefficients, weighed
 from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
 from fairbloom.rounds.memory import Memory
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, Probed
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import CHUNK, Layout, Updates, Vectors, gram_matrices, gram_matrix, weighted_sum
+from fairbloom.rounds.updates import (
+    CHUNK,
+    FloatArray,
+    Layout,
+    Updates,
+    Vectors,
+    gram_matrices,
+    gram_matrix,
+    weighted_sum,
+)
 from fairbloom.strategies import FairStrategy, FedLF, FedMGDA
 from tests.strategies.helpers import BUFFERS, MemoryGrid, flat, initial_model, quadratics, unpack
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from fairbloom.rounds import limits, loop
 from fairbloom.rounds.aggregation import decides
 from fairbloom.rounds.clients import Trained
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.lengths import LARGEST_ALLOWANCE, Lengths, Usual, lower_median, too_long, usual
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method, Probed
-from fairbloom.rounds.updates import length
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.updates import FloatArray, length
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
 from tests.strategies.helpers import (
     ARGUMENTS,

@@ -6,7 +6,7 @@ import pytest
 
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds import ranges
-from fairbloom.rounds.method import OPTIONS
+from fairbloom.rounds.options import OPTIONS
 from fairbloom.strategies import METHODS, FedAvg, Options
 from tests.strategies.helpers import ARGUMENTS, make
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from fairbloom.client.local import NO_VECTORS, LocalClient, StateDict, Update
 from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, MethodError, Probed
 from fairbloom.rounds.round import Round, size_on_the_wire
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.dispatch.workers import WorkerClients
 from fairbloom.simulation.loop import LoopClients

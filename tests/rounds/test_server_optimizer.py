@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fairbloom.rounds.method import Cohort, FloatArray, MethodError
+from fairbloom.rounds.cohort import Cohort, MethodError
 from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
-from fairbloom.rounds.updates import CHUNK
+from fairbloom.rounds.updates import CHUNK, FloatArray
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFa, FedMGDA, Local, QFedAvg, Round
 from tests.strategies.helpers import (
     ARGUMENTS,

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, FedFV, Round
 from tests.strategies.helpers import (
     BUFFERS,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Probed
-from fairbloom.rounds.updates import Layout
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.updates import FloatArray, Layout
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, Round
 from tests.strategies.helpers import (
     BUFFERS,

@@ -9,10 +9,11 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds import flower
+from fairbloom.rounds.cohort import Cohort, MethodError, UnneededMetricError
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.method import Cohort, FloatArray, MethodError, UnneededMetricError
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV
 from tests.strategies.helpers import (
     ARGUMENTS,

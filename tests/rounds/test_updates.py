@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
-from fairbloom.rounds.method import FloatArray
-from fairbloom.rounds.updates import CHUNK, Layout, Updates, Vectors, combine, gram_matrix, squared_norms, weighted_sum
+from fairbloom.rounds.updates import (
+    CHUNK,
+    FloatArray,
+    Layout,
+    Updates,
+    Vectors,
+    combine,
+    gram_matrix,
+    squared_norms,
+    weighted_sum,
+)
 from tests.strategies.helpers import edgy_updates
 
 SIZES = st.sampled_from((1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK))

@@ -13,11 +13,11 @@ from fairbloom.protocol.names import CONTROL
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import MethodError
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.flower import FlowerClients, unpacked_content
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Probed
 from fairbloom.rounds.round import Round, size_on_the_wire
-from fairbloom.rounds.updates import Model
+from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import load_task

@@ -23,7 +23,8 @@ from fairbloom.client.local import LocalClient, Metrics, Update
 from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Kept, Method
+from fairbloom.rounds.cohort import Kept
+from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import Vectors
 from fairbloom.simulation.dispatch import processes
 from fairbloom.simulation.dispatch.processes import shared_array

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.terms import WORK
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Method
+from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FairStrategy
 
 Arrays = dict[str, NDArray[Any]]

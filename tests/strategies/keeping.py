@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fairbloom.protocol.terms import WORK
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from tests.strategies.helpers import record, unpack
 
 Gradient = Callable[[FloatArray], FloatArray]

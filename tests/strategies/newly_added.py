@@ -2,7 +2,7 @@
 
 from typing import Annotated, Unpack
 
-from fairbloom.rounds.method import Options
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Choices, Range
 from fairbloom.strategies import METHODS, FedAvg
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import linprog, nnls
 
 from fairbloom.protocol.streams import generator
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 
 Vectors = Mapping[str, FloatArray]
 

@@ -10,10 +10,9 @@ from flwr.app import MessageType
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import FloatArray
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Model
+from fairbloom.rounds.updates import FloatArray, Model
 from fairbloom.strategies import FairStrategy
 from tests.strategies.helpers import Fault, MemoryGrid, record, unpack
 from tests.strategies.keeping import Keeping

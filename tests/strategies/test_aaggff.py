@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import AAggFF, aaggff
 from fairbloom.strategies.aaggff import CDFS, decision, responses

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import AdaFed, FedMGDA
 
 from .helpers import Answer, MemoryGrid, cohort_of, generic_updates, record, unpack

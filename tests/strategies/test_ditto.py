@@ -6,7 +6,7 @@ from flwr.app import MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, Local
 
 from .helpers import (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import EAGLE, FedAvg, VRed
 
 from .helpers import BUFFERS, MemoryGrid, cohort_of, initial_model, losses_and_counts, metrics, quadratics, record, told

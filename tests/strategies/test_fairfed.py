@@ -9,7 +9,7 @@ from flwr.app import Message, MessageType, MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import Cohort
+from fairbloom.rounds.cohort import Cohort
 from fairbloom.strategies import FairFed, FedAvg
 
 from ..rounds.helpers import run

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 
-from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FCFL
 from fairbloom.strategies.fcfl import share_of_loss
 from fairbloom.strategies.simplex import min_norm_weights, steepest_common_weights

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg
 
 from .helpers import cohort_of, edgy_updates, losses_and_counts, told

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray, Kept
+from fairbloom.rounds.cohort import Kept
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import FairStrategy, FedAvg, FedDyn, FedFa
 from tests.strategies.helpers import cohort_of, error, metrics, no_reply

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import Cohort, FloatArray, Kept
+from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedFa
 
 from .helpers import (

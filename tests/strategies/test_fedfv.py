@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray, Kept
+from fairbloom.rounds.cohort import Kept
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, FedFV
 
 from .helpers import client_names, cohort_of, edgy_updates, generic_updates

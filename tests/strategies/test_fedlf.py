@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.aggregation import rows_after
-from fairbloom.rounds.method import Cohort, FloatArray, Kept
-from fairbloom.rounds.updates import Vectors
+from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FedLF, FedMGDAPlus
 from tests.rounds.helpers import OPTIONS, bits, run

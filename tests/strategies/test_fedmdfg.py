@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.aggregation import rows_after
-from fairbloom.rounds.method import FloatArray, Kept, MethodError
-from fairbloom.rounds.updates import Vectors
+from fairbloom.rounds.cohort import Kept, MethodError
+from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.strategies import FedMDFG, FedMGDAPlus
 
 from .helpers import (

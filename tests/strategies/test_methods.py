@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS
 
 from .helpers import (

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, PropFair
 
 from .helpers import cohort_of, edgy_updates, losses_and_counts, told

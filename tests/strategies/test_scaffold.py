@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray, Kept
+from fairbloom.rounds.cohort import Kept
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.strategies import METHODS, SCAFFOLD, Ditto, FairStrategy, FedAvg, FedProx, PropFair

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, TERM, FairStrategy, FedAvg, FromScalarizer, FromTorchJD, find_method
 from fairbloom.strategies.torchjd import by_name
 

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import TERM, FedAvg
 
 from .helpers import cohort_of, losses_and_counts

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FedMGDA, FromTorchJD
 from fairbloom.strategies.torchjd import by_name
 

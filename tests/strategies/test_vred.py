@@ -6,7 +6,7 @@ from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.method import FloatArray
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, SemiVRed, VRed
 
 from .helpers import MemoryGrid, cohort_of, initial_model, losses_and_counts, metrics, quadratics, record

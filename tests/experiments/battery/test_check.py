@@ -18,8 +18,10 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.battery.check import PROPERTIES, CheckReport, Verdict, arguments_of, check, show_report
 from fairbloom.experiments.battery.subject import Failure, Subject
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import at_least
+from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
 from tests.strategies.helpers import CASES

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.method import Options
+from fairbloom.rounds.options import Options
 from fairbloom.server.app import choose_run_folder, federate
 from fairbloom.server.checkpoint import Merit, list_checkpoints, list_reachable, select_kept
 from fairbloom.server.run_folder.errors import RunFolderError

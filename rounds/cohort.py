@@ -1,0 +1,147 @@
+"""What a method sees of a round: its usable replies as small arrays, and the rows that it has kept."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import LOSS_BEFORE
+
+from .updates import FloatArray
+
+LARGEST_COEFFICIENT = 1e150
+"""Methods take it for a larger coefficient, as losses or learning rates near 0 give: no model can take such a step."""
+
+Probed = Mapping[str, float]
+"""Losses at a probe's model, by the name of the client that reported it."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A row of a method's memory: its key, a client's name say, and the round in which it was an update."""
+
+    key: str
+    round: int
+
+
+class MethodError(FairbloomError):
+    """A method whose `weigh` returns what cannot be a round's coefficients."""
+
+
+class UnneededMetricError(FairbloomError):
+    """A method that reads a metric which its needs do not name."""
+
+    def __init__(self, method: str, metric: str) -> None:
+        super().__init__(
+            f"{method} reads the metric {metric!r}, which its needs do not name: write "
+            f"needs = frozenset({{{metric!r}}}) in the class"
+        )
+        self.metric = metric
+
+
+class Needed(dict[str, FloatArray]):
+    """The metrics that a method needs, by their name on the wire; another one is an error that says how to ask for it.
+
+    Parameters
+    ----------
+    method
+        The name of the method's class.
+    """
+
+    def __init__(self, method: str, metrics: Mapping[str, FloatArray]) -> None:
+        super().__init__(metrics)
+        self._method = method
+
+    def __missing__(self, metric: str) -> FloatArray:
+        """Raise UnneededMetricError."""
+        raise UnneededMetricError(self._method, metric)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """The usable replies of one round, in the order of client names.
+
+    Attributes
+    ----------
+    round
+        t, the server round, from 1.
+    num_rounds
+        T, the rounds of the whole run; None where Flower's hooks are called without it.
+    names
+        Client names in ascending order, m of them.
+    online
+        The names of all clients that were online when the round's clients were drawn, in ascending order; of those
+        that train, where `training_clients` names them.
+    counts
+        n_k, the training examples of each client, shape (m,).
+    prior
+        p_k, the aggregation prior within the round, shape (m,), summing to 1.
+    draws
+        How often each client was drawn, shape (m,); 1 for all where clients are drawn without replacement.
+    metrics
+        The metrics that the method needs, by their name on the wire, each of shape (m,).
+    memory
+        The rows that the method kept, r of them.
+    roster
+        n_k of every training client that the server has known up to now, absent ones too, by name in ascending order:
+        as first known, 0 where nothing is known yet. Filled where the method uses it (`Method.uses_roster`).
+    second
+        Whether each reply has a second update (`Method.second`), which is a row as well.
+    sent
+        What the kept rows that went out to the round's clients were multiplied by, by the name of the record.
+    arrays
+        The names of the model's arrays that are trained, in its order, L of them.
+    gram_of
+        Computes the Gram matrix of the m updates, followed by the m second updates, if any, and the r kept rows.
+    grams_of
+        Computes the same of each array alone.
+    squared_norms_of
+        Computes the squared norms of the m updates alone.
+    """
+
+    round: int
+    names: tuple[str, ...]
+    counts: FloatArray
+    prior: FloatArray
+    draws: FloatArray
+    gram_of: Callable[[], FloatArray]
+    grams_of: Callable[[], FloatArray]
+    squared_norms_of: Callable[[], FloatArray]
+    num_rounds: int | None = None
+    online: tuple[str, ...] = ()
+    metrics: Mapping[str, FloatArray] = field(default_factory=dict)
+    memory: tuple[Kept, ...] = ()
+    roster: Mapping[str, float] = field(default_factory=dict)
+    second: bool = False
+    sent: Mapping[str, float] = field(default_factory=dict)
+    arrays: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """m, the number of usable replies."""
+        return len(self.names)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are: m + r, or 2m + r with second updates."""
+        return (1 + self.second) * self.size + len(self.memory)
+
+    @cached_property
+    def gram(self) -> FloatArray:
+        """G, the inner products of all rows, shape (m + r, m + r); computed when first asked for."""
+        return self.gram_of()
+
+    @cached_property
+    def grams(self) -> FloatArray:
+        """G_l, the inner products within each array, shape (L, m + r, m + r): they sum to G, and cost what G does."""
+        return self.grams_of()
+
+    @cached_property
+    def squared_norms(self) -> FloatArray:
+        """‖u_k‖², shape (m,); cheaper than the Gram matrix where a method needs no more."""
+        return self.squared_norms_of()
+
+    @property
+    def losses(self) -> FloatArray:
+        """F_k, the loss of the received model on each client's whole training set, shape (m,)."""
+        return self.metrics[LOSS_BEFORE]

@@ -1,0 +1,90 @@
+"""The options that every method takes beside its parameters."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Annotated, Any, TypedDict, get_type_hints
+
+from fairbloom.protocol import options as of_runs
+from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
+from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, readable_signature
+
+from .sampling import Draw
+
+Aggregate = Callable[[list[Any], str], Any]
+"""(Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord."""
+
+
+class CommonOptions(TypedDict, total=False):
+    """What every method takes beside its parameters; see Method for what each means, and OPTIONS.
+
+    Those that `protocol.options` declares are settings of runs as well.
+    """
+
+    fraction_train: Annotated[float, Range("(0, 1]"), Default(1.0)]
+    fraction_evaluate: Annotated[float, Range("[0, 1]"), Default(1.0)]
+    min_train_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
+    min_evaluate_nodes: Annotated[int, Range("[0, inf)"), Default(1)]
+    min_available_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
+    evaluate_every: of_runs.EvaluateEvery
+    seed: Annotated[int, Range("[0, inf)"), Default(0)]
+    proximal_mu: of_runs.ProximalMu
+    personal_lambda: of_runs.PersonalLambda
+    server_optimizer: of_runs.ServerOptimizerName
+    server_optimizer_lr: float | None
+    server_optimizer_beta1: of_runs.Beta1
+    server_optimizer_beta2: of_runs.Beta2
+    server_optimizer_tau: of_runs.Tau
+    control_variates: of_runs.ControlVariates
+    client_rule: of_runs.ClientRule
+    max_growth: of_runs.MaxGrowth
+    loss_limit: of_runs.LossLimit
+    update_limit: of_runs.UpdateLimit
+    clip_updates: of_runs.ClipUpdates
+    unused_rounds: of_runs.UnusedRounds
+    enrolled_sizes: Mapping[str, int]
+    training_clients: Sequence[str]
+    sampling: str | Draw
+    average_models: of_runs.AverageModels
+    buffers: Sequence[str] | None
+    shared: Mapping[str, str]
+    frozen: Sequence[str]
+    weighted_by_key: Annotated[str, Default(NUM_EXAMPLES)]
+    arrayrecord_key: Annotated[str, Default(ARRAYS)]
+    configrecord_key: Annotated[str, Default(CONFIG)]
+    train_metrics_aggr_fn: Aggregate | None
+    evaluate_metrics_aggr_fn: Aggregate | None
+
+
+class Options(CommonOptions, total=False):
+    """What every method takes that has a prior."""
+
+    weighting: str | None
+
+
+OPTIONS: Mapping[str, Parameter] = {
+    name: option
+    for name, annotation in get_type_hints(CommonOptions, include_extras=True).items()
+    if (option := annotated(name, annotation, None))
+}
+"""The common options that are numbers, words or flags, by their names in Python."""
+
+
+def checking(construct: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that gets its parameters checked, and each in its type: 1.0 where 1 is given for a float."""
+
+    @wraps(construct)
+    def checked(self: object, *values: Any, **named: Any) -> None:
+        declared = arguments_of(construct)
+        inspect.signature(construct).bind_partial(self, *values)  # none by its place, where all have to be named
+
+        def check(name: str, value: Any) -> Any:
+            parameter = declared.get(name)
+            return value if parameter is None else parameter.checked(value, called=name)
+
+        _, *names = declared or ("self",)
+        first = [check(name, value) for name, value in zip(names, values, strict=False)]
+        construct(self, *first, *values[len(first) :], **{name: check(name, value) for name, value in named.items()})
+
+    vars(checked)["__signature__"] = readable_signature(construct)
+    return checked
