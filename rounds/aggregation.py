@@ -7,6 +7,7 @@ import numpy as np
 
 from .clients import Trained
 from .cohort import Cohort, Kept, MethodError, Needed
+from .fits import EXACT_GRAM, GRAM_BY_ARRAY
 from .lengths import largest_share
 from .method import Method
 from .updates import FloatArray, Layout, Vectors, combine, gram_matrices, total
@@ -48,16 +49,16 @@ def cohort_of(
     names, kept = trained.names, recalled_rows(method, trained, server_round)
     if method.progress.moments is not None:
         check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
-    second = [trained.second.vectors] if method.second and trained.second is not None else []
+    second = [trained.second.vectors] if method.has_second_rows and trained.second is not None else []
     vectors = Vectors.below([updates.vectors, *second, *kept.values()])
 
     def gram_of() -> FloatArray:
-        if method.layerwise:
+        if GRAM_BY_ARRAY in method.requires:
             return _finite(cohort.grams.sum(axis=0))
-        return _finite(updates.gram(vectors, exact=method.exact_gram))
+        return _finite(updates.gram(vectors, exact=EXACT_GRAM in method.requires))
 
     def grams_of() -> FloatArray:
-        return _finite(updates.grams(vectors, exact=method.exact_gram))
+        return _finite(updates.grams(vectors, exact=EXACT_GRAM in method.requires))
 
     cohort = Cohort(
         round=server_round,

@@ -84,7 +84,7 @@ class Cohort:
         The rows that the method kept, r of them.
     roster
         n_k of every training client that the server has known up to now, absent ones too, by name in ascending order:
-        as first known, 0 where nothing is known yet. Filled where the method uses it (`Method.uses_roster`).
+        as first known, 0 where nothing is known yet. Filled where the method uses it ("roster" in `Method.requires`).
     second
         Whether each reply has a second update (`Method.second`), which is a row as well.
     sent

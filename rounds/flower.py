@@ -43,6 +43,7 @@ from fairbloom.protocol.terms import Terms
 
 from .aggregation import recalled_rows
 from .clients import NOTHING, Replies, Reports, Trained
+from .fits import GRAM, GRAM_BY_ARRAY
 from .method import Method
 from .quorum import Quorum, listed
 from .reported import MOST_ELEMENTS, expand_lists
@@ -386,7 +387,7 @@ class FlowerClients:
             len(contents),
             refused=refused,
             missing=asked.missing,
-            second=method.second_record,
+            second=method.second,
             lent=True,
         )
         more_received: dict[str, int] = {}
@@ -394,15 +395,15 @@ class FlowerClients:
             try:
                 check_honoured(self._work, honours[name])
                 report = usable_metrics(numbers_in(name, content), method.weighted_by_key, method.needs)
-                second, ignored = usable_second(content, method.second_record, trained.second)
-                arrays = usable_arrays(content, method.arrayrecord_key, self._layout, method.second_record)
+                second, ignored = usable_second(content, method.second, trained.second)
+                arrays = usable_arrays(content, method.arrayrecord_key, self._layout, method.second)
                 trained.add(name, report, arrays, second)
                 more_received[name] = self._size_of_frozen(arrays) + self._size_of_frozen(second) + ignored
             except ValueError as reason:
                 refused.add(name, reason)
         kept = recalled_rows(method, trained, asked.server_round).values()
-        gram = method.uses_gram and not method.second
-        trained.settle(gram=gram, by_array=method.layerwise, below=[*kept])
+        gram = GRAM in method.requires and not method.has_second_rows
+        trained.settle(gram=gram, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
         self._note_debts(asked)
         return replace(trained, more_sent=asked.more_sent, more_received=sum(more_received[n] for n in trained.names))
 

@@ -97,9 +97,9 @@ def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual
     second, lengths = trained.second, trained.updates.lengths
     if second is None:
         return refuse(lengths, "update")
-    if not method.second:
-        return refuse(lengths, method.second_record, np.maximum(lengths, second.lengths))
-    refuse(second.lengths, method.second_record)
+    if not method.has_second_rows:
+        return refuse(lengths, method.second, np.maximum(lengths, second.lengths))
+    refuse(second.lengths, method.second)
     if (found := refuse(trained.updates.lengths, "update")) is None:
         return None
     counts = trained.column(NUM_EXAMPLES)

@@ -10,7 +10,7 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.helper import advice_on
-from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
+from fairbloom.protocol.names import LOSS_BEFORE, SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import (
@@ -26,6 +26,7 @@ from .aggregation import (
 )
 from .clients import Clients, Replies, Reports, Trained
 from .cohort import Cohort, Probed
+from .fits import ROSTER
 from .lengths import Usual, largest_share
 from .limits import (
     check_model,
@@ -183,7 +184,7 @@ class Rounds:
         method = self._method
         self._begin()
         free = self._free(method.min_train_nodes, trains=True, waits=True)
-        if method.uses_roster:
+        if ROSTER in method.requires:
             self._enter_new()
         self._offline = tuple(sorted(self._away))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
@@ -413,7 +414,7 @@ class Rounds:
         method.progress.first_counts = {**first, **new} if new else first
         if method.draws_by_history:
             method.progress.history = method.progress.history.plus(trained.metrics)
-        if method.uses_roster:
+        if ROSTER in method.requires:
             known = method.progress.first_counts
             method.progress.roster = {n: size or float(known.get(n, 0.0)) for n, size in method.progress.roster.items()}
         return usual
@@ -458,7 +459,7 @@ class Rounds:
         )
         coefficients = weighed(method, cohort)
         lengths = trained.updates.lengths if self._clipped else replied
-        if method.second and trained.second is not None:
+        if method.has_second_rows and trained.second is not None:
             lengths = np.concatenate([lengths, trained.second.lengths])
         parts = parts_of(cohort, coefficients, lengths)
         ends = trained.updates.layout.ends
@@ -523,7 +524,7 @@ class Rounds:
         A client whose answer cannot be used is left out.
         """
         mix = self._method.probe(cohort, coefficients)
-        snapshots = trained.second if self._method.snapshots else None
+        snapshots = trained.second if self._method.second == SNAPSHOT else None
         if mix is None or snapshots is None:
             return {}
         try:

@@ -7,15 +7,17 @@ from typing import Any, ClassVar, Unpack
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
+from . import fits
 from .average import Average
 from .cohort import Cohort, Kept, Probed
+from .fits import REQUIREMENTS
 from .lengths import Lengths
 from .options import OPTIONS, Options, checking
 from .progress import SERVER_OPTIMIZER, Progress
 from .ranges import names_in, one_of, pairs_in, whole
 from .roster import sample
 from .sampling import UNIFORM, Draw, History, Scheme
-from .server_optimizer import LR, ServerOptimizer, moments_of, state_of
+from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .updates import FloatArray, Layout, Model, Vectors
 
@@ -125,31 +127,18 @@ class Method:
     default_weighting: ClassVar[str | None] = "examples"
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by another parameter and therefore refuses."""
-    refused_server_optimizers: ClassVar[frozenset[str]] = frozenset()
-    """The server optimizers that the method refuses, since it has a momentum of its own on the server."""
     lost_to_server_optimizers: ClassVar[str] = ""
     """What the method says of its step, and no longer holds where a server optimizer turns or stretches it."""
     serves: ClassVar[str] = "global"
     """The model that serves the clients: "global", or "personal" where the global one is not trained."""
     reports: ClassVar[tuple[str, ...]] = ()
     """The names of the metrics that the method itself reports."""
-    uses_roster: bool = False
-    """Whether it goes by all training clients that the server has known up to now: `Cohort.roster` has them then."""
-    uses_gram: ClassVar[bool] = False
-    """Whether `weigh` takes inner products: a round then computes them in the pass that screens large replies."""
-    layerwise: ClassVar[bool] = False
-    """Whether `weigh` takes inner products array by array, `cohort.grams`; `cohort.gram` is then their sum."""
-    exact_gram: ClassVar[bool] = False
-    """Whether inner products must be float64 however large the work."""
-    needs_plain_sgd: ClassVar[bool] = False
-    """Whether it reads a client's gradient off the distance that plain SGD moves its model: another optimizer,
-    momentum, clipping, class weights, a schedule over a round's steps and mixed precision are refused then."""
-    snapshots: ClassVar[bool] = False
-    """Whether each client also replies its model in the midst of its local work, as the ArrayRecord `snapshot`."""
+    requires: frozenset[str] = frozenset()
+    """What it needs of a round: some of `fits.REQUIREMENTS`, which say what each means."""
     second: ClassVar[str] = ""
-    """The name of the ArrayRecord with a second model that each reply has, whose update is a row too: the rows are m
-    updates, then the m second updates, then the r kept ones, and `weigh` returns 2m + r numbers. The record holds at
-    least the trainable arrays."""
+    """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in the midst of local
+    work, of which `probe` makes one; or another, whose update is a row too. The rows are then m updates, the m second
+    updates and the r kept ones, and `weigh` returns 2m + r numbers. The record holds at least the trainable arrays."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
@@ -170,10 +159,12 @@ class Method:
         self.weighting = self._checked_weighting(options.get("weighting"))
         self.proximal_mu: float = plain["proximal_mu"]
         self.personal_lambda: float = plain["personal_lambda"]
-        self.server_optimizer = ServerOptimizer.of(
-            {**plain, LR: options.get(LR)}, self.refused_server_optimizers, type(self).__name__
-        )
-        self.control_variates = self._checked_control_variates(plain["control_variates"])
+        self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
+        if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
+            self.check_fit(fits.SERVER_MOMENTUM, "server_optimizer", AVGM)
+        self.control_variates: bool = plain["control_variates"]
+        if self.control_variates:
+            self.check_fit(fits.CONTROL_VARIATES, "control_variates", True)
         self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
@@ -209,39 +200,52 @@ class Method:
     def __init_subclass__(cls, **others: Any) -> None:
         """Let the constructor of a subclass check its parameters by their annotations."""
         super().__init_subclass__(**others)
-        if cls.snapshots and cls.second:
-            raise TypeError(f"{cls.__name__}: a reply has one second model: set snapshots or second, not both")
+        if unknown := sorted(cls.requires - REQUIREMENTS):
+            raise TypeError(
+                f"{cls.__name__}.requires has {unknown[0]!r}, which is none of {', '.join(sorted(REQUIREMENTS))}"
+            )
         if "__init__" in vars(cls):
             cls.__init__ = checking(cls.__init__)  # type: ignore[method-assign]
 
     def _checked_weighting(self, weighting: str | None) -> str:
-        if self.default_weighting is None and weighting is not None:
-            raise ValueError(f"{type(self).__name__} has no prior: leave weighting out, got {weighting!r}")
+        if weighting is not None:
+            self.check_fit(fits.WEIGHTING, "weighting", weighting)
         default = self.default_weighting or "uniform"
         return one_of(("examples", "uniform"), weighting=default if weighting is None else weighting)
 
-    def _checked_control_variates(self, control_variates: bool) -> bool:
-        if control_variates and not self.fixed_weights:
-            raise ValueError(
-                f"control_variates = {control_variates}: they presume that a client's weight is its prior in every "
-                f"round, which {type(self).__name__}'s is not: leave them out, or choose FedAvg, FedProx, Ditto or "
-                "PropFair"
-            )
-        return control_variates
-
-    def check_whole_updates(self) -> None:
-        """Raise ValueError where updates are shortened here while clients keep what they make of whole ones."""
-        if self.clip_updates:
-            raise ValueError(
-                f"clip_updates = {self.clip_updates:g}: with {type(self).__name__} clients keep something that goes by "
-                "whole updates, which shortened ones would contradict: leave it out"
-            )
-
     def _checked_sampling(self, sampling: str | Draw) -> Scheme | None:
         scheme = Scheme.of(sampling)
-        if scheme is not None and type(self).choose is not Method.choose:
-            raise ValueError(f"{type(self).__name__} draws its clients itself: leave sampling out, got {sampling!r}")
+        if scheme is not None:
+            self.check_fit(fits.SAMPLING, "sampling", sampling)
         return scheme
+
+    def check_fit(self, option: fits.Option, name: str, value: object) -> None:
+        """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
+        needs = {need for need in option.changes if self._has(need)}
+        fits.check_fit(type(self).__name__, needs, option, name, value)
+
+    @property
+    def all_needs(self) -> frozenset[str]:
+        """What it needs of a round: what it requires, and what follows from what it is."""
+        return self.requires | {need for need in fits.NEEDS if self._has(need)}
+
+    def _has(self, need: str) -> bool:
+        match need:
+            case fits.PRIOR_FREE:
+                return self.default_weighting is None
+            case fits.OWN_DRAW:
+                return type(self).choose is not Method.choose
+            case fits.VARYING_WEIGHTS:
+                return not self.fixed_weights
+            case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:
+                return self.corrects_clients
+        return need in self.requires
+
+    @property
+    def corrects_clients(self) -> bool:
+        """Whether its clients correct their steps by what they keep of whole updates."""
+        terms = self.terms(1)
+        return terms.control_variates or terms.dynamic_alpha is not None
 
     @property
     def draws_by_history(self) -> bool:
@@ -249,9 +253,9 @@ class Method:
         return self.sampling is not None and self.sampling.by_history
 
     @property
-    def second_record(self) -> str:
-        """The ArrayRecord with the second model of each reply, be it a row or a snapshot; "" where there is none."""
-        return SNAPSHOT if self.snapshots else self.second
+    def has_second_rows(self) -> bool:
+        """Whether the update of each reply's second model is a row."""
+        return self.second not in ("", SNAPSHOT)
 
     @property
     def fixed_weights(self) -> bool:
@@ -365,7 +369,7 @@ class Method:
             "lengths": self.progress.lengths.state_dict(),
         }
         state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
-        state |= {"roster": dict(self.progress.roster)} if self.uses_roster else {}
+        state |= {"roster": dict(self.progress.roster)} if fits.ROSTER in self.requires else {}
         if self.server_optimizer is not None:
             state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
         state |= {"states": self.progress.states.state_dict()} if self.keeps_states else {}

@@ -9,7 +9,7 @@ doi:10.48550/arXiv.1909.06335 (FedAvgM); Reddi et al., Adaptive Federated Optimi
 doi:10.48550/arXiv.2003.00295.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -73,22 +73,18 @@ class ServerOptimizer:
     tau: float
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], refused: Collection[str], method: str) -> Self | None:
+    def of(cls, options: Mapping[str, Any]) -> Self | None:
         """Return the optimizer that a method's options describe; None where there is none.
 
         Parameters
         ----------
         options
             Its options by their names; a `server_optimizer_lr` of None is one that nobody has given.
-        refused
-            The optimizers that the method refuses.
-        method
-            The method's name.
 
         Raises
         ------
         ValueError
-            When an option has no effect, the step size is missing or impossible, or the method refuses the optimizer.
+            When an option has no effect, or the step size is missing or impossible.
         """
         name, lr = options["server_optimizer"], options["server_optimizer_lr"]
         given = {option: options[option] for option, default in DEFAULTS.items() if options[option] != default}
@@ -101,12 +97,6 @@ class ServerOptimizer:
             )
         if name == NONE:
             return None
-        if name in refused:
-            others = ", ".join(each for each in WITHOUT_EFFECT if each != NONE and each not in refused)
-            raise ValueError(
-                f"{method} has a momentum of its own on the server, and refuses server_optimizer = {name!r}: leave it "
-                f"out, or choose another one ({others})"
-            )
         if lr is None and name != AVGM:
             raise ValueError(
                 f"server_optimizer = {name!r} needs {LR}, its step size, which has no default: give one, such as "

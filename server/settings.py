@@ -22,6 +22,7 @@ from fairbloom.protocol.settings import (
     split_names,
 )
 from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
+from fairbloom.rounds.fits import OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
@@ -148,16 +149,14 @@ class Settings(RunSettings):
         self._check_schedule()
         self._check_class_weights()
         method = self.strategy()
-        if method.needs_plain_sgd and self.beyond_plain_sgd:
-            raise SettingsError(
-                f"{self.beyond_plain_sgd}: {type(method).__name__} reads each client's gradient off the distance that "
-                "plain SGD moves its model: leave that out, or choose another method"
-            )
-        if method.terms(1).disparity and self.weight_decay:
-            raise SettingsError(
-                f"weight-decay = {self.weight_decay!r}: {type(method).__name__} goes by gradients of the plain loss "
-                "and of a disparity: leave weight-decay out, or choose another method"
-            )
+        try:
+            if self.beyond_plain_sgd and PLAIN_SGD in method.requires:
+                key, _, value = self.beyond_plain_sgd.partition(" = ")
+                method.check_fit(OTHER_STEPS, key, value)
+            if self.weight_decay:
+                method.check_fit(WEIGHT_DECAY, "weight-decay", self.weight_decay)
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
         self._check_rule(method)
         momentum = method.terms(1).client_momentum
         if momentum and "momentum" not in OptimizerChoice.of(self).arguments:

@@ -214,7 +214,7 @@ class LocalClients(ABC):
         """Return an object for the replies of a round's training."""
         layout, refused = self.method.layout_of(model), Refusals(terms.server_round)
         memory = Memory(self.settings.memory)
-        second = self.method.second_record
+        second = self.method.second
         return Trained.empty(layout, len(names), refused=refused, missing=(), second=second, memory=memory)
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:

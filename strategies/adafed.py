@@ -5,6 +5,7 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.rounds.cohort import LARGEST_COEFFICIENT, Cohort
+from fairbloom.rounds.fits import EXACT_GRAM
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative, Positive
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
@@ -50,7 +51,7 @@ class AdaFed(FairStrategy):
     tries = ({"gamma": 1.0},)
     needs = frozenset({"loss-before"})
     default_weighting = None
-    exact_gram = True
+    requires = frozenset({EXACT_GRAM})
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(self, *, gamma: NonNegative = 1.0, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Unpack
 
 import numpy as np
 
+from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
@@ -49,7 +50,7 @@ class DRFA(FairStrategy):
     tries = ({"gamma": 0.01}, {"gamma": 0.1})
     needs = frozenset()
     default_weighting = None
-    snapshots = True
+    second = SNAPSHOT
 
     def __init__(
         self,

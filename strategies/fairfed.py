@@ -7,6 +7,7 @@ import numpy as np
 
 from fairbloom.protocol.names import ACCURACY_BEFORE, HITS, POSITIVES
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.fits import ROSTER
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative
 from fairbloom.rounds.updates import FloatArray
@@ -55,7 +56,7 @@ class FairFed(FairStrategy):
     tries = ({"beta": 0.05}, {"beta": 0.2})
     needs = frozenset({ACCURACY_BEFORE, *POSITIVES, *HITS})
     default_weighting = None
-    uses_roster = True
+    requires = frozenset({ROSTER})
     reports = ("negative-weights",)
 
     def __init__(self, *, beta: NonNegative = 1.0, **options: Unpack[Options]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.fits import CLIP_UPDATES, ROSTER
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.updates import FloatArray
 
@@ -50,8 +51,9 @@ class FedAvg(FairStrategy):
 
     def _use_control_variates(self) -> None:
         """Ask clients for the sums of their steps' learning rates, and for the roster, which C is a sum over."""
-        self.check_whole_updates()
-        self.control_variates, self.uses_roster = True, True
+        self.control_variates, self.requires = True, self.requires | {ROSTER}
+        if self.clip_updates:
+            self.check_fit(CLIP_UPDATES, "clip_updates", self.clip_updates)
         self.needs = self.needs | {STEP_SUM}
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:

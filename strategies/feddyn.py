@@ -8,9 +8,9 @@ import numpy as np
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.fits import CLIP_UPDATES, ONE_MOMENTUM, ROSTER
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Positive
-from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
@@ -54,13 +54,13 @@ class FedDyn(FairStrategy):
 
     tries = ()
     default_weighting = None
-    uses_roster = True
-    refused_server_optimizers = frozenset({AVGM})
+    requires = frozenset({ROSTER, ONE_MOMENTUM})
 
     def __init__(self, *, alpha: Positive = 0.01, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.alpha = alpha
-        self.check_whole_updates()
+        if self.clip_updates:
+            self.check_fit(CLIP_UPDATES, "clip_updates", self.clip_updates)
 
     def terms(self, server_round: int) -> Terms:
         """Return the strength of the regularizer beside the common terms."""

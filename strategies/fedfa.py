@@ -8,9 +8,9 @@ import numpy as np
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.fits import ONE_MOMENTUM
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative, Range
-from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
@@ -54,7 +54,7 @@ class FedFa(FairStrategy):
 
     needs = frozenset({"accuracy-after"})
     default_weighting = None
-    refused_server_optimizers = frozenset({AVGM})
+    requires = frozenset({ONE_MOMENTUM})
 
     def __init__(
         self,

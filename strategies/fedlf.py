@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.fits import GRAM, GRAM_BY_ARRAY
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Choices, Pairs, Positive, pairs_in
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
@@ -96,8 +97,7 @@ class FedLF(FairStrategy):
     """
 
     needs = frozenset({"loss-before"})
-    uses_gram = True
-    layerwise = True
+    requires = frozenset({GRAM, GRAM_BY_ARRAY})
     lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.fits import GRAM
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Choices, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
@@ -64,7 +65,7 @@ class FedMDFG(FairStrategy):
     """
 
     needs = frozenset({"loss-before"})
-    uses_gram = True
+    requires = frozenset({GRAM})
     lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.fits import GRAM
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
@@ -47,7 +48,7 @@ class FedMGDA(Stepped):
     """
 
     tries: ClassVar[Tries] = ({"epsilon": 0.1},)
-    uses_gram = True
+    requires = frozenset({GRAM})
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(

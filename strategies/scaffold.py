@@ -4,6 +4,7 @@ from typing import Unpack
 
 from fairbloom.protocol.names import STEP_SUM
 from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.fits import ROSTER
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import Positive
 from fairbloom.rounds.updates import FloatArray
@@ -49,7 +50,7 @@ class SCAFFOLD(FedAvg):
 
     tries = ()
     needs = frozenset({STEP_SUM})
-    uses_roster = True
+    requires = frozenset({ROSTER})
 
     def __init__(self, *, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

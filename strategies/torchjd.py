@@ -8,6 +8,7 @@ import numpy as np
 
 from fairbloom.logs import log
 from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.fits import GRAM
 from fairbloom.rounds.options import CommonOptions
 from fairbloom.rounds.updates import FloatArray
 
@@ -51,7 +52,7 @@ class FromTorchJD(FairStrategy):
 
     default_weighting = None
 
-    uses_gram = True
+    requires = frozenset({GRAM})
     lost_to_server_optimizers = "its step conflicts with no update, under weightings such as UPGrad that see to that"
 
     def __init__(self, weighting: Callable[[Any], Any], **options: Unpack[CommonOptions]) -> None:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ARRAYS_DISPARITY, LOSS
+from fairbloom.protocol.names import ARRAYS_DISPARITY, LOSS, SNAPSHOT
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.round import Round
@@ -195,9 +195,9 @@ def _check_terms(subject: Subject, method: FairStrategy) -> None:
     coefficients = subject.weigh(method, cohort, situation.description)
     with subject.explain_errors(f"Given {situation.description}, ", method=method):
         mix = method.probe(cohort, coefficients)
-    if method.snapshots and terms.snapshot_step is None:
+    if method.second == SNAPSHOT and terms.snapshot_step is None:
         raise Failure(
-            "snapshots = True awaits each client's model in the midst of its work, and terms do not ask for it: set "
+            "second = 'snapshot' awaits each client's model in the midst of its work, and terms do not ask for it: set "
             "snapshot_step and local_steps there."
         )
     if method.second == ARRAYS_DISPARITY and not terms.disparity:
@@ -210,8 +210,8 @@ def _check_terms(subject: Subject, method: FairStrategy) -> None:
             f"terms ask for a model after a step down disparity = {terms.disparity!r}, which no row is made of: set "
             f"second = {ARRAYS_DISPARITY!r}."
         )
-    if mix is not None and not method.snapshots:
-        raise Failure("probe returns a mix of the clients' snapshots, and there are none: set snapshots = True.")
+    if mix is not None and method.second != SNAPSHOT:
+        raise Failure("probe returns a mix of the clients' snapshots, and there are none: set second = 'snapshot'.")
     if mix is not None and np.shape(mix) != (cohort.size,):
         raise Failure(
             f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each, shape (4,)."

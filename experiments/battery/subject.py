@@ -272,14 +272,14 @@ class Subject:
         names = situation.names
         model = as_arrays(np.zeros(situation.updates.shape[1]))
         trained = Trained.empty(
-            method.layout_of(model), len(names), refused=Refusals(number), missing=(), second=method.second_record
+            method.layout_of(model), len(names), refused=Refusals(number), missing=(), second=method.second
         )
         columns = {metric: situation.column(metric) for metric in method.needs}
         for k, name in enumerate(names):
             report = {wire.NUM_EXAMPLES: situation.counts[k], method.weighted_by_key: situation.counts[k]}
             report |= {metric: column[k] for metric, column in columns.items()}
             trained.add(name, report, as_arrays(-situation.updates[k]), as_arrays(-situation.seconds[k]))
-        if method.uses_roster:
+        if "roster" in method.requires:
             known = {**method.progress.roster, ABSENT: 20.0, **dict(zip(names, situation.counts.tolist(), strict=True))}
             method.progress.roster = dict(sorted(known.items()))
         with self.explain_errors(f"Given {situation.description}, ", "shape"):
@@ -328,7 +328,7 @@ class Subject:
         asked = self.ask(method, situation)
         c = self.weigh(method, asked.cohort, situation.description)
         m, by_array = asked.cohort.size, np.atleast_2d(c)
-        of_updates = [by_array[:, :m], *([by_array[:, m : 2 * m]] if method.second else [])]
+        of_updates = [by_array[:, :m], *([by_array[:, m : 2 * m]] if method.has_second_rows else [])]
         return Weighed(np.vstack(of_updates), asked.step(c))
 
     def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:

@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 
 from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.rounds.fits import SERVER_MOMENTUM, misfit
+from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
 from fairbloom.strategies.torchjd import WRAPPERS
 
@@ -87,9 +89,9 @@ def describe(name: str) -> MethodDoc:
 
 def _with_server_optimizer(method: type[FairStrategy]) -> str:
     """Return what does not survive a server optimizer, and which ones the method refuses; "" where nothing is said."""
-    lost, refused = method.lost_to_server_optimizers, sorted(method.refused_server_optimizers)
+    lost, refused = method.lost_to_server_optimizers, misfit(method.requires, SERVER_MOMENTUM)
     parts = [f"One thing no longer holds: {lost}."] if lost else []
-    parts += [f"It refuses {', '.join(refused)}, as it has a momentum of its own on the server."] if refused else []
+    parts += [f"It refuses {AVGM}, as it {refused.why}."] if refused else []
     return " ".join(parts)
 
 

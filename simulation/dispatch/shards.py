@@ -129,7 +129,7 @@ class ShardWorker:
 
 def asking(method: Method) -> Method:
     """Return a method that asks the same of clients, and neither weighs nor remembers anything."""
-    asked = {"needs": method.needs, "snapshots": method.snapshots, "second": method.second}
+    asked = {"needs": method.needs, "second": method.second}
     kind: type[Method] = type("Asking", (Method,), asked)
     return kind(
         buffers=method.buffers, shared=method.shared, frozen=method.frozen, weighted_by_key=method.weighted_by_key

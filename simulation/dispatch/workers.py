@@ -72,7 +72,7 @@ class WorkerClients(DispatchedClients):
 
         The next training uses it again; old updates that the method keeps are copied before.
         """
-        layout, record = self.method.layout_of(model), self.method.second_record
+        layout, record = self.method.layout_of(model), self.method.second
         self._spare_kept()
         buffers = self._pipes_for(model, len(names)).buffers
         second = None
@@ -127,7 +127,7 @@ class WorkerClients(DispatchedClients):
         if self._pipes is None or not self._pipes.buffers.fit(model, rows):
             self.close()
             layout = self.method.layout_of(model)
-            memory, second = Memory(self.settings.memory), self.method.second_record
+            memory, second = Memory(self.settings.memory), self.method.second
             buffers = SharedBuffers(layout, rows, self.processes, memory, second=second)
             self._pipes = Pipes(buffers, self.local)
         return self._pipes

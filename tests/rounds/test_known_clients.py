@@ -37,7 +37,7 @@ EXAMPLES = {name: client.examples for name, client in quadratics(5).items()}
 class Noting(FairStrategy):
     """FedAvg that notes the roster of each cohort."""
 
-    uses_roster = True
+    requires = frozenset({"roster"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"buffers": BUFFERS, "fraction_evaluate": 0.0, **options})
@@ -85,7 +85,7 @@ def test_all_who_are_online_are_on_it_in_the_order_of_names_with_what_they_answe
 
 def test_a_method_that_does_not_ask_for_it_gets_none_and_its_state_has_none() -> None:
     class Plain(Noting):
-        uses_roster = False
+        requires = frozenset[str]()
 
     method = Plain()
     assert run(method, quadratics(3)) == [{}]

@@ -245,7 +245,7 @@ def test_equal_rows_of_coefficients_are_one_row(seed: int, few: bool) -> None:
 class ByArray(FairStrategy):
     """The weight goes by the first client, the bias by the mean of all, and the scale against the last one."""
 
-    layerwise = True
+    requires = frozenset({"gram by array"})
     default_weighting = None
 
     def weigh(self, cohort: Cohort) -> FloatArray:

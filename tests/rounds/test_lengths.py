@@ -487,7 +487,7 @@ def test_a_shortened_update_is_used_as_if_the_client_had_sent_it_so(name: str, m
 
     def noted(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
         now = next(number)
-        both = (("arrays", trained.updates, usual), (method.second_record, trained.second, usual.second or usual))
+        both = (("arrays", trained.updates, usual), (method.second, trained.second, usual.second or usual))
         for what, updates, among in both:
             if updates is not None:
                 most = among.times(method.clip_updates)

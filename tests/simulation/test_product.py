@@ -54,7 +54,7 @@ def test_a_run_is_finite_and_repeats_and_resumes_to_the_same_bits(method: str, o
         with pytest.raises(SettingsError, match="by its own parameter"):
             Settings.of(config)
         return
-    if METHODS[method].needs_plain_sgd and "momentum" in objective:
+    if "plain sgd" in METHODS[method].requires and "momentum" in objective:
         with pytest.raises(SettingsError, match=f"momentum = 0.9: {METHODS[method].__name__} .*plain SGD"):
             Settings.of(config)
         return

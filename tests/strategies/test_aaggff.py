@@ -289,7 +289,7 @@ def test_scores_are_kept_of_clients_that_were_seen_and_of_no_other() -> None:
 
 
 def test_only_ftrl_asks_for_the_roster() -> None:
-    assert (AAggFF().uses_roster, AAggFF(rule="ftrl").uses_roster) == (False, True)
+    assert ["roster" in each.requires for each in (AAggFF(), AAggFF(rule="ftrl"))] == [False, True]
 
 
 # Properties ---------------------------------------------------------------------------------------------------------

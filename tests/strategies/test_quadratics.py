@@ -68,7 +68,7 @@ class Bowls:
         return {name: float(self._clients[name].examples) for name in names}
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        layout, refused, second = Layout(model), Refusals(terms.server_round), self._method.second_record
+        layout, refused, second = Layout(model), Refusals(terms.server_round), self._method.second
         trained = Trained.empty(layout, len(names), refused=refused, missing=(), second=second)
         for client in map(self._clients.__getitem__, names):
             steps = client.train(model["x"], terms)

@@ -188,7 +188,7 @@ class ProbesWithoutSnapshots(Broken):
 
 
 class AsksForNoSnapshot(ProbesWithoutSnapshots):
-    snapshots = True
+    second = "snapshot"
 
 
 class ReturnsNoTerms(Broken):
@@ -222,14 +222,14 @@ class CrossesUpdates(ForgetsSecondUpdates):
 
 
 class ARowTooMany(Broken):
-    layerwise = True
+    requires = frozenset({"gram by array"})
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         return np.tile(cohort.prior, (len(cohort.arrays) + 1, 1))
 
 
 class DividesByAnArray(Broken):
-    layerwise = True
+    requires = frozenset({"gram by array"})
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -238,7 +238,7 @@ class DividesByAnArray(Broken):
 
 
 class ByPlaceInAnArray(Broken):
-    layerwise = True
+    requires = frozenset({"gram by array"})
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         c = np.tile(cohort.prior, (len(cohort.arrays), 1))
@@ -413,7 +413,7 @@ WRONG: list[tuple[type[FairStrategy], str, str]] = [
     (NeedsWhatEvaluationHas, "needs", "when they evaluate, and not when they train"),
     (NeedsAWord, "needs", "write needs = frozenset({'loss-before'})"),
     (ForgetsToAsk, "needs", "reads the metric 'loss-before' (`return cohort.losses / cohort.losses.sum()`)"),
-    (ProbesWithoutSnapshots, "needs", "set snapshots = True"),
+    (ProbesWithoutSnapshots, "needs", "set second = 'snapshot'"),
     (AsksForNoSnapshot, "needs", "set snapshot_step and local_steps"),
     (ReturnsNoTerms, "needs", "terms(7) returned {'local-steps': 5}"),
     (AwaitsNoDisparity, "needs", "second = 'arrays-disparity' awaits"),
