@@ -11,18 +11,15 @@ GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER = "gram", "gram by array", "exact gram",
 """What `weigh` reads: the inner products of all rows, those within each array, in float64 however large the work, and
 all training clients that the server has known. No option changes these."""
 
-PLAIN_SGD, PLAIN_LOSS, ONE_MOMENTUM = "plain sgd", "plain loss", "one momentum"
+PLAIN_SGD, ONE_MOMENTUM = "plain sgd", "one momentum"
 """What a method may need of the steps of clients and server: see `NEEDS`."""
 
-PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS, WHOLE_UPDATES, CORRECTED_SGD = (
-    *("no prior", "own draw", "varying weights"),
-    *("whole updates", "corrected sgd"),
-)
-"""What a method needs by what it is: it has no prior, draws its clients itself, weighs clients in each round in another
-way, or has clients keep something that goes by whole updates and corrects their steps."""
-
-REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, PLAIN_LOSS, ONE_MOMENTUM})
+REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM})
 """What a class may name in `requires`."""
+
+PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
+WHOLE_UPDATES, CORRECTED_SGD, PLAIN_LOSS = "whole updates", "corrected sgd", "plain loss"
+"""What a method needs by what it is: see `Method.all_needs`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ NEEDS: Mapping[str, Need] = {
         "choose another method",
     ),
     CORRECTED_SGD: Need(
-        "corrects the steps of plain SGD", "{option} = {value}: {method} corrects the steps of plain SGD"
+        "corrects the steps of plain SGD", "{option} = {value}: {method} corrects the steps of plain SGD: leave it out"
     ),
 }
 """Each need that an option can change."""

@@ -237,6 +237,8 @@ class Method:
                 return type(self).choose is not Method.choose
             case fits.VARYING_WEIGHTS:
                 return not self.fixed_weights
+            case fits.PLAIN_LOSS:
+                return bool(self.terms(1).disparity)
             case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:
                 return self.corrects_clients
         return need in self.requires

@@ -103,10 +103,9 @@ def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
         "remember",
         "terms",
         "probe",
-        "snapshots",
         "reports",
         "own_metrics",
-        "layerwise",
+        "requires",
         "second",
     } <= shown
     reports = [check(getattr(my_methods, name)) for name in ("Momentum", "Steady", "Clipped")]
@@ -182,7 +181,8 @@ def test_the_guide_tells_of_everything_in_a_cohort() -> None:
 
 NOT_SAID = {
     *("reset", "state_dict", "load_state_dict", "layout_of"),
-    *("draws_by_history", "second_record", "compares_groups", "keeps_states", "check_whole_updates", "forget"),
+    *("draws_by_history", "has_second_rows", "compares_groups", "keeps_states", "forget"),
+    *("all_needs", "check_fit", "corrects_clients"),
 }
 """What Fairbloom calls, or derives of the rest."""
 

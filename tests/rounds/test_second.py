@@ -142,9 +142,9 @@ def test_a_method_must_weigh_each_row() -> None:
         rounds_of(TooFew(buffers=BUFFERS))
 
 
-def test_a_reply_has_one_second_model() -> None:
-    with pytest.raises(TypeError, match="set snapshots or second, not both"):
-        type("Three", (Both,), {"snapshots": True})
+def test_a_word_that_no_requirement_has_is_named() -> None:
+    with pytest.raises(TypeError, match=r"requires has 'grams', which is none of exact gram, gram, "):
+        type("Three", (Both,), {"requires": frozenset({"grams"})})
 
 
 def test_a_client_that_decides_by_its_second_update_is_named() -> None:

@@ -1,0 +1,59 @@
+"""What fits with what: the refusals, and the table in the documentation, which is made of the same two lists."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from docs import fits as page
+from fairbloom.rounds.fits import NEEDS, OPTIONS, WEIGHTING, Option, misfit
+from fairbloom.server.settings import Settings
+from fairbloom.strategies import METHODS
+from tests.strategies.helpers import ARGUMENTS, make
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "weighting": {"weighting": "uniform"},
+    "sampling": {"sampling": "tests.rounds.test_sampling:first"},
+    "clip_updates": {"clip_updates": 2.0},
+    'server_optimizer="avgm"': {"server_optimizer": "avgm"},
+    'server_optimizer="adam"': {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
+    "control_variates": {"control_variates": True},
+    "proximal_mu": {"proximal_mu": 0.1},
+    "personal_lambda": {"personal_lambda": 0.1},
+}
+SET: dict[str, dict[str, Any]] = {
+    "other client optimizer": {"optimizer": "adam", "learning-rate": 0.01},
+    "weight-decay": {"weight-decay": 0.1},
+}
+
+
+def test_the_page_is_what_methods_and_options_say() -> None:
+    text = page.PAGE.read_text()
+    assert page.update_page(text) == text
+    assert set(GIVEN) | set(SET) == {option.name for option in OPTIONS}
+
+
+def take(name: str, option: str) -> None:
+    """Give a method an option, or a run with the method a setting."""
+    arguments = ARGUMENTS[name][0]
+    if option in GIVEN:
+        make(name, arguments, **GIVEN[option])
+        return
+    parameters = {f"{name}.{key.replace('_', '-')}": value for key, value in arguments.items()}
+    task = {"task": "tests.rounds.agreeing:even"} if METHODS[name].second == "arrays-disparity" else {}
+    Settings.of({"method": name, **parameters, **task, **SET[option]}).check_training()
+
+
+@pytest.mark.parametrize("option", [each for each in OPTIONS if each.name != "sampling"], ids=lambda each: each.name)
+@pytest.mark.parametrize("name", METHODS)
+def test_an_option_is_refused_where_the_table_says_so(name: str, option: Option) -> None:
+    if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
+        pytest.skip("the method sets it by its own parameter")
+    refused = misfit(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
+    with pytest.raises(ValueError, match="leave") if refused else nullcontext():
+        take(name, option.name)
+
+
+def test_each_need_is_changed_by_an_option() -> None:
+    assert set(NEEDS) == {need for option in OPTIONS for need in option.changes}
+    assert misfit({"no prior"}, WEIGHTING) is NEEDS["no prior"]
