@@ -18,7 +18,8 @@ REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ON
 """What a class may name in `requires`."""
 
 PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
-WHOLE_UPDATES, CORRECTED_SGD, PLAIN_LOSS = "whole updates", "corrected sgd", "plain loss"
+WHOLE_UPDATES, CORRECTED_SGD = "whole updates", "corrected sgd"
+PLAIN_LOSS, CLIENT_MOMENTUM = "plain loss", "client momentum"
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
@@ -69,6 +70,11 @@ NEEDS: Mapping[str, Need] = {
     CORRECTED_SGD: Need(
         "corrects the steps of plain SGD", "{option} = {value}: {method} corrects the steps of plain SGD: leave it out"
     ),
+    CLIENT_MOMENTUM: Need(
+        "asks clients for a momentum, which not every optimizer has",
+        "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
+        "sgd or rmsprop say, leave {option} out, or set the method's momentum to 0",
+    ),
 }
 """Each need that an option can change."""
 
@@ -94,7 +100,7 @@ CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 CLIP_UPDATES = Option("clip_updates", frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
 ADAPTIVE_SERVER = Option('server_optimizer="adam"')
-OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD}))
+OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM}))
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
 

@@ -9,17 +9,23 @@ from fairbloom.protocol.terms import Terms
 
 from . import fits
 from .average import Average
-from .cohort import Cohort, Kept, Probed
+from .cohort import LARGEST_COEFFICIENT as LARGEST_COEFFICIENT
+from .cohort import Cohort as Cohort
+from .cohort import Kept as Kept
+from .cohort import MethodError as MethodError
+from .cohort import Probed as Probed
 from .fits import REQUIREMENTS
 from .lengths import Lengths
-from .options import OPTIONS, Options, checking
+from .options import OPTIONS, checking
+from .options import Options as Options
 from .progress import SERVER_OPTIMIZER, Progress
 from .ranges import names_in, one_of, pairs_in, whole
 from .roster import sample
 from .sampling import UNIFORM, Draw, History, Scheme
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
-from .updates import FloatArray, Layout, Model, Vectors
+from .updates import FloatArray as FloatArray
+from .updates import Layout, Model, Vectors
 
 
 class Method:
@@ -237,6 +243,8 @@ class Method:
                 return type(self).choose is not Method.choose
             case fits.VARYING_WEIGHTS:
                 return not self.fixed_weights
+            case fits.CLIENT_MOMENTUM:
+                return bool(self.terms(1).client_momentum)
             case fits.PLAIN_LOSS:
                 return bool(self.terms(1).disparity)
             case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:

@@ -22,7 +22,7 @@ from fairbloom.protocol.settings import (
     split_names,
 )
 from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
-from fairbloom.rounds.fits import OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
+from fairbloom.rounds.fits import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
@@ -153,17 +153,13 @@ class Settings(RunSettings):
             if self.beyond_plain_sgd and PLAIN_SGD in method.requires:
                 key, _, value = self.beyond_plain_sgd.partition(" = ")
                 method.check_fit(OTHER_STEPS, key, value)
+            if CLIENT_MOMENTUM in method.all_needs and "momentum" not in OptimizerChoice.of(self).arguments:
+                method.check_fit(OTHER_STEPS, "optimizer", self.optimizer)
             if self.weight_decay:
                 method.check_fit(WEIGHT_DECAY, "weight-decay", self.weight_decay)
         except ValueError as error:
             raise SettingsError(str(error)) from error
         self._check_rule(method)
-        momentum = method.terms(1).client_momentum
-        if momentum and "momentum" not in OptimizerChoice.of(self).arguments:
-            raise SettingsError(
-                f"optimizer = {self.optimizer!r} has no momentum, and {type(method).__name__} asks clients for one of "
-                f"{momentum:g}: choose an optimizer with momentum, sgd or rmsprop say, or set the method's to 0"
-            )
 
     def _check_rule(self, method: FairStrategy) -> None:
         """Raise SettingsError where clients cannot correct their steps as the settings, or the method, ask for it."""

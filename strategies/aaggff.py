@@ -7,11 +7,8 @@ from typing import Annotated, Any, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import ROSTER
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices
-from fairbloom.rounds.updates import FloatArray
 
 from .simplex import min_norm_weights
 from .strategy import FairStrategy
@@ -90,7 +87,7 @@ class AAggFF(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.rule, self.cdf = rule, cdf
-        self.requires = frozenset({ROSTER}) if rule == "ftrl" else frozenset()
+        self.requires = frozenset({"roster"}) if rule == "ftrl" else frozenset()
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the decision after this round's losses on the participants, renormalised."""

@@ -4,12 +4,9 @@ from typing import Unpack
 
 import numpy as np
 
-from fairbloom.rounds.cohort import LARGEST_COEFFICIENT, Cohort
-from fairbloom.rounds.fits import EXACT_GRAM
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 
@@ -51,7 +48,7 @@ class AdaFed(FairStrategy):
     tries = ({"gamma": 1.0},)
     needs = frozenset({"loss-before"})
     default_weighting = None
-    requires = frozenset({EXACT_GRAM})
+    requires = frozenset({"exact gram"})
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(self, *, gamma: NonNegative = 1.0, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:

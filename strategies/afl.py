@@ -5,10 +5,8 @@ from typing import Unpack
 
 import numpy as np
 
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative
-from fairbloom.rounds.updates import FloatArray
 
 from .simplex import project
 from .strategy import FairStrategy

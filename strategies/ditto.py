@@ -6,10 +6,8 @@ from typing import Annotated, Unpack
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Range
-from fairbloom.rounds.updates import FloatArray
 
 from .fedavg import FedAvg
 from .strategy import FairStrategy

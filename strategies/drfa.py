@@ -9,10 +9,8 @@ import numpy as np
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative, Range
-from fairbloom.rounds.updates import FloatArray
 
 from .afl import ascended, entered
 from .strategy import FairStrategy

@@ -5,10 +5,8 @@ from typing import Unpack
 
 from fairbloom.protocol.names import LOSS_BASELINE, LOSS_BEFORE
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 from .vred import above_mean, count_negative

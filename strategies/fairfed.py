@@ -6,11 +6,8 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import ACCURACY_BEFORE, HITS, POSITIVES
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import ROSTER
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 from .vred import count_negative
@@ -56,7 +53,7 @@ class FairFed(FairStrategy):
     tries = ({"beta": 0.05}, {"beta": 0.2})
     needs = frozenset({ACCURACY_BEFORE, *POSITIVES, *HITS})
     default_weighting = None
-    requires = frozenset({ROSTER})
+    requires = frozenset({"roster"})
     reports = ("negative-weights",)
 
     def __init__(self, *, beta: NonNegative = 1.0, **options: Unpack[Options]) -> None:

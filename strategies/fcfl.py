@@ -9,11 +9,8 @@ import numpy as np
 from fairbloom.logs import log
 from fairbloom.protocol.names import ARRAYS_DISPARITY, DISPARITY, LEARNING_RATE, LOSS_BEFORE
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import GRAM, PLAIN_SGD
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range, amounts_in
-from fairbloom.rounds.updates import FloatArray
 
 from .simplex import steepest_common_weights
 from .strategy import FairStrategy
@@ -87,7 +84,7 @@ class FCFL(FairStrategy):
     tries = ({"budget": 0.05}, {"budget": 0.1})
     needs = frozenset({LOSS_BEFORE, DISPARITY, LEARNING_RATE})
     default_weighting = None
-    requires = frozenset({GRAM, PLAIN_SGD})
+    requires = frozenset({"gram", "plain sgd"})
     lost_to_server_optimizers = "to first order, its second stage raises no participant's loss, nor the disparity"
     second = ARRAYS_DISPARITY
     reports = ("over-budget",)

@@ -6,10 +6,8 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import CLIP_UPDATES, ROSTER
-from fairbloom.rounds.options import Options
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.fits import CLIP_UPDATES
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 
 from .strategy import FairStrategy
 
@@ -51,7 +49,7 @@ class FedAvg(FairStrategy):
 
     def _use_control_variates(self) -> None:
         """Ask clients for the sums of their steps' learning rates, and for the roster, which C is a sum over."""
-        self.control_variates, self.requires = True, self.requires | {ROSTER}
+        self.control_variates, self.requires = True, self.requires | {"roster"}
         if self.clip_updates:
             self.check_fit(CLIP_UPDATES, "clip_updates", self.clip_updates)
         self.needs = self.needs | {STEP_SUM}

@@ -7,11 +7,9 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import CLIP_UPDATES, ONE_MOMENTUM, ROSTER
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.fits import CLIP_UPDATES
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Positive
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 
@@ -54,7 +52,7 @@ class FedDyn(FairStrategy):
 
     tries = ()
     default_weighting = None
-    requires = frozenset({ROSTER, ONE_MOMENTUM})
+    requires = frozenset({"roster", "one momentum"})
 
     def __init__(self, *, alpha: Positive = 0.01, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -7,11 +7,8 @@ from typing import Annotated, Unpack
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import ONE_MOMENTUM
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative, Range
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 
@@ -54,7 +51,7 @@ class FedFa(FairStrategy):
 
     needs = frozenset({"accuracy-after"})
     default_weighting = None
-    requires = frozenset({ONE_MOMENTUM})
+    requires = frozenset({"one momentum"})
 
     def __init__(
         self,

@@ -7,11 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.streams import generator
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import GRAM
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Range
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 
@@ -60,7 +57,7 @@ class FedFV(FairStrategy):
 
     tries = ({"alpha": 0.1}, {"alpha": 0.5})
     needs = frozenset({"loss-before"})
-    requires = frozenset({GRAM})
+    requires = frozenset({"gram"})
     lost_to_server_optimizers = "its step is as long as the mean update, in the direction that the projections leave"
     default_weighting = None
 

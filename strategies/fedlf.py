@@ -6,12 +6,9 @@ from typing import Annotated, Any, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import GRAM, GRAM_BY_ARRAY
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Pairs, Positive, pairs_in
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
-from fairbloom.rounds.updates import FloatArray
 
 from .guidance import NOTHING_COMMON, guidance
 from .layers import layers_of
@@ -97,7 +94,7 @@ class FedLF(FairStrategy):
     """
 
     needs = frozenset({"loss-before"})
-    requires = frozenset({GRAM, GRAM_BY_ARRAY})
+    requires = frozenset({"gram", "gram by array"})
     lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 

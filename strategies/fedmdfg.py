@@ -6,12 +6,9 @@ from typing import Annotated, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.fits import GRAM
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
-from fairbloom.rounds.updates import FloatArray
 
 from .guidance import NOTHING_COMMON, guidance
 from .simplex import shortest_combination
@@ -65,7 +62,7 @@ class FedMDFG(FairStrategy):
     """
 
     needs = frozenset({"loss-before"})
-    requires = frozenset({GRAM})
+    requires = frozenset({"gram"})
     lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 

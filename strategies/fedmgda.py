@@ -4,12 +4,9 @@ from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.fits import GRAM
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
-from fairbloom.rounds.updates import FloatArray
 
 from .fedavgn import Stepped, moving
 from .simplex import min_norm_weights
@@ -48,7 +45,7 @@ class FedMGDA(Stepped):
     """
 
     tries: ClassVar[Tries] = ({"epsilon": 0.1},)
-    requires = frozenset({GRAM})
+    requires = frozenset({"gram"})
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(

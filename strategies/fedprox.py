@@ -2,7 +2,7 @@
 
 from typing import Unpack
 
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Options
 from fairbloom.rounds.ranges import NonNegative
 
 from .fedavg import FedAvg

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.method import FloatArray
 
 EQUAL_LOSSES = 1e-6
 """The sine of the angle between the losses and equal ones up to which they count as equal."""

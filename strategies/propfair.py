@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Options
 from fairbloom.rounds.ranges import Positive
 
 from .fedavg import FedAvg

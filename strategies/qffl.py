@@ -6,11 +6,8 @@ from typing import ClassVar, Unpack
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.cohort import LARGEST_COEFFICIENT, Cohort
-from fairbloom.rounds.fits import PLAIN_SGD
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy, Tries
 
@@ -91,7 +88,7 @@ class QFedSGD(QFedAvg):
 
     tries = ()
     needs = frozenset({"loss-before", "learning-rate"})
-    requires = frozenset({PLAIN_SGD})
+    requires = frozenset({"plain sgd"})
 
     def __init__(self, *, q: NonNegative = 1.0, lipschitz: Positive = 10.0, **options: Unpack[Options]) -> None:
         super().__init__(q=q, lipschitz=lipschitz, **options)

@@ -3,11 +3,8 @@
 from typing import Unpack
 
 from fairbloom.protocol.names import STEP_SUM
-from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.fits import ROSTER
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import Positive
-from fairbloom.rounds.updates import FloatArray
 
 from .fedavg import FedAvg
 
@@ -50,7 +47,7 @@ class SCAFFOLD(FedAvg):
 
     tries = ()
     needs = frozenset({STEP_SUM})
-    requires = frozenset({ROSTER})
+    requires = frozenset({"roster"})
 
     def __init__(self, *, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

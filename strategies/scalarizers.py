@@ -9,9 +9,8 @@ import numpy as np
 
 from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
-from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.rounds.options import CommonOptions
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy
 from .vred import count_negative

@@ -8,7 +8,7 @@ import cvxopt.solvers
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.method import FloatArray
 
 SOLVER = {"show_progress": False, "abstol": 1e-13, "reltol": 1e-13, "feastol": 1e-13, "maxiters": 200}
 """The solver's default tolerances leave errors of 5e-5 in the weights."""

@@ -4,9 +4,7 @@ from typing import Unpack
 
 import numpy as np
 
-from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.options import Options
-from fairbloom.rounds.updates import FloatArray
+from fairbloom.rounds.method import Cohort, FloatArray, Options
 
 from .strategy import FairStrategy
 

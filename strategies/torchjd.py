@@ -7,10 +7,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from fairbloom.logs import log
-from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.fits import GRAM
+from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.rounds.options import CommonOptions
-from fairbloom.rounds.updates import FloatArray
 
 from .scalarizers import FromScalarizer, of_scalarizer, scalarizer_classes, seeded, why_nameless
 from .strategy import FairStrategy
@@ -52,7 +50,7 @@ class FromTorchJD(FairStrategy):
 
     default_weighting = None
 
-    requires = frozenset({GRAM})
+    requires = frozenset({"gram"})
     lost_to_server_optimizers = "its step conflicts with no update, under weightings such as UPGrad that see to that"
 
     def __init__(self, weighting: Callable[[Any], Any], **options: Unpack[CommonOptions]) -> None:

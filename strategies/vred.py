@@ -4,10 +4,8 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.options import Options
+from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
-from fairbloom.rounds.updates import FloatArray
 
 from .strategy import FairStrategy, Tries
 
