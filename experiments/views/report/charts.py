@@ -416,7 +416,7 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec, acro
         "scale": {"domain": [s.label for s in series], "range": [[5, 3] if s.dashed else [1, 0] for s in series]}
     }
     # Where lines coincide, the wider one below shows at both sides of the one above.
-    widths: Spec = {"field": "method", "type": "nominal", "legend": None}
+    widths: Spec = {"field": "method", "type": "ordinal", "legend": None}
     widths |= {
         "scale": {"domain": [s.label for s in series], "range": [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]}
     }
