@@ -290,14 +290,6 @@ def test_lengths_survive_a_kill_to_the_bit(stop: int) -> None:
     np.testing.assert_equal(again.state_dict()["lengths"], states[6]["lengths"])
 
 
-def test_a_state_of_an_older_version_is_continued_without_lengths() -> None:
-    strategy = FedAvg()
-    (finished,) = rounds_of(strategy, {"a": always(0.001), "b": always(0.001)})
-    old = {key: value for key, value in strategy.state_dict().items() if key != "lengths"}
-    resumed = rounds_of(FedAvg(), {"a": always(90.0)}, 2, model=unpack(finished.arrays), resume=old)
-    assert refused_in(resumed) == [[]]
-
-
 # Attacks, on every method -------------------------------------------------------------------------------------------
 
 
