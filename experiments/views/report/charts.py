@@ -179,7 +179,8 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
     zero = _layer("rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3])
     interval = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=3)
     point = _layer("point", {"x": _quantity("mean", axis), **common, "tooltip": tooltip}, size=70, filled=True)
-    return {**_spec(rows, [zero, interval, point]), "height": 28 * len(methods)}
+    intervals = [interval] if any(row["low"] is not None for row in rows) else []  # two seeds have none
+    return {**_spec(rows, [zero, *intervals, point]), "height": 28 * len(methods)}
 
 
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
