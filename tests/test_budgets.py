@@ -1,0 +1,107 @@
+"""The project does not grow unseen: each room, the tests and the docs have a budget of lines or words.
+
+Raise a budget only with a line in docs/decisions.md that says what it buys; lower it when a room gets smaller.
+"""
+
+import subprocess
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import ROOT
+
+ROOMS: Mapping[str, int] = {
+    "client": 3_700,
+    "client/fair": 1_350,
+    "client/rules": 1_250,
+    "deploy/device": 1_050,
+    "deploy/flower/server": 1_850,
+    "deploy/operator": 2_700,
+    "experiments/battery": 1_850,
+    "experiments/commands": 1_200,
+    "experiments/results": 4_150,
+    "experiments/studies": 3_000,
+    "experiments/views": 1_700,
+    "experiments/views/report": 3_000,
+    "prediction": 1_200,
+    "prediction/export": 1_350,
+    "protocol": 1_900,
+    "rounds": 5_750,
+    "server": 2_000,
+    "server/run_folder": 2_600,
+    "simulation": 1_350,
+    "simulation/dispatch": 1_350,
+    "simulation/stacked": 1_350,
+    "strategies": 3_700,
+    "tasks": 3_000,
+    "tasks/datasets": 1_250,
+    "tasks/files": 2_600,
+    "tasks/files/reading": 1_500,
+}
+"""The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
+
+PACKAGES, TESTS = 66_600, 78_800
+"""The most lines of Python in all packages, and in the tests."""
+
+DOCS_WORDS, DEPENDENCIES = 71_900, 19
+"""The most words in docs/, and the most direct dependencies of a bare install."""
+
+OUTSIDE = ("tests", "docs", "benchmarks", "locks")
+"""The folders that hold no package."""
+
+SMALL_ROOM = 1000
+
+
+def tracked(ending: str) -> list[Path]:
+    """Return the paths, relative to the checkout, of the files that git knows, or would if they were added."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", f"*{ending}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [Path(line) for line in listed.stdout.splitlines() if Path(ROOT, line).exists()]
+
+
+def count_lines() -> Counter[str]:
+    """Return the lines of Python in each folder of the packages."""
+    lines = Counter[str]()
+    for path in tracked(".py"):
+        if path.parts[0] not in OUTSIDE and not path.is_symlink():
+            lines[str(path.parent)] += len(Path(ROOT, path).read_text().splitlines())
+    return lines
+
+
+@pytest.fixture(scope="module")
+def lines() -> Counter[str]:
+    return count_lines()
+
+
+def test_no_room_is_larger_than_its_budget(lines: Counter[str]) -> None:
+    over = {room: count for room, count in lines.items() if count > ROOMS.get(room, SMALL_ROOM)}
+    assert not over, f"too large: {over}; move or delete something, or say in docs/decisions.md what the lines buy"
+
+
+def test_the_whole_is_no_larger_than_its_budget(lines: Counter[str]) -> None:
+    assert lines.total() <= PACKAGES
+    tests = [path for path in tracked(".py") if path.parts[0] == "tests"]
+    assert sum(len(Path(ROOT, path).read_text().splitlines()) for path in tests) <= TESTS
+
+
+def test_the_docs_have_no_more_words_than_their_budget() -> None:
+    pages = [Path(ROOT, path) for path in tracked(".md") if path.parts[0] == "docs"]
+    assert sum(len(page.read_text().split()) for page in pages) <= DOCS_WORDS
+
+
+def test_a_bare_install_has_no_more_direct_dependencies_than_its_budget() -> None:
+    project = tomllib.loads(Path(ROOT, "pyproject.toml").read_text())["project"]
+    assert len(project["dependencies"]) <= DEPENDENCIES
+
+
+def test_a_budget_is_lowered_once_the_room_is_smaller(lines: Counter[str]) -> None:
+    loose = {room: (lines[room], budget) for room, budget in ROOMS.items() if lines[room] < 0.95 * budget}
+    assert not loose, f"lower the budgets of these rooms to what they have: {loose}"
