@@ -231,11 +231,11 @@ def test_a_run_that_goes_on_goes_on_to_the_bit_and_its_files_hold_the_whole_mode
 
 
 def test_a_method_that_kept_other_updates_says_so_when_it_goes_on() -> None:
-    """FedFV's, of a run of a version that sent frozen parameters, too."""
+    """FedFV's, of a run in which the frozen parameters were trained, too."""
     settings = Settings.of(SETTINGS)
     method, model = method_and_model(settings)
     row = {"key": "client-9", "round": 1, "scale": 1.0, "values": np.zeros(sum(a.size for a in model.values()))}
-    method.load_state_dict({"method": "FedFV", "round": 1, "rows": [row], "memory": {}})
+    method.load_state_dict({**method.state_dict(), "round": 1, "rows": [row]})
     loop = Rounds(method, FlowerClients(method, Grid(settings), 60.0), 2)
     with pytest.raises(MethodError, match=r"keeps an update of round 1 with 1\d+ numbers, and 1354 are trained"):
         list(loop.run(model, measure=lambda number: [], measure_after=[]))

@@ -436,15 +436,6 @@ def test_first_counts_survive_a_kill_and_the_run_ends_with_the_same_bits() -> No
         assert bits(result.arrays) == bits(arrays)
 
 
-def test_a_state_of_an_older_version_is_continued_and_counts_from_there() -> None:
-    clients = counting(50, 5000, 50_001)
-    states, whole, _ = states_of(FedAvg(), clients, 1)
-    old = {key: value for key, value in states[0].items() if key != "first-counts"}
-    rest: list[Round] = []
-    FedAvg().start(MemoryGrid(clients), whole[0].arrays, num_rounds=3, on_round=rest.append, resume=old)
-    assert [list(r.refused) for r in rest] == [[], ["site-2"]]
-
-
 def test_a_second_run_of_the_same_object_counts_afresh() -> None:
     strategy = FedAvg()
     run(strategy, counting(1), rounds=1)

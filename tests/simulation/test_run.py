@@ -195,14 +195,14 @@ def test_a_device_that_is_not_there_stops_the_run_before_any_client_works(tmp_pa
 
 def passes_over_training_examples(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Counter[int]:
     """Return how often the clients of a run by loop measured a model on their training examples, by round."""
-    passes, measured = Counter[int](), LocalClient._measured
+    passes, measured = Counter[int](), LocalClient.measured
 
     def count(self: LocalClient, measurement: Measurement, terms: Terms) -> dict[str, float]:
         passes[terms.server_round] += measurement.examples == TRAIN
         return measured(self, measurement, terms)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalClient, "_measured", count)
+        patch.setattr(LocalClient, "measured", count)
         run(folder, engine="loop", **{"method": "fedavg", "fraction": 1.0, "num_rounds": 4} | changes)
     return passes
 

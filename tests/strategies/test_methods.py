@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS
 
@@ -52,7 +53,10 @@ def weighting_of(name: str, arguments: dict[str, Any]) -> str:
 
 
 def step_of(name: str, arguments: dict[str, Any], U: FloatArray, losses: FloatArray, counts: FloatArray) -> FloatArray:
-    draws, seconds = draws_of(counts) if name == "drfa" else None, seconds_of(U) if METHODS[name].second else None
+    draws, seconds = (
+        draws_of(counts) if name == "drfa" else None,
+        seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None,
+    )
     weighting = weighting_of(name, arguments)
     cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting, draws=draws, seconds=seconds)
     return make(name, arguments).weigh(cohort).ravel() @ rows_of(name, U)  # there is one array: a row of coefficients
@@ -60,7 +64,7 @@ def step_of(name: str, arguments: dict[str, Any], U: FloatArray, losses: FloatAr
 
 def rows_of(name: str, U: FloatArray) -> FloatArray:
     """Return the updates, with second ones below them where the method has those."""
-    return np.vstack([U, seconds_of(U)]) if METHODS[name].second else U
+    return np.vstack([U, seconds_of(U)]) if METHODS[name].second == ARRAYS_DISPARITY else U
 
 
 def assert_same_step(step: FloatArray, expected: FloatArray, U: FloatArray, whose: object = "") -> None:
@@ -85,7 +89,7 @@ def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
 def test_one_client_alone_is_stepped_along(name: str, arguments: dict[str, Any], length: float) -> None:
     U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
     losses, counts = np.array([0.7]), np.array([5.0])
-    seconds = seconds_of(U) if METHODS[name].second else None
+    seconds = seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None
     c = make(name, arguments).weigh(cohort_of(U, losses=losses, counts=counts, seconds=seconds)).ravel()
     expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
     assert c.shape == (len(rows_of(name, U)),)
