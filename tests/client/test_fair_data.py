@@ -321,7 +321,15 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_an_empty_folder")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
-    "method", [FedFV(), DRFA(gamma=0.01, local_steps=4), Ditto(lam=0.1), FedProx(mu=0.1)], ids=lambda each: type(each)
+    "method",
+    [
+        FedFV(),
+        *(
+            pytest.param(method, marks=pytest.mark.slow)
+            for method in (DRFA(gamma=0.01, local_steps=4), Ditto(lam=0.1), FedProx(mu=0.1))
+        ),
+    ],
+    ids=lambda each: type(each).__name__,
 )
 def test_every_kind_of_method_trains_the_part_that_travels(name: str, method: FairStrategy) -> None:
     case, rounds = CASES[name], list[Round]()

@@ -39,7 +39,9 @@ def looks(spec: Spec, channel: str) -> dict[str, object]:
     return dict(zip(scale["domain"], scale["range"], strict=True))
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, TOGETHER, TOGETHER + 1, 8, 16, 30])
+@pytest.mark.parametrize(
+    "count", [1, 2, 4, TOGETHER, TOGETHER + 1, 8, *(pytest.param(many, marks=pytest.mark.slow) for many in (16, 30))]
+)
 def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
     comparison = made_up(count)
     spec = spec_of(comparison)
