@@ -13,6 +13,7 @@ from fairbloom.errors import FairbloomError
 
 from .. import api
 from ..options import CommonOptions
+from ..results.run import final_of
 from .options import MethodOption, SeedOption, SetOption, TaskOption, offer_common_options, settings_of
 
 
@@ -53,7 +54,7 @@ def run(
     The same command continues a run that was interrupted; a finished run is shown, or extended by higher --rounds.
     """
     with uncaught(debug):
-        api.run(
+        finished = api.run(
             task,
             method=method,
             seed=seed,
@@ -62,4 +63,6 @@ def run(
             settings=settings_of(settings),
             debug=debug,
             **options,
-        ).show()
+        )
+        final_of(finished)  # a run that measured no client is an error, never a success
+        finished.show()
