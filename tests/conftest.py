@@ -1,3 +1,4 @@
+import logging
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch are imported: tests run side by side
@@ -75,3 +76,13 @@ def task_identity() -> Iterator[None]:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     yield
     TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What Flower's logger, which is ours, too, says from INFO on."""
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, "flwr"):
+        yield caplog
+    logger.removeHandler(caplog.handler)

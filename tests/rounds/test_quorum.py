@@ -1,8 +1,6 @@
 """How many clients must be online, for how long a run waits for them, and what it says meanwhile."""
 
-import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -34,15 +32,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for place in ("quorum", "flower"):
         monkeypatch.setattr(f"fairbloom.rounds.{place}.time", clock)
     return clock
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    with caplog.at_level(logging.INFO, "flwr"):
-        yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 class Away(MemoryGrid):

@@ -1,9 +1,8 @@
 """All clients miss a round, or are away: the round counts once, and the run waits until enough are free again."""
 
-import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -110,15 +109,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Day:
     for place in ("quorum", "flower", "roster"):
         monkeypatch.setattr(f"fairbloom.rounds.{place}.time", clock)
     return clock
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    with caplog.at_level(logging.INFO, "flwr"):
-        yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 def deployed(
