@@ -14,6 +14,7 @@ from .cohort import Cohort as Cohort
 from .cohort import Kept as Kept
 from .cohort import MethodError as MethodError
 from .cohort import Probed as Probed
+from .declarations import check_declarations
 from .fits import REQUIREMENTS
 from .lengths import Lengths
 from .options import OPTIONS, checking
@@ -204,8 +205,9 @@ class Method:
         self.progress = Progress()
 
     def __init_subclass__(cls, **others: Any) -> None:
-        """Let the constructor of a subclass check its parameters by their annotations."""
+        """Refuse declarations that no method has; let the constructor check its parameters by their annotations."""
         super().__init_subclass__(**others)
+        check_declarations(cls, Method, Options.__optional_keys__)
         if unknown := sorted(cls.requires - REQUIREMENTS):
             raise TypeError(
                 f"{cls.__name__}.requires has {unknown[0]!r}, which is none of {', '.join(sorted(REQUIREMENTS))}"
