@@ -1,9 +1,10 @@
 """The table and the pictures of the four hospitals, from the runs of `fairbloom reproduce heart-disease`.
 
-`python -m docs.hospitals` runs what is missing of them, prints the table of the page on the hospitals and writes its
-picture, and that of the first page, into docs/images.
+`python -m docs.hospitals` runs what is missing of them, writes the table of the page on the hospitals into docs/data,
+and its picture and that of the first page into docs/images.
 """
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from .figures import svg_of, themed
 
 PICTURE, SMALL_PICTURE = (Path(__file__).parent / "images" / name for name in ("hospitals.svg", "four-hospitals.svg"))
 """The picture of the page, and that of the first page."""
+
+TABLE = Path(__file__).parent / "data" / "hospitals" / "methods.csv"
+"""The table of the page."""
 
 FEW = {
     "FedAvg (weighting=examples)": "FedAvg",
@@ -116,10 +120,9 @@ def is_bold(difference: Difference) -> bool:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-def table(methods: Sequence[Served]) -> str:
-    """Return the table, in Markdown; bold differences are larger than two standard errors."""
-    lines = [HEADINGS, ("---", *["---:"] * (len(HEADINGS) - 1)), *(_cells(each, methods[0]) for each in methods)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def table(methods: Sequence[Served]) -> list[tuple[str, ...]]:
+    """Return the rows of the table, headings first; bold differences are larger than two standard errors."""
+    return [HEADINGS, *(_cells(each, methods[0]) for each in methods)]
 
 
 def _cells(method: Served, base: Served) -> tuple[str, ...]:
@@ -198,7 +201,8 @@ def _draw(axes: Axes, place: int, difference: Difference, sign: int) -> None:
 
 if __name__ == "__main__":
     found = served(reproduce("heart-disease"))
-    print(table(found))
+    with TABLE.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(table(found))
     with themed():
         PICTURE.write_bytes(svg_of(picture(found)))
         SMALL_PICTURE.write_bytes(svg_of(small_picture(found)))

@@ -4,7 +4,7 @@ A method declares what it needs in `Method.requires`; some needs follow from wha
 something which a method needs is refused, with the reason. The table in docs/fits.md is made from the same two lists.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER = "gram", "gram by array", "exact gram", "roster"
@@ -43,14 +43,14 @@ NEEDS: Mapping[str, Need] = {
     PRIOR_FREE: Need("has no prior", "{method} has no prior: leave {option} out, got {value!r}"),
     OWN_DRAW: Need("draws its clients itself", "{method} draws its clients itself: leave {option} out, got {value!r}"),
     VARYING_WEIGHTS: Need(
-        "weighs clients in each round in another way",
-        "{option} = {value}: they presume that a client's weight is its prior in every round, which {method}'s is not: "
-        "leave them out, or choose FedAvg, FedProx, Ditto or PropFair",
+        "computes new weights in each round",
+        "{option} = {value}: control variates need the same weights in every round, but {method} computes new ones: "
+        "leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
     ),
     WHOLE_UPDATES: Need(
-        "has clients keep something that goes by whole updates",
-        "{option} = {value:g}: with {method} clients keep something that goes by whole updates, which shortened ones "
-        "would contradict: leave it out",
+        "keeps state on the clients that depends on unshortened updates",
+        "{option} = {value:g}: with {method}, clients keep state that depends on unshortened updates: "
+        "leave {option} out",
     ),
     ONE_MOMENTUM: Need(
         "has a momentum of its own on the server",
@@ -58,22 +58,23 @@ NEEDS: Mapping[str, Need] = {
         "another one (adagrad, adam, yogi)",
     ),
     PLAIN_SGD: Need(
-        "reads gradients off the distance that plain SGD moves",
-        "{option} = {value}: {method} reads each client's gradient off the distance that plain SGD moves its model: "
-        "leave that out, or choose another method",
+        "computes gradients from the distance that plain SGD moves the model",
+        "{option} = {value}: {method} computes gradients from the distance that plain SGD moves the model: "
+        "leave {option} out, or choose another method",
     ),
     PLAIN_LOSS: Need(
-        "goes by gradients of the plain loss",
-        "{option} = {value!r}: {method} goes by gradients of the plain loss and of a disparity: leave {option} out, or "
+        "uses gradients of the plain loss",
+        "{option} = {value!r}: {method} uses gradients of the plain loss and of a disparity: leave {option} out, or "
         "choose another method",
     ),
     CORRECTED_SGD: Need(
-        "corrects the steps of plain SGD", "{option} = {value}: {method} corrects the steps of plain SGD: leave it out"
+        "corrects the steps of plain SGD",
+        "{option} = {value}: {method} corrects the steps of plain SGD: leave {option} out",
     ),
     CLIENT_MOMENTUM: Need(
         "asks clients for a momentum, which not every optimizer has",
         "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
-        "sgd or rmsprop say, leave {option} out, or set the method's momentum to 0",
+        "such as sgd or rmsprop, leave {option} out, or set the method's momentum to 0",
     ),
 }
 """Each need that an option can change."""
@@ -122,10 +123,10 @@ def check_fit(method: str, needs: Collection[str], option: Option, name: str, va
         raise ValueError(need.refusal.format(method=method, option=name, value=value))
 
 
-def table(methods: Mapping[str, tuple[Collection[str], str]]) -> Iterator[str]:
-    """Yield the lines of the table in Markdown: a row for each method, by its needs and what it loses to an optimizer.
+def table(methods: Mapping[str, tuple[Collection[str], str]]) -> tuple[list[list[str]], list[str]]:
+    """Return the rows of the table, heads first, and the reasons, which its cells number from 1.
 
-    A cell is "yes", or the number of the reason below the table.
+    `methods` has each method's needs, and what it says of its step that no longer holds with a server optimizer.
     """
     reasons: dict[str, int] = {}
 
@@ -140,8 +141,4 @@ def table(methods: Mapping[str, tuple[Collection[str], str]]) -> Iterator[str]:
 
     rows = [[name, *(cell(needs, lost, option) for option in OPTIONS)] for name, (needs, lost) in methods.items()]
     heads = ["method", *(f"`{option.name}`" if " " not in option.name else option.name for option in OPTIONS)]
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-    yield ""
-    yield from (f"{number}. {reason}" for reason, number in reasons.items())
+    return [heads, *rows], [*reasons]

@@ -30,6 +30,13 @@ def cells(page: str, heading: str = "") -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def rows_of(name: str) -> list[list[str]]:
+    """Return the rows of a table that the page on reproducing shows from a file, its heads first."""
+    assert f":file: data/reproducing/{name}.csv\n" in REPRODUCING
+    with (ROOT / "docs" / "data" / "reproducing" / f"{name}.csv").open(newline="") as file:
+        return [*csv.reader(file)]
+
+
 # Commands -------------------------------------------------------------------------------------------------------------
 
 
@@ -84,7 +91,7 @@ def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
 
 
 def test_the_readme_has_the_numbers_of_the_page_on_reproducing() -> None:
-    table = {row[0]: row for row in cells(REPRODUCING, "fedfv-table3") if len(row) == 6}
+    table = {row[0]: row for row in rows_of("fedfv-table3")}
     shown = cells(README, "Reproduce a paper's table")[1:]
     assert len(shown) >= 4
     for name, printed, measured, agrees in shown:
@@ -94,7 +101,7 @@ def test_the_readme_has_the_numbers_of_the_page_on_reproducing() -> None:
 
 
 def test_the_page_on_reproducing_prints_what_the_recipe_has() -> None:
-    table = [row for row in cells(REPRODUCING, "fedfv-table3") if len(row) == 6][1:]
+    _, *table = rows_of("fedfv-table3")
     recipe = load_recipe("fedfv-table3")
     assert [row[0] for row in table] == [case.name for case in recipe.cases()]
     at = [recipe.measures.index(measure) for measure in ("mean", "std")]
@@ -103,9 +110,7 @@ def test_the_page_on_reproducing_prints_what_the_recipe_has() -> None:
 
 
 def test_the_page_on_reproducing_prints_what_the_recipe_of_table_7_has() -> None:
-    assert ":file: data/reproducing/fedmgda-table7.csv" in REPRODUCING
-    with (ROOT / "docs" / "data" / "reproducing" / "fedmgda-table7.csv").open(newline="") as file:
-        _, *table = csv.reader(file)
+    _, *table = rows_of("fedmgda-table7")
     published = [row.published for row in load_recipe("fedmgda-table7").rows]
     assert [[row[1], row[3], row[5]] for row in table] == [[n.replace("± ", "±") for n in row] for row in published]
     assert {row[7] for row in table} == {"yes"}
@@ -115,8 +120,8 @@ def test_the_page_on_reproducing_prints_what_the_recipe_of_table_7_has() -> None
 
 
 def test_the_page_on_reproducing_has_every_recipe() -> None:
-    table = cells(REPRODUCING, "The recipes")
-    assert sorted(re.findall(r"`(.+?)`", " ".join(row[0] for row in table))) == sorted(names())
+    _, *table = rows_of("recipes")
+    assert sorted(row[0] for row in table) == sorted(f"`{name}`" for name in names())
 
 
 def test_the_page_on_data_sets_has_every_one_with_its_models_files_and_partitions() -> None:

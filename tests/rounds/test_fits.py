@@ -30,6 +30,8 @@ SET: dict[str, dict[str, Any]] = {
 def test_the_page_is_what_methods_and_options_say() -> None:
     text = page.PAGE.read_text()
     assert page.update_page(text) == text
+    assert page.TABLE.read_text() == page.format_table()[0]
+    assert ":file: data/fits.csv" in text
     assert set(GIVEN) | set(SET) == {option.name for option in OPTIONS}
 
 
