@@ -65,7 +65,7 @@ class Request:
 def read_request(text: str, source: str) -> Request:
     """Return the request that is a node's public key on one line, `ecdsa-sha2-nistp384 AAAA... NAME`.
 
-    Raises PkiError when it is none; `source` is what the message calls it.
+    `source` is what PkiError calls it.
     """
     remedy = "take the line that fairbloom client keys NAME printed on the device"
     if "PRIVATE KEY" in text:
@@ -106,10 +106,7 @@ def check_node_key(path: Path) -> None:
 
 
 def normalise_host(host: str) -> str:
-    """Return a host's name or address as certificates have it, bücher.example as xn--bcher-kva.example.
-
-    Raises PkiError when it is neither.
-    """
+    """Return a host's name or address as certificates have it: bücher.example is xn--bcher-kva.example."""
     with contextlib.suppress(ValueError):
         if "%" not in host:
             return str(ipaddress.ip_address(host))
@@ -157,10 +154,7 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
 def make_server_certificate(
     authority: Path, authority_key: Path, certificate: Path, key: Path, hosts: Sequence[str], days: float = SERVER_DAYS
 ) -> None:
-    """Write the SuperLink's certificate, for all of `hosts` (names or addresses) and loopback, and its key.
-
-    Raises PkiError when a host is none, or the authority's certificate or key is missing, damaged or another's.
-    """
+    """Write the SuperLink's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
     hosts = [normalise_host(host) for host in hosts]
     issuer, signer = _load_authority(authority, authority_key)
     private = ec.generate_private_key(ec.SECP384R1())
@@ -183,19 +177,13 @@ def make_server_certificate(
 
 
 def days_left(certificate: Path) -> float:
-    """Return how many days a certificate still holds; below 0 where it has expired.
-
-    Raises PkiError when the file is missing or holds none.
-    """
+    """Return how many days a certificate is still valid; below 0 where it has expired."""
     end = _load_certificate(certificate).not_valid_after_utc
     return (end - datetime.now(UTC)) / timedelta(days=1)
 
 
 def read_hosts(certificate: Path) -> list[str]:
-    """Return the names and addresses that a certificate is for.
-
-    Raises PkiError when the file is missing or holds none.
-    """
+    """Return the names and addresses that a certificate is for."""
     loaded = _load_certificate(certificate)
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]

@@ -7,10 +7,7 @@ from typing import NoReturn
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT, an IPv6 address without its brackets.
-
-    Raises ValueError when it is no such address.
-    """
+    """Return host and port of HOST:PORT, an IPv6 address without its brackets; ValueError for anything else."""
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port):
         raise ValueError(f"{address!r}: write it as HOST:PORT, example.org:9092 say")

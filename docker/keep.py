@@ -48,10 +48,7 @@ def main() -> int:
 
 
 def watch(child: int, is_over: Callable[[], bool]) -> int:
-    """Wait for the end of a command, and bring it about when all is over; bury whatever else has ended.
-
-    In a container this is the first process, to which every orphan falls.
-    """
+    """Wait for a command to end, and stop it when the container stops; as the first process, reap every orphan."""
     ending_since = 0.0
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)

@@ -9,10 +9,7 @@ MERGE = "merge_and_unload"
 
 
 def merged(module: nn.Module) -> nn.Module:
-    """Return a model whose adapters are merged into the layers beside them: the given one where it has none.
-
-    The given one keeps its adapters.
-    """
+    """Return a copy of a model with its adapters merged into their layers, or the model itself if it has none."""
     has_adapters = any(hasattr(each, MERGE) for each in module.modules())
     return _merged(copy.deepcopy(module)) if has_adapters else module
 

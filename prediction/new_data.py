@@ -22,15 +22,7 @@ IMAGES_AT_ONCE = 256
 
 
 class NewData(NamedTuple):
-    """New data.
-
-    Attributes
-    ----------
-    columns
-        What stands beside the predictions of each example, as texts, by the names of columns.
-    batches
-        The inputs of the examples, in their order.
-    """
+    """Batches of inputs, and the columns of texts that stand next to the predictions of each example."""
 
     columns: Mapping[str, Iterable[str]]
     batches: Iterator[Tensor]

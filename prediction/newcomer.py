@@ -46,25 +46,8 @@ class NewcomerError(FairbloomError):
 class Newcomer:
     """A site that took no part in a run.
 
-    Parameters
-    ----------
-    run
-        The folder of a finished run, or the folder that a client keeps of one.
-    data_dir
-        Where the site's data lie; "" where those of the run's task lie nowhere in particular.
-    client
-        Which of the clients whose data lie there it is; "" where there is one.
-    model
-        "last" for the final model, "best" for the one with the best mean score.
-
-    Attributes
-    ----------
-    name
-        What the site is called.
-    round
-        The last round of the run.
-    strength
-        Of the pull with which its personal model was trained; None before there is one.
+    `run` is a finished run folder or a client's own folder of one; `client` is "" where the data are of one client;
+    `model` is "last" or "best"; `strength` is the pull of the personal model, None before there is one.
     """
 
     def __init__(self, run: Path, data_dir: str = "", client: str = "", model: str = "last") -> None:
@@ -116,20 +99,14 @@ class Newcomer:
         return len(torch.unique(targets))
 
     def personalise(self, epochs: int = EPOCHS, strength: float | None = None) -> None:
-        """Train a personal model from the global one, pulled to it, as Ditto does in the round after the last.
-
-        A strength of 0 trains on these examples alone; None: `usual_strength`.
-        """
+        """Train a personal model from the global one, as Ditto does; 0 has no pull, None means `usual_strength`."""
         self.strength = self.usual_strength if strength is None else strength
         terms = self._terms(epochs)
         work = PersonalModel(terms).after(run_work(self._local.settings, terms.server_round))
         self._local.train_own(self._received, terms, work)
 
     def measure(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the scores on its test examples by name, as tables have them: of "global", and of "personal".
-
-        A score that has no meaning there, as an AUC of a single class, is left out.
-        """
+        """Return the finite test scores by name, in the tables' unit: of the model "global", and of "personal"."""
         found = self._local.evaluate(self._received, self._terms())
         if self._about.threshold is not None:
             found = apply_threshold(found, self._about.threshold)
@@ -142,14 +119,7 @@ class Newcomer:
         }
 
     def judge(self) -> tuple[tuple[float, float] | None, dict[str, float]]:
-        """Return what the test examples decide, of the scores for which that can be said.
-
-        Returns
-        -------
-        tuple
-            The 95 % interval of the first score under the run's model, as tables have it, None where it has none; and,
-            by the names of scores, the p-value of the difference between the run's model and the personal one.
-        """
+        """Return the 95 % interval of the first score, and the p-values of personal against global model by score."""
         both = [False] if self.strength is None else [False, True]
         found = [self._local.answers(self._received, self._terms(), personal=each).batches for each in both]
         if any(len(batches) > 1 for batches in found):  # outputs of several shapes

@@ -21,18 +21,9 @@ DRAWS = 2000
 def paired_p_value(score: Score, measure: Measure, before: Tensor, after: Tensor, targets: Tensor) -> float:
     """Return the two-sided p-value of the difference that a score has between two models on the same examples.
 
-    It is McNemar's exact test where the score is right or wrong of each example, as the accuracy is. For all other
-    scores it is a permutation test: under the null hypothesis the outputs of an example may as well be the other
-    model's. Of the AUC, which goes by the order of a model's outputs alone, ranks are exchanged in their place.
-
-    Parameters
-    ----------
-    score, measure
-        The score, and what measures it.
-    before, after
-        The outputs of the two models; the first dimension are the examples.
-    targets
-        Of the examples.
+    It is McNemar's exact test where the score is right or wrong for each example, such as accuracy. Other scores have a
+    permutation test, which exchanges the two models' outputs for an example; of the AUC it exchanges ranks, since the
+    AUC depends on the order of outputs alone.
     """
     one, other = (torch.as_tensor(measure(outputs, targets)) for outputs in (before, after))
     if one.dtype == torch.bool and one.shape == targets.shape[:1]:
@@ -52,10 +43,10 @@ def paired_p_value(score: Score, measure: Measure, before: Tensor, after: Tensor
 
 
 def interval_of(score: Score, measure: Measure, outputs: Tensor, targets: Tensor) -> tuple[float, float] | None:
-    """Return the 95 % interval of a score by so many test examples, None where it has no value.
+    """Return the 95 % interval of a score by its test examples, None where it has no value.
 
-    It is Wilson's of an accuracy; of the balanced accuracy the mean of those of the classes that occur, which is wider
-    than need be; of all other scores that of the bootstrap's percentiles.
+    It is Wilson's for accuracy; for balanced accuracy the mean of the classes' intervals, which is conservative;
+    otherwise the bootstrap's percentiles.
     """
     found = torch.as_tensor(measure(outputs, targets))
     if score == BALANCED_ACCURACY:

@@ -208,24 +208,10 @@ class Predictor:
 
 
 def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: Collection[str] = ()) -> Predictor:
-    """Return what predicts with a run's model.
+    """Return what predicts with a run's model; `folder` is a run folder or a client's own folder of a run.
 
-    Parameters
-    ----------
-    folder
-        A run folder, or the folder that a deployed client keeps of a run.
-    client
-        The client whose personal model is wanted, or by whose means and deviations numbers are standardised.
-    model
-        "last" for the model after the last round, "best" for the one with the best mean score, or "personal".
-    trust
-        The modules that may be imported, where the run's settings name them and they are no installed packages.
-
-    Raises
-    ------
-    FairbloomError
-        When the folder holds no such model, or a client must be named, or there is none of that name; or when the
-        settings name a module that may not be imported.
+    `model` is "last", "best" (by mean score) or "personal"; `trust` names modules outside installed packages that the
+    run's settings may import.
     """
     folder = Path(folder).absolute()
     if model not in MODELS:
@@ -327,13 +313,7 @@ def _find_client_folder(folder: Path, settings: Mapping[str, Any], client: str) 
 
 
 def _preprocessing_of(folder: Path, client: str, place: Path | None) -> Preprocessing:
-    """Return the preprocessing of one client, which lies in its own folder.
-
-    Raises
-    ------
-    FairbloomError
-        When none is named, or this machine has not got it.
-    """
+    """Return the preprocessing of one client from its own folder; raise FairbloomError if it is not on this machine."""
     if not client:
         raise PredictionError(
             f"in {folder} each client standardises numbers by its own means and deviations: say whose the new rows "
@@ -354,13 +334,7 @@ def _preprocessing_of(folder: Path, client: str, place: Path | None) -> Preproce
 def _arrays(
     folder: Path, model: str, client: str, place: Path | None, settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the weights of a model of a run.
-
-    Raises
-    ------
-    FairbloomError
-        When there is none.
-    """
+    """Return the weights of a model of a run; raise FairbloomError when there is none."""
     if model == PERSONAL_MODEL:
         return _personal(folder, client, place)
     if is_kept(folder):

@@ -30,20 +30,9 @@ class UnreadableRowsError(FairbloomError):
 
 @dataclass(frozen=True, eq=False)
 class NewRows:
-    """Rows to predict, as texts.
+    """Rows to predict, as texts by column.
 
-    Attributes
-    ----------
-    source
-        What errors call the file, or data frame.
-    cells
-        By the name of each column, in order.
-    lines
-        The number of each row, as errors name it.
-    unit
-        What that number counts: "line" or "row".
-    decimal
-        The decimal mark of their numbers.
+    `source` is the name of the file in errors; `lines` are the numbers of rows in errors, which count `unit`s.
     """
 
     source: str
@@ -214,10 +203,7 @@ class NewRows:
 
 
 def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, what: str) -> str:
-    """Return an error's text: what is wrong with which examples, in their order, and how many more there are.
-
-    `problems` has the place of each example, and what is wrong with it; `of` is the number of all examples.
-    """
+    """Return an error's text from (place, problem) pairs: the first few, and how many of `of` examples follow."""
     ordered = sorted(problems)
     shown = [said for _, said in ordered[:20]]
     rest = [f"and {len(ordered) - len(shown):,} more"] if len(ordered) > len(shown) else []

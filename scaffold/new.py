@@ -34,13 +34,7 @@ def new(
 
 
 def package_of(name: str) -> str:
-    """Return the name of an app's Python package.
-
-    Raises
-    ------
-    FairbloomError
-        When Flower or Python takes no such name, or the package would hide one that is installed.
-    """
+    """Return the name of an app's package; raise FairbloomError if it is invalid or hides an installed one."""
     if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise FairbloomError(
             f"{name!r} is no name for an app: write up to {LONGEST_NAME} small letters and digits, words joined by "
@@ -57,13 +51,7 @@ def package_of(name: str) -> str:
 
 
 def write_app(folder: Path, name: str, package: str) -> None:
-    """Write the template's files under other names; the folder appears when all of them are there.
-
-    Raises
-    ------
-    FairbloomError
-        When the disk does not take them.
-    """
+    """Write the template's files under other names; the folder appears once all of them are written."""
     draft = folder.with_name(f".{name}.draft")
     try:
         for file in sorted(TEMPLATE.rglob("*")):

@@ -95,34 +95,23 @@ def federate(
     engine: Callable[[Method, str], tuple[Clients, Mapping[str, object]]] | None = None,
     submission: str = "",
 ) -> Path:
-    """Run, or continue, or find finished, what `settings` say; return the run folder.
+    """Run, continue or find finished what `settings` say; return the run folder.
 
     Parameters
     ----------
-    settings
-        Of the run.
     clients_of
         Returns who trains and evaluates for a method.
     on_round
-        Called with each round once it is recorded; what it raises ends the run, which continues after that round, or
-        is finished with it by StopRun.
+        Called with each recorded round; what it raises ends the run, which can be continued, and StopRun finishes it.
     deployed
-        Whether the clients are others' machines. Then one whose data cannot be used is left out, where in one process
-        that is an error; and another process that writes the same folder is waited for, up to a minute, because a run
-        whose process was lost is handed out again before the lost one may have noticed that. And each round has a
-        checkpoint, where in one process those share one that are shorter than half a second.
+        Whether the clients are others' machines. Then clients with unusable data are left out instead of failing the
+        run; another process that writes the folder is waited for, up to a minute, as a lost process may not have
+        noticed that its run was handed on; and rounds do not share checkpoints.
     engine
-        Returns, for a method and what the clients have agreed on, who trains and evaluates in place of those that were
-        asked; and how, in plain values, which is recorded when the run begins.
+        Returns, for a method and what the clients have agreed on, who trains and evaluates instead, and how, in plain
+        values for the record of the run.
     submission
-        What this process works for, and another one too that takes its place: for both together, a run is taken back to
-        `from-round` once.
-
-    Raises
-    ------
-    FairbloomError
-        When the data cannot be used or split as asked, the run folder cannot be used, the tracker is not installed, or
-        the rounds learn nothing.
+        Identifies the order that a process works for, also after a restart: it is taken back to `from-round` once.
     """
     check_tracker(settings.track)
     order, settings = TakeBack(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
@@ -188,7 +177,7 @@ def _leave_finished(path: Path) -> Path:
 def agree(settings: Settings, clients: Clients, *, deployed: bool) -> str:
     """Return what the clients agree on about their data, "" where the task needs no agreement.
 
-    Raises FairbloomError when nobody's data can be used, or, where not `deployed`, somebody's cannot.
+    FairbloomError: no client's data can be used or, unless `deployed`, one client's cannot.
     """
     info = find_task(settings.task)
     if not info.agree:

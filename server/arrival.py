@@ -25,24 +25,9 @@ def wait_for_clients(
 ) -> None:
     """Wait until all clients are online, so that every run draws from the same names; go on without late ones.
 
-    A run that does not say how many there are starts once somebody is there and nobody else has come for a while.
-    Afterwards the quorum's `fewest` is what the rounds need.
-
-    Parameters
-    ----------
-    expected
-        How many clients a new run waits for; 0: it does not say.
-    began
-        The names of those that the run began with, where it is continued; empty where it is new.
-    min_clients
-        How many are enough; 0: as many as `quorum_of` says.
-    patience
-        Seconds until a run that has enough clients goes on without the late ones, and any other ends.
-
-    Raises
-    ------
-    QuorumError
-        When the patience is at an end and too few clients are online.
+    `expected` is 0 where a new run does not say how many: it starts once clients are there and none has joined for a
+    while. `began` names the clients of a run that is continued. `min_clients` 0 means what `quorum_of` says. After
+    `patience` seconds the run goes on with enough clients, or QuorumError ends it. The quorum's `fewest` is set here.
     """
     registry = read_registry()
     awaited = drop_revoked(sorted(began))
@@ -84,10 +69,7 @@ def _remedy(there: int, enough: int, *, new: bool) -> str:
 
 
 def read_registry() -> dict[str, bool]:
-    """Return whom the operator of this federation has enrolled, by name and in order, and whether each is revoked.
-
-    It is empty where no federation is named.
-    """
+    """Return by name whether each enrolled client is revoked; empty where no federation is named."""
     folder = os.environ.get(CLIENTS_FOLDER)
     registry: dict[str, bool] = {}
     for file in sorted(Path(folder).glob("*.toml")) if folder else ():

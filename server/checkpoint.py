@@ -30,12 +30,8 @@ and how many others at growing distance."""
 class Merit:
     """What decides whether an earlier checkpoint is kept.
 
-    Attributes
-    ----------
-    score
-        The mean score after its round, higher where the model is better; None where nobody has evaluated that.
-    crossed
-        n where the rounds since the checkpoint before it crossed a multiple of 2^(n-1): the larger, the rarer.
+    `score` is the mean score, higher is better, None if not evaluated; `crossed` is n where the rounds since the
+    previous checkpoint crossed a multiple of 2^(n-1).
     """
 
     score: float | None
@@ -63,13 +59,7 @@ def save_round(
     before: int,
     merits: Mapping[int, Merit] = MappingProxyType({}),
 ) -> None:
-    """Write the checkpoint of a round into a folder, then keep no others but that of round `before` and a few earlier.
-
-    Parameters
-    ----------
-    merits
-        Those of earlier rounds; a round that has none is not kept.
-    """
+    """Write a round's checkpoint, then delete all but that of round `before` and a few earlier ones."""
     save_checkpoint(folder / f"{number}.safetensors", arrays, state)
     earlier = {round_: merit for round_, merit in merits.items() if round_ < before}
     there = list_reachable(folder) & earlier.keys()
@@ -114,10 +104,7 @@ def find_checkpoint(folder: Path, number: int) -> Path:
 
 
 def make_last(folder: Path, number: int) -> None:
-    """Make the checkpoint of a round the last one, and remove those of later rounds; it can be called again.
-
-    Of round 0 there is none: all are removed then.
-    """
+    """Make a round's checkpoint the last one and delete later ones; round 0 deletes all. It may be called again."""
     if number and (path := find_checkpoint(folder, number)).parent != folder:
         path.replace(folder / path.name)
     for each in (folder, folder / EARLIER):
@@ -125,10 +112,7 @@ def make_last(folder: Path, number: int) -> None:
 
 
 def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """Return the model and the state of the newest checkpoint in a folder that is whole, None where there is none.
-
-    Raises RunFolderError when there are checkpoints and all of them are damaged.
-    """
+    """Return model and state of the newest intact checkpoint, None if there is none; raise if all are damaged."""
     faults: list[str] = []
     for path in list_checkpoints(folder):
         try:
@@ -162,28 +146,19 @@ def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> Non
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the model and the state that `save_checkpoint` wrote.
-
-    Raises RunFolderError when the file is not as it was written.
-    """
+    """Return model and state from a checkpoint; raise RunFolderError when the file is damaged."""
     tensors, about = load_model(path)
     return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(about["state"], tensors)
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return what was written about a model, its checksum `sha256` among it, without reading its arrays.
-
-    Raises RunFolderError when the file is no model that `save_model` wrote.
-    """
+    """Return what was written about a model, with its checksum `sha256`, without reading its arrays."""
     with _explain_damage():
         return sealed.read_about(path)
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the arrays that `save_model` wrote, and what was written about them.
-
-    Raises RunFolderError when the file is not as it was written.
-    """
+    """Return a model's arrays and what was written about them; raise RunFolderError when the file is damaged."""
     with _explain_damage():
         return sealed.load_model(path)
 

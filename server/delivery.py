@@ -29,10 +29,7 @@ from .settings import Settings
 
 
 def deliver_model(folder: Path, settings: Settings, grid: Grid) -> None:
-    """Bring the final model of a finished run to those of its clients that are online and lack it.
-
-    The run is over whatever happens here: what fails is logged with its remedy.
-    """
+    """Send the final model to the clients that are online and lack it; failures are logged, as the run is over."""
     try:
         _deliver(folder, settings, grid)
     except FairbloomError as error:

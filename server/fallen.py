@@ -39,16 +39,9 @@ def chance_of(score: Score, classes: int) -> float:
 
 
 def describe_fall(rows: Sequence[dict[str, str]], score: Score, serves: str, chance: float) -> str:
-    """Return in words how far the model has fallen, "" where it has not.
+    """Return in words how far the model has fallen by the rows of rounds.csv, "" where it has not.
 
-    Parameters
-    ----------
-    rows
-        Those of rounds.csv.
-    serves
-        Which model is judged, global or personal.
-    chance
-        The score of a guess, in percent.
+    `serves` is the model that is judged, global or personal; `chance` is the score of a guess, in percent.
     """
     column = f"{score.column(serves)}_mean"
     means = {int(row["round"]): float(row[column]) for row in rows if row.get(column)}

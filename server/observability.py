@@ -34,13 +34,7 @@ class MetricsError(FairbloomError):
 
 
 class JsonLines(logging.Formatter):
-    """Formats each log record as one JSON object that names the run, and the round and client where it is about one.
-
-    Parameters
-    ----------
-    run
-        Name of the run folder.
-    """
+    """Formats each log record as one JSON object with the run's name, and round and client where it is about one."""
 
     def __init__(self, run: str) -> None:
         super().__init__()
@@ -111,21 +105,8 @@ class QuietHandler(WSGIRequestHandler):
 class Metrics:
     """Counts and gauges of one run, served over HTTP at /metrics.
 
-    The page is served at the address in FAIRBLOOM_METRICS_HOST, 127.0.0.1 if there is none. Where
-    FAIRBLOOM_METRICS_TOKEN_FILE names a file, only requests with the header `Authorization: Bearer` and the file's
-    content are answered.
-
-    Parameters
-    ----------
-    port
-        The port where the page is served.
-    score
-        What fairness is measured in.
-
-    Raises
-    ------
-    MetricsError
-        When prometheus-client is not installed, the port is taken, or there is no credential in its file.
+    FAIRBLOOM_METRICS_HOST is the address, 127.0.0.1 by default. If FAIRBLOOM_METRICS_TOKEN_FILE names a file, requests
+    need the header `Authorization: Bearer` with its content.
     """
 
     def __init__(self, port: int, score: Score) -> None:
@@ -186,10 +167,7 @@ class Metrics:
 
 
 def read_token() -> str | None:
-    """Return the credential of the metrics page, None where no file is named.
-
-    Raises MetricsError when the file cannot be read or is empty.
-    """
+    """Return the credential of the metrics page, None where no file is named."""
     if not (path := os.environ.get(TOKEN_FILE)):
         return None
     try:

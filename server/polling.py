@@ -41,12 +41,8 @@ T = TypeVar("T")
 class Absences:
     """Which nodes were offline while their replies were awaited, and since when they are gone or back.
 
-    A node that is back may still have its reply, or may have been restarted without it: we cannot tell which.
-
-    Attributes
-    ----------
-    patience
-        Seconds for the reply of a node that is back; no end before anybody has answered.
+    A node that is back may still have its reply, or may have lost it in a restart. `patience` is the seconds for which
+    its reply is awaited, without end before any node has answered.
     """
 
     def __init__(self) -> None:
@@ -84,19 +80,11 @@ class Stopwatch:
 
 
 class PollingGrid(Grid):
-    """Another grid, whose replies are collected through its public push and pull.
+    """Wraps another grid and collects its replies through push and pull.
 
-    Parameters
-    ----------
-    grid
-        Carries the messages.
-    min_replies
-        How many replies, errors not counted, end a round's training; 0: one to every message.
-    quorum
-        How many clients must be online. While there are fewer, time stands still for clients at work: no deadline
-        passes, and nobody is given up. None: work never waits for others.
-    enrolled
-        Returns those of some clients that are not revoked; who is, is not waited for.
+    `min_replies` replies, errors not counted, end a round's training; 0: all. While fewer clients are online than
+    `quorum` needs, deadlines are suspended. `enrolled` returns those of some clients that are not revoked; revoked
+    clients are not waited for.
     """
 
     def __init__(
@@ -133,11 +121,7 @@ class PollingGrid(Grid):
         return _retry(self._grid.get_nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; return their ids.
-
-        Where that fails all are sent again: the SuperLink knows a message by its content, and asks only for the parts
-        that it lacks.
-        """
+        """Send messages; return their ids. After a failure all are sent again: the SuperLink knows them by content."""
         messages = list(messages)
         lifetimes = [message.metadata.ttl for message in messages]
 
@@ -161,9 +145,8 @@ class PollingGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later.
 
-        Where those who answered would be too few without the others, a minute more shows whether these are offline.
-
-        Raises QuorumError when too few clients were online for too long.
+        If the clients that answered would be too few for the quorum, one more minute shows whether the others are
+        offline.
         """
         messages = list(messages)
         kinds = {message.metadata.message_type for message in messages}
@@ -233,9 +216,9 @@ class PollingGrid(Grid):
     def _collect(
         self, pending: Mapping[str, Message], online: set[int], absences: Absences, now: float
     ) -> list[Message]:
-        """Return the replies that have come, with an error for each that is given up.
+        """Return the replies that have come, and errors for those given up.
 
-        Of nodes that are offline none is asked for: the SuperLink would give up the message and refuse its reply.
+        Offline nodes are not asked for: the SuperLink would give up the message and refuse its reply.
         """
         waiting = {sent: message.metadata.dst_node_id for sent, message in pending.items()}
         late = absences.find_late(set(waiting.values()), online, now)
@@ -246,10 +229,9 @@ class PollingGrid(Grid):
 
 
 class Deadline(float):
-    """A time of the monotonic clock, for Flower to compare with the seconds that it has spent on one reply.
+    """A time of the monotonic clock, which Flower compares with the seconds it has spent on one reply.
 
-    A call may pull several replies, one after the other; each would have the whole time that is left if it were given
-    the seconds.
+    A call may pull several replies in turn; a plain number of seconds would hold for each of them.
     """
 
     def __le__(self, seconds_spent: float) -> bool:
@@ -258,10 +240,7 @@ class Deadline(float):
 
 
 def _wait_for_parts(seconds: float) -> None:
-    """Let Flower wait for the parts of replies no longer than until so many seconds from now.
-
-    No argument of Flower's reaches these; where Flower drops one, Flower's waits stay.
-    """
+    """Let Flower wait for the parts of replies for at most this many seconds, if it still knows these arguments."""
     set_waits_for_objects(
         initial_backoff=BACKOFF_SECONDS,
         backoff_cap=LONGEST_SECONDS,
@@ -292,11 +271,10 @@ def _retry(call: Callable[[], T]) -> T:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether a call may succeed later, as when a SuperLink falls or its disk is full.
+    """Return whether a call may succeed later, such as after a SuperLink's restart or on a disk with space again.
 
-    Flower does not try again after a handshake that breaks off, a database that is busy or cannot be written, messages
-    that have outlived their time, and a part that is sent twice because its receipt was lost. An answer that refuses
-    the request (401 to another process's task, 403, 404) stays what it is.
+    Flower does not retry after a broken handshake, a busy database, expired messages, or a part that is sent twice. An
+    answer that refuses the request (401, 403, 404) is final.
     """
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR

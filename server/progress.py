@@ -21,10 +21,7 @@ MOST_REFUSALS = 5
 
 
 def announce(folder: Path) -> None:
-    """Write down which folder this run writes to, for the server's status; where nobody asked for that, do nothing.
-
-    A disk that refuses ends no run: a warning says that its rounds are not shown.
-    """
+    """Write down this run's folder for the server's status, where it asks for that; if the disk refuses, only warn."""
     place = os.environ.get(FOLDERS)
     if not place:
         return

@@ -46,10 +46,7 @@ IN_PYTHON = re.compile(rf"\b({'|'.join(name for name in Options.__optional_keys_
 
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
-    """Return all parameters of all methods and tasks by their run-config keys, and of user-defined ones that are named.
-
-    Raises FairbloomError when a task or method that is named is not known.
-    """
+    """Return the parameters of all methods and tasks, user-defined ones that are named included, by run-config key."""
     infos = [*TASKS.values(), *([find_task(task)] if task else [])]
     named = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
     classes = {method.__name__.lower(): method for method in (*METHODS.values(), *named)}
@@ -66,10 +63,7 @@ class Settings(RunSettings):
 
     @classmethod
     def of(cls, config: RunSettings | Mapping[str, Any]) -> "Settings":
-        """Return the settings of a flat run config.
-
-        Raises FairbloomError when a key is unknown, a value impossible, or a parameter missing that the method needs.
-        """
+        """Return the settings of a flat run config; raise FairbloomError for unknown keys and bad or missing values."""
         run = RunSettings.of(config)
         method = canonical(run.method)
         known = parameters(task=run.task, methods=[method])
@@ -210,10 +204,7 @@ class Settings(RunSettings):
                 raise SettingsError(f"min-clients = {self.min_clients} is more than {key} = {of}: lower it")
 
     def strategy(self, **options: Any) -> FairStrategy:
-        """Return the method with its parameters and the common options; `options` add to them.
-
-        Raises SettingsError when the method refuses a parameter or an option, or lacks one that it needs.
-        """
+        """Return the method with its parameters and the common options; `options` add to them."""
         given = self._method_parameters()
         common: dict[str, Any] = {  # those at their defaults are left out: a method may refuse one that it sets itself
             name: value
@@ -248,14 +239,9 @@ class Settings(RunSettings):
         return 1e-12 if self.pooled else self.fraction or 1.0
 
     def decide_fraction(self, online: Collection[str], recorded: Mapping[str, Any]) -> Self:
-        """Return the settings with a fraction, where nobody has set one.
+        """Return the settings with a fraction, where none is set: 1 for at most nine `online` clients.
 
-        Parameters
-        ----------
-        online
-            The names of the clients that the run begins with: all of up to nine that train do so in each round.
-        recorded
-            The settings of a run that goes on, which keeps its fraction; none where it begins.
+        A run that goes on keeps that of its `recorded` settings.
         """
         if self.fraction or self.pooled:
             return self
@@ -293,10 +279,7 @@ class Settings(RunSettings):
 
 
 def sizes_of(words: str) -> dict[str, int]:
-    """Return the clients' sizes that words as site-a=1200 site-b=300 state.
-
-    Raises ValueError when a word states no size, or a client is named twice.
-    """
+    """Return the clients' sizes that words such as site-a=1200 site-b=300 state; raise ValueError for anything else."""
     sizes = split_pairs(words, "site-a=1200")
     for name, size in sizes.items():
         if not (size.isascii() and size.isdigit() and int(size) >= 1):
@@ -305,11 +288,10 @@ def sizes_of(words: str) -> dict[str, int]:
 
 
 def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False) -> None:
-    """Raise SettingsError when a setting that a user has given belongs to another task, or to none of these methods.
+    """Raise SettingsError when a given setting belongs to another task, or to none of these methods.
 
-    A run config has the parameters of all methods and tasks, so only where somebody typed one is it a mistake. Where
-    clients come with the data, `clients` has an effect on `deployed` ones alone: so many are waited for; and data can
-    be pooled of those alone that are not deployed.
+    Where clients come with the data, only `deployed` runs use `clients` (how many to wait for), and only others can
+    pool.
     """
     if given.get("clients") == 0:
         raise SettingsError("clients = 0: give at least 1, or leave it out for as many as the task has by itself")
@@ -354,17 +336,14 @@ POOLED_IN_ONE_PROCESS = (
 
 
 def may_differ(*, finished: bool, taken_back: bool = False) -> Collection[str]:
-    """Return the keys of settings that may differ from those that a run was begun with.
-
-    A finished one has fewer, one that is taken back to an earlier round more.
-    """
+    """Return the keys of settings that may differ from the run's: fewer if finished, more if taken back."""
     if taken_back:
         return frozenset(marked(Mark.FREE, Mark.LIMIT, Mark.RECONSIDERED))
     return frozenset(marked(Mark.FREE) if finished else marked(Mark.FREE, Mark.LIMIT))
 
 
 def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set[str]:
-    """Return the keys of settings, of those that may be raised when a run is continued, that are larger than before.
+    """Return the keys of raised settings, of those that may be raised when a run continues.
 
     Without early stopping a run is at least as long as with it.
     """
@@ -390,10 +369,7 @@ def default_config() -> dict[str, Value]:
 
 
 def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> str:
-    """Return eight letters that stand for the settings that are not at their defaults, without those of `left_out`.
-
-    They stay the same when a setting is added to Fairbloom.
-    """
+    """Return eight letters for the settings that differ from their defaults; new settings do not change them."""
     defaults = default_config()
     return digest({k: v for k, v in config.items() if k not in left_out and v != defaults.get(k)})
 

@@ -13,14 +13,9 @@ from .lock import open_locked
 
 @contextmanager
 def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
-    """Give a file to fill that is at `path`, whole and on disk, when the block succeeds; else nothing is changed.
+    """Give a file to fill that appears at `path` whole and on disk if the block succeeds; else nothing changes.
 
-    Parameters
-    ----------
-    path
-        Where the file will be; one that is there is replaced.
-    mode
-        Its permissions, which nobody beyond them has meanwhile either; None goes by the process's umask.
+    It has permissions `mode` from the start; None goes by the umask.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
@@ -45,10 +40,7 @@ def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Give a folder to fill that is at `path`, whole and on disk, when the block succeeds; else nothing is changed.
-
-    A folder that is at `path` is replaced. It is for its owner alone.
-    """
+    """Give a private folder that replaces `path` whole and on disk if the block succeeds; else nothing changes."""
     make_folder(path.parent)
     draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".draft"))
     try:

@@ -29,10 +29,7 @@ def until_interrupted() -> Iterator[None]:
 
 @contextmanager
 def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
-    """Let signals wait while the block runs; yield those that waited before. Windows cannot hold any.
-
-    Processes that the block starts hold them, too, until they call `release_signals`.
-    """
+    """Hold signals back during the block, also in processes it starts; yield those held before. Not on Windows."""
     if not hasattr(signal, "pthread_sigmask"):
         yield ()
         return

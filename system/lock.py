@@ -49,23 +49,9 @@ class Lock:
 
 
 def exclusive_lock(path: Path, *, seconds: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None) -> Lock:
-    """Lock a file, made if it is not there, that says which process holds it: `with exclusive_lock(path): ...`.
+    """Hold a file, made if missing, that names the process that has locked it: `with exclusive_lock(path): ...`.
 
-    Parameters
-    ----------
-    path
-        The file, which is there as long as somebody holds it. Its folder must exist.
-    seconds
-        How long to wait for a process that holds the lock.
-    on_wait
-        Called with that process's name, once, where it is waited for.
-
-    Raises
-    ------
-    LockedError
-        When another process still holds the lock.
-    OSError
-        When the file cannot be opened.
+    Wait up to `seconds`, after one call of `on_wait` with the other process's name; then raise LockedError.
     """
     deadline, said = time.monotonic() + seconds, False
     while True:
@@ -114,23 +100,9 @@ def is_held(path: Path) -> bool:
 
 
 def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
-    """Open a file, made if it is not there, and lock it until it is closed; return its descriptor.
+    """Open a file, made if missing, and lock it until it is closed; return its descriptor.
 
-    Parameters
-    ----------
-    path
-        The file; a symbolic link is not followed.
-    wait
-        Whether to wait for another process that has locked it, for as long as it takes.
-    mode
-        Permissions of a new file, less the process's umask.
-
-    Raises
-    ------
-    BlockingIOError
-        When another process has locked it and is not waited for.
-    OSError
-        When it cannot be opened.
+    A symbolic link is not followed. Without `wait`, raise BlockingIOError when another process has locked it.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)

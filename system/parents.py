@@ -14,12 +14,9 @@ LOOK_SECONDS = 0.5
 
 
 def end_with_parent(parent: int) -> None:
-    """Let this process be killed when its parent ends, however that ends; by the kernel on Linux, else by a thread.
+    """Let this process be killed when its parent ends: by the kernel on Linux, otherwise by a thread.
 
-    Parameters
-    ----------
-    parent
-        The parent's process id as the parent has passed it on: one that has ended already cannot be asked for it.
+    The parent passes its own process id: one that has ended already cannot be asked for it.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

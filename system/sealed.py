@@ -23,10 +23,7 @@ class DamagedFileError(FairbloomError):
 
 
 def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int | None = None) -> None:
-    """Write a model by array name; `about` and a checksum of all go into the file's metadata, as one JSON object.
-
-    `mode` has the file's permissions; None goes by the process's umask.
-    """
+    """Write a model by array name; `about` and a checksum of all go into the metadata. `mode` None: by the umask."""
     tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     # The checksum is an entry of the JSON, because the library writes several entries of metadata in no fixed order.
     metadata = {"about": json.dumps({**about, "sha256": _checksum(tensors, about)})}
@@ -34,10 +31,7 @@ def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int |
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return what was written about a model, its checksum `sha256` among it, without reading its arrays.
-
-    Raises DamagedFileError when the file is no model that `save_model` wrote.
-    """
+    """Return what was written about a model, with its checksum `sha256`, without reading its arrays."""
     try:
         with safe_open(path, framework="numpy") as file:
             about: dict[str, Any] = json.loads(file.metadata()["about"])
@@ -47,10 +41,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the arrays that `save_model` wrote, and what was written about them.
-
-    Raises DamagedFileError when the file is not as it was written.
-    """
+    """Return a model's arrays and what was written about them; raise DamagedFileError when the file is damaged."""
     try:
         with safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)

@@ -32,15 +32,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 class Supervised(ABC):
     """A program that is started again whenever it ends.
 
-    The pause before a start doubles each time, so that a program that cannot run does not keep the machine busy, and
-    is the shortest again once the program has run for HELD_SECONDS.
-
-    Parameters
-    ----------
-    name
-        What the program is called in what is reported.
-    shortest, longest
-        The shortest and the longest pause, in seconds.
+    The pause doubles with each start, from `shortest` to `longest` seconds, and is reset once it has run for
+    HELD_SECONDS.
     """
 
     def __init__(self, name: str, shortest: float, longest: float) -> None:
@@ -51,11 +44,7 @@ class Supervised(ABC):
 
     @abstractmethod
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the program.
-
-        Raises OSError when the system does not start it, and CannotStartError when something else is in its way, which
-        the message says.
-        """
+        """Start the program; OSError if the system refuses, CannotStartError if something else is in its way."""
 
     @abstractmethod
     def report(self, fault: str, pause: float) -> None:
@@ -111,10 +100,7 @@ class CannotStartError(Exception):
 
 
 class StopSignal:
-    """Whether SIGTERM or SIGINT has come to this process, which goes on until it looks.
-
-    What came since `become` counts, too.
-    """
+    """Whether SIGTERM or SIGINT has come to this process since it began, or since `become`."""
 
     def __init__(self) -> None:
         self.came = False
@@ -145,9 +131,9 @@ def exit_reason(code: int) -> str:
 
 
 def become(module: str, argument: str) -> None:
-    """Go on as a module of ours with one argument, in a small process without the libraries that are loaded here.
+    """Go on as a module of ours in a small process, without the libraries that are loaded here.
 
-    Signals that come before the module has its StopSignal wait for that.
+    Signals wait until the module has its StopSignal.
     """
     with hold_signals(*STOPPING):
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, argument])  # noqa: S606 (this Python)

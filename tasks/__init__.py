@@ -204,11 +204,7 @@ def _load_known(info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value
 
 
 def _read_stamps(info: TaskInfo, place: str, since: Hashable = None) -> Stamps:
-    """Return what says whether the files that a task reads in a folder, or the one file, have changed.
-
-    They are in order, each with the time of its last change and its size. Of a user-defined task nobody knows which
-    files it reads: they are all of the folder's.
-    """
+    """Return path, time of change and size of the files that a task reads in a folder; for a user's task, of all."""
     if not place or not (info.reads_folder or info.is_user_defined):
         return ()
     path = Path(place).expanduser()

@@ -31,15 +31,7 @@ OPPOSITE: Mapping[str, str] = {">=": "<", ">": "<=", "<=": ">", "<": ">="}
 
 @dataclass(frozen=True)
 class GroupBy:
-    """One way to group examples.
-
-    Attributes
-    ----------
-    column
-        The column.
-    sign, number
-        How its numbers are compared, and with which one; "" and 0 where each of its values makes a group.
-    """
+    """One way to group examples: by comparing a column with a number or, where `sign` is "", by each of its values."""
 
     column: str
     sign: str = ""
@@ -100,10 +92,7 @@ def _parse_grouping(key: str, word: str) -> GroupBy:
 
 
 def find_two_groups(task: Task) -> tuple[int, int]:
-    """Return the places of the two groups between which a model is to be fair: those of the task's first grouping.
-
-    An example of `OTHER` belongs to neither.
-    """
+    """Return the two groups between which a model is to be fair, of the task's first grouping; `OTHER` is neither."""
     if not task.groupings:
         raise ReportableError(
             "the task has no groups of examples, and fairness between groups is asked for: name a column of two "

@@ -25,9 +25,9 @@ def score_floor(floor: int) -> int:
 
 
 def check_rows(why: str, rows: int, floor: int, **values: int | Heading) -> None:
-    """Raise DataError where fewer rows than the floor stand behind what a device would send.
+    """Raise DataError where fewer rows than the floor are behind what a device would send.
 
-    `why` is a key of REASONS: few-behind, few-targets, few-to-train or few-to-measure; `values` stand in its braces.
+    `why` is few-behind, few-targets, few-to-train or few-to-measure; `values` fill that reason's braces.
     """
     if rows < floor:
         error = DataError("", why, floor=floor, **values)

@@ -31,15 +31,7 @@ SETTINGS_OF = {"lr": "learning-rate", "momentum": "momentum", "weight_decay": "w
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    """Which optimizer a client trains with.
-
-    Attributes
-    ----------
-    name
-        As the setting `optimizer` has it.
-    parameters
-        Of the setting `optimizer-parameters`: names and values.
-    """
+    """The optimizer a client trains with, by the settings `optimizer` and `optimizer-parameters`."""
 
     name: str = "sgd"
     parameters: tuple[tuple[str, Argument], ...] = ()
@@ -100,10 +92,7 @@ class OptimizerChoice:
     def make(
         self, parameters: Sequence[Tensor], *, learning_rate: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> Optimizer:
-        """Return the optimizer of these parameters, with a state that is new.
-
-        Momentum and weight decay go to it where it has them, at 0 too, whatever its own defaults are.
-        """
+        """Return a new optimizer; it gets momentum and weight decay if it takes them, also when they are 0."""
         from torch.optim import Optimizer
 
         maker = self.maker
@@ -136,10 +125,7 @@ PLAIN_SGD = OptimizerChoice()
 
 
 def check_optimizer(settings: RunSettings) -> None:
-    """Raise FairbloomError where a run's optimizer cannot be had, or lacks what the settings give it.
-
-    It is tried on a parameter of its own, which shows what asks for more than a gradient.
-    """
+    """Raise FairbloomError if the run's optimizer cannot be made, or takes a step only with more than a gradient."""
     choice = OptimizerChoice.of(settings)
     if not choice.is_plain_sgd:
         _check(choice, settings.learning_rate, settings.momentum, settings.weight_decay)

@@ -32,16 +32,9 @@ class Dealt(NamedTuple):
 
 
 def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dealt]:
-    """Return what each client is dealt, at least MIN_EXAMPLES examples each, by the partition that a run asks for.
+    """Return what each client gets, at least MIN_EXAMPLES examples, by the run's partition.
 
-    Parameters
-    ----------
-    labels
-        Of the examples, shape (n,).
-    setup
-        What the run asks for; its partition is none in which clients come with the data.
-    tested
-        Labels of a test set that is dealt alike: a client's shards, classes or shares of a class are the same there.
+    `labels` has shape (n,); the test set with labels `tested` is dealt alike: a client's shards, classes or shares.
     """
     clients, seed = setup.clients, setup.seed
     if setup.partition != "shards":  # the number of shards is checked first
@@ -75,9 +68,7 @@ def iid(sets: Sequence[Labels], clients: int, seed: int) -> list[list[Indices]]:
 
 
 def shards(sets: Sequence[Labels], clients: int, per_client: int, seed: int) -> list[list[Indices]]:
-    """Sort the examples by label, cut them into shards and deal each client `per_client` of these: few labels a client.
-
-    A client has the shards of the same places in each set.
+    """Sort the examples by label, cut them into shards and deal each client `per_client`, alike in each set.
 
     Source: McMahan et al., AISTATS 2017, section 3.
     """
@@ -102,9 +93,7 @@ def shards(sets: Sequence[Labels], clients: int, per_client: int, seed: int) -> 
 def classes(sets: Sequence[Labels], clients: int, per_client: int, seed: int) -> list[list[Indices]]:
     """Let each client have examples of `per_client` classes; the clients of a class have equal shares of it.
 
-    Classes are dealt from a shuffled pack, and from another when it is used up, so that as many clients have each as
-    the others, give or take one or two.
-
+    Classes are dealt from a shuffled pack, then from another one, so that about as many clients have each class.
     Source: Zhao et al., Federated Learning with Non-IID Data, 2018.
     """
     there = np.unique(sets[0])
@@ -123,9 +112,7 @@ def classes(sets: Sequence[Labels], clients: int, per_client: int, seed: int) ->
 
 
 def class_groups(sets: Sequence[Labels], clients: int, per_group: int, seed: int) -> list[list[Indices]]:
-    """Put classes that follow each other into groups of `per_group`, and let as many clients have each of the groups.
-
-    Unlike with `classes` there are few kinds of clients: those of the first group, of the second and so on.
+    """Put neighbouring classes into groups of `per_group`; equally many clients have each group.
 
     Source: Pan et al., FedLF, AAAI 2024, section 5 (Pat-2).
     """
@@ -159,12 +146,10 @@ def _deal_evenly(
 def dirichlet(
     sets: Sequence[Labels], clients: int, alpha: float, seed: int, fewest: int = MIN_EXAMPLES
 ) -> list[list[Indices]]:
-    """Deal each label's examples by shares drawn from Dirichlet(`alpha`): the smaller alpha, the more unequal.
+    """Deal each label's examples by shares drawn from Dirichlet(`alpha`), the same in each set; small alpha is unequal.
 
-    The shares are the same in each set. A client that gets fewer than `fewest` examples of the first set is given some
-    from the client that has the most.
-
-    Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019.
+    A client with fewer than `fewest` examples of the first set gets some from the client that has the most. Source: Hsu
+    et al., Measuring the Effects of Non-Identical Data Distribution, 2019.
     """
     random = generator(seed, "dirichlet")
     parts: list[list[list[int]]] = [[[] for _ in range(clients)] for _ in sets]
@@ -201,10 +186,7 @@ def _fill_up(parts: list[list[int]], fewest: int) -> None:
 
 
 def from_flwr_datasets(setup: Setup, labels: Labels, tested: Labels | None) -> list[list[Indices]]:
-    """Deal the examples by one of flwr-datasets' partitioners, as in flwr:DistributionPartitioner(…).
-
-    It gets the number of clients, the label's column and the run's seed, where it takes them.
-    """
+    """Deal by one of flwr-datasets' partitioners; it gets the number of clients, the label's column and the seed."""
     name, arguments = _parse_call(setup.partition)
     try:
         from datasets import Dataset  # imported late: they are an extra, and take seconds
@@ -236,10 +218,7 @@ def from_flwr_datasets(setup: Setup, labels: Labels, tested: Labels | None) -> l
 
 
 def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
-    """Deal the examples of each set by a user's function, as in my_module:deal; it is called once for each.
-
-    The calls get streams that begin alike, so that a client's shares are the same in each set.
-    """
+    """Deal each set by a user's function, as in my_module:deal; its streams begin alike, so shares are the same."""
     name, function = setup.partition, imported_partition(setup.partition)
     parts = []
     for labels in sets:
@@ -348,16 +327,7 @@ class Parts(NamedTuple):
 def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = None) -> Parts:
     """Return a client's examples as the seed splits them; each share that is asked for has at least one of them.
 
-    Parameters
-    ----------
-    indices
-        Of the client's examples, at least three.
-    setup
-        Has the shares for testing and validation, and the seed.
-    client
-        Its name, with which the seed draws.
-    tested
-        Its examples in a test set apart; None: a share of `indices` is held out.
+    `indices` are at least three; `tested` are its examples of a separate test set, None where a share is held out.
     """
     if tested is not None and not setup.validation_share:
         return Parts(indices, tested, np.empty(0, np.intp))

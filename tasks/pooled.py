@@ -17,10 +17,7 @@ from .task import AnyExamples, Examples, Splits, Task
 
 @lru_cache(maxsize=4)
 def pool(task: Task) -> Task:
-    """Return a task whose clients all train on the training examples of all of them, which lie in memory once.
-
-    The examples are put together when a client's are first asked for.
-    """
+    """Return a task whose clients all train on the training examples of all, which are put together when needed."""
 
     @cache
     def together() -> AnyExamples:

@@ -15,14 +15,9 @@ Digest = Callable[[bytes], int]
 
 @dataclass(frozen=True, eq=False)
 class RowsBehind:
-    """What tells a client's rows apart, and which of them are behind the numbers of its summary.
+    """What tells a client's rows apart, and which of them are behind each number of its summary.
 
-    Attributes
-    ----------
-    identify
-        Returns a digest of each example, in the order of its tensors; equal rows have digests of their own.
-    summary
-        The places of the examples behind each number of the summary, by what the number is.
+    `identify` returns a digest of each example, in the order of its tensors; equal rows have different digests.
     """
 
     identify: Callable[[Digest], Digests]
@@ -41,10 +36,9 @@ def tell_apart(digests: Iterable[int]) -> Digests:
 
 
 def digest_table(columns: Mapping[str, tuple[Sequence[str], NDArray[Any]]], digest: Digest) -> Digests:
-    """Return a digest of each row of a table, the same whatever the order of its columns.
+    """Return a digest of each row of a table, whatever the order of its columns, from their different cells and places.
 
-    `columns` has the different cells of each, and which of them each row has. Only their ASCII counts, so that no
-    encoding that a run states makes other rows of these.
+    Only ASCII counts, so that no encoding that a run states makes other rows of these.
     """
     total: Digests | None = None
     for name, (cells, places) in columns.items():

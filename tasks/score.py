@@ -17,21 +17,10 @@ from .task import AnyExamples, Task
 def decide_score(
     settings: RunSettings | Mapping[str, Any], task: Task, recorded: str = "", *, deployed: bool = False
 ) -> Score:
-    """Return the score that fairness goes by.
+    """Return the score that fairness is measured in: the setting's, or that which a continued run has `recorded`.
 
-    Without one in the settings it is the task's first, unless clients that come with the data are unbalanced: then it
-    is the balanced accuracy, where two classes are predicted and the task reports it.
-
-    Parameters
-    ----------
-    settings
-        The run's settings.
-    task
-        The run's task, with what its clients have agreed on.
-    recorded
-        The score that a run which goes on was begun with, which it keeps; "" where it begins.
-    deployed
-        Whether the clients are other machines, whose test examples nobody else sees.
+    Otherwise the task's first, but balanced accuracy where clients that come with the data have two unbalanced classes
+    and the task reports it.
     """
     settings = RunSettings.of(settings)
     there = {score.name: score for score in (*shown_scores(task.scores), LOSS_SCORE)}

@@ -19,20 +19,9 @@ PARTS = ("train", "test", "validation")
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Who has which examples; the arrays are of shape (n,), an entry for each example that somebody has.
+    """Which client has which example and for what: one entry per example in each array.
 
-    Attributes
-    ----------
-    clients
-        The clients' names.
-    client
-        Which client has each example, as a place in `clients`.
-    part
-        What it is for, as a place in PARTS.
-    row
-        Its place in the data set.
-    label
-        Its class, from 0.
+    `client` is a place in `clients`, `part` one in PARTS, `row` one in the data set; `label` is the class from 0.
     """
 
     clients: tuple[str, ...]

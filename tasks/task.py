@@ -98,15 +98,7 @@ class Setup:
 
 
 class DataFile(NamedTuple):
-    """A file of a known data set.
-
-    Attributes
-    ----------
-    path
-        Where it lies below the data folder.
-    md5
-        Its checksum; "" where the data set has no fixed one.
-    """
+    """A file of a known data set: its path below the data folder and its checksum, "" where it has no fixed one."""
 
     path: str
     md5: str
@@ -190,10 +182,7 @@ class TaskInfo:
 
     @classmethod
     def of(cls, name: str) -> TaskInfo:
-        """Return what an import string's function, or class, says of the task that it makes.
-
-        It is called with a `Setup`, and with its parameters by keyword: these are its further parameters.
-        """
+        """Return what an import string's function or class says: its keywords are the task's parameters."""
         maker = imported("task", name)
         if not callable(maker):
             raise FairbloomError(

@@ -56,20 +56,11 @@ class Bundles(Protocol):
 
 @dataclass(frozen=True)
 class Installed:
-    """The app that is installed here, whatever code comes with a run.
+    """The installed app, which is run whatever code comes with a run.
 
-    Attributes
-    ----------
-    app
-        Import string of the ClientApp, module:attribute.
-    allow
-        Values of a run's settings that are allowed although they are no plain words.
-    distribution
-        Name and version of what the app was installed with, which a run must be of; None where it was not installed
-        but lies on the path: then there is no version to compare. Of Fairbloom itself any version may do: each message
-        says whether server and client fit (protocol/version.py).
-    limits
-        Those of the device's owner, which no run passes; None: none.
+    `app` is the import string module:attribute; `allow` has values of settings that are allowed although they are not
+    plain words. A run must be of `distribution`, by name and version; None where the app was not installed but is on
+    the path. Any version of Fairbloom itself may do: messages say whether server and client fit (protocol/version.py).
     """
 
     app: str
@@ -83,10 +74,7 @@ class Installed:
         return cls(app, allow, distribution_of(app.partition(":")[0]), limits)
 
     def __call__(self, fab: Any, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
-        """Return the installed app, and of the run's settings those that a run may set on a device.
-
-        Raises BundleRefusedError when the run is of another app or version, or its bundle or settings cannot be used.
-        """
+        """Return the installed app, and the settings that a run may set on a device; BundleRefusedError otherwise."""
         from fairbloom.client.settings import SettingRefusedError, accepted_settings
 
         self._check_version(run)
@@ -131,10 +119,9 @@ def own_places(context: Context) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def config_of(bundle: bytes) -> Mapping[str, Any]:
-    """Return the settings with their defaults that a bundle's pyproject.toml has, without unpacking the bundle.
+    """Return the settings and defaults in a bundle's pyproject.toml, without unpacking the bundle.
 
-    Raises BundleRefusedError when the bundle is too large, damaged, or has not exactly one such file of a reasonable
-    size.
+    BundleRefusedError: the bundle is too large or damaged, or does not have exactly one such file of a reasonable size.
     """
     try:
         project = tomllib.loads(_read(bundle).decode())
@@ -183,10 +170,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def load(app: str) -> ClientApp:
-    """Return the ClientApp of an import string.
-
-    Raises ImportError when there is none; the message names the setting that chose it.
-    """
+    """Return the ClientApp of an import string; ImportError names the setting that chose it."""
     from flwr.clientapp import ClientApp
 
     module, _, path = app.partition(":")

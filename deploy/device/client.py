@@ -37,35 +37,10 @@ IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 class ClientSettings:
     """Settings of one client, as in client.toml, with hyphens there.
 
-    Attributes
-    ----------
-    superlink
-        Address of the SuperLink's fleet API, HOST:PORT.
-    ca
-        Certificate of the authority that signed the SuperLink's; "" with `insecure`.
-    key
-        Private key of this node in OpenSSH format; "" where the SuperLink asks for none.
-    insecure
-        Whether to go without TLS: anyone on the way reads and changes models.
-    partition_id
-        Which of the task's clients this is.
-    name
-        What this client calls itself where the SuperLink has no registered name for it; "" for the task's name.
-    data_dir, state_dir
-        Where its data is, and where it keeps personal models and unpacked bundles; "" for nowhere. A run cannot set
-        them.
-    isolated
-        Whether each message is answered in a separate process.
-    bundles
-        "ours" to run the installed app and nothing of what the server sends, "any" to run what the server sends.
-    app
-        Import string of the installed app, with bundles = "ours".
-    allow
-        Values that a run may give to its settings although they are paths or import strings, with bundles = "ours".
-    limits
-        What no run passes, as `fairbloom.client.limits.Limits` reads it, with bundles = "ours".
-    node_config
-        What else a user's app finds in Flower's node config: num-partitions, say.
+    `ca`, `key`, `name`, `data_dir` and `state_dir` are "" for none. A run cannot set `data_dir` and `state_dir`. With
+    `insecure` there is no TLS: anyone on the way reads and changes models. `isolated` answers each message in a
+    separate process. `bundles` is "ours" to run the installed app and no code of the server, or "any"; `app`, `allow`
+    and `limits` (see `fairbloom.client.limits.Limits`) are for "ours".
     """
 
     superlink: str
@@ -127,12 +102,9 @@ class ClientSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], file: Path | None = None) -> ClientSettings:
-        """Return the settings of `file`, in client.toml's form, with those given beside it, which win.
+        """Return the settings of `file`, overridden by those given as well; its relative paths begin at its folder.
 
-        Relative paths in the file are relative to its folder.
-
-        Raises ClientError when the file, its certificate or its key cannot be used, or a setting is unknown or
-        impossible.
+        ClientError: the file, its certificate or its key cannot be used, or a setting is unknown or impossible.
         """
         merged = (_read(file) if file else {}) | {key: value for key, value in given.items() if value is not None}
         kinds = {each.name.replace("_", "-"): type(each.default) for each in fields(cls)}

@@ -43,10 +43,7 @@ def connection_fault(client: ClientSettings) -> str | None:
 
 
 def tls_context(authority: str | None) -> ssl.SSLContext:
-    """Return how a server's certificate is checked: against one authority, and as leniently as gRPC does.
-
-    Raises ClientError when the authority's file holds no certificate, or cannot be read.
-    """
+    """Return how a server's certificate is checked: against one authority, and as leniently as gRPC does."""
     try:
         context = ssl.create_default_context(cafile=authority)
     except OSError as error:  # ssl.SSLError is one

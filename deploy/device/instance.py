@@ -18,15 +18,10 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Instance:
-    """Holds a client's key file for as long as this process lives, so that no other process here does at the same time.
+    """Holds a client's key file as long as this process lives, so that no other process on this machine does meanwhile.
 
-    The `name` is the same for each process that holds this file since the machine was booted: who comes by it has seen
-    its predecessor end. A process that finds the file held, or that cannot tell, has another name.
-
-    Parameters
-    ----------
-    key
-        Path of the private key, "" where the client has none.
+    The `name` is the same for all processes that have held this file since the machine was booted: each has seen its
+    predecessor end. A process that finds the file held, or cannot tell, has another name.
     """
 
     def __init__(self, key: str) -> None:

@@ -11,20 +11,7 @@ from ..errors import ClientError
 
 
 def make(folder: Path, name: str) -> str:
-    """Make a node's key, write it and the request to a folder, and return the request.
-
-    Parameters
-    ----------
-    folder
-        Where the files `key`, for its owner alone, and `NAME.request` go.
-    name
-        What the federation will call this client.
-
-    Raises
-    ------
-    ClientError
-        When the name is none, a key is there already, or the folder cannot be written to.
-    """
+    """Make a node's key, write `key` (for its owner alone) and `NAME.request` to a folder, and return the request."""
     if not NAME.fullmatch(name):
         raise ClientError(f"client {name!r}: {NAME_RULE}")
     pair, key = pki.make_node_key(), folder / "key"

@@ -20,14 +20,9 @@ class DroppedError(BaseException):
 
 
 class Work:
-    """What this process's main thread works on, one thing at a time.
+    """What this process's main thread works on, one thing at a time, each for at most `seconds` (0: no limit).
 
-    Parameters
-    ----------
-    seconds
-        The longest time for one thing, which the device's owner sets; 0: there is none.
-    end
-        Ends the process, where the work does not end when it is told to.
+    `end` ends the process if the work does not end when it is told to.
     """
 
     def __init__(self, seconds: float = 0.0, end: Callable[[int], Any] = leave) -> None:

@@ -22,10 +22,7 @@ class SettingsFileError(Exception):
 
 
 def merge_settings(file: Path, bundle: Path | None, data_dir: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the new text of a settings file, and the settings before and after.
-
-    Raises SettingsFileError when a file cannot be read, or the settings are written in a way that is not understood.
-    """
+    """Return the new text of a settings file, and the settings before and after."""
     old = file.read_text() if file.exists() else ""
     before = _parse(file, old)
     new = "" if bundle is None else bundle.read_text()

@@ -23,10 +23,7 @@ class BundleError(Exception):
 
 
 def files_of(bundle: Path) -> dict[str, bytes]:
-    """Return the files of a bundle.
-
-    Raises BundleError when it is too large or damaged, lacks a file, or has anything that is no such file.
-    """
+    """Return the files of a bundle; BundleError if it is too large or damaged, lacks a file or has any other."""
     try:
         with gzip.open(bundle) as packed:
             content = packed.read(LARGEST + 1)

@@ -63,9 +63,9 @@ def end_unless_fit(user: Deployed, check: Callable[[Deployed], None] = check_flo
 
 
 def start(user: Deployed, program: str, parent: int) -> None:
-    """Run a program of this room, device.supernode say, as a child of the process `parent`, if Flower fits it.
+    """Run a program of this room, such as device.supernode, as a child of process `parent`, if Flower fits it.
 
-    The program is imported only then: it imports names that another Flower may not have.
+    It is imported only then: it imports names that another Flower may lack.
     """
     end_unless_fit(user)
     importlib.import_module(f"{__package__}.{program}").main(parent)

@@ -52,18 +52,9 @@ CONNECTION_WORDS = (
 
 @dataclass(frozen=True)
 class Need:
-    """Names inside Flower that one thing needs.
+    """Names inside Flower that one thing needs: module:attribute with parameters, or columns of a database's table.
 
-    Attributes
-    ----------
-    user
-        Who needs them.
-    without
-        What does not work without them.
-    names
-        Names as module:attribute, with the parameters that are relied on; of a database's table, its columns.
-    texts
-        Modules, with what is relied on in their source: options of commands, words that are logged.
+    `texts` has what is relied on in modules' source: options of commands, words that are logged.
     """
 
     user: User

@@ -12,15 +12,7 @@ LONGEST_RETRY_SECONDS = 5.0
 
 
 class Retries(logging.Filter):
-    """Says once that the SuperLink is away, and once that it is back, where Flower logs every attempt.
-
-    Parameters
-    ----------
-    say
-        Says a line.
-    away
-        What is said when a connection is lost.
-    """
+    """Reports once that the SuperLink is away, and once that it is back, where Flower logs every attempt."""
 
     ATTEMPTS = ("Connection attempt failed", "Giving up reconnection", "SSL/TLS handshake error detected")
     SUCCESS = "Connection successful"

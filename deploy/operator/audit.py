@@ -39,10 +39,7 @@ TAIL_BYTES = 1 << 18
 
 
 def note(folder: Path, event: str, **about: str | int | float | None) -> None:
-    """Append a line on `event` to the log in `folder`, on disk when this returns; safe with many processes at once.
-
-    Raises OSError when the log cannot be opened or written.
-    """
+    """Append a line on `event` to the log in `folder`, on disk when this returns; safe with many processes."""
     kept = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in about.items()}
     log = open_locked(folder / FILE, wait=True, mode=0o600)
     try:
@@ -101,10 +98,7 @@ def _file(folder: Path, number: int) -> Path:
 
 
 def read_whole(folder: Path) -> bytes:
-    """Return the log, older files included, as it is between two lines, while others may be writing; b"" for none.
-
-    Raises OSError when it cannot be read.
-    """
+    """Return the log, older files included, up to a whole line, while others may be writing; b"" for none."""
     if not (folder / FILE).exists():
         return b""
     with os.fdopen(open_locked(folder / FILE, wait=True), "rb") as log:
@@ -142,10 +136,7 @@ def show(folder: Path) -> None:
 
 
 def latest_entries(folder: Path, beginning: str, most: int) -> list[dict[str, Any]]:
-    """Return the last entries with an event that begins with a word, the latest first, of those at the end of the log.
-
-    Raises OSError when the log cannot be read.
-    """
+    """Return the last entries with an event that begins with a word, the latest first, of those at the log's end."""
     with (folder / FILE).open("rb") as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
         entries = filter(None, map(_entry, log.read().split(b"\n")))

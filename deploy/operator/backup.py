@@ -56,16 +56,9 @@ LARGEST_FILE = 1 << 30
 
 @dataclass(frozen=True)
 class Restored:
-    """What came of a restore.
+    """A restored federation, and when its backup was made.
 
-    Attributes
-    ----------
-    federation
-        The federation, in its folder.
-    made
-        When the backup was made.
-    struck_off
-        Clients that the backup lets in and that were revoked since, as the folder that was replaced knew.
+    `struck_off` are clients that the backup lets in, but which the replaced folder knew to be revoked.
     """
 
     federation: Federation
@@ -74,24 +67,9 @@ class Restored:
 
 
 def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
-    """Write all that a federation's server and operator need to one file, while the server may be running.
+    """Write all that a federation's server and operator need to one file, while the server may run.
 
-    Parameters
-    ----------
-    federation
-        What is kept.
-    file
-        Where to; one that is there is replaced once the new one is whole.
-
-    Returns
-    -------
-    lacking
-        What the folder lacks and the backup therefore does, too.
-
-    Raises
-    ------
-    DeployError
-        When something cannot be read or written, or the database is damaged.
+    Return what the folder, and so the backup, lacks. DeployError: something cannot be read or written, or is damaged.
     """
     with (
         federation.audited("backup", file=str(file.absolute())),
@@ -116,10 +94,7 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
 
 
 def copy_database(database: Path, copy: Path) -> None:
-    """Copy a database that others may be writing to, as it is at one moment.
-
-    Raises DeployError when it is damaged, or cannot be read.
-    """
+    """Copy a database that others may be writing to, as it is at one moment; DeployError if it is damaged."""
     try:
         with (
             contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", timeout=60, uri=True)) as old,
@@ -139,21 +114,8 @@ def copy_database(database: Path, copy: Path) -> None:
 def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bool = False) -> Restored:
     """Make a federation's folder from a backup, whole or not at all.
 
-    Parameters
-    ----------
-    file
-        What `back_up` wrote.
-    folder
-        A folder that is empty, or not there yet.
-    hosts
-        Names and addresses by which clients reach the server from now on, where they are others than before.
-    replaces
-        Whether what is in the folder is deleted. Clients that it knows to be revoked stay so.
-
-    Raises
-    ------
-    DeployError
-        When the file is damaged or none, the folder is in use, or one of the others is impossible.
+    `hosts` are the server's new names and addresses, if they change. With `replaces` the folder's content is deleted;
+    clients that it knows to be revoked stay so.
     """
     names = [check_host("--host", host) for host in hosts]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not replaces:
@@ -254,10 +216,10 @@ def _is_public(name: str) -> bool:
 
 @contextlib.contextmanager
 def _replaced_content(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill; its content replaces all that is in `folder` when the block succeeds.
+    """Give a folder to fill; its content replaces that of `folder` when the block succeeds.
 
-    The draft lies inside, since a volume's root cannot be replaced. federation.toml, which makes a folder a
-    federation's, goes first and comes last.
+    The draft is inside, since a volume's root cannot be replaced. federation.toml, which makes a folder a federation's,
+    goes first and comes last.
     """
     new = not folder.exists()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -53,10 +53,7 @@ def write_bundle(federation: Federation, client: EnrolledClient, private_key: by
 
 
 def export(federation: Federation, name: str) -> bytes:
-    """Return a client's bundle as a .tar.gz.
-
-    Raises DeployError when the client is not enrolled, or its bundle is no longer here.
-    """
+    """Return a client's bundle as a .tar.gz; DeployError if the client, or its bundle, is not here."""
     with federation.audited("export", client=name):
         federation.find_client(name)
         folder, packed = _bundle_paths(federation, name)

@@ -70,18 +70,9 @@ def fault(what: str, words: str) -> CheckResult:
 
 @dataclass(frozen=True)
 class ServerPage:
-    """What the server says of itself.
+    """What the server reports.
 
-    Attributes
-    ----------
-    status
-        HTTP status of the page, 0 where the server does not answer.
-    about
-        What the page says, {} with another status than 200.
-    certificate_days
-        How many days the certificate is still valid that the server shows; None where that is not known.
-    trouble
-        Why the server does not answer, "" where it does.
+    `status` is 0, and `trouble` says why, if it does not answer; `about` is {} unless the status is 200.
     """
 
     status: int = 0

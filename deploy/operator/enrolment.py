@@ -38,30 +38,21 @@ def enroll(
     days: float = KEY_DAYS,
     examples: int = 0,
 ) -> Path:
-    """Register a client's public key and write the device's bundle; return where that is.
+    """Register a client's public key and write the device's bundle; return its path.
 
     Parameters
     ----------
-    federation
-        The federation that the client joins.
-    name
-        What reports will call the client.
     partition_id
         Which of the task's clients it is; None for the first that is free.
     unpack
-        Whether the bundle is a folder in place of a .tar.gz.
+        Whether the bundle is a folder instead of a .tar.gz.
     request
-        The file that the device's `fairbloom client keys` printed. Without one the keys are made here, and the
-        private one is in the bundle alone.
+        The file that `fairbloom client keys` printed on the device. Without it, keys are made here, and the private
+        key is in the bundle alone.
     days
-        How long the key is good; 0 for ever.
+        How long the key is good; 0: forever.
     examples
-        How many training examples the client has; 0 where that is not known.
-
-    Raises
-    ------
-    DeployError
-        When one of these is impossible or taken, or the SuperLink does not register the key.
+        The number of its training examples; 0 where it is not known.
     """
     with federation.audited("enroll", client=name) as about:
         if not NAME.fullmatch(name):
@@ -109,11 +100,10 @@ LIST_COLUMNS = ("client", "examples", "partition-id", "request")
 
 
 def read_list(file: Path) -> list[Applicant]:
-    """Return the clients of a list: a name a line, or CSV with a header line of LIST_COLUMNS; `-` is standard input.
+    """Return the clients of a list, or of standard input (`-`): a name per line, or CSV with columns LIST_COLUMNS.
 
-    Empty lines, and lines that begin with #, are skipped. A request is looked for beside the list.
-
-    Raises DeployError when it cannot be read, names nobody, or a cell cannot be used; the message names the line.
+    Empty lines, and lines that begin with #, are skipped. A request is looked for next to the list. DeployError names
+    the line with a bad cell.
     """
     where = f"--list {file}"
     try:
@@ -160,21 +150,8 @@ def enroll_all(
 ) -> Iterator[tuple[str, Path | None]]:
     """Enrol several clients, one after the other; yield each one's name and bundle, None for one that was kept.
 
-    Each is enrolled as a whole or not at all. Nobody is before all names are checked.
-
-    Parameters
-    ----------
-    federation, unpack, days
-        As of `enroll`.
-    applicants
-        Who is to be enrolled.
-    keep
-        Whether those that are enrolled already are left as they are; it is an error otherwise.
-
-    Raises
-    ------
-    DeployError
-        When a name is listed twice or enrolled already, or `enroll` does; then the message says who was enrolled.
+    Each is enrolled as a whole or not at all, once all names are checked. With `keep`, enrolled clients are left as
+    they are instead of refused. A DeployError says who was enrolled.
     """
     there = {client.name for client in federation.clients if not client.revoked}
     kept = there if keep else set[str]()
@@ -244,19 +221,9 @@ def rotate(
     days: float = KEY_DAYS,
     overlap: float = OVERLAP_DAYS,
 ) -> Path:
-    """Register a new key for a client that stays what it is, and write a new bundle; return where that is.
+    """Register a new key for a client and write a new bundle; return its path. Arguments are those of `enroll`.
 
-    Parameters
-    ----------
-    federation, name, unpack, request, days
-        As of `enroll`.
-    overlap
-        How many days the old key stays good; 0 strikes it off at once.
-
-    Raises
-    ------
-    DeployError
-        When there is no such client, the key is impossible, or the SuperLink does not register it.
+    The old key stays good for `overlap` days; 0 unregisters it at once.
     """
     with federation.audited("rotate", client=name) as about:
         federation.find_client(name)
@@ -283,10 +250,7 @@ def rotate(
 
 
 def revoke(federation: Federation, name: str) -> EnrolledClient:
-    """Unregister all of a client's keys, permanently; return what was known of it.
-
-    Raises DeployError when the client is not enrolled, or the SuperLink does not answer.
-    """
+    """Unregister all of a client's keys, permanently; return what was known of it."""
     with (
         federation.audited("revoke", client=name) as about,
         federation.registry.locked(),

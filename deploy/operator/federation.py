@@ -27,34 +27,16 @@ SERVER_UNIT = UNIT.with_name("fairbloom-server.service")
 
 
 class Federation:
-    """A federation's folder.
-
-    Parameters
-    ----------
-    path
-        The folder that `init` made.
+    """A federation's folder, which `init` made; DeployError where there is none, or it cannot be read.
 
     Attributes
     ----------
     superlink, control, listen
-        HOST:PORT of what clients dial, of the control API, and where the fleet API listens.
-    authority, authority_key, certificate, certificate_key
-        Files of the certificate authority and of the server's certificate.
+        HOST:PORT of what clients dial, of the control API, and of where the fleet API listens.
     operator_token, operators
-        File of the credential of the control API, which the operator alone has, and of what the server knows of it.
-    runtime_secret, metrics_token
-        Files of the SuperExec's secret and of the credential of the metrics page.
-    unit
-        The systemd unit that runs the server of this folder.
+        File of the operator's credential for the control API, and of what the server knows of it.
     state, database
         Folder of what the server writes, and the SuperLink's database in it.
-    registry
-        The clients that were ever enrolled.
-
-    Raises
-    ------
-    DeployError
-        When there is none, or it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,27 +73,11 @@ class Federation:
         days: float,
         listen: str = EVERY_ADDRESS[0],
     ) -> "Federation":
-        """Make the folder of a new federation, whole or not at all.
+        """Make the folder of a new federation, whole or not at all; DeployError if an argument is impossible.
 
-        Parameters
-        ----------
-        path
-            A folder that is empty, or not there yet.
-        hosts
-            Names and addresses by which clients reach the server, the first of them in their bundles.
-        fleet_port
-            The port that clients connect to.
-        control
-            HOST:PORT of the control API.
-        days
-            How long the server's certificate holds.
-        listen
-            Address of this machine on which the fleet API listens.
-
-        Raises
-        ------
-        DeployError
-            When the folder is in use or cannot be made, or one of the others is impossible.
+        `hosts` are the server's names and addresses, the first for clients' bundles; clients connect to `fleet_port`;
+        `control` is HOST:PORT of the control API; the certificate is valid for `days`; the fleet API listens at
+        `listen`.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise DeployError(
@@ -150,12 +116,7 @@ class Federation:
         return cls(path)
 
     def renew(self, hosts: Sequence[str], days: float) -> list[str]:
-        """Make a new server certificate, for the names of the old one where none are given; return its names.
-
-        Credentials that are missing from the folder are made as well.
-
-        Raises DeployError when a host is none, or the authority's files cannot be used.
-        """
+        """Make a new server certificate, by default for the old names, and missing credentials; return its names."""
         with self.audited("renew") as about:
             check_days(days, pki.AUTHORITY_DAYS)
             names = [check_host("--host", host) for host in hosts] or self._hosts()
@@ -193,13 +154,7 @@ class Federation:
         return there[name]
 
     def keys(self) -> list[ClientKey]:
-        """Return the keys that are good, or were until they expired, of all clients that are not revoked.
-
-        Raises
-        ------
-        DeployError
-            When a client's file cannot be used. One that is being replaced is read as it was or as it will be.
-        """
+        """Return the keys of all clients that are not revoked, expired ones included."""
         return self.registry.keys()
 
     # The audit log --------------------------------------------------------------------------------------------------
@@ -226,10 +181,7 @@ class Federation:
     # The way to the SuperLink -----------------------------------------------------------------------------------------
 
     def write_connection(self, home: Path) -> None:
-        """Write the connection to this federation's SuperLink, and the credential for it, into a home of Flower's.
-
-        Raises DeployError when the operator's credential cannot be read.
-        """
+        """Write the connection to this federation's SuperLink, and its credential, into a home of Flower's."""
         write_flower_home(home, self.control, self.authority, self.read_token())
 
     def read_token(self) -> str:

@@ -15,10 +15,7 @@ from .federation import Federation
 
 
 def check_honoured(federation: Federation, settings: Settings, given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the operator must know of how devices take a run's settings.
-
-    Raises SettingsError when no device takes one; the message names it, its value and the remedy.
-    """
+    """Yield what the operator must know of how devices take a run's settings; SettingsError if no device takes one."""
     refused = settings_to_allow(given)
     if "device" in refused:
         raise SettingsError(f"device = {refused['device']!r}: devices accept auto, cpu, cuda, cuda:1 or mps")

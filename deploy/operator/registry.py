@@ -43,18 +43,8 @@ class ClientKey:
 class EnrolledClient:
     """One client as the operator knows it.
 
-    Attributes
-    ----------
-    name, node_id, partition_id
-        What reports call it, its number at the SuperLink, and which of the task's clients it is.
-    public_key
-        Its key, in OpenSSH format without comment.
-    enrolled, expires, revoked
-        When it was enrolled, until when its key is good ("": for ever), and since when it is revoked ("": it is not).
-    examples
-        How many training examples the operator has enrolled it with; 0 where that was not given.
-    former
-        The keys that it had before, oldest first.
+    `expires` and `revoked` are dates, "" for never; `examples` is 0 where it was not given; `former` has its earlier
+    keys, oldest first.
     """
 
     name: str
@@ -92,26 +82,13 @@ class EnrolledClient:
 
 
 class Registry:
-    """The clients that were ever enrolled.
-
-    Parameters
-    ----------
-    folder
-        The folder of their files.
-    """
+    """The clients that were ever enrolled, in the folder of their files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def clients(self) -> list[EnrolledClient]:
-        """Return all, in the order of names.
-
-        Raises
-        ------
-        DeployError
-            When there is no such folder, or a client's file cannot be used. One that is being replaced is read as it
-            was or as it will be.
-        """
+        """Return all in the order of names; a file that is being replaced is read as it was or as it will be."""
         if not self.folder.is_dir():
             raise DeployError(
                 f"{self.folder}, where the enrolled clients are, is not a folder: bring it back from a copy"
@@ -120,17 +97,11 @@ class Registry:
         return [client for client in found if client]
 
     def keys(self) -> list[ClientKey]:
-        """Return the keys of all clients that are not revoked: current ones, and those that are being changed over.
-
-        Raises DeployError when a client's file cannot be used.
-        """
+        """Return the keys of all clients that are not revoked: current ones, and those that are being replaced."""
         return [key for client in self.clients() if not client.revoked for key in client.keys]
 
     def revoked_keys(self) -> list[str]:
-        """Return the public keys that were valid once and never will be again.
-
-        Raises DeployError when a client's file cannot be used.
-        """
+        """Return the public keys that were valid once and never will be again."""
         found = []
         for client in self.clients():
             found += [client.public_key] * bool(client.revoked)

@@ -41,10 +41,7 @@ PROGRESS = (
 
 
 def survey(federation: Federation) -> dict[str, Any]:
-    """Return what is known of a federation: docs/deployment.md lists the keys.
-
-    Raises DeployError when the SuperLink does not answer, or a client's file cannot be used.
-    """
+    """Return what is known of a federation: docs/deployment.md lists the keys."""
     enrolled = federation.clients
     with control_api.connected(federation) as api:
         nodes, runs = dict(api.nodes()), api.runs()
@@ -241,10 +238,7 @@ def _shorten(words: str) -> str:
 
 
 def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
-    """Show the survey every `interval` seconds until Ctrl-C; a SuperLink that is away is reported and tried again.
-
-    On a terminal the picture is replaced; elsewhere each is printed below the one before, as JSON on one line each.
-    """
+    """Show the survey every `interval` seconds until Ctrl-C; on a terminal it is replaced, elsewhere a line of JSON."""
     with until_interrupted():
         if as_json or not sys.stdout.isatty():
             for found in _repeat_survey(federation, interval):

@@ -41,28 +41,14 @@ SIZES = "enrolled-sizes"
 
 @dataclass(frozen=True)
 class App:
-    """What is submitted: the folder of a Flower app.
-
-    Attributes
-    ----------
-    folder
-        Where it lies.
-    config
-        Its run config's defaults, by flat keys.
-    ours
-        Whether it is Fairbloom's app.
-    """
+    """The folder of a Flower app to submit, and its run config's defaults by flat keys; Fairbloom's if `ours`."""
 
     folder: Path
     config: Mapping[str, Any]
     ours: bool
 
     def prepare(self, federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the settings of a run, checked before anything is sent.
-
-        Raises FairbloomError when one is unknown, impossible, or has no effect on a federation of devices; or the
-        federation's secrets would travel with the run.
-        """
+        """Return a run's settings, checked before anything is sent; no secret of the federation may travel with it."""
         self._check_secrets_stay(federation)
         return prepare(federation, given) if self.ours else self._checked(given)
 
@@ -98,10 +84,7 @@ class App:
 
 @contextlib.contextmanager
 def choose_app(given: Path | None) -> Iterator[App]:
-    """Give the app in a folder; without one, that in the current directory, or else the Fairbloom that is installed.
-
-    Raises DeployError when there is none in the folder, or a pyproject.toml cannot be read.
-    """
+    """Give the app in a folder; without one, that in the current directory, or else the Fairbloom that is installed."""
     app = app_in(given or Path.cwd())
     if app is not None:
         yield app
@@ -113,10 +96,7 @@ def choose_app(given: Path | None) -> Iterator[App]:
 
 
 def app_in(folder: Path) -> App | None:
-    """Return the app in a folder, None where there is none.
-
-    Raises DeployError when its pyproject.toml cannot be read.
-    """
+    """Return the app in a folder, None where there is none."""
     file = folder / "pyproject.toml"
     try:
         project = tomllib.loads(file.read_text())
@@ -132,10 +112,7 @@ def app_in(folder: Path) -> App | None:
 
 
 def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings of a run of our app, checked before anything is sent, with the clients' enrolled sizes.
-
-    Raises FairbloomError when one is unknown, impossible, or has no effect on a federation of devices.
-    """
+    """Return the checked settings of a run of our app, with the clients' enrolled sizes."""
     for key in marked(Mark.DEVICE):
         if key in given:
             raise SettingsError(
@@ -173,10 +150,7 @@ def format_value(value: Value) -> str:
 
 
 def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -> str:
-    """Submit a run; return its id.
-
-    Raises DeployError when the SuperLink does not take it, or Flower is of another version than the federation needs.
-    """
+    """Submit a run; return its id."""
     check_flower("operator")
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
     with (
@@ -193,8 +167,7 @@ def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -
 def watch(federation: Federation, run_id: str) -> str:
     """Print a run's log as it comes, over interruptions of the SuperLink and of the run; return its final status.
 
-    Raises DeployError when the SuperLink stays away for ten minutes, no longer accepts the operator's credential, or
-    does not know the run.
+    DeployError: the SuperLink is away for ten minutes, refuses the operator's credential, or does not know the run.
     """
     printed, last_seen, away = 0, time.monotonic(), False
     while True:
@@ -225,10 +198,7 @@ def watch(federation: Federation, run_id: str) -> str:
 
 
 def stop(federation: Federation, run_id: str = "") -> list[str]:
-    """Stop a run, or without one all that have not ended; return which were stopped.
-
-    Raises DeployError when there is no such run, or it has ended.
-    """
+    """Stop a run, or by default all that have not ended; return which were stopped."""
     going = (
         [run_id]
         if run_id

@@ -58,22 +58,11 @@ class Place(NamedTuple):
 
 
 class Connections:
-    """Knows the connections of some ports, and closes those that nobody with a credential has used.
+    """Knows the connections of some ports, and closes those without a credential.
 
-    Parameters
-    ----------
-    ports
-        The server's ports, and how many connections without a credential each may have.
-    descriptors
-        How many descriptors this process may have.
-    refusals
-        Where closed connections are noted.
-
-    Attributes
-    ----------
-    most
-        Most connections of one port, with a credential or without. What is left is for the other port, the database,
-        files and processes.
+    `ports` says how many connections without a credential each may have; `descriptors` how many this process may have.
+    `most` is the limit for all connections of a port, which leaves room for the other port, database, files and
+    processes.
     """
 
     def __init__(self, ports: Mapping[int, int], descriptors: int, refusals: RefusalLog) -> None:
@@ -148,10 +137,10 @@ class Connections:
         return [place for places in of_one.values() for place in places[:-CONNECTIONS_OF_ONE_KEY]]
 
     def _connected(self) -> Iterator[tuple[Place, int]]:
-        """Give this process's connections to the ports, and their descriptors, the oldest first.
+        """Give this process's connections to the ports, and their descriptors, about in order of age.
 
-        The system numbers sockets, more or less, in the order in which it makes them; descriptors are used again. A
-        socket is asked for its addresses once: during a flood, a look at thousands of connections must not take long.
+        Descriptors are used again, so sockets are in the system's order. Each is asked for its addresses once: during a
+        flood, a look at thousands of connections must not take long.
         """
         known, self._places = self._places, {}
         for descriptor in self._descriptors():
@@ -187,13 +176,7 @@ class Connections:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Give the socket of a descriptor, which stays gRPC's or uvicorn's; they may close it at any time.
-
-    Raises
-    ------
-    OSError
-        The descriptor is no socket, or is closed.
-    """
+    """Give the socket of a descriptor, which gRPC or uvicorn may close at any time; OSError if it is none."""
     borrowed = socket.socket(fileno=descriptor)
     try:
         yield borrowed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def find_damage(path: Path) -> str:
-    """Return what is damaged in a database's file; "" for a file that is whole, or not there.
+    """Return what is damaged in a database's file; "" for a file that is whole, or missing.
 
-    Raises sqlite3.OperationalError when it cannot be read just now, as on a disk that is away.
+    sqlite3.OperationalError: it cannot be read just now, for example on a disk that is away.
     """
     if not path.exists():
         return ""

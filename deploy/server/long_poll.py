@@ -30,12 +30,9 @@ class LongPoll:
             event.set()
 
     def wait(self, node_id: int, arrived: Callable[[], bool], call: ServicerContext) -> bool:
-        """Hold a call until something has arrived for its node, the node has hung up, or the time is over.
+        """Hold a call until something arrives for its node, it hangs up, or time is over; return whether it arrived.
 
-        Returns
-        -------
-        bool
-            Whether something has arrived. Where too many calls are held, or one of the same node, this one is not.
+        A call is not held if too many are, or another of the same node.
         """
         event = self._register(node_id)
         if event is None:

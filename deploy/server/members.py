@@ -29,13 +29,7 @@ class Members(Protocol):
 
 
 class EnrolledMembers:
-    """Who is enrolled, by the files of a federation's folder, which are read again when they change.
-
-    Parameters
-    ----------
-    folder
-        The federation's.
-    """
+    """Who is enrolled, by the files of a federation's folder, which are read again when they change."""
 
     def __init__(self, folder: Path) -> None:
         self._federation = Federation(folder)

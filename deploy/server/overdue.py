@@ -20,14 +20,8 @@ class Overdue:
     def judge(self, node_id: int, run_id: str, *, waits: bool, runs: bool) -> str:
         """Return why a node drops its work, "" where it goes on.
 
-        Parameters
-        ----------
-        run_id
-            For which run it works; "" for none.
-        waits
-            Whether the run still waits for what the node works on.
-        runs
-            Whether the run is not over.
+        `run_id` is "" for no run; `waits` is whether the run still waits for this work; `runs` whether the run is not
+        over.
         """
         if run_id and not runs:
             self._runs[node_id] = run_id

@@ -18,13 +18,7 @@ UNKNOWN = "its run folder is not known: the run has not begun, or its app is one
 
 
 def read_overview(state: Path) -> dict[str, Any]:
-    """Return how far the latest runs are, who was turned away lately, and how much room there is.
-
-    Parameters
-    ----------
-    state
-        The federation's state folder.
-    """
+    """Return the progress of the latest runs, who was refused lately, and how much room there is."""
     place = state / RUN_FOLDERS
     try:
         noted = sorted(place.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)

@@ -19,13 +19,7 @@ LONGEST = 200
 
 
 class RefusalLog:
-    """Notes refused attempts.
-
-    Parameters
-    ----------
-    folder
-        The federation's state folder, where the audit log is.
-    """
+    """Notes refused attempts in the audit log of the federation's state folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, threading.Lock()

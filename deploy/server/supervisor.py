@@ -51,19 +51,7 @@ NEEDED = ("ca.crt", "server.crt", *SECRETS)
 
 
 class ServerProcess(Supervised):
-    """A process of the server's side that is kept running.
-
-    Parameters
-    ----------
-    name
-        What it is called in the words that are printed.
-    module
-        The module of flower/server whose `main` it runs.
-    folder
-        The federation's.
-    environment
-        Of the process.
-    """
+    """A process of the server's side that is kept running: `main` of a module of flower/server."""
 
     def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str]) -> None:
         super().__init__(name, SHORTEST_PAUSE, LONGEST_PAUSE)
@@ -87,13 +75,7 @@ class ServerProcess(Supervised):
 
 
 class FederationServer:
-    """The server's side of a federation: SuperLink and SuperExec, from their start to their end.
-
-    Parameters
-    ----------
-    federation
-        Its folder says where all is.
-    """
+    """The server's side of a federation: SuperLink and SuperExec, from their start to their end."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -166,10 +148,7 @@ class Readiness:
 
 
 def serve(federation: Federation) -> int:
-    """Run the server's side of a federation until a signal stops it; return the exit code.
-
-    Raises FairbloomError when a file is missing or cannot be used, a port is taken, or the folder is served already.
-    """
+    """Run the server's side of a federation until a signal stops it; return the exit code."""
     check_files(federation)
     with lock_folder(federation):
         for what, place in (("control", federation.control), ("listen", federation.listen)):
@@ -207,10 +186,7 @@ def check_files(federation: Federation) -> None:
 
 
 def lock_folder(federation: Federation) -> Lock:
-    """Return the lock of a folder that is served; a killed server leaves none behind.
-
-    Raises DeployError when the folder is served already, or its state folder cannot be used.
-    """
+    """Return the lock of a folder that is served; a killed server leaves none behind."""
     file = federation.state / "lock"
     try:
         federation.state.mkdir(mode=0o700, exist_ok=True)

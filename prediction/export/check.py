@@ -17,15 +17,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What the model itself predicts for the rows on which an export is tried.
-
-    Attributes
-    ----------
-    expected
-        The predictions.
-    preprocessing
-        How outputs become predictions.
-    """
+    """What the model itself predicts for the rows on which an export is tried."""
 
     expected: Predictions
     preprocessing: Preprocessing

@@ -10,25 +10,10 @@ IMAGE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedModel:
-    """A model, and the form in which it lies beside its card.
+    """A model, and the form in which it lies next to its card.
 
-    Attributes
-    ----------
-    task
-        What is learned.
-    client, model
-        The client whose personal model or means and deviations it has, "" for none, and which model it is: last, best
-        or personal.
-    preprocessing
-        How data become its inputs; None where that is not known.
-    library
-        The library that reads it, as the Hugging Face hub calls it.
-    form
-        The form in which it lies beside the card, in a few words; "" where it does not.
-    listing
-        Lines of Python that predict with it.
-    checked
-        How it was checked, in a sentence.
+    `client` is "" if the model is for all clients; `preprocessing` is None if it is not known; `library` is the name of
+    a library on the Hugging Face hub; `listing` is Python code that predicts.
     """
 
     task: str

@@ -38,10 +38,7 @@ def needed(module: str, form: str, extra: str) -> Any:
 
 @contextmanager
 def explained(form: str, others: str) -> Iterator[None]:
-    """Turn what PyTorch, or another library, raises while it converts a model into an ExportError with its cause.
-
-    `others` names the forms that do not need what has failed.
-    """
+    """Turn a library's error into an ExportError; `others` names the forms that would still work."""
     try:
         with quiet():
             yield

@@ -36,21 +36,7 @@ CARD, RECORD = "README.md", "export.json"
 class Exported:
     """What was exported, and how its predictions differ from the model's.
 
-    Attributes
-    ----------
-    to
-        The form.
-    run
-        The name of the run folder.
-    client, model
-        Whose preprocessing or personal model it is, and which model: last, best or personal.
-    rows
-        How many rows it was tried on.
-    largest_difference, probabilities, tolerance
-        The largest difference, whether it is of probabilities or of a quantity in units of its deviation in training,
-        and the largest that is accepted.
-    fairbloom
-        The version that has exported it.
+    The largest difference is one of probabilities, or of a quantity in units of its standard deviation in training.
     """
 
     to: str
@@ -75,24 +61,10 @@ class Exported:
 
 
 def export_model(predictor: Predictor, to: str, card: Callable[[DescribedModel], str], out: Path | None = None) -> Path:
-    """Return the folder that a model was exported to.
+    """Return the folder that a model was exported to: `out`, or by default one in the run folder.
 
-    Parameters
-    ----------
-    predictor
-        The model with its preprocessing.
-    to
-        The name of a form.
-    card
-        Returns the model card.
-    out
-        The folder, which is made; one of an earlier export is replaced. By default one in the run folder.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such form, what it needs is not installed, the model cannot be exported to it, what was
-        exported predicts something else, or the folder holds other things. Nothing is changed then.
+    An earlier export there is replaced. FairbloomError: no such form, a library is missing, the model cannot be
+    exported, the export predicts something else, or the folder holds other things. Nothing is changed then.
     """
     if to not in FORMS:
         raise ExportError(

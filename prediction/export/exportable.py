@@ -32,19 +32,7 @@ Raw = Any
 
 @dataclass(frozen=True, eq=False)
 class Exportable:
-    """What is exported.
-
-    Attributes
-    ----------
-    predictor
-        The model.
-    preprocessing
-        How raw data become its inputs, and its outputs predictions.
-    raw
-        Rows on which an export is tried.
-    inputs
-        What the model takes of these rows.
-    """
+    """A model with its preprocessing, rows of raw data to try an export on, and what the model takes of these rows."""
 
     predictor: Predictor
     preprocessing: Preprocessing
@@ -119,10 +107,7 @@ def array_names(inputs: Inputs) -> list[str]:
 
 
 def make_rows(preprocessing: Preprocessing) -> Raw:
-    """Return rows of a table as training had them and a little beyond, with unknown categories and missing values.
-
-    Values are missing where that is allowed. The generator's seed is fixed, so a repeated export has the same rows.
-    """
+    """Return rows like those of training and slightly beyond, with unknown categories and allowed missing values."""
     import pandas  # imported late: it takes a second
 
     random = np.random.default_rng(0)

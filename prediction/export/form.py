@@ -13,20 +13,9 @@ from .exportable import Exportable
 class Form:
     """A form in which a model leaves Fairbloom.
 
-    Attributes
-    ----------
-    name
-        What the command line calls it.
-    title
-        What it is, in a few words.
-    library
-        The library that reads it, as the Hugging Face hub calls it.
-    write
-        Writes a model into a folder that is there.
-    predict
-        Returns what the model in such a folder predicts for the rows it is tried on, by the form's own library.
-    listing
-        Returns lines of Python that predict with the files in the working directory.
+    `library` is the name on the Hugging Face hub; `write` fills an existing folder; `predict` predicts from such a
+    folder by the form's own library; `listing` returns Python code that predicts with the files in the working
+    directory.
     """
 
     name: str

@@ -44,13 +44,7 @@ NO_CATEGORY, NO_VALUE = -1, -2
 
 @dataclass
 class _Graph:
-    """The nodes and constants that are put around a model's own.
-
-    Attributes
-    ----------
-    prefix
-        What the names of all values inside begin with.
-    """
+    """The nodes and constants around a model's own graph, the names of which begin with `prefix`."""
 
     prefix: str
     nodes: list[Any] = field(default_factory=list)

@@ -31,7 +31,7 @@ class ServedModel(PythonModel):
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Return `predicted_TARGET`, and `probability_CLASS` for each class.
 
-        The input is a data frame, or an array of images, say: MLflow takes another annotation for a schema, and warns.
+        MLflow takes another annotation of the input for a schema, and warns.
         """
         how = self._how
         if how["form"] == "table":

@@ -50,10 +50,7 @@ def export_program(exported: Exportable, form: str) -> torch.export.ExportedProg
 
 
 def _start_autograd() -> None:
-    """Compute some gradient: the first one of a process, after torch.export, starts threads that forks cannot have.
-
-    Processes that are forked from this one later, as those of the engine `workers`, could compute none then.
-    """
+    """Compute a gradient before torch.export does: the first one starts threads, which forked processes would lack."""
     start = torch.ones(1, requires_grad=True)
     torch.autograd.grad(start.sum(), start)
 

@@ -21,12 +21,9 @@ Config = Mapping[str, object]
 
 
 def check_folder(path: Path, config: Config, back_to: int | None = None) -> None:
-    """Raise RunFolderError when a run with these settings cannot be, go on or be shown in `path`; nothing is changed.
+    """Raise RunFolderError if a run with these settings cannot start, continue or be shown in `path`; change nothing.
 
-    With `back_to`, the round that a run is taken back to, some settings may be others, and there must be a run.
-
-    It cannot where the place holds something else: a file, another program's files, a run with other settings, one of
-    another version, or a finished one whose model is damaged.
+    With `back_to`, the round that a run is taken back to, more settings may differ, and there must be a run.
     """
     check_place(path)
     with explain_access_errors(path):

@@ -35,17 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry:
-    """A file or a folder in a run folder.
-
-    Attributes
-    ----------
-    name
-        Its name there.
-    holds
-        What is in it, in Markdown, for docs/run-folder.md.
-    shown
-        The name that docs/run-folder.md has, where that is an example.
-    """
+    """A file or a folder in a run folder; `holds` (Markdown) and `shown` are for docs/run-folder.md."""
 
     name: str
     holds: str
@@ -64,16 +54,8 @@ class Entry:
 class File(Entry, Generic[T]):
     """A file of one value, which is written whole or not at all.
 
-    Attributes
-    ----------
-    encode, decode
-        Turn the value into the file's bytes and back; `decode` raises ValueError, KeyError or TypeError for any others.
-    absent
-        The value of a folder that lacks the file.
-    remedy
-        What can be done about a file that cannot be read.
-    first
-        Returns what the file holds when a run begins, None where such a run has no such file.
+    `decode` raises ValueError, KeyError or TypeError for other bytes; `absent` is the value where the file is missing;
+    `first` returns what it holds when a run begins, None for no file.
     """
 
     encode: Callable[[T], bytes]
@@ -83,10 +65,7 @@ class File(Entry, Generic[T]):
     first: Callable[[Beginning], T | None] = lambda beginning: None
 
     def read(self, folder: Path) -> T:
-        """Return the value in a run folder, `absent` where the file is not there.
-
-        Raises RunFolderError when the file is not as `write` leaves it.
-        """
+        """Return the value, or `absent`; raise RunFolderError when the file is damaged."""
         path = self.path_in(folder)
         with explain_read_errors(path, self.remedy):
             return self.decode(path.read_bytes()) if path.exists() else self.absent
@@ -105,21 +84,12 @@ class File(Entry, Generic[T]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableFile(Entry):
-    """A table, to which a `TableWriter` adds rows.
-
-    Attributes
-    ----------
-    needed
-        The columns without which it is no such table.
-    """
+    """A table to which a `TableWriter` adds rows; it is none without the columns `needed`."""
 
     needed: tuple[str, ...]
 
     def read(self, folder: Path) -> list[Cells]:
-        """Return the rows; of an unfinished run the last line may be torn, or the file not there yet.
-
-        Raises RunFolderError when the file cannot be read, or is something else.
-        """
+        """Return the rows; of an unfinished run the last line may be torn, or the file missing."""
         return read_table(self.path_in(folder), self.needed, finished=is_finished(folder))
 
 
@@ -441,10 +411,7 @@ def state_of(folder: Path) -> str:
 
 
 def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
-    """Return the model after the last finished round, None where there is none yet.
-
-    Raises RunFolderError when the model, or all checkpoints of an unfinished run, are damaged.
-    """
+    """Return the model after the last finished round, None where there is none yet; raise if it is damaged."""
     if is_finished(folder):
         return MODEL.read(folder)
     last = load_last(CHECKPOINTS.path_in(folder))
@@ -452,10 +419,7 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
 
 
 def read_delivered(folder: Path) -> Delivered:
-    """Return which clients keep the final model of a finished run; what was noted of an earlier one counts no more.
-
-    Raises RunFolderError when a file cannot be read.
-    """
+    """Return which clients keep the final model of a finished run; notes about an earlier model do not count."""
     checksum, noted = MODEL.read_checksum(folder), DELIVERED.read(folder)
     return noted if noted.model == checksum else Delivered(checksum)
 

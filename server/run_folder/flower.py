@@ -189,13 +189,7 @@ class RoundWriter:
         self._started = time.perf_counter()
 
     def __call__(self, finished: Round) -> None:
-        """Write the round.
-
-        Raises
-        ------
-        FairbloomError
-            When clients have evaluated and none has reported the scores, or the loss.
-        """
+        """Write the round; raise FairbloomError when clients evaluated and none replied the scores, or the loss."""
         self._check_reported(finished)
         if not finished.server_metrics and finished.number in self._central:
             finished = replace(finished, server_metrics=dict(self._central[finished.number]))
@@ -274,10 +268,7 @@ def scores_in(given: Sequence[str | Score]) -> tuple[Score, ...]:
 
 
 def collect_options(strategy: Strategy) -> dict[str, Value]:
-    """Return what makes a strategy's run what it is: its class, parameters and common options, and wrappers around it.
-
-    A wrapper is described in words, the outermost first: "wrapped-in": "Clipping(norm=0.5)".
-    """
+    """Return what identifies a strategy's run: class, parameters, common options, and wrappers, the outermost first."""
     *wrappers, inner = layers(strategy)
     plain = {name: value for name, value in plain_values(inner).items() if name not in FREE}
     named = {name.replace("_", "-"): value for name, value in plain.items()}

@@ -28,15 +28,7 @@ PATTERNS: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class Grouped:
-    """How examples are grouped, and what is measured in each group.
-
-    Attributes
-    ----------
-    groupings
-        The groupings, each with the names of its groups.
-    scores
-        What is measured.
-    """
+    """How examples are grouped, and what is measured in each group."""
 
     groupings: Mapping[str, tuple[str, ...]]
     scores: tuple[GroupScore, ...]
@@ -65,10 +57,7 @@ class Grouped:
 
 
 def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]:
-    """Return the cells of `Grouped.columns` of each group that a client reports after a round.
-
-    What a client says of a grouping is left out, and logged, where it cannot be true.
-    """
+    """Return the cells of `Grouped.columns` for each group that a client reports; impossible reports are logged."""
     rows: list[tuple[object, ...]] = []
     for client, report in sorted(finished.evaluations.items()):
         for (model, split), pattern in PATTERNS.items():
@@ -100,10 +89,7 @@ def _cells(report: Mapping[str, float], pattern: str, grouping: str, group: str,
 
 
 def _find_fault(there: Mapping[str, Cells], grouped: Grouped, most: float) -> str:
-    """Return why what a client says of the groups of one grouping cannot be true, "" where it can.
-
-    All groups together have at most so many examples.
-    """
+    """Return why a client's report on one grouping is impossible, "" where it is possible."""
     for group, cells in there.items():
         counts = {name: cells.get(name) for name in (COUNT, *(s.over for s in grouped.scores if s.over in cells))}
         for name, count in counts.items():

@@ -18,20 +18,9 @@ WAIT_SECONDS = 60.0
 
 @contextmanager
 def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Lock a folder, made if it is not there, so that this process alone writes there.
+    """Lock a folder, made if missing, for this process alone; RunFolderError if another process holds it.
 
-    Parameters
-    ----------
-    folder
-        The folder.
-    wait
-        Whether to wait for up to a minute where another process holds the folder, as one does whose run was taken from
-        it, rather than to be refused at once.
-
-    Raises
-    ------
-    RunFolderError
-        When another process holds the folder, or it cannot be written.
+    With `wait`, wait up to a minute for a process that holds it, such as one whose run was taken over.
     """
 
     def say(holder: str) -> None:

@@ -68,50 +68,32 @@ class RunRecorder:
     """What a run leaves on disk, and what it continues from.
 
     Rows are written before the checkpoint of their last round, which is written whole; rows of later rounds than the
-    checkpoint's are dropped when the run continues. So a run killed at any moment loses at most the round under way
-    and, where rounds share checkpoints, SHARED_SECONDS of finished ones. The checkpoint before the last is kept: where
-    the last is damaged, the run continues from there, to the same bits.
+    checkpoint's are dropped when the run continues. So a run killed at any moment loses at most the current round and,
+    where rounds share checkpoints, SHARED_SECONDS of finished ones. The checkpoint before the last is kept: if the last
+    is damaged, the run continues from there, to the same bits.
 
     Parameters
     ----------
-    path
-        The folder; made if it is not there.
     config
-        The settings that make the run what it is, with those that leave the numbers unchanged.
-    method
-        The run's method; asked for the columns that it reports, and for its state after a round.
-    scores
-        What clients measure on their test sets; fairness is measured in the first.
+        The settings that identify the run, and those that leave the numbers unchanged.
     shared
         Whether rounds shorter than SHARED_SECONDS share a checkpoint.
     keep
-        Called before a checkpoint is written, with the round of the oldest one that the run may go back to if that
-        fails, 0 where there is none: lets the clients store what they keep for themselves.
+        Called before a checkpoint is written, with the round of the oldest checkpoint to which the run may go back, 0
+        if there is none: lets the clients store what they keep for themselves.
     validated
-        Whether clients have validation examples: the best model is then the one with the best mean score on these, and
-        not on the test examples.
-    grouped
-        How test examples are grouped, and what clients measure in each group; None: they have no groups.
+        Whether the best model is the one with the best mean score on validation examples, not on test examples.
     threshold
         Whether a threshold is chosen by validation examples.
     back
-        The round that the run is taken back to, and for whom; None: it goes on where it was.
-    loss
-        The name of the metric that is the loss on the test examples.
-    stopping
-        Says when the run ends before its last round; None: it does not.
+        The round that the run is taken back to, and by which submission.
     app_metrics
-        Whether all metrics of the rounds are written, as of a user's app, whose are not known beforehand.
+        Whether all metrics of a user's app are written, which are not known in advance.
 
     Attributes
     ----------
     listeners
         Called, in this order, with each round once it is recorded. What one raises ends the run.
-
-    Raises
-    ------
-    RunFolderError
-        As `check_folder` does, when the folder cannot be written, or the run cannot be taken back to that round.
     """
 
     def __init__(
@@ -201,10 +183,7 @@ class RunRecorder:
         return is_finished(self.path)
 
     def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
-        """Return the model and the method's state after the last finished round, None where there is none yet.
-
-        Raises RunFolderError when the checkpoints or tables are damaged.
-        """
+        """Return model and state after the last finished round, None before it; raise if all are damaged."""
         nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "merits": {}, "losses": {}}
         arrays, state = load_last(self._checkpoints) or (None, nothing)
         self._best, self.saved, self.losses = state["best"], state["strategy"]["round"], state["losses"]
@@ -221,12 +200,10 @@ class RunRecorder:
         return None if arrays is None else (arrays, state["strategy"])
 
     def record(self, finished: Round, seconds: float) -> Row:
-        """Take in a finished round, which took so long, and return its row of rounds.csv.
+        """Record a finished round and return its row of rounds.csv; then call the listeners.
 
-        The rows that wait, the best model so far and the checkpoint are written, unless this round is to share it. Then
-        the listeners are called.
-
-        Raises RunFolderError when the disk does not take it; the checkpoints are intact.
+        Rows, the best model and the checkpoint are written unless this round is to share its checkpoint with later
+        ones.
         """
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
@@ -271,12 +248,7 @@ class RunRecorder:
             self._metrics.add(format_initial(metrics))
 
     def write(self) -> None:
-        """Write what waits: rows, the best model and the checkpoint of the last finished round.
-
-        Where it was interrupted, it can be called again.
-
-        Raises RunFolderError when the disk does not take it; the checkpoints are intact.
-        """
+        """Write the waiting rows, the best model and the last checkpoint; an interrupted call can be repeated."""
         if (last := self._unsaved) is None:
             return
         first = self.saved + 1
@@ -330,8 +302,8 @@ class RunRecorder:
     def suggest_taking_back(self) -> Iterator[None]:
         """Add to the error of a run that learns nothing, or has a broken model, to which round it can be taken back.
 
-        A model is broken by the longest step of all. Rounds without a step leave it as it is: what else is wrong has
-        come by the last one.
+        The longest step breaks a model. Rounds without a step leave it unchanged: another fault has come by the last
+        step.
         """
         try:
             yield
@@ -404,10 +376,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _copy_as_it_is(method: Method) -> Method:
-    """Return a method that stays as this one is now, for its state to be asked for later.
-
-    The parts of its progress are replaced with every round and never changed, so that copies are not needed.
-    """
+    """Return a shallow copy: each round replaces the parts of a method's progress and never changes them."""
     then = copy.copy(method)
     then.progress, then.memory = replace(method.progress), copy.deepcopy(method.memory)
     return then

@@ -54,23 +54,7 @@ def client_columns(
     disparity: bool = False,
     two_classes: bool = False,
 ) -> tuple[str, ...]:
-    """Return the columns of clients.csv.
-
-    Parameters
-    ----------
-    scores
-        What clients measure.
-    validated
-        Whether they have validation examples.
-    threshold
-        Whether a threshold is chosen by these.
-    personal
-        Whether they have personal models, which are then measured on these as well.
-    disparity
-        Whether the method asks for their disparities between groups.
-    two_classes
-        Whether one of two classes is predicted.
-    """
+    """Return the columns of clients.csv, by what clients measure and on which examples."""
     own = _own_columns(scores)
     of_personal = [score.column(model, "validation") for score, model in own if model == "personal"] if personal else []
     of_global = [score.column(model, "validation") for score, model in own if model == "global"]
@@ -87,10 +71,7 @@ def client_columns(
 
 
 def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = False) -> tuple[str, ...]:
-    """Return the columns of rounds.csv.
-
-    Those of personal models, of validation examples and of the method itself are there only where there are any.
-    """
+    """Return the columns of rounds.csv, by the models, examples and method of the run."""
     models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
     return (
         *("round", "participants", "replies_used", "refused", "missing", "offline", "decided_by"),
@@ -190,10 +171,7 @@ def format_clients(
     two_classes: bool = False,
     loss: str = names.LOSS,
 ) -> list[tuple[object, ...]]:
-    """Return the cells of `client_columns` for each client that evaluated the round's model.
-
-    `loss` is the name of the metric that is the loss on the test examples.
-    """
+    """Return the cells of `client_columns` for each client that evaluated; `loss` is the name of the test loss."""
     clients, measured = zip(*sorted(finished.evaluations.items()), strict=True) if finished.evaluations else ((), ())
     trained = [finished.train_metrics.get(name, NOTHING) for name in clients]
 
@@ -222,10 +200,7 @@ def format_clients(
 
 
 def _own_columns(scores: Iterable[Score]) -> list[tuple[Score, str]]:
-    """Return the scores, each with the model that it is of, that have a column of their own.
-
-    The global model's loss always has a column, as a score or not.
-    """
+    """Return the scores, with their models, that have columns of their own; the global model's loss always has one."""
     return [
         (score, model)
         for score in accuracy_first(scores)

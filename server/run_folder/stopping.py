@@ -15,20 +15,9 @@ from .rows import scores_by_client
 
 @dataclass
 class EarlyStopping:
-    """Watches the mean validation score of the clients, under the model that serves them.
+    """Watches the clients' mean validation score, under the model that serves them ("global" or "personal").
 
-    Attributes
-    ----------
-    patience
-        The number of rounds without a better score after which the run ends.
-    score
-        What is watched.
-    serves
-        The model that serves the clients: "global", or "personal".
-    best, best_round
-        The best mean so far, and its round; None and 0 before any.
-    last
-        The last round whose score is known.
+    `patience` rounds without a better score end the run; `last` is the last round whose score is known.
     """
 
     patience: int
@@ -44,11 +33,7 @@ class EarlyStopping:
         return cls(patience, score, serves) if patience else None
 
     def observe(self, finished: Round) -> None:
-        """Look at a round; one without validation scores changes nothing.
-
-        Raises SettingsError when `patience` rounds are over and none of the clients that were evaluated has had a
-        validation score: the run would never stop early.
-        """
+        """Look at a round; raise SettingsError if no client has had a validation score within `patience` rounds."""
         metric = f"{self.score.name}-{names.VALIDATION}"
         values = scores_by_client(
             finished, self.score, metric if self.serves == "global" else f"{metric}-{names.PERSONAL}"

@@ -27,10 +27,10 @@ BEGUN = "Restore what is missing from a copy, or move the table away to begin a 
 
 
 def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[Cells]:
-    """Return the rows of a run's table; of an unfinished one the last line may be torn, or the file not there yet.
+    """Return a table's rows; an unfinished run's last line may be torn, or its file missing.
 
-    Raises RunFolderError when the file cannot be read, or is something else; of a finished run also when it is missing
-    or torn, or lacks one of `columns`.
+    RunFolderError: the file cannot be read or is something else; or, of a finished run, is missing, torn, or lacks one
+    of `columns`.
     """
     return _read_whole(path, columns) if finished else _read_begun(path)
 
@@ -98,15 +98,7 @@ def _unescape(row: Cells) -> Cells:
 
 
 class TableWriter:
-    """A table of a run that goes on: rows wait in memory until they are written.
-
-    Parameters
-    ----------
-    path
-        The file.
-    columns
-        Its first line.
-    """
+    """A table of an ongoing run: rows wait in memory until they are written."""
 
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         self.path = path
@@ -115,23 +107,14 @@ class TableWriter:
         self._waiting: list[str] = []
 
     def cut_back(self, last: int, furthest: float) -> None:
-        """Rewrite the file with the rows up to round `last`, or start it; rows of later rounds may be torn.
-
-        After round 0 nothing is kept: what precedes the first round is written again with it.
-
-        Raises RunFolderError as `check` does.
-        """
+        """Start the file, or rewrite it with the rows up to round `last`, 0 for none; later rows may be torn."""
         kept = [row for row in self.check(last, furthest) if last and int(row["round"]) <= last]
         content = format_csv(self.columns, kept, header=True).encode()
         write_whole(self.path, content)
         self._size, self._waiting = len(content), []
 
     def check(self, last: int, furthest: float = math.inf) -> list[Cells]:
-        """Return the file's rows, of which those of rounds after `last` may be torn.
-
-        Raises RunFolderError when the file is something else, or goes beyond round `furthest`, so that checkpoints must
-        have been lost.
-        """
+        """Return the rows, which may be torn after round `last`; raise if they go beyond round `furthest`."""
         with explain_read_errors(self.path, BEGUN):
             header, rows = _parse_begun(self.path, last)
             if unknown := [column for column in header if column not in self.columns]:
@@ -146,21 +129,16 @@ class TableWriter:
         self._waiting.append(_format_rows(rows))
 
     def write(self) -> None:
-        """Write the rows that wait, all of them or, where the disk does not take them, none.
-
-        Where it was interrupted, it can be called again: rows go to where the last whole ones end.
-        """
+        """Write all waiting rows or, if the disk refuses, none; can be called again after an interruption."""
         if content := "".join(self._waiting).encode():
             _write_at(self.path, self._size, content)
             self._size, self._waiting = self._size + len(content), []
 
 
 def find_furthest_round(path: Path, last: int, shared_seconds: float) -> int:
-    """Return up to which round tables may go by rounds.csv: as far as KEPT checkpoints after that of `last` reach.
+    """Return the last round that tables may have by rounds.csv: KEPT checkpoints after that of round `last`.
 
-    By the seconds that the rounds took: a checkpoint holds rounds of `shared_seconds` together, but for the last one.
-
-    Raises RunFolderError when the file is no table of rounds.
+    By the rounds' seconds: a checkpoint covers `shared_seconds` of rounds.
     """
     furthest, passed, seconds = last + KEPT, 0, 0.0
     with explain_read_errors(path, BEGUN):
@@ -177,20 +155,14 @@ def find_furthest_round(path: Path, last: int, shared_seconds: float) -> int:
 
 
 def find_last_step(path: Path) -> int:
-    """Return the last round in a table of rounds that used a reply, 0 where none did.
-
-    Raises RunFolderError when the file is no table of rounds.
-    """
+    """Return the last round in a table of rounds that used a reply, 0 where none did."""
     with explain_read_errors(path, BEGUN):
         rows = _parse_begun(path, 0)[1]
         return max((int(row["round"]) for row in rows if int(row["replies_used"] or 0)), default=0)
 
 
 def _parse_begun(path: Path, last: int) -> tuple[list[str], list[Cells]]:
-    """Return the header and the rows of a table whose last line, and rows after round `last`, may be torn.
-
-    A table that is not there yet has none.
-    """
+    """Return header and rows of a table whose rows after round `last` may be torn; empty if there is no file yet."""
     return _parse(_drop_torn_line(path.read_bytes()), last) if path.exists() else ([], [])
 
 
@@ -199,10 +171,7 @@ def _drop_torn_line(content: bytes) -> bytes:
 
 
 def _parse(content: bytes, last: float = math.inf) -> tuple[list[str], list[Cells]]:
-    """Return the header and the rows of a table, of which those up to round `last` are whole.
-
-    Raises ValueError, csv.Error when this is no table of rounds, or a row up to round `last` is torn.
-    """
+    """Return header and rows; ValueError or csv.Error if this is no table of rounds, or torn up to round `last`."""
     # Rows after round `last` may end within quotes, which the library takes for torn where it is strict.
     with _csv_reader(content, strict=last == math.inf) as reader:
         header, rows = list(reader.fieldnames or ()), []
@@ -219,9 +188,9 @@ def _parse(content: bytes, last: float = math.inf) -> tuple[list[str], list[Cell
 
 @contextmanager
 def _csv_reader(content: bytes, *, strict: bool = False) -> Iterator["csv.DictReader[str]"]:
-    """Yield a reader of cells of any length: the reasons of many refused clients, in one cell, may exceed the limit.
+    """Yield a reader of cells of any length: the reasons of many refused clients may exceed the limit.
 
-    The limit is that of the whole process, in which clients may read their files by it, so it is put back.
+    The limit is the whole process's, in which clients may read their files, so it is restored.
     """
     limit = csv.field_size_limit(sys.maxsize)
     try:

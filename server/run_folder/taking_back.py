@@ -28,15 +28,9 @@ UNDER_WAY = "under-way"
 
 @dataclass(frozen=True)
 class TakeBack:
-    """An order to take a run back.
+    """An order to take a run back to the state after a round; 0 begins it again.
 
-    Attributes
-    ----------
-    number
-        The round after which it goes on; 0 begins it again.
-    submission
-        Whose order it is. The process of a submission may be started again, and then goes on where it was: an order
-        is followed once. "" is nobody's, and followed each time.
+    A submission's order is followed once, also if its process is started again; submission "" is followed each time.
     """
 
     number: int
@@ -51,19 +45,7 @@ class TakeBack:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a run keeps that is cut back with it.
-
-    Attributes
-    ----------
-    path
-        The run folder.
-    tables
-        Its tables.
-    best_by
-        The column that the best model has the best value of.
-    kept_by_clients
-        Whether clients keep models or states of their own between rounds.
-    """
+    """What a run keeps that is cut back with it; `best_by` is the column that the best model has the best value of."""
 
     path: Path
     tables: Sequence[TableWriter]

@@ -8,17 +8,7 @@ from .files import CLIENTS, CONFIG
 
 
 def read_threshold(folder: Path, client: str = "", last: int | None = None) -> float | None:
-    """Return the probability from which the positive class is predicted; None where none is chosen, or not yet.
-
-    Parameters
-    ----------
-    folder
-        The run folder.
-    client
-        Whose threshold it is, where each client has its own; one for all holds for clients of any name.
-    last
-        The last round that counts; None: all rounds do.
-    """
+    """Return the probability from which the positive class is predicted, None if none is chosen up to round `last`."""
     mode = CONFIG.read(folder).settings.get("threshold", HALF)
     if mode == HALF:
         return None

@@ -17,20 +17,8 @@ if TYPE_CHECKING:
 class Beginning:
     """What is known when a run begins.
 
-    Attributes
-    ----------
-    task
-        What is learned.
-    agreed
-        What the clients have agreed on about their data, "" where the task needs no agreement.
-    data
-        Checksums of the files that clients in this process read.
-    engine
-        How clients in this process are computed; empty where that was not chosen.
-    deployed
-        Whether the clients are others' machines.
-    modules
-        Checksums of the modules that a user-defined task and model come from, by name.
+    `agreed` is "" where the task needs no agreement; `data` and `modules` are checksums of files and of user-defined
+    modules; `engine` is empty where it was not chosen.
     """
 
     task: "Task"
@@ -43,17 +31,10 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What config.toml says of a run.
+    """What config.toml says of a run: its settings as last used, empty where no run has begun.
 
-    Attributes
-    ----------
-    settings
-        Every setting as last used; empty where no run has begun.
-    taken_back
-        When the run was taken back to an earlier round, in order: `to` which round, `after` which one, the settings
-        `before` that are others since, and by which `submission`. The last entry may be `under-way`.
-    format
-        The number of the folder's format.
+    `taken_back` lists when the run was taken back: `to` and `after` which round, the settings `before` that differ
+    since, and by which `submission`. The last entry may be `under-way`.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -99,17 +80,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Delivered:
-    """Which deployed clients keep the final model of a run.
-
-    Attributes
-    ----------
-    model
-        The checksum of the model, "" where none was delivered.
-    round
-        The last round of the run.
-    clients
-        Why a client does not keep it, "" where it does, by the names of those that were asked.
-    """
+    """Which deployed clients keep a run's final model: by name, the reason why a client does not, "" where it does."""
 
     model: str = ""
     round: int = 0

@@ -44,10 +44,7 @@ def _is_installed(package: str) -> bool:
 
 @contextmanager
 def tracked(track: str, run: TrackedRun) -> Iterator[OnRound]:
-    """Give who is to be called with each recorded round of the block, so that the tracker shows it; "" is none.
-
-    A tracker that fails ends no run: a warning says so, once, and the rest of the run is not tracked.
-    """
+    """Give what shows each recorded round in the tracker; "" is none. If a tracker fails, one warning says so."""
     if not track:
         yield ignore
         return

@@ -17,19 +17,7 @@ FEW_CLIENTS = 30
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is given of a run when it begins, or goes on.
-
-    Attributes
-    ----------
-    folder
-        The run folder.
-    settings
-        Every setting of the run.
-    score
-        What fairness is measured in.
-    saved
-        The last round that is recorded already; 0 when the run begins.
-    """
+    """What a tracker is given when a run begins or goes on; rounds up to `saved` are recorded already."""
 
     folder: Path
     settings: Mapping[str, Any]
@@ -72,11 +60,10 @@ class Tracker(Protocol):
 
 
 def metrics_of(recorded: RecordedRound, score: Score) -> dict[str, float]:
-    """Return the numbers of a round that trackers show, in groups: `GROUP/NAME`.
+    """Return the numbers of a round that trackers show, as `GROUP/NAME`.
 
-    The groups are the score under each kind of model, with its measures of fairness; `round` for the other numbers of
-    rounds.csv; `train`, `evaluate` and `server` for what a user's app reports; and, where clients are few, the score of
-    each client and its coefficient.
+    Groups: the score under each kind of model, with its measures of fairness; `round` for other columns of rounds.csv;
+    `train`, `evaluate` and `server` for a user's app; and, of few clients, each one's score and coefficient.
     """
     found = {_grouped(column, score): value for column, value in recorded.row.items() if column != "round"}
     found |= {"round/refused": len(recorded.refused), "round/missing": len(recorded.missing)}

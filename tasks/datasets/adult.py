@@ -97,15 +97,8 @@ SLOTS = 2048
 class People(NamedTuple):
     """The people of one file.
 
-    Attributes
-    ----------
-    inputs
-        0 or 1, shape (n, 99).
-    targets
-        1 for those who earn more than 50,000 dollars, shape (n,).
-    categories
-        For each column of categories the place of each one's category in `CATEGORIES`; that after the last where it is
-        not known; shape (n,).
+    `inputs` are 0 or 1, shape (n, 99); `targets` 1 above 50,000 dollars, shape (n,); `categories` has, by column, each
+    one's place in `CATEGORIES`, or the place after the last where it is unknown, shape (n,).
     """
 
     inputs: NDArray[np.float32]
@@ -164,15 +157,7 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
 
 
 class Grouping(NamedTuple):
-    """One way to group people: by the categories of a column, or by whether they are of one category.
-
-    Attributes
-    ----------
-    column
-        The column.
-    category
-        The category; "" where each makes a group.
-    """
+    """One way to group people: by each category of a column or, if `category` is set, by that one or not."""
 
     column: str
     category: str
@@ -281,8 +266,8 @@ def published(doctorates: NDArray[np.bool_]) -> list[Indices]:
     """Return the people that the two clients train on in the code behind FedMGDA+'s Table 7 (watml/Fed-MGDA, adult/).
 
     It numbers people from 1 and later counts them from 0, so that its PhD client has the person on the line after each
-    doctorate. It keeps these numbers in Python sets, and trains on the first four fifths in a set's own order. That is
-    ascending for the larger client, and by the number modulo `SLOTS` for the smaller one.
+    doctorate. It trains on the first four fifths of a Python set of these numbers, in the set's own order: ascending
+    for the larger client, by the number modulo `SLOTS` for the smaller one.
     """
     numbers = np.arange(1, len(doctorates) + 1)
     phd, others = numbers[doctorates], numbers[~doctorates]

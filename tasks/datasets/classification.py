@@ -22,10 +22,7 @@ def classify(
     dealt: Callable[[str], Sequence[tuple[Indices, Labels]]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Task:
-    """Return the task of these clients, with examples of a shape and a dtype; see `Task` for `splits` and `dealt`.
-
-    Examples in floats are predicted from arrays of what the model takes, and classes are called by their numbers.
-    """
+    """Return the task of these clients; see `Task` for `splits` and `dealt`."""
     model = partial(build, setup.model, shape, classes, setup.seed, dtype)
     taken = Preprocessing(form=ARRAYS, shape=shape, target="class", classes=tuple(map(str, range(classes))))
     return Task(

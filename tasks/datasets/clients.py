@@ -22,10 +22,7 @@ def group_rows(owners: Sequence[str]) -> dict[str, Indices]:
 def draw_clients(
     rows: Mapping[str, Indices], setup: Setup, what: str, enough: Callable[[int], bool]
 ) -> dict[str, Indices]:
-    """Return the examples of those who take part, by their names in ascending order.
-
-    Who has fewer examples than are `enough` is left out, and the log says so.
-    """
+    """Return the clients' examples by name, sorted; those with fewer than `enough` are left out and logged."""
     usable = {name: examples for name, examples in sorted(rows.items()) if enough(len(examples))}
     if len(usable) < len(rows):
         log.info("%d of %d %s have too few examples and are left out", len(rows) - len(usable), len(rows), what)

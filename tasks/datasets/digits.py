@@ -17,10 +17,7 @@ SIDE = 8
 
 @cache
 def read() -> Pictures:
-    """Return the images, shape (1797, 1, 8, 8), from 0 to 16, and their labels, from scikit-learn's file.
-
-    There is no official test set.
-    """
+    """Return images, shape (1797, 1, 8, 8), from 0 to 16, and labels from scikit-learn's file; there is no test set."""
     installed = find_spec("sklearn")  # to import it takes a second, a hundred times as long as to read the file
     if installed is None or installed.origin is None:
         raise FairbloomError("task = 'digits': its images come with scikit-learn: pip install scikit-learn")

@@ -26,19 +26,7 @@ SHAPE = (1, 28, 28)
 
 
 class Characters(NamedTuple):
-    """What people have written.
-
-    Attributes
-    ----------
-    path
-        The file.
-    images
-        The content of the images' files; one is decoded when its client is asked for.
-    labels
-        The ten digits, then the capital letters, then the small ones, from 0 to 61; shape (n,).
-    writers
-        Names of those who have written them, shape (n,).
-    """
+    """Undecoded images of characters, labels from 0 to 61 (digits, capitals, small letters) and writers."""
 
     path: Path
     images: Any
@@ -47,10 +35,10 @@ class Characters(NamedTuple):
 
 
 def load(setup: Setup) -> Task:
-    """Return the task, a writer a client, or dealt to any number of clients.
+    """Return the task, with one client per writer, or dealt to any number of clients.
 
-    Writers' names come with the data, which are therefore read at once where writers are the clients. A client's images
-    are from 0, black, to 1; they are decoded, and made float32, when the client is asked for.
+    Names of writers are read at once where writers are the clients. Images are decoded when a client is asked for:
+    float32 from 0 (black) to 1.
     """
 
     @cache

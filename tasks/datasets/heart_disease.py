@@ -64,10 +64,10 @@ TRAINED = 0.66
 
 
 def load(setup: Setup, *, split: int, group: str) -> Task:
-    """Return the task.
+    """Return the task, with two outputs and the cross-entropy.
 
-    It has two outputs and the cross-entropy. Logistic regression with one output and the binary cross-entropy, as in
-    FLamby, is the same model: its output is the difference of the two here, which SGD moves at twice the learning rate.
+    FLamby's logistic regression with one output and binary cross-entropy is the same model: its output is the
+    difference of the two here, which SGD moves at twice the learning rate.
     """
     if setup.test_share != RunSettings.model_fields["test_share"].default:
         raise FairbloomError(
@@ -124,10 +124,9 @@ def _group(inputs: NDArray[np.float64], groupings: Sequence[GroupBy]) -> NDArray
 
 
 def parts_of(targets: Labels, setup: Setup, client: str, random_state: int) -> Parts:
-    """Return a hospital's patients to train on, to be tested on, and for validation, a share of those to train on.
+    """Return a hospital's patients for training, testing and validation, a share of those for training.
 
-    Test patients are stratified by disease where there are three or more with and without one. Validation patients,
-    of whom there are none by default, are drawn without regard to it.
+    The test split is stratified by disease where there are at least three patients with and without; validation is not.
     """
     selection = import_module("sklearn.model_selection")  # imported late: it takes a second, and a server has no data
     state = random_state or int(generator(setup.seed, "hospital", client).integers(1, 2**32))

@@ -50,10 +50,7 @@ def to_labels(path: Path, name: str, column: Any, classes: int) -> NDArray[np.in
 
 
 def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return images of a column, shape (n, channels, height, width).
-
-    `mode` is Pillow's name for what a pixel is: "L" is a grey, and "RGB" a colour.
-    """
+    """Return images of a column, shape (n, channels, height, width); `mode` is Pillow's, "L" or "RGB"."""
     channels, height, width = shape
     images = np.empty((len(rows), height, width, channels), np.uint8)
     for place, row in enumerate(rows):

@@ -49,16 +49,9 @@ FOREIGN = re.compile(r"[^\x00-\xff]")
 
 
 class Lines(NamedTuple):
-    """The examples of speakers.
+    """Speakers' examples: `inputs` are characters' numbers, shape (n, 80), `targets` the next character, shape (n,).
 
-    Attributes
-    ----------
-    inputs
-        Characters by their numbers, shape (n, 80).
-    targets
-        The character that follows each, shape (n,).
-    rows
-        The examples of each speaker, in the order of the text.
+    `rows` has each speaker's examples in the order of the text.
     """
 
     inputs: Tensor
@@ -111,11 +104,9 @@ def _keep_speakers(lines: Lines, rows: Mapping[str, Indices]) -> Lines:
 
 
 def split_in_time(rows: Indices, setup: Setup) -> Parts:
-    """Return a speaker's examples as LEAF splits them: the first part trains, and the last is for testing.
+    """Return a speaker's examples as LEAF splits them: the first part is for training, the last for testing.
 
-    Where a part ends, 79 examples are left out: they share characters with those on both sides.
-
-    Examples to choose the best model by lie between the two parts.
+    Validation examples lie between. Between parts 79 examples are left out, which share characters with both.
     """
     test, validation = Fraction(str(setup.test_share)), Fraction(str(setup.validation_share))
     chosen, tested = int((1 - test - validation) * len(rows)), int((1 - test) * len(rows))
@@ -140,10 +131,7 @@ def read_speeches(path: Path) -> dict[str, str]:
 
 
 def make_lines(texts: Mapping[str, str]) -> Lines:
-    """Return every 80 characters of each speaker's text that one more follows.
-
-    All examples lie in one tensor of characters, of which each is a window: the text takes no more memory than itself.
-    """
+    """Return every 80 characters of each speaker's text that one more follows, as windows of one tensor."""
     text = torch.tensor(list(_encode("".join(texts.values()))), dtype=torch.int64)
     if len(text) <= LENGTH:
         return Lines(text.new_empty(0, LENGTH), text.new_empty(0), dict.fromkeys(texts, np.empty(0, np.intp)))

@@ -28,15 +28,7 @@ DEVIATIONS = np.arange(1, INPUTS + 1) ** -0.6
 
 
 class Device(NamedTuple):
-    """What one device draws its examples from.
-
-    Attributes
-    ----------
-    mean
-        Of the inputs, shape (60,).
-    W, b
-        Of its model, which tells the class: shapes (60, 10) and (10,).
-    """
+    """What one device draws its examples from: the mean of its inputs, (60,), its model W (60, 10) and b (10,)."""
 
     mean: NDArray[np.float64]
     W: NDArray[np.float64]
@@ -44,7 +36,7 @@ class Device(NamedTuple):
 
 
 def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
-    """Return the task; the seed alone decides the examples of a device, whatever the number of devices.
+    """Return the task; the seed alone decides a device's examples, whatever the number of devices.
 
     W and b of device k are of N(u_k, 1), and the means of its inputs of N(B_k, 1): alpha is the deviation of u_k, and
     beta that of B_k.

@@ -36,16 +36,10 @@ Moments = tuple[float, float]
 
 @dataclass(frozen=True)
 class TargetSummary:
-    """What a client sends about what is to be learned.
+    """What a client sends about its target.
 
-    Attributes
-    ----------
-    kind
-        "classes", "quantity", or "either" where its few whole numbers may be both.
-    classes
-        Those that its rows have, or that are stated; () for a quantity.
-    moments
-        Of a quantity, over training rows.
+    `kind` is "classes", "quantity", or "either" where few whole numbers may be both; `classes` are those of its rows,
+    or stated; `moments` are a quantity's in training rows.
     """
 
     kind: str
@@ -72,16 +66,9 @@ class TargetSummary:
 def agree_on_target(
     summaries: Mapping[str, TargetSummary], reasons: dict[str, str], remedies: Mapping[str, str]
 ) -> Target:
-    """Return what is learned, and note the reasons of those who have something else.
+    """Return what is learned, and add to `reasons` why some clients cannot take part.
 
-    Parameters
-    ----------
-    summaries
-        By client.
-    reasons
-        Of those who cannot take part; added to.
-    remedies
-        "kind" and "classes": what to do where kinds, or classes, differ.
+    `remedies` says under "kind" and "classes" what to do where these differ.
     """
     quantity = 2 * sum(each.kind == "quantity" for each in summaries.values()) >= len(summaries)
     wrong = {"classes" if quantity else "quantity"}
@@ -129,10 +116,10 @@ def majority(values: Mapping[str, T]) -> T:
 
 
 def combine_moments(moments: Iterable[Moments | None]) -> Moments:
-    """Return a common center and scale of numbers of which each client sends mean and deviation.
+    """Return a common center and scale of numbers, from each client's mean and deviation; the scale of constants is 0.
 
-    They are medians over clients, of the means and of the squared distances from their median, so that less than half
-    of the clients cannot move them beyond what the others have. The scale is 0 where all is constant.
+    They are medians over clients, of the means and of the squared distances from their median: less than half of the
+    clients cannot move them beyond the others' values.
     """
     known = np.array([each for each in moments if each is not None], np.float64).reshape(-1, 2)
     if not len(known):

@@ -165,16 +165,8 @@ def _input(column: str, kind: str, summaries: "list[ClientSummary]", unions: Map
 class Input:
     """A column that is an input of the model.
 
-    Attributes
-    ----------
-    name
-        Of the column.
-    categories
-        One number of each; None: it is one of numbers.
-    moments
-        The common center and scale of numbers; None: each client standardises by those of its own rows.
-    other
-        Whether any category that is not among them counts as "other", which then is one of them.
+    `categories` have an input each, None for numbers; `moments` None means that each client standardises by its own
+    rows; `other` says whether unknown categories count as "other", which is then a category.
     """
 
     name: str
@@ -207,17 +199,10 @@ class AgreedColumns:
         client: str = "",
         measure: Callable[[str], Moments | None] | None = None,
     ) -> Preprocessing:
-        """Return how tables become inputs.
+        """Return how tables become inputs; `target` and `ignored` are the columns that are no inputs.
 
-        Parameters
-        ----------
-        target, ignored
-            The columns that are no inputs.
-        fill
-            Whether missing values are filled in.
-        client, measure
-            A client, and what returns mean and deviation of a column of its own rows; without them columns that have
-            no common ones are not standardised yet.
+        `measure` returns mean and deviation of a column in the `client`'s rows; without it, columns without common
+        moments are not standardised yet.
         """
         apart = any(each.categories is None and each.moments is None for each in self.inputs)
         return Preprocessing(
@@ -271,28 +256,10 @@ class AgreedColumns:
 
 @dataclass(frozen=True)
 class ClientSummary:
-    """What a client sends about its data.
+    """What a client sends about its data, by column: kinds, categories and moments of training rows, and groups.
 
-    Attributes
-    ----------
-    columns
-        The kind of each, in the order of its file.
-    categories
-        Of each column of categories, those in training rows.
-    moments
-        Mean and deviation of columns of numbers in training rows, where these are standardised together.
-    target
-        Its summary of the target.
-    together
-        Whether columns are standardised together.
-    others
-        The columns of which some categories are not sent, and "other" stands for them.
-    groups
-        Of each grouping by values, those of its training rows.
-    lacking
-        The names in csv.ignore that are none of its columns.
-    as_they_are
-        The columns of categories that csv.categories names.
+    Some categories of the columns `others` are not sent; "other" stands for them. `lacking` are names in csv.ignore
+    without a column; `as_they_are` are the columns in csv.categories.
     """
 
     columns: Mapping[str, str]

@@ -7,12 +7,9 @@ from .reasons import DataError
 
 
 def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
-    """Return the files of a folder by the names of their clients, in the order of names; or the one file that is named.
+    """Return the files of a folder by client, sorted by name, or the one file that is named; none where place is "".
 
-    A client is called as its file without the ending. Hidden files are passed over, and those that Excel writes beside
-    a workbook that is open.
-
-    `endings` have their dots. The place is "" on a server, which has no files.
+    A client has its file's name without the ending. Hidden files and Excel's lock files are passed over.
     """
     if not place:
         return {}

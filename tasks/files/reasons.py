@@ -138,21 +138,9 @@ class Position(str):
 
 
 class DataError(ReportableError):
-    """What is wrong with a client's files: the message is for their owner, and the server gets one of REASONS.
+    """What is wrong with a client's files: the message is for their owner, the server gets REASONS[why] alone.
 
-    Parameters
-    ----------
-    message
-        Names file, place and value, and what to do.
-    why
-        Key in REASONS.
-    **values
-        What stands in its braces.
-
-    Raises
-    ------
-    TypeError
-        When a value is neither a number nor a Heading or Position.
+    `values` fill that reason's braces: numbers, Headings and Positions, so that no content can leave (TypeError).
     """
 
     others: Sequence["DataError"] = ()

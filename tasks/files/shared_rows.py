@@ -39,10 +39,7 @@ def _mix(values: Digests) -> Digests:
 
 
 def find_shared_rows(digests: Mapping[str, Digests]) -> dict[str, str]:
-    """Return a warning, in words, for each client that has rows of another one; whose rows come first is not known.
-
-    Rows of few different values recur by chance. How often two rows are equal is estimated from the clients' own rows.
-    """
+    """Return a warning for each client that shares more rows with another one than repeats would explain."""
     counted = {name: np.unique(each, return_counts=True) for name, each in digests.items()}
     equal = sum(float((counts * (counts - 1.0)).sum()) for _, counts in counted.values())
     pairs = sum(len(each) * (len(each) - 1.0) for each in digests.values())

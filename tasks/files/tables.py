@@ -48,10 +48,7 @@ def load(
     encoding: str,
     sheet: str,
 ) -> Task:
-    """Return the clients of a folder of tables, or of one file.
-
-    Columns of numbers are standardised and those of texts are one-hot encoded, by what training rows hold.
-    """
+    """Return the clients of a folder of tables, or of one file; training rows standardise numbers and encode texts."""
     settings = CsvSettings(
         target=target.strip(),
         client=client.strip(),

@@ -37,17 +37,10 @@ Measure = Callable[[Tensor, Tensor], Tensor | float]
 
 @dataclass(frozen=True)
 class Target:
-    """What a model's outputs stand for.
+    """What a model's outputs stand for: `classes` in their order, or a quantity where there are none.
 
-    A quantity is learned in units of `scale` around `center`, both agreed among the clients, so that learning rates
-    mean the same whatever its unit; its scores are in its own unit.
-
-    Attributes
-    ----------
-    classes
-        The names of the classes in the order of the model's outputs; () for a quantity.
-    center, scale
-        Of a quantity.
+    A quantity is learned in units of `scale` around `center`, agreed among the clients, so that learning rates do not
+    depend on its unit; scores are in its own unit.
     """
 
     classes: tuple[str, ...] = ()

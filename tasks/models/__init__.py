@@ -46,22 +46,10 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def build(name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return a freshly initialised model that maps examples to a row of numbers each.
+    """Return a freshly initialised model for examples of a shape and dtype; the seed alone decides its weights.
 
-    The seed alone decides its weights, and PyTorch's global generator is left as it is.
-
-    Parameters
-    ----------
-    name
-        A built-in model, the import string of a user-defined one, or the name of one of torchvision's.
-    shape
-        Shape of one example: (features,), (channels, height, width), or (length,) of a line of text.
-    outputs
-        Numbers that it returns for each example: as many as there are classes.
-    seed
-        Of the initial weights.
-    dtype
-        Of one example: torch.int64 where it is a line of characters.
+    `name` is a built-in model, an import string, or one of torchvision's; a dtype of torch.int64 is a line of
+    characters.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -228,10 +216,7 @@ def check_arrays(model: nn.Module) -> None:
 
 
 def sendable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a model's state as it is sent and averaged: what is in bfloat16, which NumPy lacks, is in float32.
-
-    That holds each number exactly; `load_state_dict` makes it bfloat16 again.
-    """
+    """Return a model's state as it is sent and averaged: bfloat16, which NumPy lacks, as float32, without loss."""
     return {name: each.float() if each.dtype == torch.bfloat16 else each for name, each in state.items()}
 
 

@@ -27,7 +27,7 @@ GROUPS = 2
 
 
 def logistic(shape: Shape, outputs: int) -> nn.Module:
-    """Return multinomial logistic regression on all numbers of an example; linear regression for one output.
+    """Return multinomial logistic regression; for one output linear regression.
 
     It is FedMGDA+'s and q-FFL's model of Adult: 200 parameters for 99 inputs and two classes.
     """
@@ -120,10 +120,8 @@ def _two_convolutions(name: str, shape: Shape, outputs: int, hidden: int) -> nn.
 def lenet(shape: Shape, outputs: int) -> nn.Module:
     """Return FedMGDA+'s CNN for Fashion-MNIST, that of PyTorch's MNIST example: 21,840 parameters on 28×28 pixels.
 
-    It takes images from 16×16 pixels.
-
-    Departures: FedMGDA+'s code has dropout, as `lenet-dropout` does. Without it, a round's clients can be computed at
-    once.
+    It takes images from 16×16 pixels. Departure: without the dropout of FedMGDA+'s code (`lenet-dropout` has it), so
+    that a round's clients can be computed together.
     """
     return _lenet("lenet", shape, outputs, dropout=False)
 
@@ -157,11 +155,9 @@ def _lenet(name: str, shape: Shape, outputs: int, *, dropout: bool) -> nn.Module
 def cifar_cnn(shape: Shape, outputs: int) -> nn.Module:
     """Return FedMGDA+'s CNN for CIFAR-10: 797,962 parameters on coloured images of 32×32 pixels and ten classes.
 
-    It takes images from 16×16 pixels.
-
-    Departures: FedMGDA+'s code normalises each pixel over pairs of channels (LocalResponseNorm(2)) after the first
-    pooling and before the second. That has no parameters, and makes a step 1.4 to 2 times as long; the outputs of a
-    network trained on 3,000 images of Fashion-MNIST change by less than 0.1 % without it: it is left out.
+    It takes images from 16×16 pixels. Departure: without LocalResponseNorm(2) around the first pooling, which has no
+    parameters, makes a step 1.4 to 2 times as long, and changed outputs by less than 0.1 % after 3,000 images of
+    Fashion-MNIST.
     """
     channels, height, width = _image("cifar-cnn", shape, 16)
     return nn.Sequential(
@@ -239,20 +235,11 @@ def _image(name: str, shape: Shape, least: int) -> Shape:
 
 
 class LSTM(nn.Module):
-    """LEAF's network for Shakespeare (2018): an embedding of 8, two LSTM layers of 256, and the next character.
+    """LEAF's network for Shakespeare (2018), which q-FFL's code has, too.
 
-    It has 819,920 parameters for LEAF's 80 characters, and takes lines of any length: integers of shape (n, length).
-    q-FFL's code has the same one.
-
-    Departures: PyTorch's cells have two biases each. TensorFlow's, in both papers' code, have one (817,872 parameters),
-    and add 1 to that of the forget gate.
-
-    Parameters
-    ----------
-    shape
-        (length,); the network does not depend on it.
-    outputs
-        The number of different characters, which is also that of the inputs.
+    An embedding of 8, two LSTM layers of 256, and the next character: 819,920 parameters for LEAF's 80 characters. It
+    takes lines of any length: integers of shape (n, length). Departure: PyTorch's cells have two biases each.
+    TensorFlow's, in both papers' code, have one (817,872 parameters), and add 1 to that of the forget gate.
     """
 
     def __init__(self, shape: Shape, outputs: int) -> None:

@@ -71,13 +71,7 @@ class Droppable:
 
 
 class Resident:
-    """Calls the app in this process and keeps it loaded.
-
-    Parameters
-    ----------
-    bundles
-        Which app answers a run's messages, with which settings.
-    """
+    """Calls the app in this process and keeps it loaded; `bundles` says which app, with which settings."""
 
     def __init__(self, bundles: Bundles) -> None:
         self._bundles = bundles
@@ -112,11 +106,6 @@ class Isolated:
 
     The fork server starts before Flower has threads, has the libraries loaded, and never touches CUDA: a child that
     uses a GPU makes its own context.
-
-    Parameters
-    ----------
-    bundles
-        As of Resident.
     """
 
     def __init__(self, bundles: Bundles) -> None:

@@ -24,11 +24,10 @@ class RefusedError(Exception):
 
 
 def retry_faults(invoker: Any) -> Any:
-    """Let a call be tried again as well when the SuperLink had a fault of its own that may pass.
+    """Also retry a call after a fault of the SuperLink that may pass: Flower would lose the message or heartbeat.
 
-    Those are INTERNAL, as when its database is locked or its disk is full, and RESOURCE_EXHAUSTED, when it has too
-    many calls at once. Flower gives up then: the message, the reply or the node's heartbeat is lost. What is too large
-    for one message is RESOURCE_EXHAUSTED as well, and stays too large.
+    Such faults are INTERNAL, as when its database is locked or its disk is full, and RESOURCE_EXHAUSTED, when it has
+    too many calls at once. A message that is too large is RESOURCE_EXHAUSTED as well, but stays too large.
     """
     gives_up, said = invoker.should_giveup, threading.Event()
 

@@ -55,7 +55,7 @@ log = logging.getLogger("flwr")
 class PollPause:
     """How long a node waits before it asks for work again: a tenth of the time it has been idle.
 
-    Busy nodes answer within hundredths of a second; the polls of a node that waits for hours cost next to nothing.
+    Busy nodes answer within hundredths of a second, and idle nodes cost next to nothing.
     """
 
     def __init__(self) -> None:
@@ -108,15 +108,12 @@ def keep_warm(answer: Answer) -> None:
 
 
 def read_no_bundles() -> None:
-    """Keep Flower's loop from reading a bundle when a message of a new run comes: `Installed` does it, with bounds.
-
-    What Flower reads has no bound, and what it raises ends the loop.
-    """
+    """Keep Flower's loop from reading bundles: without bounds, and an error ends the loop. `Installed` has bounds."""
     replace(LOOP, "get_fused_config_from_fab", lambda fab_file, run: {})
 
 
 def open_no_port() -> None:
-    """Keep a SuperNode from serving app processes beside it, of which a warm node has none.
+    """Keep a SuperNode from serving app processes, of which a warm node has none.
 
     Every account of the device could ask there for a message, and answer it in this client's name.
     """

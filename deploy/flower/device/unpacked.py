@@ -27,17 +27,7 @@ THIS = "fairbloom.deploy"
 
 @dataclass
 class Loaded:
-    """A bundle that is imported.
-
-    Attributes
-    ----------
-    hashed, folder
-        The bundle's hash, and where it is unpacked.
-    replaced
-        Modules of the installed Fairbloom that were imported before; the bundle has a Fairbloom of its own.
-    app
-        The bundle's app.
-    """
+    """A bundle that is imported from its folder, with the modules of the installed Fairbloom that it replaced."""
 
     hashed: str
     folder: Path
@@ -71,10 +61,9 @@ class Unpacked:
 
 
 def set_installed_aside(folder: Path) -> dict[str, ModuleType]:
-    """Take the installed Fairbloom out of Python's memory where a bundle has its own; return what was taken out.
+    """Remove the installed Fairbloom's modules where a bundle has its own; return them.
 
-    The bundle is then imported as Flower does it elsewhere, in a process in which nothing of Fairbloom was imported
-    before: its own copy runs, also the parts of it that are imported later.
+    The bundle is then imported as in a new process: its own copy runs, including what is imported later.
     """
     found = PathFinder.find_spec(PACKAGE, [str(folder)])
     if found is None or found.loader is None:  # a folder without __init__.py is none: an installed package wins over it

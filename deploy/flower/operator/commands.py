@@ -29,10 +29,7 @@ UNAUTHENTICATED = ("Authentication failed", "[code: 36]")
 
 @contextlib.contextmanager
 def environment(federation: Federation) -> Iterator[dict[str, str]]:
-    """Give an environment in which Flower's commands know the connection, whatever is in the user's home.
-
-    Raises DeployError when Flower is of another version than the federation needs.
-    """
+    """Give an environment in which Flower's commands know the connection, whatever is in the user's home."""
     check_version("operator")
     with tempfile.TemporaryDirectory(prefix="fairbloom-") as home:
         federation.write_connection(Path(home))
@@ -40,10 +37,7 @@ def environment(federation: Federation) -> Iterator[dict[str, str]]:
 
 
 def flwr_json(federation: Federation, *command: str) -> dict[str, Any]:
-    """Run one of Flower's commands; return its answer.
-
-    Raises DeployError when it did not succeed, in its own words and ours.
-    """
+    """Run one of Flower's commands; return its answer, or raise DeployError with its words and ours."""
     with environment(federation) as variables:
         try:
             done = subprocess.run(  # noqa: S603 (Flower's command)
@@ -89,10 +83,7 @@ def _json_in(text: str) -> dict[str, Any]:
 
 
 def packed_files(app: Path) -> list[str]:
-    """Return the paths of the files that Flower packs of an app's folder, and every client gets.
-
-    Raises DeployError when Flower cannot pack it.
-    """
+    """Return the paths of the files in an app's folder that Flower packs, and every client gets."""
     from flwr.cli.build import build_fab_from_disk
 
     try:

@@ -27,15 +27,7 @@ Nodes = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class ControlApi:
-    """The control API of a federation's SuperLink.
-
-    Attributes
-    ----------
-    federation
-        Its folder has the address and the operator's credential.
-    client
-        Flower's client of the API.
-    """
+    """The control API of a federation's SuperLink, called by Flower's client with the operator's credential."""
 
     federation: Federation
     client: ControlHttpClient
@@ -91,10 +83,7 @@ class ControlApi:
         ]
 
     def _answered(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return the answer to a call.
-
-        Raises DeployError when the SuperLink does not answer, or refuses; the message says what would help.
-        """
+        """Return the answer to a call; DeployError says what would help when the SuperLink is silent or refuses."""
         try:
             return call()
         except httpx.HTTPStatusError as error:
@@ -107,11 +96,7 @@ class ControlApi:
 
 @contextlib.contextmanager
 def connected(federation: Federation) -> Iterator[ControlApi]:
-    """Give the control API of a federation's SuperLink; the connection is opened by the first call.
-
-    Raises DeployError when the operator's credential, or the authority's certificate, cannot be read, or Flower is of
-    another version than the federation needs.
-    """
+    """Give the control API of a federation's SuperLink; the connection is opened by the first call."""
     check_version("operator")
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor

@@ -71,13 +71,7 @@ NOTED: Mapping[str, str] = {
 
 
 class Operators:
-    """Those who may use the control API, by the SHA-256 of their credentials.
-
-    Parameters
-    ----------
-    file
-        operators.toml: a table an operator with `sha256`.
-    """
+    """Those who may use the control API, by the SHA-256 of their credentials in operators.toml."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -168,10 +162,9 @@ def paths(app: FastAPI) -> frozenset[str]:
 
 
 class CredentialCheck:
-    """Turns away calls that lack a credential before anything of their body is read, whatever they ask for.
+    """Refuses calls without a credential before their body is read, whatever they ask for.
 
-    Flower checks its calls too, but those of the runtime API only once the whole body is in memory, and some not at
-    all: the descriptions of its API, and the way to log in.
+    Flower checks some calls only once the body is in memory, and others not at all: API descriptions and log-in.
     """
 
     def __init__(
@@ -251,19 +244,10 @@ class CredentialCheck:
 
 
 class WatchedHandlers:
-    """Flower's handlers of the runtime API, with an eye on the SuperExec, and on nodes that wait.
+    """Flower's handlers of the runtime API, which also watch the SuperExec and hold the calls of waiting nodes.
 
-    A SuperExec's processes end with it. So when a new one asks for work, the runs that the one before had taken are
-    handed out again at once; Flower would wait for a minute of silence.
-
-    Parameters
-    ----------
-    handlers
-        Flower's.
-    folder
-        The state folder, where each SuperExec leaves a file when it starts.
-    long_poll
-        Holds the calls of nodes that wait for messages.
+    A SuperExec's processes end with it. When a new one asks for work, the runs of the one before are handed out again
+    at once; Flower would wait for a minute of silence. Each SuperExec leaves a file in the state folder when it starts.
     """
 
     def __init__(self, handlers: Any, folder: Path, long_poll: LongPoll) -> None:

@@ -167,21 +167,8 @@ class Budget:
 class GuardedFleet(FleetServicer):
     """Flower's fleet API, within limits.
 
-    A reply may be as large as the message it answers allows; one that is larger is refused before its parts are
-    stored, and an error with the reason takes its place, so that the round goes on and names the client.
-
-    Parameters
-    ----------
-    state_factory, objectstore_factory, enable_supernode_auth
-        As of Flower's FleetServicer.
-    members
-        Who is enrolled.
-    refusals
-        Where refused attempts are noted.
-    long_poll
-        Holds calls for messages while there are none.
-    overdue
-        Where nodes are noted that work for a run that is over.
+    A reply may be as large as the message it answers allows. A larger one is refused before its parts are stored; an
+    error with the reason takes its place, so that the round goes on and names the client.
     """
 
     def __init__(
@@ -231,10 +218,9 @@ class GuardedFleet(FleetServicer):
         return response
 
     def _relieve(self, node_id: int | None, context: ServicerContext) -> bool:
-        """Let a node's process take the place of the one before it, which has ended if it was the same instance.
+        """Let a node's new process replace the one before; return whether it is another instance.
 
-        Return whether it is another instance than before. Of another process Flower believes, for a minute after its
-        last word, that it is still connected.
+        The process before has ended if it was the same instance, but Flower counts it as connected for another minute.
         """
         instance = get_metadata_str(context.invocation_metadata(), HEADER) or ""
         if node_id is None or not 0 < len(instance) <= LONGEST_INSTANCE:
@@ -311,9 +297,9 @@ class GuardedFleet(FleetServicer):
             return super().PullMessages(request, context)
 
     def _give_up(self, node_id: int) -> None:
-        """Delete what a node has left of a reply, and answer in its place the messages that it received in vain.
+        """Delete what a node has left of a reply, and answer the messages that it received in vain.
 
-        It asks for work, so it no longer works on any: what it had begun has ended with its process.
+        It asks for work, so it works on none: what it had begun has ended with its process.
         """
         place = {"node_id": uint64_to_int64(node_id)}
         for session in self._query(BROKEN_OFF, **place):
@@ -356,10 +342,9 @@ class GuardedFleet(FleetServicer):
         return self._in_turn(super().GetFab, request, context)
 
     def ConfirmMessageReceived(self, request: Any, context: ServicerContext) -> Any:
-        """Note that a node has received a message whole.
+        """Note that a node has a whole message, and keep its parts, which Flower would delete, until the reply is here.
 
-        Flower deletes its parts then. We keep them until the run has the reply: a node that is killed in the midst of
-        the work is handed the message again.
+        A node that is killed while it works gets the message again.
         """
         return self._in_turn(self._confirm, request, context)
 

@@ -62,21 +62,9 @@ OPTIONS = (
 
 
 class KeyCheck(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no types
-    """Turns a call away without its body where its head shows no registered key.
+    """Refuses a call without reading its body if its head shows no registered key.
 
-    gRPC's handlers of unary calls, as Flower's are, read the whole body before they look at who calls. Here Flower's
-    checks of the head come first.
-
-    Parameters
-    ----------
-    fleet
-        Whose calls these are.
-    port
-        Where the server listens.
-    connections
-        Learns on which connections a registered key was shown.
-    refusals
-        Where calls that are turned away are noted.
+    gRPC's handlers of unary calls, which Flower has, read the whole body first.
     """
 
     def __init__(self, fleet: GuardedFleet, port: int, connections: Connections, refusals: RefusalLog) -> None:
@@ -150,10 +138,7 @@ def fleet_server(
     connections: Connections,
     refusals: RefusalLog,
 ) -> grpc.Server:
-    """Return a server of the fleet API, in place of Flower's, whose arguments it takes.
-
-    Raises RuntimeError when nothing can listen at the address.
-    """
+    """Return a server of the fleet API in place of Flower's, with its arguments; RuntimeError if it cannot listen."""
     fleet, add_to = servicer_and_add_fn
     gate = KeyCheck(fleet, int(server_address.rpartition(":")[2]), connections, refusals)
     server = grpc.server(

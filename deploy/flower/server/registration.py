@@ -20,17 +20,7 @@ from .run_state import RunState
 
 
 def register_enrolled(state: RunState, registry: Registry, state_folder: Path) -> None:
-    """Register the keys that are enrolled and missing, under their old numbers; strike off those that were revoked.
-
-    Parameters
-    ----------
-    state
-        The SuperLink's database.
-    registry
-        The operator's files of the clients, which are not written to.
-    state_folder
-        Where the audit log is.
-    """
+    """Register enrolled keys that are missing, under their old numbers; unregister revoked ones."""
     for public_key in registry.revoked_keys():
         if state.strike_off(registered_form(public_key)):
             _note(state_folder, "key struck off again", key=pki.fingerprint(public_key.encode()))

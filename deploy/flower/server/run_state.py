@@ -74,9 +74,9 @@ class Faults(threading.local):
 
 
 class PassingFaults(SqlMixin):
-    """Answers a call that meets a busy database, or a full disk, by "unavailable", which every caller tries again.
+    """Answers "unavailable", after which every caller retries, when a database is busy or a disk full.
 
-    Flower answers "internal error", at which runs and nodes give up.
+    Flower answers "internal error", after which runs and nodes give up.
     """
 
     _faults = Faults()
@@ -146,9 +146,9 @@ class RunState(PassingFaults, SqlLinkState):
         self._node_ids = {}
 
     def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
-        """Return the status of each of these runs; one that was lost with a database before has failed.
+        """Return the status of each run; one that was lost with an earlier database has failed.
 
-        Flower has none for it, and answers nodes that were working for it with an error at which they try for ever.
+        Flower has no status for it, and nodes that work for it would retry forever.
         """
         known = super().get_run_status(run_ids)
         return {run_id: known.get(run_id, LOST) for run_id in run_ids}

@@ -46,10 +46,7 @@ class Started:
 
 
 class ServerAppExecutor:
-    """Runs the server's side of each run in a process, which is started again where it was killed.
-
-    This is an executor as Flower's SuperExec wants it.
-    """
+    """Flower's executor interface: runs each run's server side in a process, which is restarted if it is killed."""
 
     def __init__(self) -> None:
         self._started: dict[int, Started] = {}

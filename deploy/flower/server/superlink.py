@@ -49,13 +49,7 @@ INCREMENTAL = 2
 
 
 def install_guards(federation: Federation, descriptors: int) -> Connections:
-    """Replace what is open or brittle in Flower's SuperLink by ours, with room for so many descriptors.
-
-    Returns
-    -------
-    Connections
-        Those of the SuperLink's ports, for which somebody has to look.
-    """
+    """Replace what is open or brittle in Flower's SuperLink; return its ports' connections, which must be checked."""
     from ...server.long_poll import LongPoll
     from ...server.members import EnrolledMembers
     from ...server.overdue import Overdue
@@ -119,11 +113,9 @@ def install_guards(federation: Federation, descriptors: int) -> Connections:
 
 
 def prepare_database(path: Path) -> None:
-    """Make the database's file, for its owner alone, or put it in order: what is free in it goes back to the disk.
+    """Make the database's file, for its owner alone, or shrink it; a damaged file is set aside for a new one.
 
-    A damaged file is set aside, and a new one made, as for one that was deleted.
-
-    Raises OSError when it cannot be made, or is a link, and sqlite3.Error when it cannot be used just now.
+    sqlite3.Error: it cannot be used just now.
     """
     make_private(path)
     if damage := find_damage(path):
@@ -165,10 +157,9 @@ def shrink_database(path: Path) -> None:
 
 
 def keep_small(path: Path) -> None:
-    """Give back to the disk, for ever, what becomes free inside the database's file.
+    """Give back to the disk, forever, what becomes free inside the database's file.
 
-    Where the file was deleted or replaced, this process ends: it would go on with a file that nobody sees any more.
-    `fairbloom server` starts it again with the one that is there, or a new one.
+    If the file was deleted or replaced, this process ends, and `fairbloom server` starts it again with the new one.
     """
     opened = path.stat().st_ino
     while True:

@@ -55,20 +55,9 @@ SETTINGS = (
 class PictureSet(TaskInfo):
     """What is known of a data set of pictures, each with one label.
 
-    Attributes
-    ----------
-    format
-        How its files hold pictures and labels: "idx" is that of MNIST, "cifar" has pickled batches, "parquet" tables.
-    origin
-        What it is downloaded as: torchvision's class, or for "parquet" the repository on the Hugging Face hub.
-    target
-        What batches and tables call their labels.
-    shape
-        Of an image: channels, height, width.
-    labels
-        Names of the classes, in the order of their numbers; partition = class names clients after them.
-    files
-        Of "idx" the images and labels for training, then those for testing; else the last one is the test set.
+    `format` is "idx" (MNIST), "cifar" (pickled batches) or "parquet"; `origin` torchvision's class or, for "parquet", a
+    repository on the Hugging Face hub; `target` the column of labels; `shape` (channels, height, width); `files` end
+    with the test set, which for "idx" is two files: images and labels.
     """
 
     loader: str = f"{__name__}.formats:load"

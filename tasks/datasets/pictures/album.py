@@ -27,15 +27,7 @@ NOISE, DIM = 0.5, 0.25
 
 
 class Pictures(NamedTuple):
-    """The images of a data set, and those of its official test set, of which there may be none.
-
-    Attributes
-    ----------
-    images, tested
-        Grey or colours, shape (n, channels, height, width), of any dtype.
-    labels, tested_labels
-        Classes from 0, shape (n,).
-    """
+    """Images, shape (n, channels, height, width), and labels from 0, with those of an official test set, if any."""
 
     images: NDArray[np.generic]
     labels: NDArray[np.int64]
@@ -45,20 +37,9 @@ class Pictures(NamedTuple):
 
 @dataclass(frozen=True)
 class Album:
-    """What is known of a data set of images before it is read.
+    """What is known of a data set of images before it is read; `brightest` is the value of white.
 
-    Attributes
-    ----------
-    name
-        As in the run config.
-    shape
-        Of an image: channels, height, width.
-    classes
-        Their names, by which partition = class names its clients.
-    brightest
-        The value of white.
-    read
-        Returns the images; called when a client's are asked for, since a server has none.
+    `read` is called when a client's images are asked for: a server has none.
     """
 
     name: str
@@ -103,16 +84,10 @@ def shift(images: Tensor, kinds: Collection[str], seed: int, client: str) -> Ten
 def task_of(
     album: Album, setup: Setup, shifts: Shifts, *, classes: str = "", test: str = "train", standardise: str = "none"
 ) -> Task:
-    """Return the task of a data set of images, split into clients.
+    """Return the task of a data set of images, split into clients; `shifts` says how the images of some clients differ.
 
     Parameters
     ----------
-    album
-        The data set.
-    setup
-        What the run asks for.
-    shifts
-        How the images of some clients differ.
     classes
         The classes that are kept, by their numbers, with commas; "" for all. They are renumbered in this order.
     test
@@ -180,18 +155,9 @@ def _find_names(album: Album, kept: tuple[int, ...], setup: Setup) -> tuple[str,
 
 
 class _Dealt(NamedTuple):
-    """The images that are kept, and which client has which.
+    """The images that are kept, official training images first, and which client has which.
 
-    Attributes
-    ----------
-    images
-        As they were read, official training images first.
-    inputs, targets
-        The same, standardised, and their classes.
-    clients
-        What each client is dealt.
-    scale
-        Standardises images that are from 0 to 1.
+    `scale` standardises images with values from 0 to 1.
     """
 
     images: NDArray[np.generic]

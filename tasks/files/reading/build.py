@@ -64,10 +64,7 @@ class ColumnPlace:
 
 
 def build_column(place: ColumnPlace, cells: Cells, name: str, hints: ColumnHints) -> Column:
-    """Return a column of numbers where all its values are numbers, else one of texts.
-
-    `name` is its name in small letters, as the hints have it.
-    """
+    """Return a column of numbers if all its values are numbers, else of texts; `name` is in small letters."""
     decimal = hints.decimal
     blanks, missing = find_blanks(cells)
     if name not in hints.as_texts:

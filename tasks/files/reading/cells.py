@@ -23,17 +23,7 @@ Values = Any
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """What a file holds before its columns are of numbers or of texts.
-
-    Attributes
-    ----------
-    source
-        The file, and where its rows are in it.
-    header
-        The names of the columns.
-    columns
-        Of each name, as pyarrow holds it.
-    """
+    """A file's columns as pyarrow has them, before they become numbers or texts, with their names."""
 
     source: Source
     header: Sequence[str]
@@ -95,10 +85,7 @@ def _format_numbers(values: Values, decimal: Decimal) -> Values:
 
 
 def to_numbers(values: Values, decimal: Decimal = ".") -> Numbers | None:
-    """Return the numbers of a column; None where `to_cells` has to say what else it may hold.
-
-    What pyarrow takes for a finite number is the same one to Python, whose numbers are of some more spellings.
-    """
+    """Return a column's numbers; None where `to_cells` must read it, since Python knows more spellings than pyarrow."""
     import pyarrow as pa
 
     numbers = np.empty(len(values), np.float64)

@@ -18,10 +18,7 @@ MAX_CELLS = 2**31
 
 
 def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> RawTable:
-    """Return the cells of a Parquet or Feather file.
-
-    Numbers stay what they are; booleans, dates and categories become the texts that a CSV file would have.
-    """
+    """Return the cells of a Parquet or Feather file; columns that are not numbers become the texts of a CSV file."""
     import pyarrow as pa  # imported late: a server reads no tables
 
     with explained(path), opened(path) as (schema, rows, batches):

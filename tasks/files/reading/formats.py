@@ -39,15 +39,7 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a text holds a table.
-
-    Attributes
-    ----------
-    delimiter
-        What separates the values of a line.
-    skipped
-        How many lines stand above the one that names the columns: those up to one that states the separator.
-    """
+    """What separates the values of a line, and how many lines are above the header (one may state the separator)."""
 
     delimiter: str
     skipped: int = 0
@@ -77,9 +69,9 @@ def encoding_named(encoding: str, setting: str = "csv.encoding") -> str:
 
 
 def find_dialect(path: Path, content: bytes) -> Dialect:
-    """Return how a text holds a table; raise DataError when nothing separates the names, or one column is named only.
+    """Return how a text holds a table; raise DataError if no separator is found.
 
-    Excel writes a first line that states the separator: sep=;
+    Excel may state the separator in a first line: sep=;
     """
     lines = enumerate(map(bytes.decode, BytesIO(content)), start=1)
     number, first = next(((number, line) for number, line in lines if line.strip()), (0, ""))

@@ -13,14 +13,8 @@ Label = int | Heading
 def doubtful_place(header: Sequence[str], columns: Sequence[Sequence[str]], known: Collection[str]) -> int | None:
     """Return the place, from 1, of the first name that looks like a value; None where all look like names.
 
-    Parameters
-    ----------
-    header
-        The names.
-    columns
-        The different cells below each, or some of them, if the others are none that a name could be.
-    known
-        Names that the run itself uses, in small letters: these may look like any value, as long as none is one.
+    `columns` has the cells below each name that could be names; `known` names, in small letters, may look like any
+    value.
     """
     for place, (name, cells) in enumerate(zip(header, columns, strict=True), start=1):
         if _recurs(name, cells) or (name.lower() not in known and looks_like_value(name)):

@@ -42,10 +42,7 @@ def format_number(value: float, decimal: Decimal = ".") -> str:
 
 
 def canonical(cell: str, decimal: Decimal) -> str:
-    """Return the name of a category or class: 4.0 in one file and 4 in another one are the same.
-
-    4,5 and 4.5 are, too, where commas are decimal marks.
-    """
+    """Return the name of a category or class: 4.0 is 4, as is 4,0 where commas are decimal marks."""
     if decimal == "," and "," in cell and parse_number(cell, decimal) is not None:
         cell = cell.replace(",", ".")
     return cell.partition(".")[0] if WHOLE.fullmatch(cell) else cell

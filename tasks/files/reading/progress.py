@@ -13,10 +13,7 @@ SHOWN = 32 * 2**20
 
 @contextmanager
 def show_progress(path: Path, size: int) -> Iterator[Callable[[float], None]]:
-    """Show on a terminal how much of a large file has been read; yield what is called with the share that has been.
-
-    Processes that others have started are silent.
-    """
+    """Show on a terminal how much of a large file is read; yield what is called with the share."""
     if size < SHOWN or multiprocessing.parent_process() is not None:
         yield lambda share: None
         return

@@ -23,10 +23,7 @@ from .text import ROWS_AT_ONCE, check_names
 
 
 def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> RawTable:
-    """Return the cells of a workbook's sheet: the one that csv.sheet names, or the only one that holds values.
-
-    The first row that holds something names the columns; rows and columns without any value are passed over.
-    """
+    """Return the cells of the sheet that csv.sheet names, or of the only one with values, without empty rows."""
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(
             f"{path}: a {path.suffix.lower()} file is read by python-calamine, which is not installed here: pip "

@@ -27,20 +27,14 @@ class Column:
 
     Attributes
     ----------
-    name
-        As the first line has it.
     label
-        What may be sent to the server of it: the name, or its place.
+        The name as the server may know it: the name itself, or its place.
     numbers
-        Its values, NaN where they are missing; None where it is of texts.
-    texts
-        The different values of a column of texts, in the order of their first rows.
-    codes
-        Which of the texts each row has, -1 where it is missing; of a column of texts.
-    blanks
-        The different spellings of a missing value.
-    missing
-        Which of the blanks each row has, counted from 1; 0 where there is a value.
+        Its values, NaN where they are missing; None for texts.
+    texts, codes
+        The different texts in the order of their first rows, and which of them each row has; -1 where it is missing.
+    blanks, missing
+        The spellings of a missing value, and which of them each row has, from 1; 0 where there is a value.
     """
 
     name: str
@@ -82,19 +76,8 @@ class Column:
 class Source:
     """Where the rows of a table come from.
 
-    Attributes
-    ----------
-    path
-        The file.
-    lines
-        In which line of a text each row ends, or which row of a spreadsheet it is, counted from 1 as the program that
-        shows the file does; of formats that no program shows, the number of the record.
-    unit
-        What `lines` counts.
-    sheet
-        The sheet of a workbook; "" where the format has none.
-    header
-        In which line, or row, the columns are named; 0 where the names are no row.
+    `lines` has the line in which each row ends, or the row of a spreadsheet, from 1, or the number of the record;
+    `unit` says which. `sheet` is "" for other formats. `header` is the line of names, 0 where names are not in a line.
     """
 
     path: Path
@@ -131,18 +114,8 @@ def where(path: Path, sheet: str) -> str:
 class Table:
     """A file of columns.
 
-    Attributes
-    ----------
-    source
-        Where its rows come from.
-    columns
-        By name, in the order of the file.
-    doubtful
-        The place, from 1, of a name that looks like a value, so that the first line may be a row; None for none.
-    ignored
-        The names of columns that were left out, in small letters.
-    faults
-        What is wrong with columns that could not be read, which are not among the others.
+    `doubtful` is the place, from 1, of a name that looks like a value; `ignored` has the names left out, in small
+    letters; `faults` say what is wrong with columns that could not be read.
     """
 
     source: Source
@@ -171,24 +144,10 @@ class Table:
 
 @dataclass(frozen=True)
 class ColumnHints:
-    """What the settings of a run say about a file's columns before it is read.
+    """What a run's settings say about a file's columns before it is read; all names are in small letters.
 
-    Attributes
-    ----------
-    as_texts
-        The columns that hold texts whatever their values look like; names are compared without case.
-    ignored
-        The columns that are left out.
-    grouped
-        The columns by which rows are grouped, which are read though they are left out.
-    targets
-        Those of `as_texts` that may be predicted as numbers.
-    sheets
-        The sheet that is read of a workbook: the one of these names; () for the only one that holds values.
-    decimal
-        The decimal mark of numbers in texts.
-    encoding
-        The encoding of texts that are not in UTF-8; "utf-8" for none.
+    `as_texts` hold texts even if they look like numbers; `targets` are those of them that may be quantities; `grouped`
+    are read even if they are ignored; `sheets` are the names of a workbook's sheet, () for the only one with values.
     """
 
     as_texts: frozenset[str] = frozenset()
