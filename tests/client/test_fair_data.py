@@ -1,27 +1,16 @@
 """A user's functions that take datasets, or none, and models of which a part alone travels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from peft import LoraConfig, TaskType, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    Trainer,
-    TrainingArguments,
-    ViTConfig,
-    ViTForImageClassification,
-    default_data_collator,
-)
 
 from fairbloom.client.fair import fair
 from fairbloom.client.fair.functions import Helpers
@@ -116,14 +105,22 @@ class Ragged(Dataset[Any]):
         return torch.ones(index + 1, dtype=torch.float64) * EXAMPLES[index]
 
 
+def columns() -> Any:
+    from datasets import Dataset as Columns
+
+    return Columns.from_dict({"x": EXAMPLES.tolist()})
+
+
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("make", "words"),
     [
-        (Ragged(), r"batches of the training dataset cannot be made \(RuntimeError\): give fair\(\.\.\., loader="),
-        (datasets.Dataset.from_dict({"x": EXAMPLES.tolist()}), r"a Dataset needs a collator .* fair\(\.\.\., loader="),
+        (Ragged, r"batches of the training dataset cannot be made \(RuntimeError\): give fair\(\.\.\., loader="),
+        (columns, r"a Dataset needs a collator .* fair\(\.\.\., loader="),
     ],
 )
-def test_a_dataset_that_needs_a_collator_asks_for_a_loader(data: Any, words: str) -> None:
+def test_a_dataset_that_needs_a_collator_asks_for_a_loader(make: Any, words: str) -> None:
+    data = make()
+
     def collate(rows: list[Any]) -> tuple[Tensor]:
         return (torch.stack([torch.as_tensor(r["x"] if isinstance(r, dict) else r).double().mean() for r in rows]),)
 
@@ -183,143 +180,13 @@ def test_a_dataset_has_as_many_passes_as_the_personal_epochs() -> None:
 # A part of a model --------------------------------------------------------------------------------------------------
 
 
-class Images(Dataset[Any]):
-    """Pictures of two classes; Trainer takes rows with these names."""
-
-    def __init__(self, client: int) -> None:
-        generator = torch.Generator().manual_seed(client)
-        self.labels = torch.randint(2, (12,), generator=generator)
-        self.pictures = torch.randn(12, 3, 8, 8, generator=generator) + self.labels[:, None, None, None]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"pixel_values": self.pictures[index], "labels": self.labels[index]}
-
-
-class Sentences(Images):
-    """The same, of words."""
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        words = 2 * torch.arange(6) + 3 * self.labels[index]
-        return {"input_ids": words, "labels": self.labels[index]}
-
-
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-
-
-def vit() -> nn.Module:
-    """A vision transformer whose head alone is trained."""
-    torch.manual_seed(1)
-    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_labels=2, **SIZES))
-    model.vit.requires_grad_(False)
-    return model
-
-
-def bert() -> nn.Module:
-    """A transformer with adapters."""
-    torch.manual_seed(1)
-    config = BertConfig(vocab_size=40, max_position_embeddings=8, num_labels=2, **SIZES)
-    lora = LoraConfig(task_type=TaskType.SEQ_CLS, r=2, target_modules=["query", "value"])
-    return get_peft_model(BertForSequenceClassification(config), lora)
-
-
-def batches(dataset: Any) -> Any:
-    return DataLoader(dataset, batch_size=4, collate_fn=default_data_collator)
-
-
-def by_own_loop(model: nn.Module, loader: Any) -> None:
-    model.train()
-    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.5)
-    for batch in loader:
-        optimizer.zero_grad()
-        model(**batch).loss.backward()
-        optimizer.step()
-
-
-def by_trainer(model: nn.Module, dataset: Any) -> None:
-    settings = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-    arguments = TrainingArguments(
-        per_device_train_batch_size=4, num_train_epochs=1, learning_rate=0.05, use_cpu=True, **settings
-    )
-    Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=default_data_collator).train()
-
-
-@torch.no_grad()
-def measure(model: nn.Module, loader: Any) -> dict[str, float]:
-    model.eval()
-    loss, right, count = 0.0, 0, 0
-    for batch in loader:
-        answer = model(**batch)
-        loss += answer.loss.item() * len(batch["labels"])
-        right += int((answer.logits.argmax(1) == batch["labels"]).sum())
-        count += len(batch["labels"])
-    return {"loss": loss / count, "accuracy": right / count}
-
-
-def head_of(model: nn.Module) -> Any:
-    return model.classifier.state_dict()
-
-
-def load_head(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
-    model.classifier.load_state_dict(arrays)  # type: ignore[operator, union-attr]
-
-
-class Case:
-    """How an app makes its model, trains it, and which of its arrays travel."""
-
-    def __init__(self, net: Any, data: Any, train: Any, sent: Any, load: Any, **how: Any) -> None:
-        self.net, self.data, self.train, self.sent, self.load, self.how = net, data, train, sent, load, how
-
-    def app(self) -> ClientApp:
-        app = fair(self.train, measure, **self.how)
-
-        def received(message: Message) -> Any:
-            model = self.net()
-            self.load(model, message.content.array_records["arrays"].to_torch_state_dict())
-            return model
-
-        @app.train()
-        def on_train(message: Message, where: Any) -> Message:
-            model, dataset = received(message), self.data(int(where.node_config["partition-id"]))
-            app.train_fn(model, batches(dataset) if self.train is by_own_loop else dataset)
-            content = {"arrays": ArrayRecord(dict(self.sent(model))), "metrics": MetricRecord({"num-examples": 12})}
-            return Message(RecordDict(content), reply_to=message)
-
-        @app.evaluate()
-        def on_evaluate(message: Message, where: Any) -> Message:
-            found = measure(received(message), batches(self.data(int(where.node_config["partition-id"]))))
-            return Message(RecordDict({"metrics": MetricRecord({"num-examples": 12, **found})}), reply_to=message)
-
-        return app
-
-
-PEFT = (bert, Sentences)
-CASES = {
-    "a ViT's head": Case(vit, Images, by_own_loop, head_of, load_head),
-    "a ViT's head by Trainer": Case(vit, Images, by_trainer, head_of, load_head, loader=batches),
-    "peft, own loop": Case(
-        *PEFT, by_own_loop, get_peft_model_state_dict, set_peft_model_state_dict, arrays=get_peft_model_state_dict
-    ),
-    "peft by Trainer": Case(
-        *PEFT,
-        by_trainer,
-        get_peft_model_state_dict,
-        set_peft_model_state_dict,
-        arrays=get_peft_model_state_dict,
-        loader=batches,
-    ),
-}
-
-
 @pytest.fixture
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # Trainer makes a folder for its outputs
 
 
 @pytest.mark.usefixtures("in_an_empty_folder")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["a ViT's head", "a ViT's head by Trainer", "peft, own loop", "peft by Trainer"])
 @pytest.mark.parametrize(
     "method",
     [
@@ -332,6 +199,8 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda each: type(each).__name__,
 )
 def test_every_kind_of_method_trains_the_part_that_travels(name: str, method: FairStrategy) -> None:
+    from .hugging_face import CASES
+
     case, rounds = CASES[name], list[Round]()
     start = ArrayRecord(dict(case.sent(case.net())))
     method.start(InProcessGrid(case.app(), {}, 2), start, num_rounds=2, on_round=rounds.append)
@@ -346,6 +215,8 @@ def test_every_kind_of_method_trains_the_part_that_travels(name: str, method: Fa
 
 
 def test_only_what_is_trained_of_a_personal_model_is_kept() -> None:
+    from .hugging_face import CASES, head_of, vit
+
     where = context(**{"partition-id": 0, "num-partitions": 1})
     arrays = ArrayRecord(dict(head_of(vit())))
     told = {"server-round": 1, "personal-lambda": 0.5, "personal-epochs": 1}
