@@ -130,15 +130,7 @@ def is_deployed(context: Context) -> bool:
 
 
 def client_of(context: Context, agreed: str = "", server_round: int | None = None) -> LocalClient:
-    """Return the client of a context, in a run whose clients have agreed on something about their data.
-
-    Whether its files have changed is looked at once a round.
-
-    Raises
-    ------
-    FairbloomError
-        When the node config has no partition-id, or one that the task has no client for, or the run pools the data.
-    """
+    """Return the client of a context; once a round, check whether its files have changed."""
     from .local import LocalClient
 
     config, partition, name = _who(context)
@@ -173,13 +165,7 @@ def save_states(context: Context, states: Mapping[str, Mapping[int, StateDict]])
 
 
 def keep_final(message: Message, context: Context) -> dict[str, str]:
-    """Keep the final model of a run, where the message brings it; return what this client says of what it keeps.
-
-    Raises
-    ------
-    FairbloomError
-        When the model does not fit the one that this client trains, or the disk does not take it.
-    """
+    """Keep the final model of a run, where the message brings it; return what this client says of what it keeps."""
     from fairbloom.tasks.models import arrays_of
 
     from .kept import About, check_fits, find_kept, forget_oldest, keep_model

@@ -15,19 +15,8 @@ MOST_CLASSES = 100_000
 def class_table(wanted: str, task: Task, examples: AnyExamples) -> Tensor | None:
     """Return the weight of each class at a client, by the class's place; None where no weights are wanted.
 
-    Parameters
-    ----------
-    wanted
-        As the setting `class-weights` has it: n / (c · n_y) for each of the client's c classes where it is
-        "balanced", n_y of n being the training examples of class y; otherwise weights by name or number, and 1 for
-        classes without one.
-    task, examples
-        The task, and what the client trains on.
-
-    Raises
-    ------
-    FairbloomError
-        When the targets are no classes, or a class is none of the task's.
+    "balanced" is n / (c · n_y) for each of the client's c classes, n_y of n being its training examples of class y.
+    Otherwise `wanted` has weights by name or number, and 1 is that of the other classes.
     """
     if not wanted:
         return None

@@ -18,11 +18,6 @@ def choose_device(name: str) -> torch.device:
     """Return the device `name`; for "auto" the best that can be used here: CUDA, then MPS, then the CPU.
 
     On CUDA, PyTorch is then asked for full precision and for operations that give the same bits again.
-
-    Raises
-    ------
-    FairbloomError
-        When the device is not available on this machine; the message says why.
     """
     if name != "auto":
         try:

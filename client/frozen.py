@@ -20,10 +20,7 @@ def frozen_of(model: nn.Module) -> StateDict:
 
 @contextmanager
 def left_as_they_are(model: nn.Module) -> Iterator[None]:
-    """Raise FairbloomError where frozen parameters of a model are written to meanwhile: nobody would get what they are.
-
-    A model's own forward may do that, as one with a second network does that follows the first one slowly.
-    """
+    """Raise FairbloomError where a model writes to its frozen parameters meanwhile: the change would reach nobody."""
     before = _versions(model)
     yield
     changed = [name for name, version in _versions(model).items() if before.get(name) != version]
@@ -46,23 +43,11 @@ def digest_frozen(model: nn.Module) -> str:
 
 
 def complete(arrays: StateDict, model: nn.Module, digest: str, sent: StateDict | None) -> StateDict | None:
-    """Return the whole model whose changing arrays are these, None where its frozen parameters are not here.
+    """Return the whole model with these changing arrays.
 
-    Parameters
-    ----------
-    arrays
-        What was received of the global model.
-    model
-        This client's, with the frozen parameters that it was built with or has received last.
-    digest
-        Of the global model's frozen parameters.
-    sent
-        These, where they came with the message.
+    None where the frozen parameters of this `digest` are not here.
 
-    Raises
-    ------
-    FairbloomError
-        When other parameters are frozen here than on the server.
+    They may have been `sent` with the message, or be those of the client's `model`.
     """
     if sent is None:
         return {**frozen_of(model), **arrays} if digest_frozen(model) == digest else None

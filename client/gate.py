@@ -28,17 +28,7 @@ ROWS, CLASSES = "rows", "classes"
 
 
 class Gate:
-    """What a client may send of its examples.
-
-    Parameters
-    ----------
-    ledger
-        What the device remembers of earlier numbers.
-    floor
-        Fewest rows behind a count; two numbers must differ by so many.
-    task, client, splits
-        The client's examples, as the task calls it.
-    """
+    """What a client may send of its examples: `floor` is the fewest rows behind a count, or between two."""
 
     def __init__(self, ledger: Ledger, floor: int, task: Task, client: str, splits: Splits) -> None:
         self.floor = floor
@@ -52,10 +42,7 @@ class Gate:
     def pass_scores(self, measurement: Measurement, scores: Mapping[str, float]) -> dict[str, float]:
         """Return those of the loss and the scores of a part, by their names, that may leave; of groups all do.
 
-        Raises
-        ------
-        DataError
-            When those of training may not: methods need these numbers as they are.
+        Where those of training may not leave, it raises DataError: methods need these numbers as they are.
         """
         part = measurement.examples
         examples: AnyExamples = getattr(self._splits, part)

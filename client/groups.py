@@ -32,8 +32,6 @@ def measure_groups(
 
     Parameters
     ----------
-    task
-        Names the groups and what is measured in each.
     measured
         What each of the task's `group_scores` gives for a client's examples.
     groups
@@ -41,8 +39,8 @@ def measure_groups(
     smallest
         Fewest examples of a group that may be reported.
     admits
-        Says whether the groups of a grouping may be reported, and the examples behind each of their scores; where one
-        may not, none is, since the others and the total would show it.
+        Says whether the groups of a grouping may be reported; where one may not, none is, since the others and the
+        total would show it.
     """
     values = {score: _of_each(score, of_all, len(groups)) for score, of_all in measured.items()}
     found: dict[str, int | float] = {}

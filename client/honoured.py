@@ -1,7 +1,6 @@
-"""What those who compute clients honour of rules, of the local work and of the metrics.
+"""What an engine honours: hooks of rules, fields of local work, and metrics.
 
-Each way to compute declares it in one place. Whatever else is asked is done another way, or refused by name: it is
-never left out in silence.
+Each engine declares what it supports. Anything else falls back to another engine, or is refused by name.
 """
 
 from collections.abc import Iterable
@@ -18,17 +17,7 @@ from .work import LocalWork, set_fields
 
 @dataclass(frozen=True)
 class Honoured:
-    """What is honoured.
-
-    Attributes
-    ----------
-    hooks
-        The hooks of rules that are called: a rule with another one is not followed.
-    work
-        Fields of `LocalWork`.
-    metrics
-        Of `fairbloom.client.metrics`: patterns of measurements, and names.
-    """
+    """What is honoured: hooks of rules, fields of `LocalWork`, and metrics, by name or pattern of measurements."""
 
     hooks: frozenset[str]
     work: frozenset[str]

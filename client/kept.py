@@ -35,21 +35,10 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a final model.
+    """What is known of a final model: its run, last round, and checksum in the server's run folder.
 
-    Attributes
-    ----------
-    run
-        The name of the run, which its server gave it.
-    round
-        The last round of the run.
-    checksum
-        That of the model in the server's run folder.
-    serves
-        "personal" where the run trained no global model, so that this one is as it began; else "global".
-    threshold
-        The probability from which it predicts the positive one of two classes, where the run's clients have chosen one
-        together, or this client its own; None: the class with the higher probability is predicted.
+    `serves` is "personal" where the run trained no global model. `threshold` is the probability from which the positive
+    one of two classes is predicted; None: the class with the higher probability is.
     """
 
     run: str
@@ -84,17 +73,7 @@ def find_kept(folder: Path) -> About | None:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a client keeps of one run.
-
-    Attributes
-    ----------
-    folder
-        Where it lies.
-    about
-        What is known of the final model; None where there is none (any more), or it is damaged.
-    personal_rounds
-        The rounds that made its personal models, in order; none where the run has no such models.
-    """
+    """What a client keeps of one run: its folder, what is known of the final model, and the personal models' rounds."""
 
     folder: Path
     about: About | None
@@ -102,13 +81,7 @@ class Kept:
 
 
 def list_kept(state_dir: Path) -> list[Kept]:
-    """Return what clients keep in a state folder, the latest run first; the folder of one run may be named, too.
-
-    Raises
-    ------
-    FairbloomError
-        When nothing is kept there.
-    """
+    """Return what clients keep in a state folder, the latest run first; the folder of one run may be named, too."""
     folders = (
         [state_dir] if (state_dir / CONFIG).exists() else [path.parent for path in state_dir.glob(f"*/*/{CONFIG}")]
     )
@@ -124,13 +97,7 @@ def list_kept(state_dir: Path) -> list[Kept]:
 
 
 def choose_kept(state_dir: Path, run: str = "") -> Kept:
-    """Return what is kept of a run, by its name; of the latest where none is named.
-
-    Raises
-    ------
-    FairbloomError
-        When nothing is kept there, or nothing of that run.
-    """
+    """Return what is kept of a run, by its name; of the latest where none is named."""
     kept = list_kept(state_dir)
     named = [each for each in kept if not run or (each.about is not None and each.about.run == run)]
     if not named:
@@ -181,9 +148,9 @@ def _encode(config: Mapping[str, Any]) -> bytes:
 
 
 def forget_oldest(state_dir: Path, name: str) -> None:
-    """Remove the final models of a client's oldest runs, where there are too many; personal models stay.
+    """Remove the final models of a client's oldest runs, where there are too many.
 
-    `name` is that of its folder in each run's.
+    `name` is its folder in each run's.
     """
     kept = [path for run in state_dir.iterdir() if (path := run / name / MODEL).exists()]
     for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MOST_RUNS]:

@@ -35,18 +35,9 @@ def keyed_digest(key: bytes, content: bytes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Book:
-    """What a ledger holds.
+    """What a ledger holds: the digests of all known rows, and which of them each set has, eight to a byte.
 
-    Attributes
-    ----------
-    key
-        Of the digests.
-    rows
-        The digests of all rows that are known, each once.
-    kinds
-        What each set of rows is behind, as a digest: two numbers are compared where that is the same.
-    sets
-        Which rows each set has, eight to a byte, shape (sets, ⌈rows / 8⌉).
+    Two sets are compared where their `kinds`, digests of the numbers that they are behind, are the same.
     """
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
@@ -93,13 +84,7 @@ class Book:
 
 
 class Ledger:
-    """The ledger of a device.
-
-    Parameters
-    ----------
-    folder
-        The device's state folder; None: it is kept in memory, for as long as this object.
-    """
+    """The ledger of a device, in its state folder; without one, in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / LEDGER
@@ -120,21 +105,10 @@ class Ledger:
             return mark in self._remembered
 
     def admit(self, numbers: Sequence[tuple[str, Digests]], least: int, own: Sequence[Digests] = ()) -> bool:
-        """Return whether numbers may leave, and remember the rows behind them if so.
+        """Return whether numbers may leave, each a kind and the rows behind it, and remember the rows if so.
 
-        Parameters
-        ----------
-        numbers
-            What kind each is of, and the rows behind it.
-        least
-            By how many rows at least two sets of one kind must differ that share some.
-        own
-            Sets with which none of these is compared.
-
-        Raises
-        ------
-        ReportableError
-            When the ledger is damaged, full, or cannot be written: then no number leaves.
+        Two sets of one kind that share rows must differ by at least `least`; sets of the client's `own` are not
+        compared. A ledger that is damaged, full or cannot be written raises ReportableError: then no number leaves.
         """
         with self._held():
             book: Book | None = self._book

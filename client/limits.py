@@ -50,13 +50,7 @@ class Limits:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """Return the limits of a table.
-
-        Raises
-        ------
-        LimitsError
-            When a key is unknown, or its value impossible.
-        """
+        """Return the limits of a table; raise LimitsError where a key is unknown, or its value impossible."""
         names = [each.name.replace("_", "-") for each in fields(cls)]
         for key, value in table.items():
             if key not in names:

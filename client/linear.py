@@ -25,16 +25,8 @@ def linear_step(
 ) -> Step | None:
     """Return a step of multinomial logistic regression; None for any other model, loss or work.
 
-    The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding.
-
-    Parameters
-    ----------
-    model, task, work
-        What is trained, and how.
-    received
-        Weight and bias to which the pull goes, where there is one.
-    velocity
-        Those of weight and bias, where there is momentum; changed in place.
+    The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding. The pull goes to `received`,
+    weight and bias; `velocity` has theirs, and is changed in place.
     """
     if not step_fields(work) <= HONOURED:
         return None

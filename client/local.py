@@ -67,16 +67,8 @@ HONOURED = Honoured(
 class Update:
     """What a client replies to the terms of a round.
 
-    Attributes
-    ----------
-    arrays
-        The trained model; its tensors are those of the client's model where that trains nothing else in the round.
-    metrics
-        The number of training examples, and what was asked for.
-    second
-        A second model where a rule replies one; else empty.
-    record
-        The record in which it is replied; "": none.
+    The `arrays` may be those of the client's model itself. A rule may reply a `second` model, in the record of this
+    name.
     """
 
     arrays: StateDict
@@ -86,15 +78,7 @@ class Update:
 
 
 class StartedRule(NamedTuple):
-    """A rule in a round.
-
-    Attributes
-    ----------
-    rule
-        The rule at work.
-    origin
-        The round of the state that it went on from, 0 where it began anew.
-    """
+    """A rule in a round, and the round of the state that it went on from, 0 where it began again."""
 
     rule: RuleAtWork
     origin: int
@@ -106,18 +90,10 @@ class LocalClient:
 
     Attributes
     ----------
-    name
-        What the server calls it.
     key
         The task's name of its partition, from which its random streams are drawn.
-    settings
-        Of the run.
-    task, splits
-        The task, and this client's examples, on the device.
     model
         One model a process, which every client overwrites.
-    states
-        What it keeps between rounds.
     gate
         What may leave the device; None in one process, where nothing leaves.
     """
@@ -140,25 +116,12 @@ class LocalClient:
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
         since: Hashable = None,
     ) -> "LocalClient":
-        """Return the client of a partition.
+        """Return the client of a partition, a place among the task's clients from 0.
 
-        Parameters
-        ----------
-        settings
-            Of the run, or its run config.
-        partition
-            Its place among the task's clients, from 0.
-        name
-            What the server calls it; None: as the task does.
-        states
-            The versions of what it keeps, by name and round, where somebody else kept them in memory.
-        since
-            As in `load_task`.
+        The server calls it `name`, or as the task.
 
-        Raises
-        ------
-        FairbloomError
-            When there is no such partition, or the task cannot be loaded.
+        `states` are the versions of what it keeps, by name and round, where they are in memory; `since` is as in
+        `load_task`.
         """
         folder, settings = partial(folder_of, settings), RunSettings.of(settings)
         task, model = load_task_and_model(settings, since)
@@ -177,19 +140,9 @@ class LocalClient:
     def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = NO_VECTORS) -> Update:
         """Train the received model, and the personal one where the terms say so.
 
-        Parameters
-        ----------
-        received
-            The global model.
-        terms
-            Of the work.
-        sent
-            What the server sent beside the model, by the name of its record.
+        Vectors are `sent` next to it, by record.
 
-        Raises
-        ------
-        StragglerError
-            When this client is a straggler in this round and stragglers are dropped.
+        Raises StragglerError when this client is a straggler in this round and stragglers are dropped.
         """
         if self.gate is not None:
             self.gate.check_training()
@@ -401,13 +354,7 @@ def shapes_of(arrays: Arrays) -> dict[str, torch.Size]:
 def describe_data(
     settings: RunSettings | Mapping[str, Any], partition: object, name: str | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """Return a client's name, and what it says about its data: `examples`, and what is to be agreed.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such client, or its data cannot be used.
-    """
+    """Return a client's name, and what it says about its data: `examples`, and what is to be agreed."""
     settings = RunSettings.of(settings)
     task = load_task(settings)
     key = find_client_key(settings, task, partition, name)
@@ -428,13 +375,7 @@ def ledger_of(settings: RunSettings) -> Ledger:
 
 
 def find_client_key(settings: RunSettings, task: Task, partition: object, name: str | None) -> str:
-    """Return which of the task's clients this one is: by its name where clients come with the data, or as the only one.
-
-    Raises
-    ------
-    FairbloomError
-        When it is none of them.
-    """
+    """Return which of the task's clients this one is: by its name where data come with clients, or the only one."""
     info = find_task(settings.task)
     if info.setup(settings).partition in info.natural and name in task.clients:
         return name
@@ -460,10 +401,7 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
 
 
 def load_task_and_model(settings: RunSettings, since: Hashable = None) -> tuple[Task, torch.nn.Module]:
-    """Return the task and a model on the device that the settings name; the same ones for both.
-
-    Files that have changed are another task; `since` is as in `load_task`.
-    """
+    """Return the task and a model on the settings' device, the same ones for both; `since` is as in `load_task`."""
     return _load_for_device(load_task(settings, since), settings.device)
 
 

@@ -26,16 +26,8 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 class Measurement(NamedTuple):
     """The task's loss and scores of one model on some of a client's examples.
 
-    Attributes
-    ----------
-    pattern
-        What they are called on the wire: {} stands for loss, accuracy or another score of the task.
-    model
-        RECEIVED, TRAINED, PERSONAL or ALONE.
-    examples
-        TRAIN, VALIDATION or TEST.
-    requested
-        Whether a client measures it where the terms ask for one of these names alone; else wherever it can.
+    In `pattern`, the name on the wire, {} stands for loss or a score. `requested` says that clients measure it only
+    where the terms ask for it.
     """
 
     pattern: str
@@ -110,17 +102,7 @@ BY_GROUP = name_in_group("{}", "{}", "{}")
 
 
 class WorkDone(NamedTuple):
-    """Local work that is over, of which clients report more than scores.
-
-    Attributes
-    ----------
-    learning_rate
-        Returns the one of its steps.
-    changes
-        Returns the trainable parameters before and after it, in pairs.
-    rate_sum
-        Returns the sum of the learning rates of its steps.
-    """
+    """Finished local work: its learning rate, the parameters before and after it in pairs, and the sum of its rates."""
 
     learning_rate: Callable[[], float]
     changes: Callable[[], Iterable[tuple[Tensor, Tensor]]]
@@ -145,17 +127,7 @@ OF_HITS = (*wire.POSITIVES, *wire.HITS)
 
 
 def requested_metrics(measure: Iterable[str], scores: Mapping[str, float], done: WorkDone) -> dict[str, float]:
-    """Return what is asked for of local work, in the order in which it is asked.
-
-    Parameters
-    ----------
-    measure
-        The names that the terms ask for; what nobody measures is left out.
-    scores
-        What was measured before and after, by names on the wire.
-    done
-        The work.
-    """
+    """Return what the terms ask for of local work, in this order; what nobody measures is left out."""
     found = {}
     for name in measure:
         if name in scores:

@@ -31,15 +31,7 @@ def run_work(settings: RunSettings, number: int) -> LocalWork:
 
 
 def global_work(settings: RunSettings, terms: Terms, rules: Rules | None = None) -> LocalWork:
-    """Return the work on the global model that settings and terms add to, as for any client.
-
-    `rules` are those of the terms; None: they are made here.
-
-    Raises
-    ------
-    FairbloomError
-        As `rules_of` does.
-    """
+    """Return the work on the global model that settings, terms and the terms' rules add up to, as for any client."""
     chosen = rules_of(settings, terms) if rules is None else rules
     work = run_work(settings, terms.server_round)
     for rule in chosen:
@@ -58,13 +50,7 @@ def own_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[LocalWo
 def client_work(
     work: LocalWork, settings: RunSettings, terms: Terms, client: str, *, personal: bool = False
 ) -> LocalWork:
-    """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler.
-
-    Raises
-    ------
-    StragglerError
-        When this client is a straggler in this round and stragglers are dropped.
-    """
+    """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler."""
     number = terms.server_round
     return replace(
         work,

@@ -11,10 +11,7 @@ from fairbloom.tasks.preprocessing import PREPROCESSING, Preprocessing
 
 
 def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
-    """Write a client's preprocessing into its folder, unless that is there as it is; None: nothing is kept.
-
-    A disk that does not take it is no reason to leave the client out: that is logged.
-    """
+    """Write a client's preprocessing into its folder, if it has one; a disk that does not take it is logged."""
     if folder is None or task.preprocessing is None:
         return
     path, content = folder / PREPROCESSING, _encode(task.preprocessing, client)

@@ -45,13 +45,7 @@ def note(folder: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_entries(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of a device's log, the oldest first; a line that was cut off by a full disk is left out.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no log.
-    """
+    """Return the entries of a device's log, the oldest first; a line that was cut off by a full disk is left out."""
     paths = [path for path in (folder / EARLIER, folder / RECORD) if path.exists()]
     if not paths:
         raise FairbloomError(

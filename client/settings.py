@@ -64,17 +64,8 @@ def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
 def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
     """Return what a device takes of a run's settings, and the run's fingerprint.
 
-    Parameters
-    ----------
-    config
-        All settings of the run.
-    allow
-        Values that the device's owner allows although they are no plain words: import strings, for example.
-
-    Raises
-    ------
-    SettingRefusedError
-        When a setting that is taken has an impossible value, or one that is no plain word and not allowed.
+    `allow` has the values, such as import strings, that the device's owner allows. Any other value that is impossible,
+    or no plain word, raises SettingRefusedError.
     """
     try:
         config = expand_own_settings(config)
@@ -97,13 +88,7 @@ def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) ->
 
 
 def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return those of a run's settings that a device takes only where its owner allows their values.
-
-    Raises
-    ------
-    FairbloomError
-        When the run's task cannot be found.
-    """
+    """Return those of a run's settings that a device takes only where its owner allows their values."""
     config = expand_own_settings(config)
     known = work_settings(config)
     unlisted = {key: value for key, value in config.items() if key in known and not _is_listed(known[key])}

@@ -42,15 +42,7 @@ LONGEST_FOLDER = 200
 
 
 class Version(NamedTuple):
-    """One version of what a client keeps.
-
-    Attributes
-    ----------
-    made
-        The round that made it.
-    state
-        Its tensors by name.
-    """
+    """One version of what a client keeps: the round that made it, and its tensors by name."""
 
     made: int
     state: StateDict
@@ -59,12 +51,7 @@ class Version(NamedTuple):
 class Made(NamedTuple):
     """What a round has made of something that a client keeps.
 
-    Attributes
-    ----------
-    state
-        Its tensors by name.
-    origin
-        The round of the version that the client went on from, 0 where it began anew; None: of whichever came last.
+    `origin` is the round of the version that it was made from, 0 where the client began again; None: the last one.
     """
 
     state: StateDict
@@ -72,16 +59,10 @@ class Made(NamedTuple):
 
 
 class KeptVersions:
-    """The versions of one thing that a client keeps in one run.
+    """The versions of one thing that a client keeps in one run, by the round that made each.
 
-    Parameters
-    ----------
-    folder
-        Where they are stored; None: nowhere but in memory.
-    versions
-        Those in memory, by the round that made each; if there is a folder, they are there, too.
-    stored_at_once
-        Whether each is stored when it is made. Where not, `store` does it, and is called with every checkpoint.
+    They are stored in `folder`, if there is one: each when it is made if `stored_at_once`, else by `store` with every
+    checkpoint.
     """
 
     def __init__(
@@ -124,11 +105,6 @@ class KeptVersions:
 
         With an `origin`, the version that it was made from stays in memory as well, and those between the two are
         deleted: the replies of their rounds were not used, or the server has gone back to an earlier round.
-
-        Raises
-        ------
-        FairbloomError
-            When the disk does not take it.
         """
         before = {} if origin is None else {made: each for made, each in self.in_memory.items() if made == origin}
         self.in_memory = before | {number: {name: tensor.detach().clone() for name, tensor in state.items()}}
@@ -177,17 +153,7 @@ class KeptVersions:
 
 
 class ClientStates:
-    """All that one client keeps between the rounds of one run, by name.
-
-    Parameters
-    ----------
-    folder
-        The client's folder; None: it keeps all in memory.
-    versions
-        The versions in memory, by name and the round that made each.
-    stored_at_once
-        Whether each version is stored when it is made. Where not, `store` does it, and is called with every checkpoint.
-    """
+    """All that one client keeps between the rounds of one run, by name, as KeptVersions."""
 
     def __init__(
         self,
@@ -225,9 +191,9 @@ class ClientStates:
         return {name: kept.in_memory for name, kept in self._kept.items() if kept.in_memory}
 
     def of_rule(self, terms: Terms) -> Version:
-        """Return the state that the client's rule goes on from, an empty one of round 0 where there is none.
+        """Return the state of the terms' `state_round`, or the last one, for the client's rule.
 
-        Terms that say a `state_round` ask for the state of that round and for no other.
+        Without one, an empty state.
         """
         if terms.state_round is None:
             return self[RULE].find(before=terms.server_round) or Version(0, {})
@@ -253,9 +219,9 @@ class ClientStates:
 
 @contextmanager
 def explain_disk_errors(what: str) -> Iterator[None]:
-    """Let an error of the disk on which a client keeps something say so, in words that the server may read.
+    """Turn a disk error of what a client keeps into words that the server may read.
 
-    `what` says what could not be done with it: "written to", "read from".
+    `what` is "written to" or "read from".
     """
     try:
         yield
@@ -311,9 +277,9 @@ def folder_name(client: str) -> str:
 
 
 def state_folder(settings: RunSettings | Mapping[str, Any]) -> Path | None:
-    """Return where clients keep their personal models in these runs, each in a folder of its `folder_name`.
+    """Return where clients keep their states in runs with these settings, each in a folder of its own.
 
-    None where they keep none.
+    None: nowhere.
     """
     config = settings.run_config() if isinstance(settings, RunSettings) else settings
     state_dir = config.get("state-dir", "")

@@ -57,13 +57,7 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class ModelNow(NamedTuple):
-    """A model in the midst of its steps.
-
-    Attributes
-    ----------
-    model
-        The model.
-    """
+    """A model in the midst of its steps."""
 
     model: nn.Module
 
@@ -95,24 +89,9 @@ def train(
 ) -> StepsTaken:
     """Run the local steps on `model` in place; return which they were.
 
-    Each step is that of an optimizer of torch.optim: frozen parameters, and those that the loss does not touch unless
-    gradients are corrected, stay as they are.
-
-    Parameters
-    ----------
-    model, task, examples, work
-        What is trained, on what and how.
-    anchor
-        The trainable parameters that the pull goes to, in the model's order; None: where training starts.
-    correct
-        Corrects the gradients of each step.
-    after_step
-        Is called after each step.
-
-    Raises
-    ------
-    FairbloomError
-        When all parameters are frozen, the model returns no tensor, or BatchNorm would meet single examples only.
+    Each step is that of an optimizer of torch.optim. Frozen parameters stay as they are, and so do those that the loss
+    does not touch, unless gradients are corrected. The pull goes to `anchor`, the trainable parameters in the model's
+    order, or to where training starts.
     """
     if work.idle:
         return StepsTaken()
@@ -162,13 +141,7 @@ def train(
 
 @contextmanager
 def mixed_precision(precision: str, parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Let a model compute in this precision meanwhile, as torch.autocast does; float32 leaves it as it is.
-
-    Raises
-    ------
-    FairbloomError
-        When the parameters are not float32, with which autocast has no effect.
-    """
+    """Let a model of float32 numbers compute in this precision meanwhile, as torch.autocast does."""
     if precision == "float32":
         yield
         return
@@ -219,11 +192,6 @@ def batches(count: int, work: LocalWork, fewest: int = 1) -> Iterator[Tensor]:
     """Yield the indices of each step's examples: a new random order in every epoch, none where a step takes all.
 
     A last batch of fewer than `fewest` is left out; other examples are in it in the next epoch.
-
-    Raises
-    ------
-    FairbloomError
-        When all batches would be left out.
     """
     size = batch_of(count, work)
     if size < fewest:
@@ -245,13 +213,7 @@ def count_steps(count: int, work: LocalWork, fewest: int = 1) -> int:
 
 
 def batch_of(count: int, work: LocalWork) -> int:
-    """Return how many of `count` examples a step takes, but for the last of an epoch.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no example.
-    """
+    """Return how many of `count` examples a step takes, but for the last of an epoch."""
     if not count:
         raise ReportableError("there is no training example here, so nothing can be trained: leave this client out")
     return min(work.batch_size or count, count)
@@ -274,11 +236,6 @@ def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
     """Return a model's outputs, called as model(x), model(**inputs) or model(*inputs).
 
     Of several outputs by name, that of the name `output` is taken; "": `logits`, or the only tensor.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such tensor.
     """
     return choose_output(model, _answer(model, inputs), output)
 
@@ -348,8 +305,8 @@ def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
 def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     """Let the channels of a pixel lie side by side in a model's convolutions: the processor is faster with that.
 
-    A model that cannot take images which lie like that, since it calls `view` on them, say, stays as it is; so do one
-    with GroupNorm, which is slower with that, and one on another device.
+    A model stays as it is if it cannot take such images (it calls `view` on them, for example), has GroupNorm, which is
+    slower with that, or is on another device.
     """
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
     slower = any(isinstance(module, nn.GroupNorm) for module in model.modules())
@@ -409,15 +366,7 @@ def answer(model: nn.Module, task: Task, examples: AnyExamples) -> "Answers":
 
 
 class Answers(NamedTuple):
-    """What a model makes of examples.
-
-    Attributes
-    ----------
-    batches
-        Outputs and targets: of all examples at once, or where those of several batches have other shapes, of each.
-    losses
-        The loss of each example.
-    """
+    """What a model makes of examples: each one's loss, and outputs with targets, by batch where shapes differ."""
 
     batches: Sequence[tuple[Tensor, Tensor]]
     losses: Tensor
@@ -437,14 +386,7 @@ class Answers(NamedTuple):
         return cls(answered, _joined(losses or [task.loss(*batch) for batch in answered]))
 
     def measured(self, name: str, of: Callable[[Tensor, Tensor], Tensor | float]) -> Tensor | float:
-        """Return a score of all examples: one number, or one of each.
-
-        Raises
-        ------
-        FairbloomError
-            When batches have several shapes, and the score gives no number of each example, of which one of all could
-            be made.
-        """
+        """Return a score of all examples: one number, or one of each."""
         if len(self.batches) == 1:
             return of(*self.batches[0])
         found = [torch.as_tensor(of(*batch)) for batch in self.batches]

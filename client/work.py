@@ -31,14 +31,8 @@ class LocalWork:
 
     Attributes
     ----------
-    epochs
-        Passes over the training set.
     batch_size
         Examples a step; 0: all of them.
-    learning_rate, momentum, weight_decay
-        Of the optimizer as PyTorch defines it; momentum, and whatever else it remembers, starts afresh in every round.
-    optimizer
-        Which one takes the steps; by default SGD.
     schedule
         How the learning rate changes over the steps.
     gradient_clip
@@ -58,8 +52,6 @@ class LocalWork:
         What the training loss is weighted by, as the setting `class-weights` has it; "": each example counts the same.
     precision
         Of a step's forward pass: bfloat16 is autocast to that; with float32 the model computes as it is.
-    transform
-        What becomes of the mean loss of a minibatch.
     random
         Draws the order of the examples in each epoch; a step that takes all of them needs none.
     draws
@@ -158,28 +150,13 @@ def descend(
 ) -> None:
     """Take one step in place, by an optimizer or as torch.optim.SGD does, with the pull to `received` in the gradient.
 
-    The gradient, the pull in it, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight decay and momentum come
-    after. A parameter without a gradient stays as it is, and so does its velocity; where gradients are corrected, it
-    has one of 0.
+    The gradient, including the pull, is clipped as torch.nn.utils.clip_grad_norm_ does it; weight decay, corrections
+    and momentum come after. A parameter without a gradient stays as it is, and so does its velocity; where gradients
+    are corrected, it has one of 0. SGD is written out because the first optimizer object of a process imports PyTorch's
+    compiler.
 
-    SGD's is written out because the first optimizer object of a process imports PyTorch's compiler.
-
-    Parameters
-    ----------
-    parameters, gradients
-        What the step changes, and the gradient by each, None where there is none; gradients are changed too.
-    received
-        What the parameters are pulled to, where there is a pull.
-    velocity
-        Those of the parameters, where there is momentum; changed in place.
-    work
-        Rate, momentum, decay, pull and clipping.
-    optimizer
-        Of the parameters; None: SGD, without further parameters.
-    correct
-        What a rule makes of the gradients, the pull and weight decay in them.
-    stacked
-        Whether each array has several clients' side by side, along its first dimension.
+    Gradients and velocity are changed too. `stacked` arrays have several clients' side by side, along the first
+    dimension.
     """
     if correct is not None:
         gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]

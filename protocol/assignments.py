@@ -22,13 +22,7 @@ CLASS_WEIGHTS = rf"{BALANCED}|{_LABEL}=[\d.eE+-]{{1,40}}(?:,{_LABEL}=[\d.eE+-]{{
 
 
 def arguments(text: str) -> dict[str, Argument]:
-    """Return what a text that matches ARGUMENTS assigns.
-
-    Raises
-    ------
-    ValueError
-        When a name is assigned to twice.
-    """
+    """Return what a text that matches ARGUMENTS assigns; raise ValueError where a name is assigned to twice."""
     found: dict[str, Argument] = {}
     for name, value in re.findall(rf"([A-Za-z_]\w*)\s*=\s*(\([^()]*\)|{_SCALAR})", text):
         if name in found:
@@ -42,13 +36,7 @@ def _several(text: str) -> tuple[Value, ...]:
 
 
 def weights_by_class(text: str) -> Mapping[str, float]:
-    """Return the weights by class of a text that matches CLASS_WEIGHTS and is not "balanced".
-
-    Raises
-    ------
-    ValueError
-        When a weight is not above 0, or a class has two.
-    """
+    """Return the weights by class of a text that matches CLASS_WEIGHTS and is not "balanced", each above 0."""
     found: dict[str, float] = {}
     for word in text.split(","):
         label, _, value = (part.strip() for part in word.partition("="))

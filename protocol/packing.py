@@ -29,13 +29,7 @@ def pieces(content: bytes) -> dict[str, dict[str, bytes]]:
 
 
 def joined(records: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Return the content that records hold.
-
-    Raises
-    ------
-    ValueError
-        When there are other records, or they hold no bytes.
-    """
+    """Return the content that records hold; raise ValueError where there are other records, or they hold no bytes."""
     parts = [records.get(name_of(number), {}).get(BYTES) for number in range(len(records))]
     if not all(isinstance(part, bytes) for part in parts):
         raise ValueError("a packed content has a piece that is missing, or holds no bytes")

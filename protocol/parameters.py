@@ -225,17 +225,8 @@ class Parameter:
     def checked(self, value: object, called: str = "") -> Value:
         """Return `value` in its type: a whole number as the float that is meant.
 
-        Parameters
-        ----------
-        value
-            What somebody has given.
-        called
-            What the error calls the parameter; by default its key in a run config.
-
-        Raises
-        ------
-        SettingsError
-            When it is of another type or outside its range; the message names parameter, value and range.
+        A value of another type, or outside the range, raises SettingsError, which names parameter, value and range.
+        Errors call the parameter `called`, by default its key in a run config.
         """
         chosen = self._taken(value)
         if chosen is None:
@@ -281,23 +272,10 @@ class Parameter:
 
 @cache
 def parameters_of(owner: str, declared: Callable[..., Any], *, skipped: int = 0) -> tuple[Parameter, ...]:
-    """Return the parameters of a method or task: all but the meaning from its signature, that from its docstring.
+    """Return the parameters of a method or task: the meaning from its docstring, all else from its signature.
 
-    A mapping is a text here (`Pairs`), and None is "".
-
-    Parameters
-    ----------
-    owner
-        What their keys begin with.
-    declared
-        The class or function.
-    skipped
-        How many of its first parameters are not meant.
-
-    Raises
-    ------
-    SettingsError
-        When one is not annotated as int, float, bool or str, which is all that a run config can carry.
+    Their keys begin with `owner`; the first `skipped` parameters are left out. A mapping is a text here (`Pairs`), and
+    None is "". A parameter that is no int, float, bool or str, or has no annotation, raises SettingsError.
     """
     meanings, found = described(inspect.getdoc(declared) or ""), []
     is_class = isinstance(declared, type)
@@ -334,9 +312,9 @@ def annotated(
 
 @cache
 def arguments_of(function: Callable[..., Any]) -> Mapping[str, Parameter | None]:
-    """Return the parameters of a function by their names in Python, None for what is annotated as something else.
+    """Return a function's parameters by their names in Python, None for those with other annotations.
 
-    Nothing is known of annotations that cannot be evaluated, names that only a type checker imports say.
+    Annotations that cannot be evaluated, such as names that only a type checker imports, declare nothing.
     """
     try:
         found = inspect.signature(function, eval_str=True).parameters.values()
@@ -381,20 +359,7 @@ def parsed(text: str) -> Value:
 
 
 def split_pairs(text: str, example: str) -> dict[str, str]:
-    """Return what a text such as "site-a=1200 site-b=300" says of each name.
-
-    Parameters
-    ----------
-    text
-        Names and values, each pair with = between its two and a space before the next.
-    example
-        A pair that an error shows as the remedy.
-
-    Raises
-    ------
-    ValueError
-        When a word is no such pair, or a name comes twice.
-    """
+    """Return the value of each name in a text such as "site-a=1200 site-b=300"; errors show `example` as the remedy."""
     pairs: dict[str, str] = {}
     for word in text.split():
         name, _, value = word.partition("=")

@@ -7,12 +7,9 @@ from .terms import STATEFUL, OwnRuleTerms, Terms
 
 
 def check_rule(settings: RunSettings, terms: Terms) -> str:
-    """Return what asks for a rule, as key = value; "" where nothing does.
+    """Return what asks for a rule that corrects steps, as key = value; "" where nothing does.
 
-    Raises
-    ------
-    FairbloomError
-        When several things do, the steps are not those of plain SGD, or the terms name another one than the settings.
+    Two such requests, steps other than plain SGD's, or terms that contradict the settings raise FairbloomError.
     """
     if terms.client_rule not in ("", settings.client_rule):  # a device has looked at its settings, and at no message's
         raise ReportableError(

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 class Schedule:
     """A course of the learning rate, as a factor of its full height.
 
-    Attributes
-    ----------
-    shape
-        What it does after the warm-up: constant, linear or cosine; the last two fall towards zero.
-    warmup
-        The first so many rounds, or steps, have 1/(warmup + 1), 2/(warmup + 1), … of the full rate.
+    After the warm-up it stays (constant) or falls towards zero (linear, cosine). The first `warmup` rounds, or steps,
+    have 1/(warmup + 1), 2/(warmup + 1), … of the full rate.
     """
 
     shape: str = "constant"

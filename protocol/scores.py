@@ -73,13 +73,7 @@ COUNT = "count"
 
 @dataclass(frozen=True)
 class ScoreAt(Score):
-    """A score at one of several thresholds, of which one is chosen by validation examples.
-
-    Attributes
-    ----------
-    threshold
-        The probability from which an example is taken for positive.
-    """
+    """A score at a threshold, a probability from which examples count as positive, chosen by validation examples."""
 
     threshold: float = 0.5
 

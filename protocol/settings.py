@@ -382,13 +382,7 @@ def digest(config: Mapping[str, Any]) -> str:
 
 
 def assigned(words: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of KEY=VALUE words; of several values of a key, the last.
-
-    Raises
-    ------
-    SettingsError
-        When a word is no assignment.
-    """
+    """Return the settings of KEY=VALUE words; of several values of a key, the last."""
     config: dict[str, Value] = {}
     for word in words:
         key, equals, text = (part.strip() for part in word.partition("="))
@@ -404,13 +398,7 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run config in which the words of `own-settings` stand under their own keys.
-
-    Raises
-    ------
-    SettingsError
-        When a word of it is no assignment.
-    """
+    """Return a run config in which the words of `own-settings` stand under their own keys."""
     words = config.get(OWN_SETTINGS, "")
     rest = {key: value for key, value in config.items() if key != OWN_SETTINGS}
     return {**rest, **assigned(shlex.split(words))} if words else rest

@@ -33,13 +33,7 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class ProximalTerms(Parameters):
-    """A proximal term.
-
-    Attributes
-    ----------
-    proximal_mu
-        Strength of (mu/2)‖x − w‖², w the received model.
-    """
+    """A proximal term of strength mu: (mu/2)‖x − w‖², w the received model."""
 
     asked_by = "proximal_mu"
 
@@ -48,14 +42,9 @@ class ProximalTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalTerms(Parameters):
-    """A personal model, which the client trains beside the global one and keeps.
+    """A personal model, which the client also trains and keeps: its pull to w, and passes over the local data.
 
-    Attributes
-    ----------
-    personal_lambda
-        Strength of the personal model's pull to w; None: there is no personal model.
-    personal_epochs
-        Passes over the local data for the personal model; sent where there is one.
+    None: none.
     """
 
     asked_by = "personal_lambda"
@@ -71,13 +60,7 @@ class PersonalTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOnlyTerms(Parameters):
-    """No step on the global model. Whatever the client replies of it has no weight.
-
-    Attributes
-    ----------
-    local_only
-        Whether the global model is left as it is.
-    """
+    """No step on the global model: the client's reply has no weight."""
 
     asked_by, must_be_honoured = "local_only", False
 
@@ -86,13 +69,7 @@ class LocalOnlyTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumTerms(Parameters):
-    """A method's own momentum of local SGD.
-
-    Attributes
-    ----------
-    client_momentum
-        Momentum in place of the run's; None: the run's.
-    """
+    """A momentum of local SGD in place of the run's; None: the run's."""
 
     asked_by = "client_momentum"
 
@@ -101,13 +78,7 @@ class MomentumTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class FullBatchTerms(Parameters):
-    """One plain step on all examples, so that the update is the gradient times the learning rate.
-
-    Attributes
-    ----------
-    full_batch_step
-        Whether the work is one step on all examples.
-    """
+    """One plain step on all examples, so that the update is the gradient times the learning rate."""
 
     asked_by = "full_batch_step"
 
@@ -116,13 +87,7 @@ class FullBatchTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class StepCountTerms(Parameters):
-    """A number of steps in place of epochs. A client that takes others has no model to reply for the next rule.
-
-    Attributes
-    ----------
-    local_steps
-        Steps of the work in place of epochs; None: epochs.
-    """
+    """A number of steps in place of epochs; None: epochs."""
 
     asked_by, must_be_honoured = "local_steps", False
 
@@ -131,13 +96,7 @@ class StepCountTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotTerms(Parameters):
-    """A second model in the reply: that in the midst of the work. A reply that lacks it is refused.
-
-    Attributes
-    ----------
-    snapshot_step
-        The step after which the model is kept and replied as well; None: it is not.
-    """
+    """A second model in the reply, that after this step of the work; None: none. A reply that lacks it is refused."""
 
     asked_by, must_be_honoured = "snapshot_step", False
 
@@ -146,15 +105,7 @@ class SnapshotTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class LossTerms(Parameters):
-    """A transform of the loss.
-
-    Attributes
-    ----------
-    loss_transform
-        What becomes of the mean loss of a minibatch: "propfair", or "" for nothing.
-    propfair_baseline, propfair_epsilon
-        M and ε of that transform; sent with it.
-    """
+    """A transform of a minibatch's mean loss: "propfair" with its M (baseline) and ε, or "" for none."""
 
     asked_by = "loss_transform"
 
@@ -167,12 +118,8 @@ class LossTerms(Parameters):
 class DisparityTerms(Parameters):
     """A second model in the reply: the received one after a step down the disparity between two groups.
 
-    Attributes
-    ----------
-    disparity
-        Which disparity of its examples a client steps down: DEMOGRAPHIC_PARITY or EQUAL_OPPORTUNITY; "": none.
-    disparity_sharpness
-        Factor of the logits in the smoothed decisions of that disparity; None: 10.
+    `disparity` is DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY or "" for none; the sharpness is the factor of the logits in
+    its smoothed decisions, 10 where it is None.
     """
 
     asked_by = "disparity"
@@ -185,11 +132,8 @@ class DisparityTerms(Parameters):
 class BaselineTerms(Parameters):
     """Training alone, once, before the first reply.
 
-    Attributes
-    ----------
-    baseline_patience, baseline_tolerance, baseline_epochs
-        A client trains alone until its loss fell by less than this share of itself over so many epochs, or so many
-        were run, and keeps the least loss that it met; sent where that is asked for.
+    A client trains alone until its loss fell by less than the share `baseline_tolerance` of itself over
+    `baseline_patience` epochs, or `baseline_epochs` were run, and keeps the least loss that it met.
     """
 
     asked_by = "baseline_epochs"
@@ -201,14 +145,7 @@ class BaselineTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class ControlTerms(Parameters):
-    """Control variates.
-
-    Attributes
-    ----------
-    control_variates
-        Whether each local step is corrected by the server's control variate, which comes as a record of its own and is
-        zero where it does not, and by the client's, which the client keeps.
-    """
+    """Control variates: each step is corrected by the server's, sent as a record, and by the client's own."""
 
     asked_by = "control_variates"
 
@@ -217,13 +154,7 @@ class ControlTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicTerms(Parameters):
-    """FedDyn's dynamic regularizer.
-
-    Attributes
-    ----------
-    dynamic_alpha
-        Strength of the regularizer, whose linear term the client keeps; None: there is none.
-    """
+    """FedDyn's dynamic regularizer of strength alpha, whose linear term the client keeps; None: there is none."""
 
     asked_by = "dynamic_alpha"
 
@@ -232,13 +163,7 @@ class DynamicTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRuleTerms(Parameters):
-    """A user's own rule.
-
-    Attributes
-    ----------
-    client_rule
-        The rule of local work, as the run's setting `client-rule` names it; "": none.
-    """
+    """A user's own rule of local work, as the setting `client-rule` names it; "": none."""
 
     asked_by = "client_rule"
 

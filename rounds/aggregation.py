@@ -82,13 +82,7 @@ def cohort_of(
 
 
 def recalled_rows(method: Method, trained: Trained, server_round: int) -> dict[Kept, Vectors]:
-    """Return the kept rows that the method weighs beside the replies of a round.
-
-    Raises
-    ------
-    MethodError
-        As `check_row` does.
-    """
+    """Return the kept rows that the method weighs together with a round's replies."""
     kept, names = method.progress.kept, trained.names
     recalled = {key: row for key, row in kept.items() if names and method.recalls(key, names, server_round)}
     for key, row in recalled.items():
@@ -113,8 +107,7 @@ def weighed(method: Method, cohort: Cohort) -> FloatArray:
     MethodError
         When the method returns anything else.
     NoStepError
-        When the method asks for inner products that are not finite, or when its coefficients are not, because a client
-        reports a number out of all measure.
+        When a client reports a number so large that inner products or coefficients are not finite.
     """
     coefficients = np.asarray(method.weigh(cohort))
     expected = (cohort.rows,), (len(cohort.arrays), cohort.rows)
@@ -151,13 +144,7 @@ def _finite(products: FloatArray) -> FloatArray:
 
 
 def rows_after(method: Method, remembered: Mapping[Kept, FloatArray | None], vectors: Vectors) -> dict[Kept, Vectors]:
-    """Return the rows that a method keeps after a round, as its `remember` says.
-
-    Raises
-    ------
-    MethodError
-        When a row is to stay as it is, and there is none.
-    """
+    """Return the rows that a method keeps after a round, as its `remember` says."""
     kept = method.progress.kept
     if missing := [key for key, mix in remembered.items() if mix is None and key not in kept]:
         raise MethodError(
@@ -195,10 +182,7 @@ def parts_of(cohort: Cohort, coefficients: FloatArray, lengths: FloatArray) -> d
 
 
 def share_along(coefficients: FloatArray, vectors: Vectors, places: Sequence[int], ends: Sequence[int]) -> float:
-    """Return the share of some vectors' parts in a step's squared length, Σ c_k ⟨u_k, d⟩ / ‖d‖² with d = Σ c_j u_j.
-
-    Coefficients by array are those of the arrays that lie one after the other up to the `ends`.
-    """
+    """Return the share of some vectors' parts in a step's squared length, Σ c_k ⟨u_k, d⟩ / ‖d‖² with d = Σ c_j u_j."""
     one_row, by_array = coefficients.ndim == 1, np.atleast_2d(coefficients)
     with np.errstate(all="ignore"):  # where the step is zero, or has left the range of numbers, this is not finite
         step = combine(coefficients, vectors) if one_row else Vectors.of(total(coefficients, vectors, ends=ends))

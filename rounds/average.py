@@ -11,15 +11,7 @@ from .updates import FloatArray, Model
 
 @dataclass(frozen=True)
 class Average:
-    """The sum of the global models after some rounds, which gives their mean.
-
-    Attributes
-    ----------
-    rounds
-        How many models are in it.
-    sums
-        Of each float array, in float64.
-    """
+    """The sum in float64 of the global models after some rounds, which gives their mean."""
 
     rounds: int = 0
     sums: Mapping[str, FloatArray] = field(default_factory=dict)

@@ -24,19 +24,10 @@ NOTHING: Mapping[str, Model] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Replies:
-    """The replies of a round's evaluation.
+    """The replies of a round's evaluation: what the usable ones report, and why others cannot be used, by name.
 
-    Attributes
-    ----------
-    metrics
-        What the usable ones report, in the order of names.
-    refused
-        Why others cannot be used.
-    missing
-        Who was asked and did not answer in time, in the order of names.
-    more_sent, more_received
-        Bytes of arrays in the messages, and in the usable replies, beside those that change, once in each: those of
-        frozen arrays, and of what was sent twice.
+    `more_sent` and `more_received` are extra bytes: frozen arrays and repeated messages. Arrays that a round changes
+    are counted elsewhere.
     """
 
     metrics: Reports
@@ -55,12 +46,7 @@ class Replies:
 class Trained(Replies):
     """The replies of a round's training.
 
-    Attributes
-    ----------
-    updates
-        The usable ones, in the order of names.
-    second
-        The second models of these replies, as updates in the order of names; None where nobody asked for them.
+    `second` are their second models as updates, None where nobody asked for them.
     """
 
     updates: Updates
@@ -80,19 +66,8 @@ class Trained(Replies):
     ) -> Self:
         """Return an object without replies yet, for up to `capacity` of them.
 
-        Parameters
-        ----------
-        second
-            The record with the second model of each reply; "": they have none.
-        memory
-            Says where the updates are to lie; None: where half of the machine's memory is the budget.
-        lent
-            Whether the arrays that `add` is given stay as they are, as in Updates; `memory` is then not needed.
-
-        Raises
-        ------
-        FairbloomError
-            When they are to lie in a file, and its disk has no room.
+        `second` names the record of each reply's second model; `memory` decides where the updates lie; `lent` is as in
+        Updates.
         """
 
         def updates(layout: Layout, of: str = "") -> Updates:
@@ -109,12 +84,9 @@ class Trained(Replies):
         )
 
     def add(self, name: str, report: dict[str, float], arrays: Model, second: Model) -> None:
-        """Take in a reply; names come in ascending order.
+        """Take in a reply, in ascending order of names.
 
-        Raises
-        ------
-        ValueError
-            When an array is not finite; nothing is taken in then.
+        ValueError says that an array is not finite and nothing is taken in.
         """
         self.updates.add(arrays)
         if self.second is not None:
@@ -136,16 +108,10 @@ class Trained(Replies):
     def add_rows(self, reports: Reports, others: Sequence[Model], others_of_second: Sequence[Model] = ()) -> None:
         """Take in replies whose flat models lie in the rows of `updates.matrix` after those in use.
 
-        One with an array that is not finite is refused.
+        Refuse those not finite.
 
-        Parameters
-        ----------
-        reports
-            What each reports, by its name; names come in ascending order, those of the rows.
-        others
-            The buffers and integer arrays of each row's model.
-        others_of_second
-            The same of the second models, whose rows lie in `second.matrix`; unused where nobody asked for them.
+        The `reports` are in ascending order of names, which is that of the rows. `others` has the buffers and integer
+        arrays of each row's model, `others_of_second` those of the models in the rows of `second.matrix`.
         """
         first, names = len(self.metrics), list(reports)
         wrong = self.updates.add_rows(others)
@@ -175,10 +141,7 @@ class Trained(Replies):
 
 
 def layout_of_second(layout: Layout, record: str) -> Layout:
-    """Return the layout of the second models of replies to a model with this layout.
-
-    A snapshot is a whole model, from which the next one may be made; any other record counts for its update alone.
-    """
+    """Return the layout of second models: a snapshot is a whole model, any other record counts for its update alone."""
     return layout if record == SNAPSHOT else layout.trainable_part
 
 
@@ -207,7 +170,4 @@ class Clients(Protocol):
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
 
     def keep(self, since: int) -> None:
-        """Store what clients keep for themselves, before the run's checkpoint is written.
-
-        The run may go back to round `since`.
-        """
+        """Store what clients keep, before a checkpoint is written; the run may go back to round `since`."""

@@ -40,12 +40,9 @@ class UnneededMetricError(FairbloomError):
 
 
 class Needed(dict[str, FloatArray]):
-    """The metrics that a method needs, by their name on the wire; another one is an error that says how to ask for it.
+    """The metrics that a method needs, by their name on the wire.
 
-    Parameters
-    ----------
-    method
-        The name of the method's class.
+    Another one is an error that says how to ask for it.
     """
 
     def __init__(self, method: str, metrics: Mapping[str, FloatArray]) -> None:

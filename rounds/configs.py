@@ -8,13 +8,7 @@ BYTES = "bytes"
 
 
 class ChangingConfig:
-    """A config that messages carry, and what has become of it since the run began: hooks may change it.
-
-    Parameters
-    ----------
-    config
-        The config, as the user gives it.
-    """
+    """A config of the user's that messages carry, and the changes that hooks have made in it since the run began."""
 
     def __init__(self, config: MutableMapping[str, Any]) -> None:
         self._config, self._given = config, {**config}

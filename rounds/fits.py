@@ -25,15 +25,7 @@ PLAIN_LOSS, CLIENT_MOMENTUM = "plain loss", "client momentum"
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a method needs of a round.
-
-    Attributes
-    ----------
-    why
-        What the table says of a method that needs it.
-    refusal
-        What an error says, of {method}, {option} and its {value}.
-    """
+    """Something that a method needs of a round: what the table says, and an error of {method}, {option} and {value}."""
 
     why: str
     refusal: str
@@ -82,15 +74,7 @@ NEEDS: Mapping[str, Need] = {
 
 @dataclass(frozen=True)
 class Option:
-    """An option of every method, or a setting of local work.
-
-    Attributes
-    ----------
-    name
-        What the table calls it.
-    changes
-        The needs that it changes, so that a method with one of them refuses it.
-    """
+    """An option of every method, or a setting of local work, and the needs that it changes."""
 
     name: str
     changes: frozenset[str] = frozenset()

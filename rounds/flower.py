@@ -98,18 +98,15 @@ class FlowerClients:
 
     Parameters
     ----------
-    method
-        Says which metrics it needs, which arrays are buffers, and how records are called.
     grid
         Carries the messages; it may be given later.
     timeout
         Seconds that clients have to reply; messages live no longer. None: as long as Flower lets them.
     quorum
-        How many must be online, and for how long they are waited for. None: so many as a round asks for, until the
-        timeout; where all owe a reply, for PATIENCE_SECONDS.
+        How many must be online, and how long a round waits for them. None: as many as a round asks for, until the
+        timeout.
     protocol
-        What every message with content names, so that a client of another version knows whether it understands it.
-        None names none, as where the clients' app may be anybody's.
+        The version that every message with content names. None: none, since the clients' app may be anybody's.
     """
 
     def __init__(
@@ -142,13 +139,7 @@ class FlowerClients:
     # Who is there ---------------------------------------------------------------------------------------------------
 
     def online(self, fewest: int) -> Sequence[str]:
-        """Return the names of the clients that are online, in order, after waiting for so many until the timeout.
-
-        Raises
-        ------
-        QuorumError
-            When a quorum is wanted and has not come in time.
-        """
+        """Return the names of the clients online, in order, after waiting for `fewest` of them until the timeout."""
         self._look()
         while not self._quorum.holds(self._roster.online):
             time.sleep(WAIT_SECONDS)
@@ -166,14 +157,11 @@ class FlowerClients:
         return self._roster.free
 
     def wait_until_free(self, fewest: int) -> None:
-        """Wait until so many of those who train are online and owe nothing; who owes a reply is asked if it is free.
+        """Wait until so many of those that train are online and owe nothing.
 
-        Meanwhile no pause ends a debt: where all are silent, they are asked for work once they have answered.
+        Ask a node that owes a reply if it is free.
 
-        Raises
-        ------
-        QuorumError
-            When that takes longer than the patience.
+        Meanwhile no pause ends a debt. QuorumError ends a wait that takes longer than the patience.
         """
         of_training = min(fewest, len(self._method.training_clients) or fewest)
         enough = False
@@ -227,10 +215,12 @@ class FlowerClients:
         self._quorum.met(self._roster.online)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
-        """Return new nodes' client names; one that answers with an error, or without a name, has its node id for one.
+        """Return new nodes' client names.
 
-        One node is asked before the others: if its app answers no QUERY, they are not asked, since each of them would
-        log an error with a traceback.
+        One that answers with an error, or without a name, is called after its node id.
+
+        One node is asked first: if its app answers no QUERY, the others are not asked, since each would log a
+        traceback.
         """
         replies: dict[int, Message] = {}
         if self._answers_query is None:
@@ -305,15 +295,10 @@ class FlowerClients:
         return reported, refused.reasons
 
     def keep_final(self, names: Sequence[str], model: Model, terms: Terms) -> Mapping[str, str]:
-        """Bring the final model to those of these clients that lack it; return by name why one does not keep it.
+        """Send the final model to the clients that lack it; return each client's reason for not storing it.
 
-        The reason is "" where it does; nothing is said of who did not answer in time. Each is asked first whether it
-        keeps the model, which is sent only to those that can and do not.
-
-        Parameters
-        ----------
-        terms
-            Have the model's checksum by KEEP, and the run's name by RUN, among the others.
+        The reason is "" where it is stored; clients that did not answer in time are left out. The `terms` have the
+        model's checksum as KEEP and the run's name as RUN.
         """
         said = self._ask_to_keep(names, terms)
         lacking = [name for name, reason in said.items() if reason == LACKS]
@@ -352,13 +337,7 @@ class FlowerClients:
     def ask_to_train(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> list[Message]:
-        """Return a message to each of the clients, with the vectors that are `sent` beside the model, by record.
-
-        Raises
-        ------
-        ValueError
-            When the global model cannot be trained: see Layout.
-        """
+        """Return a message to each of the clients, with the vectors that are `sent` next to the model, by record."""
         self._layout = self._method.layout_of(model_of(arrays))
         vectors = {record: record_of(each) for record, each in sent.items()}
         self._training = Exchange(terms.server_round, vectors=vectors)
@@ -370,13 +349,7 @@ class FlowerClients:
         return list(self._training.messages.values())
 
     def trained(self, replies: Iterable[Message]) -> Trained:
-        """Return what is usable of the replies to the last `ask_to_train`.
-
-        Raises
-        ------
-        RuntimeError
-            When nobody has been asked yet.
-        """
+        """Return what is usable of the replies to the last `ask_to_train`."""
         asked, method, refused = self._training, self._method, Refusals(self._training.server_round)
         if not asked.server_round:
             raise RuntimeError("there are no messages that these could be replies to: call configure_train first")
@@ -410,7 +383,7 @@ class FlowerClients:
     def _honoured_by(self, contents: Sequence[tuple[str, RecordDict]]) -> dict[str, frozenset[str]]:
         """Return which terms each client honours, by its reply and by what its node answers when asked.
 
-        A node that an operator has named was not asked for its name, so it is asked now if its reply says nothing.
+        A node that an operator has named was not asked for its name, so it is asked now if its reply does not say it.
         """
         nodes = {name: self._training.messages[name].metadata.dst_node_id for name, _ in contents}
         says = {name: honoured(content) for name, content in contents}
@@ -432,8 +405,8 @@ class FlowerClients:
     ) -> list[Message]:
         """Return a message to each of the clients.
 
-        Who is asked for the loss on its training data gets what the user sends to clients that train: her client
-        may need it to load them.
+        A client that measures its training loss gets the user's own config values as well: it may need them to load its
+        data.
         """
         self._evaluation = Exchange(terms.server_round)
         asked = terms.to_config()
@@ -518,10 +491,10 @@ class FlowerClients:
     # Frozen parameters ----------------------------------------------------------------------------------------------
 
     def _prepare(self, names: Sequence[str], model: Model, terms: Terms) -> "Sent":
-        """Return a model as Flower sends it, once these clients' nodes have said if they have its frozen parameters.
+        """Return a model as Flower sends it, after asking each new node once whether it has the frozen parameters.
 
-        Each is asked once; those whose apps say nothing of them get the whole model with each message. The model that
-        was evaluated is the one that trains next.
+        Nodes that do not say so get the whole model with each message. The model that was evaluated is the one that
+        trains next.
         """
         if self._sent is None or self._sent.model is not model:
             self._sent = Sent.of(model, self._method.frozen)
@@ -535,10 +508,10 @@ class FlowerClients:
         return self._sent
 
     def _exchange(self, asked: "Exchange", sent: "Sent") -> list[Message]:
-        """Send the messages of an exchange, without the frozen parameters where a node has them; return the replies.
+        """Send an exchange's messages, without the frozen parameters where a node has them; return the replies.
 
-        A node that has lost them since, as a device that was restarted may, says so in place of a reply. It gets them
-        with the same message once more.
+        A node that has lost them, such as a restarted device, replies with their digest, and gets them with a second
+        message.
         """
         whole = {name: message.content for name, message in asked.messages.items()}
         contents = {name: self._fitting(message, sent) for name, message in asked.messages.items()}
@@ -561,9 +534,9 @@ class FlowerClients:
         return others + self._send(asked, again)
 
     def _send(self, asked: "Exchange", contents: Mapping[str, RecordDict]) -> list[Message]:
-        """Send some of an exchange's messages with these contents; return the replies.
+        """Send some of an exchange's messages with these contents.
 
-        Who answers a message with the frozen parameters has them.
+        A node that answers to frozen parameters has them.
         """
         for name, content in contents.items():
             asked.messages[name].content = content
@@ -605,11 +578,11 @@ class FlowerClients:
 
 @dataclass
 class Exchange:
-    """The Flower messages of one phase of a round, and what became of them, by client name.
+    """The Flower messages of one phase of a round, and which were answered, by client name.
 
-    `heard` are those of `answered` that spoke for themselves, where the grid says of the others that they are gone.
-    `strays` has the ids of other messages that were answered meanwhile: late replies, which are not used. `more_sent`
-    counts bytes as `rounds.clients.Replies` does. `vectors` are in each message beside the model, by record.
+    `heard` are those of `answered` that replied themselves; the grid reports the others as gone. `strays` are the ids
+    of late replies to other messages. `more_sent` counts bytes as `Replies` does. `vectors` are in each message, by
+    record.
     """
 
     server_round: int = 0
@@ -661,10 +634,9 @@ class Exchange:
         return sorted(contents.items())
 
     def senders(self) -> Callable[[Message], str | None]:
-        """Return a look-up of who was sent the message that a reply answers, None for a message of another round.
+        """Return a look-up of the client whose message a reply answers, None for a message of another round.
 
-        It goes by message id, since a node that Flower reports as gone is reported with the server's node id; by node
-        id where no grid gave the messages an id.
+        It goes by message id, since Flower reports a lost node with the server's id; without one, it goes by node id.
         """
         sent = {(m.metadata.message_id or m.metadata.dst_node_id): name for name, m in self.messages.items()}
         return lambda reply: sent.get(reply.metadata.reply_to_message_id or reply.metadata.src_node_id)
@@ -672,17 +644,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Sent:
-    """A model as it is sent.
-
-    Attributes
-    ----------
-    model
-        The model.
-    whole, changing, frozen
-        All of its arrays, those that a round may change, and the frozen parameters.
-    digest
-        Of the frozen parameters; "" where there are none.
-    """
+    """A model as it is sent: `whole`, the arrays that a round may change, and the frozen ones with their digest."""
 
     model: Model
     whole: ArrayRecord
@@ -882,13 +844,13 @@ def why_not_kept(content: RecordDict, checksum: str) -> str:
 def usable_arrays(content: RecordDict, key: str, layout: Layout, second: str = "") -> Model:
     """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's.
 
-    The record may have another name than `key`, if it is the only one beside the one of a `second` model.
+    The record may have another name than `key`, if it is the only one apart from that of a `second` model.
     """
     return _readable(_only(content.array_records, key, "ArrayRecord", second), layout)
 
 
 def usable_second(content: RecordDict, record: str, into: Updates | None) -> tuple[Model, int]:
-    """Return the second model of a reply, as usable for these updates as a first one, and the bytes of what is ignored.
+    """Return the second model of a reply, checked as a first one is, and the bytes of arrays that are ignored.
 
     Of a record that is no snapshot, arrays that are no part of an update are ignored.
     """
@@ -919,13 +881,7 @@ def _readable(record: Mapping[str, Array], layout: Layout) -> Model:
 
 
 def view(array: Array) -> NDArray[Any]:
-    """Return the values of a Flower Array without a copy, read-only: its bytes are a file as numpy.save writes it.
-
-    Raises
-    ------
-    ValueError
-        When the bytes are no such file, or hold Python objects.
-    """
+    """Return the values of a Flower Array without a copy, read-only: its bytes are a file as numpy.save writes it."""
     if array.stype != "numpy.ndarray":
         raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
     file = BytesIO(array.data)

@@ -41,12 +41,7 @@ class LongestStep:
 class Lengths:
     """What a run remembers of the lengths of its updates and steps.
 
-    Attributes
-    ----------
-    used
-        ‖u_k‖/e_k of the replies that were used, by round, of the last ROUNDS_BACK rounds.
-    longest
-        The longest step up to now.
+    `used` has ‖u_k‖/e_k of the used replies, by round, of the last ROUNDS_BACK rounds.
     """
 
     used: Mapping[int, FloatArray] = field(default_factory=dict)
@@ -58,19 +53,7 @@ class Lengths:
         return np.concatenate(recent) if recent else np.empty(0)
 
     def plus(self, server_round: int, used: FloatArray, step: float, parts: Mapping[str, float]) -> Self:
-        """Return the same with one round more.
-
-        Parameters
-        ----------
-        server_round
-            The round.
-        used
-            ‖u_k‖/e_k of the replies that were used.
-        step
-            The length of the step that was taken.
-        parts
-            Each client's part of it, c_k ‖u_k‖.
-        """
+        """Return the same with one more round: ‖u_k‖/e_k of its used replies, its step, and the parts c_k ‖u_k‖."""
         kept = {number: found for number, found in self.used.items() if number > server_round - ROUNDS_BACK}
         longest = self.longest
         if step > longest.length:
@@ -98,16 +81,9 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True)
 class Usual:
-    """What is usual among the replies that are left.
+    """What is usual among the replies that are left: the length r, and each client's e_k.
 
-    Attributes
-    ----------
-    length
-        r of their updates.
-    allowances
-        e_k of each.
-    second
-        The same of second updates, where these are rows.
+    `second` is of second updates.
     """
 
     length: float
@@ -121,18 +97,9 @@ class Usual:
 
 
 def usual(lengths: FloatArray, counts: FloatArray, past: FloatArray, model_length: Callable[[], float]) -> Usual:
-    """Return the usual length of the updates of a round, and each client's allowance.
+    """Return the usual length of a round's updates, and each client's allowance, by ‖u_k‖ and n_k, shape (m,).
 
-    Parameters
-    ----------
-    lengths
-        ‖u_k‖, shape (m,), of at least one reply.
-    counts
-        The clients' numbers of examples, shape (m,).
-    past
-        What `Lengths.before` returns.
-    model_length
-        Computes ‖w‖ of the received model, where it is needed.
+    `past` is what `Lengths.before` returns; `model_length` computes ‖w‖ where it is needed.
     """
     moving = lengths[lengths > 0.0]
     medians = [lower_median(each) for each in (moving[:0] if len(moving) == 1 else moving, past) if len(each)]
@@ -151,17 +118,8 @@ def too_long(
 ) -> tuple[list[Refused], Usual | None]:
     """Return which updates are longer than ‖w‖ and than `limit` · e_k · r, and what is usual among the others.
 
-    The one furthest beyond its bound is left out first; then r and e are taken of the rest alone, as if it had not
-    come. So the others end with what they would have had among themselves. Nothing is usual where none is left.
-
-    Parameters
-    ----------
-    lengths, counts, past, model_length
-        As in `usual`.
-    limit
-        At least 1; inf refuses none.
-    longest
-        What is compared with the bound in place of ‖u_k‖, where a reply has another model beside its update.
+    The one furthest beyond its bound is left out first; then r and e are computed again without it. Nothing is usual
+    where no update is left. `longest` replaces ‖u_k‖ in the comparison where a reply has another model as well.
     """
     compared = lengths if longest is None else longest
     left, refused = np.arange(len(lengths)), list[Refused]()

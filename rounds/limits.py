@@ -164,12 +164,9 @@ def explain_not_finite(trained: Trained, longest: LongestStep, server_round: int
 
 
 def check_model(model: Model, longest: LongestStep) -> None:
-    """Look at the model that rounds are to begin with; where it is broken but finite, the log says so.
+    """Raise BrokenModelError where the first model is not finite or has integers alone.
 
-    Raises
-    ------
-    BrokenModelError
-        When it is not finite, or has integers alone.
+    Log where it is broken but finite.
     """
     if model and all(array.dtype.kind in "iub" for array in model.values()):
         arrays = ", ".join(f"{name} ({array.dtype})" for name, array in model.items())

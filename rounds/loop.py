@@ -79,17 +79,12 @@ def iterate_rounds(
 
 
 class Rounds:
-    """The rounds of a method with its clients.
+    """The rounds of a method with its clients: `draw`, `step`, `draw_evaluation` and `evaluated`, in this order.
 
-    Each is made of four steps: `draw`, `step`, `draw_evaluation` and `evaluated`. `run` takes them in turn and lets the
-    clients work in between; Flower's hooks take them one by one.
+    `run` calls them and lets the clients work in between; Flower's hooks call them one by one.
 
     Parameters
     ----------
-    method
-        Weighs the updates, and has the options of the rounds.
-    clients
-        Train and evaluate.
     num_rounds
         T, the rounds of the whole run; None where nobody knows.
     agreed
@@ -138,21 +133,8 @@ class Rounds:
     ) -> Iterator[Round]:
         """Yield the rounds that are left, as they finish.
 
-        Parameters
-        ----------
-        model
-            The global model after the last finished round, or the initial one.
-        measure
-            The metrics that are asked for in the training of a round, beside what the method needs.
-        measure_after
-            The metrics that a round's participants are asked for when they evaluate.
-
-        Raises
-        ------
-        NothingLearnedError, MethodError
-            As `step` and `check_learned` do.
-        BrokenModelError
-            When the model is not finite.
+        `model` is the global one after the last finished round. `measure` returns the metrics that a round's training
+        reports in addition to what the method needs; `measure_after` are those of its participants' evaluation.
         """
         check_model(model, self._method.progress.lengths.longest)
 
@@ -220,8 +202,7 @@ class Rounds:
         Raises
         ------
         NothingLearnedError
-            When no step was taken in as many rounds in a row as the option `unused_rounds` says, or when all replies
-            up to now lack the same metric.
+            When `unused_rounds` rounds in a row took no step, or all replies up to now lack the same metric.
         MethodError
             When the method returns what cannot be coefficients.
         """
@@ -374,7 +355,7 @@ class Rounds:
     def _free(self, fewest: int, *, trains: bool, waits: bool) -> Sequence[str]:
         """Return the clients that can be asked, of those that train or of all, in the order of names.
 
-        Where none can, and `waits`, a run that had clients before waits until enough can; else there are none.
+        With `waits`, a run that had clients before waits until enough can be asked.
         """
         fewest = max(self._method.min_available_nodes, fewest)
         while True:
@@ -436,13 +417,7 @@ class Rounds:
             )
 
     def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:
-        """Return the model after the step, and what the method reports; let the method and the run remember the round.
-
-        Raises
-        ------
-        NoStepError
-            When the step cannot be taken; nothing is remembered then.
-        """
+        """Return the model after the step, and the method's metrics; NoStepError means that nothing is remembered."""
         method, replied = self._method, trained.updates.lengths
         self._clipped = clip(method, trained, usual)
         if self._clipped:
@@ -481,13 +456,7 @@ class Rounds:
     def _stepped(
         self, trained: Trained, cohort: Cohort, coefficients: FloatArray, vectors: Vectors, longest_update: float
     ) -> tuple[Model, float, Moments | None]:
-        """Return the model after the step, the length of the method's step, and what the server optimizer keeps.
-
-        Raises
-        ------
-        ValueError
-            When the step is too long, or leaves the range of the model's numbers.
-        """
+        """Return the model after the step, the length of the method's step, and the state of the server optimizer."""
         method, updates, layout = self._method, trained.updates, trained.updates.layout
         if method.server_optimizer is None:
             after = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
@@ -503,10 +472,7 @@ class Rounds:
     def _note_decider(
         self, cohort: Cohort, parts: Mapping[str, float], share_of: Callable[[Sequence[int]], float]
     ) -> None:
-        """Note, and log, which client decides a round, be its step taken or not, if one does.
-
-        `share_of` computes the share of the rows at some places in the step's squared length.
-        """
+        """Note and log which client decides a round, if one does; `share_of` is the share of some rows in the step."""
 
         def along(name: str) -> float:
             place = cohort.names.index(name)
@@ -519,9 +485,9 @@ class Rounds:
             log.warning(words, self._decided_by, cohort.round, extra=extra)
 
     def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
-        """Ask a second sample of clients for their loss at the model that the method probes, if it probes one.
+        """Ask a second sample of clients for their loss at the model that the method probes.
 
-        A client whose answer cannot be used is left out.
+        Leave out unusable answers.
         """
         mix = self._method.probe(cohort, coefficients)
         snapshots = trained.second if self._method.second == SNAPSHOT else None

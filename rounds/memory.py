@@ -34,26 +34,16 @@ ROWS = 32
 class Memory:
     """How much memory the updates of a round may take, and where the file lies that holds more.
 
-    Attributes
-    ----------
-    gigabytes
-        The budget, at least 0; 0 is half of the machine's memory, or of the limit that a container or service sets.
-    folder
-        Where the file lies; None: where temporary files do, which the environment variable TMPDIR says.
+    A budget of 0 is half of what this process may use. A folder of None is the one for temporary files, by TMPDIR.
     """
 
     gigabytes: float = 0.0
     folder: Path | None = None
 
     def matrix(self, rows: int, columns: int, dtype: DTypeLike, *, of: int = 1) -> NDArray[Any]:
-        """Return an empty matrix, one `of` so many that share the budget.
+        """Return an empty matrix, one `of` several that share the budget.
 
-        The file has no name, so it is gone with the matrix, or with the process.
-
-        Raises
-        ------
-        FairbloomError
-            When the file's disk has no room for it.
+        A file that holds it has no name and goes with it.
         """
         size = rows * columns * np.dtype(dtype).itemsize
         if size * of <= (self.gigabytes * GIGABYTE or SHARE * physical_memory()):
@@ -73,13 +63,7 @@ class Memory:
 
 
 def reserve(file: int, size: int) -> None:
-    """Make an open file so many bytes long, on blocks of the disk: a full disk is met here and not when it is written.
-
-    Raises
-    ------
-    OSError
-        When the disk has no room.
-    """
+    """Reserve so many bytes of disk for an open file: a full disk raises OSError here and not when it is written."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
@@ -105,10 +89,7 @@ def read(matrix: NDArray[Any], columns: slice, out: NDArray[Any]) -> None:
 
 @cache
 def physical_memory() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups.
-
-    It is looked up once: every round asks.
-    """
+    """Return the bytes of memory that this process may use: the machine's, or the least limit of its control groups."""
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
 
 

@@ -16,30 +16,10 @@ SERVER_OPTIMIZER = "server-optimizer"
 
 @dataclass
 class Progress:
-    """How far a run has come, beside what its method remembers.
+    """How far a run has come, and what it knows of its clients, in addition to the method's own memory.
 
-    Attributes
-    ----------
-    finished_rounds
-        The number of the last round that is over.
-    steps
-        How many rounds took a step.
-    kept
-        The old updates, or combinations of them, that the method keeps.
-    first_counts
-        The weight of each client's first usable reply.
-    average
-        Of the global models after each round, where the method averages them.
-    lengths
-        How long the updates of the last rounds were, and the longest step of all.
-    history
-        What a sampling scheme draws by, where it asks for it.
-    roster
-        The training clients known up to now, as in Cohort, where the method uses them.
-    moments
-        What the server optimizer keeps, where there is one and it has taken a step.
-    states
-        From which rounds the states are that clients keep, where they keep any.
+    `finished_rounds` is the number of the last one; `steps` counts those that took a step; `first_counts` has the
+    weight of each client's first usable reply.
     """
 
     finished_rounds: int = 0

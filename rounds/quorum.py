@@ -19,13 +19,7 @@ class QuorumError(FairbloomError):
 
 
 class Wait:
-    """One wait for clients at a time: when it began, whether it is said again, and whether the patience is at an end.
-
-    Parameters
-    ----------
-    patience
-        Seconds that a wait lasts at the most.
-    """
+    """One wait for clients, of `patience` seconds at the most."""
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
@@ -53,18 +47,10 @@ class Wait:
 
 
 class Quorum:
-    """Says whether enough clients are online, and keeps the time for which a run waits where they are not.
+    """Says whether enough clients are online, and how long a run still waits for them.
 
-    Parameters
-    ----------
-    patience
-        Seconds until a wait ends the run.
-    among
-        The clients that count, by name: those that train, where a run names some; all where it is empty.
-    known
-        Those whom the run has known before, by name.
-    setting
-        The setting that says how many must be online, as the error names it.
+    The wait lasts `patience` seconds. `among` names the clients that count, all if it is empty, and `known` those that
+    the run has known before. `setting` is the one that errors name.
     """
 
     def __init__(
@@ -103,25 +89,13 @@ class Quorum:
         return {node_id for node_id, name in names.items() if name in gone}
 
     def holds(self, online: Collection[str]) -> bool:
-        """Return whether enough of the clients that are online count.
-
-        Raises
-        ------
-        QuorumError
-            When they have not been enough for as long as the patience lasts.
-        """
+        """Return whether enough of the clients that count are online; raise QuorumError once the patience is over."""
         there = len(self.counted(online))
         words = f"{some(there, self.fewest)} that this run needs (min-clients)"
         return self._suffice(there, self.fewest, words, self._known.difference(online))
 
     def holds_without_debts(self, clear: Collection[str], fewest: int) -> bool:
-        """Return whether so many of those who count are `clear`: online, and without an earlier reply to give.
-
-        Raises
-        ------
-        QuorumError
-            When they have not been for as long as the patience lasts.
-        """
+        """Return whether so many of those that count are `clear`: online, and without an earlier reply to give."""
         there = len(self.counted(clear))
         state = "is online and owes no earlier reply" if there == 1 else "are online and owe no earlier reply"
         words = f"{there} of {fewest} clients that this run needs ({self._setting}) {state}"

@@ -20,17 +20,7 @@ LONGEST_PAUSE_SECONDS = 86400.0
 
 @dataclass(frozen=True)
 class Debt:
-    """A message that has not been answered.
-
-    Attributes
-    ----------
-    node_id
-        Who was sent it.
-    dies
-        Until when it may be answered (Unix time, seconds).
-    until
-        Until when the node is asked nothing else, unless it answers.
-    """
+    """An unanswered message: when it dies, and until when its node is asked nothing else (Unix time, seconds)."""
 
     node_id: int
     dies: float
@@ -82,8 +72,8 @@ class Roster:
     def owe(self, message_id: str, node_id: int, made: float, lives: float) -> None:
         """Note that a node has not answered a message that was made at a moment and lives for so many seconds.
 
-        The debt outlives the message by a pause as long as the message's life, which doubles with each message in a row
-        that the node has not answered.
+        The debt outlives the message by a pause as long as the message's life. The pause doubles with each unanswered
+        message.
         """
         pause = min(lives * 2.0 ** min(self._silences[node_id], 30), max(lives, LONGEST_PAUSE_SECONDS))
         self._silences[node_id] += 1
@@ -137,17 +127,14 @@ class Roster:
 
 
 def usual_fraction(clients: int) -> float:
-    """Return the share of so many clients that trains in a round where nobody sets one: all of a few, half of more.
-
-    Half of two would be one, and with one participant a round there is nothing to weigh.
-    """
+    """Return the share of so many clients that trains by default: half, but all of a few, so that two can train."""
     return 1.0 if clients <= FEW else 0.5
 
 
 def share(fraction: float, of: int, minimum: int) -> int:
     """Return ⌈`fraction` · `of`⌉, at least `minimum` and at most `of`.
 
-    The fraction is taken as it is written in decimal: 0.29 of 100 is 29.
+    The fraction is read in decimal: 0.29 of 100 is 29.
     """
     return min(max(math.ceil(Fraction(str(fraction)) * of), minimum), of)
 

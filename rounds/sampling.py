@@ -26,12 +26,7 @@ Where it has a parameter called `history`, it gets a History, too.
 class History:
     """What a run knows of its clients before a round, for schemes that draw by it.
 
-    Attributes
-    ----------
-    losses
-        The last loss of a received model that each client reported, by name, of those that have reported one.
-    participations
-        In how many rounds each client's update was used, by name, of those with one at least.
+    Each client's last reported loss of a received model, and the number of rounds that used its update, by name.
     """
 
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -59,17 +54,7 @@ class SamplingError(FairbloomError):
 
 @dataclass(frozen=True, repr=False)
 class Scheme:
-    """A user's sampling scheme.
-
-    Attributes
-    ----------
-    name
-        What errors call it.
-    draw
-        Draws a round's participants.
-    by_history
-        Whether it draws by what the run knows of its clients.
-    """
+    """A user's sampling scheme: what errors call it, its function, and whether that reads the clients' history."""
 
     name: str
     draw: Draw
@@ -86,15 +71,7 @@ class Scheme:
 
     @classmethod
     def of(cls, sampling: str | Draw) -> "Scheme | None":
-        """Return the scheme of the option `sampling`; None for uniform draws.
-
-        Raises
-        ------
-        ValueError
-            When it is neither "uniform", nor a function, nor an import string.
-        FairbloomError
-            When there is no such function.
-        """
+        """Return the scheme of the option `sampling`; None for uniform draws."""
         if sampling == UNIFORM:
             return None
         if callable(sampling):
@@ -110,12 +87,9 @@ class Scheme:
         return cls.named(sampling, found)
 
     def choose(self, names: Sequence[str], wanted: int, seed: int, number: int, history: History) -> list[str]:
-        """Return who trains in a round, in ascending order: what the scheme draws from (seed, round) and these names.
+        """Return who trains in a round, in ascending order.
 
-        Raises
-        ------
-        SamplingError
-            When it fails, or draws nobody, somebody else, or somebody twice.
+        Raise SamplingError where the scheme fails or draws impossible names.
         """
         random = generator(seed, "sampling", number)
         losses, participations = MappingProxyType(history.losses), MappingProxyType(history.participations)

@@ -343,7 +343,7 @@ def largest_in_proportion(sizes: Iterable[float], limit: float, floor: float) ->
 
 
 def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, float]:
-    """Return the lower median divided, and multiplied, by `limit`; of two rates, nothing tells which one is wrong.
+    """Return the lower median divided, and multiplied, by `limit`; of two rates, either may be the wrong one.
 
     QFedSGD divides by the rate, and control variates by the sum of the steps' rates: one near zero would stop every
     client's step, or be the control variate of all.

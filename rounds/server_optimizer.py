@@ -46,16 +46,11 @@ COMMON_DESCENT = "to first order, its step raises no participant's loss"
 
 @dataclass(frozen=True)
 class Moments:
-    """What a server optimizer keeps between rounds; none of it is changed in place.
+    """What a server optimizer keeps between rounds, in the dtype of the model and at least float32.
 
-    It is in the dtype of the model, but at least in float32: the squares of usual steps are too small for float16.
+    Never changed in place.
 
-    Attributes
-    ----------
-    first
-        The momentum: avgm's v, the a of the others.
-    second
-        Their v, the sum or mean of squared steps; None for avgm.
+    `first` is the momentum: avgm's v, the a of the others. `second` is their v, the sum or mean of squared steps.
     """
 
     first: NDArray[Any]
@@ -74,17 +69,10 @@ class ServerOptimizer:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self | None:
-        """Return the optimizer that a method's options describe; None where there is none.
+        """Return the optimizer that a method's options describe, None where there is none.
 
-        Parameters
-        ----------
-        options
-            Its options by their names; a `server_optimizer_lr` of None is one that nobody has given.
-
-        Raises
-        ------
-        ValueError
-            When an option has no effect, or the step size is missing or impossible.
+        An option without effect, and a step size that is missing or impossible, raise ValueError. A
+        `server_optimizer_lr` of None means that nobody has given one.
         """
         name, lr = options["server_optimizer"], options["server_optimizer_lr"]
         given = {option: options[option] for option, default in DEFAULTS.items() if options[option] != default}
@@ -105,9 +93,9 @@ class ServerOptimizer:
         return cls(name, given.get(LR, AVGM_LR), *(float(options[option]) for option in DEFAULTS))
 
     def options(self) -> dict[str, str | float]:
-        """Return the optimizer's numbers by the names of a method's options; those that it does not read are left out.
+        """Return the optimizer's numbers by the names of a method's options.
 
-        The optimizer itself is `server_optimizer`.
+        Those that it does not read are left out.
         """
         named = {f"server_optimizer_{field}": value for field, value in asdict(self).items() if field != "name"}
         read = {option: value for option, value in named.items() if option not in WITHOUT_EFFECT[self.name]}
@@ -116,21 +104,9 @@ class ServerOptimizer:
     def step(
         self, model: NDArray[Any], down: FloatArray, moments: Moments | None
     ) -> tuple[NDArray[Any], Moments | None]:
-        """Return the model after the step, and the moments after it; both as they were where the method takes no step.
+        """Return the model after the step d = `down`, and the moments after it; both stay as they are where d is zero.
 
-        Parameters
-        ----------
-        model
-            The trainable part of the global model as one vector, shape (d,).
-        down
-            The method's step d, which it would subtract from the model, of the same shape.
-        moments
-            Those after the last step; None before the first one.
-
-        Raises
-        ------
-        ValueError
-            When a moment is beyond the range of the dtype.
+        A moment beyond the range of the dtype raises ValueError.
         """
         if not down.any():
             return model, moments
@@ -173,13 +149,7 @@ def state_of(optimizer: ServerOptimizer, moments: Moments | None) -> dict[str, A
 
 
 def moments_of(state: Mapping[str, Any] | None, optimizer: ServerOptimizer | None) -> Moments | None:
-    """Return what a server optimizer kept, from what `state_of` returned; a run without one has no such state.
-
-    Raises
-    ------
-    ValueError
-        When the state is of a run with another optimizer than this one.
-    """
+    """Return the moments in what `state_of` returned; raise ValueError where that is another optimizer's state."""
     there, here = NONE if state is None else state["name"], NONE if optimizer is None else optimizer.name
     if there != here:
         raise ValueError(

@@ -21,15 +21,9 @@ REMEDY = "give it a folder that stays (state-dir in its client.toml) and begin a
 
 @dataclass(frozen=True)
 class States:
-    """From which rounds clients' states are.
+    """From which round each client's state is, and how often a client has lost its state, by name.
 
-    Attributes
-    ----------
-    rounds
-        The round of each client's last reply that was used since the method's memory began, by name; a client that is
-        not there has no state.
-    losses
-        How often each client has lost its state, by name, of those that have.
+    The round is that of the client's last used reply since the method's memory began.
     """
 
     rounds: Mapping[str, int] = field(default_factory=dict)
@@ -48,14 +42,11 @@ class States:
         return States({}, {**self.losses, **{name: self.losses.get(name, 0) + 1 for name in lost_by}})
 
     def screen(self, trained: Trained, sent: Mapping[str, int]) -> tuple[str, ...]:
-        """Leave out the replies of clients that did not go on from the state that the terms named; return who lost it.
+        """Leave out replies of clients that went on from another state than the one they were `sent`.
 
-        Parameters
-        ----------
-        trained
-            The replies, of whose metrics the round of the state is taken out.
-        sent
-            The round that each client was sent.
+        Return who lost theirs.
+
+        The round of the state is taken out of the replies' metrics.
         """
         lost: list[str] = []
         for name in trained.names:

@@ -75,14 +75,9 @@ class NotFiniteError(ValueError):
 class Vectors:
     """Flat vectors of one size, one below the other.
 
-    Attributes
-    ----------
-    blocks
-        Matrices in the model's dtype, each of shape (some, d), which share memory with whoever made them; or models
-        whose updates are computed where they are read.
-    scales
-        What each row is multiplied by, shape (m,): powers of two, where entries would leave the range of products,
-        times the factors by which updates were shortened.
+    `blocks` are matrices in the model's dtype, each of shape (some, d), or models whose updates are computed where they
+    are read. Each row is multiplied by its entry of `scales`, shape (m,): a power of two, times the factor by which an
+    update was shortened.
     """
 
     blocks: tuple[NDArray[Any] | Lent, ...]
@@ -138,9 +133,9 @@ class Vectors:
             yield place, self._columns(place, buffer)
 
     def each_chunk(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
-        """Yield what `work` makes of the chunks that `chunks` yields, in their order.
+        """Yield what `work` makes of the chunks, in their order.
 
-        Lent updates are computed, and worked on, by as many threads as BLAS may have, each with a chunk of its own.
+        Threads, as many as BLAS may have, compute lent updates.
         """
         if not any(isinstance(block, Lent) for block in self.blocks):
             for place, chunk in self.chunks(exact):
@@ -201,8 +196,8 @@ def places(size: int) -> Iterator[slice]:
 def split_at(ends: Sequence[int], place: slice) -> Iterator[tuple[int, slice]]:
     """Yield the parts of these columns that lie between the `ends`: each part's number, and its columns of `place`.
 
-    Parts without columns are left out. A chunk is split and not shortened at an end: so a model of many small arrays
-    has as few chunks as one of few large arrays.
+    A chunk is split and not shortened at an end: a model of many small arrays has as few chunks as one of few large
+    arrays.
     """
     number, start = bisect_right(ends, place.start), place.start
     while start < place.stop:
@@ -217,22 +212,12 @@ class Layout:
 
     Parameters
     ----------
-    arrays
-        The global model w by array name.
     buffers
-        Names of float arrays (BatchNorm statistics) that are averaged but are no part of the update; None: those that
-        are called as BatchNorm's are.
+        Float arrays (BatchNorm statistics) that are averaged and are no part of the update; None: found by their names.
     shared
-        Names of arrays that are the same parameter as another one, each with the name of that one, which stands for
-        them: the update has it once, and they get its values.
+        Arrays that are the same parameter as another one, by name: the update has that one, and they get its values.
     frozen
-        Names of arrays that nobody trains: they stay as they are, and are no part of the update.
-
-    Raises
-    ------
-    ValueError
-        When a buffer is no float array of the model, shared arrays are no equal parameters, a frozen array is none of
-        the model or a buffer, or an array is neither float, integer nor bool, or not finite.
+        Arrays that nobody trains: they stay as they are, and are no part of the update.
     """
 
     def __init__(
@@ -428,17 +413,15 @@ class Updates:
 
     Parameters
     ----------
-    layout
-        Says what of a model is an update.
     capacity
         The most updates there will be.
     matrix
-        Where they are to lie, of shape (capacity, d) in the layout's dtype, such as in a file; None: in memory.
+        Where they lie, of shape (capacity, d), such as in a file; None: in memory.
     of
-        The record of the models, as the reasons for which one is refused call it, such as "snapshot"; "": the reply's.
+        What errors call the models, such as "snapshot"; "": the reply's.
     lent
-        Whether the arrays that `add` is given stay as they are as long as this is in use: many are then not copied,
-        and their updates are computed where they are read. `settle` is called after the last `add`.
+        Whether the arrays given to `add` never change: large ones are then not copied, and `settle` follows the last
+        `add`.
     """
 
     def __init__(
@@ -468,14 +451,10 @@ class Updates:
         return np.empty((self.capacity, self.layout.size), self.layout.dtype)
 
     def add(self, arrays: Model) -> None:
-        """Take in u = w − `arrays` as the next row, and copies of its buffers.
+        """Take in u = w − `arrays` as the next row, with copies of its buffers.
 
-        `arrays` may be overwritten afterwards, but where they are `lent`.
-
-        Raises
-        ------
-        ValueError
-            When an entry is not finite; nothing is taken in then. Among lent arrays, `settle` looks for those.
+        An entry that is not finite raises ValueError, and nothing is taken in; among lent arrays, `settle` looks for
+        those.
         """
         exponent = 0
         if self._lent is None:
@@ -507,20 +486,12 @@ class Updates:
             raise
 
     def settle(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> dict[int, ValueError]:
-        """Look at the lent updates once all are here, in the one pass that also gives their lengths.
+        """Check the lent updates in one pass, which also measures them.
 
-        Parameters
-        ----------
-        gram
-            Whether that pass is to compute the Gram matrix as well.
-        by_array
-            Whether it is to be computed array by array.
-        below
-            Other rows that this Gram matrix has after the updates.
+        Return why rows cannot be used, by their places.
 
-        Returns
-        -------
-        Why rows cannot be used, by their places; they are still there.
+        With `gram`, that pass computes the Gram matrix as well, whole or `by_array`, with the rows of `below` after the
+        updates.
         """
         lent, wrong = self._lent, dict[int, ValueError]()
         if lent is None or not len(lent):
@@ -549,16 +520,11 @@ class Updates:
         self._squares = self._products = None
 
     def add_rows(self, others: Sequence[Model]) -> dict[int, ValueError]:
-        """Turn the rows of `matrix` after those in use, which hold flat models, into updates; all as `add` does it.
+        """Turn the rows of `matrix` after those in use, which hold flat models, into updates.
 
-        Parameters
-        ----------
-        others
-            The buffers and integer arrays of each new row's model; copies of them are stored.
+        Return why some are left out.
 
-        Returns
-        -------
-        Why new rows are left out, by their place among the new ones; those after them move up.
+        `others` has the buffers and integer arrays of each new row's model. Rows after one that is left out move up.
         """
         first, wrong = len(self._scales), dict[int, ValueError]()
         self._forget()
@@ -667,28 +633,17 @@ class Updates:
     def model_after(
         self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray
     ) -> dict[str, NDArray[Any]]:
-        """Return w − Σ_k c_k `vectors`_k in the model's dtypes; c may have a row for each trainable array.
-
-        Buffers are averaged by `prior`; integer arrays are those of the client with the most examples (the first of
-        several). Shared arrays are those of the parameter that stands for them, and frozen ones the received.
-
-        Raises
-        ------
-        ValueError
-            When the result is not finite.
-        """
+        """Return w − Σ_k c_k `vectors`_k in the model's dtypes; c may have a row for each trainable array."""
         flat = self.layout.flat.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             weighted_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
         return self.model_with(flat, prior, counts)
 
     def model_with(self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray) -> dict[str, NDArray[Any]]:
-        """Return the model whose trainable part is `flat`, with the other arrays as `model_after` has them.
+        """Return the model whose trainable part is `flat`; raise ValueError where it is not finite.
 
-        Raises
-        ------
-        ValueError
-            When it is not finite.
+        Buffers are averaged by `prior`; integer arrays are those of the client with the most examples (the first of
+        several). Shared arrays are those of the parameter that stands for them, and frozen ones the received.
         """
         places = dict(self.layout.slices)
         places |= {name: places[first] for name, first in self.layout.shared.items()}
@@ -712,13 +667,7 @@ class Updates:
 
 
 def _exponent(row: NDArray[Any]) -> int:
-    """Return the power of two by which an update is stored divided, 0 where its largest entry is in a safe range.
-
-    Raises
-    ------
-    ValueError
-        When an entry is not finite, or its square is not.
-    """
+    """Return the power of two by which an update is stored divided; raise ValueError where its square is not finite."""
     largest = float(max(row.max(), -row.min())) if row.size else 0.0
     if not np.isfinite(largest):
         raise NotFiniteError(f"its update is beyond the range of {row.dtype}")
@@ -729,19 +678,15 @@ def _exponent(row: NDArray[Any]) -> int:
 
 
 def gram_matrix(vectors: Vectors, *, exact: bool = False) -> FloatArray:
-    """Return the inner products of the vectors, shape (m, m), accumulated in float64.
+    """Return the inner products of the vectors, shape (m, m), accumulated in float64; equal vectors have equal rows.
 
-    Equal vectors have equal rows, on every processor. `exact` asks for float64 products however many numbers there are;
-    see EXACT_NUMBERS.
+    `exact` asks for float64 products however many numbers there are; see EXACT_NUMBERS.
     """
     return np.asarray(gram_matrices(vectors, (vectors.size,), exact=exact)[0])
 
 
 def gram_matrices(vectors: Vectors, ends: Sequence[int], *, exact: bool = False) -> FloatArray:
-    """Return the inner products of the vectors' parts, which lie one after the other up to the `ends`.
-
-    They have the shape (parts, m, m) and sum to `gram_matrix`, for the cost of that: every number is read once.
-    """
+    """Return the inner products of the vectors' parts up to each of the `ends`, shape (parts, m, m), in one pass."""
     products = np.zeros((len(ends), len(vectors), len(vectors)))
 
     def work(place: slice, block: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:
@@ -754,10 +699,7 @@ def gram_matrices(vectors: Vectors, ends: Sequence[int], *, exact: bool = False)
 
 
 def squares_and_products(vectors: Vectors, ends: Sequence[int] = ()) -> tuple[FloatArray, FloatArray]:
-    """Return what `unscaled_squares` does, and the inner products of the unscaled vectors' parts, in one pass.
-
-    The parts, of which there may be none, are those of `gram_matrices`.
-    """
+    """Return what `unscaled_squares` does, and the unscaled products of `gram_matrices`, in one pass."""
 
     def work(place: slice, block: NDArray[Any]) -> tuple[FloatArray, list[tuple[int, NDArray[Any]]]]:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
@@ -783,7 +725,7 @@ def _add(parts: Sequence[tuple[int, NDArray[Any]]], products: FloatArray) -> Non
 
 
 def _finished(vectors: Vectors, grams: FloatArray) -> FloatArray:
-    """Return the products of unscaled vectors' parts, shape (parts, m, m), turned in place into those of the vectors.
+    """Turn the products of unscaled vectors' parts, shape (parts, m, m), in place into those of the vectors.
 
     Equal vectors have equal rows in each, and vectors whose part is next to nothing have rows of zeros.
     """
@@ -859,8 +801,7 @@ def _differences(values: NDArray[Any], less: NDArray[Any] | None) -> Iterator[Fl
 def weighted_sum(coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], *, ends: Sequence[int] = ()) -> None:
     """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk.
 
-    The coefficients have the shape (m,), or (parts, m) where each of the parts that lie one after the other up to the
-    `ends` has a row of its own.
+    C has a row for each of the `ends`, or one for all.
     """
     if not len(vectors) or into.size == 0 or not coefficients.any():
         return

@@ -71,14 +71,12 @@ BLOCK_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Choice:
-    """How a run's clients are computed.
+    """How a run's clients are computed, and why, in words.
 
     Attributes
     ----------
     engine
         loop, stacked, workers or ray.
-    reason
-        Why, in words.
     workers
         How many processes compute; 0: as many as a Ray cluster has places for.
     threads
@@ -117,22 +115,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a round takes, by the sizes of its parts.
+    """What a round takes: clients, local steps, the bytes of a stacked client, and for a step the seconds of its parts.
 
-    Attributes
-    ----------
-    cohort
-        Clients a round.
-    steps, most_steps
-        Local steps of a client, and of the one that has the most.
-    arithmetic
-        Seconds of a step's floating-point operations.
-    update
-        Seconds that it takes to read and write the weights and gradients of a step.
-    calls, stacked_calls
-        Seconds that PyTorch spends on calling all that, for one client and for many at once.
-    bytes
-        The memory that a client takes where many are stacked.
+    The parts are floating-point operations, reading and writing weights and gradients, and calling PyTorch for one
+    client or for many at once.
     """
 
     cohort: int
@@ -190,32 +176,17 @@ class Effort:
 
 
 def ray_clients() -> "type[RayClients]":
-    """Return the engine `ray`; it is imported when it is asked for, since Ray takes a second.
-
-    Raises
-    ------
-    FairbloomError
-        When Ray is not installed.
-    """
+    """Return the engine `ray`, imported when it is asked for, since Ray takes a second."""
     from .dispatch.ray import RayClients
 
     return RayClients
 
 
 def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice:
-    """Return how a run's clients are computed.
+    """Return how a run's clients are computed, where this machine has so many `processors` for runs.
 
-    Parameters
-    ----------
-    settings
-        Of the run, or its run config, with what the clients have agreed on about their data.
-    processors
-        How many cores this machine has for runs.
-
-    Raises
-    ------
-    FairbloomError
-        When the data cannot be used, no client can take a step, or this machine has no such engine as is asked for.
+    It raises FairbloomError when the data cannot be used, no client can take a step, or the wanted engine cannot be
+    had.
     """
     settings = RunSettings.of(settings)
     if settings.engine == "ray":  # whose workers have devices that this machine may lack
@@ -293,13 +264,7 @@ def why_slow_side_by_side(model: nn.Module) -> str:
 
 
 def sample_examples(task: Task) -> list[AnyExamples]:
-    """Return the training examples of a few clients; those whose data cannot be used are left out.
-
-    Raises
-    ------
-    FairbloomError
-        When nobody's can be used.
-    """
+    """Return the training examples of a few clients; those whose data cannot be used are left out."""
     found = []
     for name in evenly_spaced(task):
         with suppress(Exception):  # whatever a user's task raises: the client's reply says it
@@ -311,10 +276,9 @@ def sample_examples(task: Task) -> list[AnyExamples]:
 
 
 def count_forward(model: nn.Module, task: Task, examples: AnyExamples) -> tuple[float, int]:
-    """Return the floating-point operations of one example's way through a model, and the bytes of all that comes out.
+    """Return the floating-point operations of an example's way through a model, and the bytes of the layers' outputs.
 
-    Counted are linear and convolutional layers, or else two operations a parameter. The bytes are those of every
-    layer's outputs, which are kept for the way back.
+    Counted are linear and convolutional layers, or else two operations a parameter.
     """
     operations, kept = 0, 0
 

@@ -51,20 +51,10 @@ Kept = Mapping[str, tuple[int | None, Model]]
 
 
 class Reply(NamedTuple):
-    """What a client replies, the model of which an engine has written into the matrix of updates.
+    """What a client replies, the models of which an engine has written into the row of the matrices of updates.
 
-    Attributes
-    ----------
-    row
-        Where its flat model lies, and its second one, where that was asked for.
-    metrics
-        What it reports.
-    others
-        The buffers and integer arrays of its model.
-    second
-        The same of its second model.
-    made
-        Where another process has computed the client, what its training has made of what it keeps between rounds.
+    `others` and those of `second` are buffers and integer arrays. `made` is what another process has made of what the
+    client keeps between rounds.
     """
 
     row: int
@@ -78,18 +68,6 @@ class LocalClients(ABC):
     """All clients of a run, computed on this machine; each engine says how, by `train` and `evaluate`.
 
     The reply of a client that raises is refused, with its error as the reason.
-
-    Parameters
-    ----------
-    method
-        Says which metrics it needs and which arrays are buffers.
-    settings
-        Of the run, or its run config.
-
-    Raises
-    ------
-    FairbloomError
-        When the task cannot be loaded, this machine has no such device, or there is no such client as a setting names.
     """
 
     processes = 1

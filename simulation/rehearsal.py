@@ -31,18 +31,9 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Sent:
-    """One reply of a client.
+    """One reply of a client: what it was asked (query, about, train, evaluate or keep), sends, and holds back.
 
-    Attributes
-    ----------
-    client
-        The client's name on this machine.
-    asked
-        What it was asked: query, about, train, evaluate or keep.
-    content
-        All that it sends, in plain values; of arrays their names, types and shapes alone.
-    held_back
-        What it does not send, and why.
+    Of arrays, `content` has names, types and shapes alone.
     """
 
     client: str
@@ -56,21 +47,7 @@ def rehearse(
 ) -> list[Sent]:
     """Return what clients with these data send in a run of one round, in the order in which they send it.
 
-    Parameters
-    ----------
-    settings
-        Of the run; the folder of the data among them.
-    name
-        What a client with data of its own calls itself; "" for the name that its data have.
-    allow
-        Values of settings that the device's owner allows.
-    limits
-        Those of the device's owner.
-
-    Raises
-    ------
-    FairbloomError
-        When the settings are impossible, or none that a device takes.
+    A client with data of its own calls itself `name`, or as its data do. `allow` and `limits` are the device owner's.
     """
     has_clients = find_task(settings.task).has_clients
     config = settings.run_config()
@@ -101,15 +78,7 @@ def rehearse(
 
 
 class RecordingGrid(InProcessGrid):
-    """Clients in this process that work as deployed ones do, each with its own node config; it keeps their replies.
-
-    Parameters
-    ----------
-    nodes
-        The node config of each client, by its name.
-    run_config
-        The settings that a device takes of the run.
-    """
+    """Clients in this process that work as deployed ones do, each with its own node config; it keeps their replies."""
 
     def __init__(self, nodes: Mapping[str, UserConfig], run_config: UserConfig) -> None:
         super().__init__(app, run_config, len(nodes))

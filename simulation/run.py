@@ -39,8 +39,6 @@ def simulate(
 
     Parameters
     ----------
-    settings
-        Of the run.
     on_round
         Called with each round once it is recorded; what it raises ends the run.
     processors
@@ -50,12 +48,6 @@ def simulate(
     debug
         Whether clients are computed one after the other in this process, whatever the engine, and the first error of
         one ends the run with its traceback.
-
-    Raises
-    ------
-    FairbloomError
-        When this machine has no such device, lacks the folder that the task reads or cannot have the engine, and as
-        `federate` does.
     """
     if settings.engine == "ray" and not debug:
         ray_clients()  # an error, where it is not installed, before data are read

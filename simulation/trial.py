@@ -36,13 +36,9 @@ def evenly_spaced(task: Task) -> tuple[str, ...]:
 def check_first_step(settings: RunSettings, task: Task, model: nn.Module) -> None:
     """Let one client after the other take a local step and measure its model, until one can.
 
-    They do so where the task or the model is a user's own, in a forked process, which a step may end, or else with a
-    copy of the model.
+    Else raise the first's reason.
 
-    Raises
-    ------
-    FairbloomError
-        When none can; the message begins with the reason of the first.
+    A user's own task or model is tried in a forked process, which a step may end; others with a copy of the model.
     """
     if not find_task(settings.task).is_user_defined and not is_import_string(settings.model):
         return

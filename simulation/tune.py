@@ -38,17 +38,7 @@ ENDLESS = 2**31
 
 @dataclass
 class Timing:
-    """What was measured of an engine.
-
-    Attributes
-    ----------
-    engine
-        loop, stacked, workers or ray.
-    seconds
-        Those of each measured round, with its evaluation; none where the engine cannot be had.
-    why_not
-        Why it cannot be had here, "" where it can.
-    """
+    """The seconds of each measured round of an engine, with its evaluation, or why it cannot be had here."""
 
     engine: str
     seconds: list[float] = field(default_factory=list)
@@ -62,15 +52,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was measured of several engines.
-
-    Attributes
-    ----------
-    timings
-        Of each engine.
-    auto
-        What `engine = auto` chooses here, and why.
-    """
+    """What was measured of several engines, and what `engine = auto` chooses here."""
 
     timings: Sequence[Timing]
     auto: Choice
@@ -93,21 +75,9 @@ class Tuned:
 
 
 def tune(settings: Settings, engines: Sequence[str], seconds: float) -> Tuned:
-    """Measure rounds of real training, on the real data, by each of several engines in turn.
+    """Measure rounds of real training, on the real data, by each of several engines in turn, loop among them.
 
-    Parameters
-    ----------
-    settings
-        Of a run; its engine and its number of rounds have no effect.
-    engines
-        Those to be measured, loop among them: loop, stacked, workers, ray.
-    seconds
-        How long the measured rounds of each take together, at least 0; three are measured however long they take.
-
-    Raises
-    ------
-    FairbloomError
-        When the data or the device cannot be used, or the rounds learn nothing.
+    The rounds of each engine take these seconds together; three are measured however long they take.
     """
     choose_device(settings.device)
     config: dict[str, Any] = {**settings.run_config(), "engine": "auto", "state-dir": ""}
@@ -133,13 +103,7 @@ def tune(settings: Settings, engines: Sequence[str], seconds: float) -> Tuned:
 
 
 def choose_engine(config: Mapping[str, Any], engine: str) -> Choice:
-    """Return how an engine computes the clients of a run.
-
-    Raises
-    ------
-    FairbloomError
-        When it cannot be had here; the message says why.
-    """
+    """Return how an engine computes the clients of a run; raise FairbloomError where it cannot be had here."""
     choice = choose({**config, "engine": engine}, processors_here())
     if choice.engine != engine:
         raise FairbloomError(choice.reason)

@@ -16,14 +16,8 @@ NOTHING_COMMON = 1e-3
 class Guidance(NamedTuple):
     """How far the losses are from equal ones, and where to.
 
-    Attributes
-    ----------
-    direction
-        h, of length 1 and orthogonal to the losses, shape (m,): positive where a loss is to fall beside the others.
-    cosine
-        Of the losses and equal ones.
-    angle
-        φ, between the losses and equal ones in degrees.
+    The direction h, of length 1 and orthogonal to the losses, shape (m,), is positive where a loss is to fall relative
+    to the others; `cosine` and the angle φ, in degrees, are between the losses and equal ones.
     """
 
     direction: FloatArray

@@ -12,18 +12,8 @@ from fairbloom.errors import FairbloomError
 def layers_of(names: Sequence[str], groups: Mapping[str, Any] | None) -> list[NDArray[np.intp]]:
     """Return the places of each layer's arrays, the layers in the order of their first array.
 
-    Parameters
-    ----------
-    names
-        The names of the arrays.
-    groups
-        The group of each, by its name; None or empty: those whose names agree up to the last dot, as those of
-        fc.weight and fc.bias do, or that have none, are one layer.
-
-    Raises
-    ------
-    FairbloomError
-        When the groups name another array, or lack one.
+    `groups` names each array's layer. Without it, arrays whose names agree up to the last dot, as those of fc.weight
+    and fc.bias do, or that have none, are one layer.
     """
     if not groups:
         layer_of = [name.rpartition(".")[0] for name in names]

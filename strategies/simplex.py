@@ -39,17 +39,9 @@ def project(vector: FloatArray) -> FloatArray:
 def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
     """Return argmin λᵀGλ over λ in the simplex with |λ_k − p_k| ≤ `epsilon`, shape (m,).
 
-    Where several λ give the minimum, as when two updates are equal, it is the one nearest to p. So equal updates with
-    equal priors get equal weights, and rounding does not decide which minimiser is returned.
-
-    Parameters
-    ----------
-    gram
-        G, positive semidefinite, shape (m, m).
-    prior
-        p, in the simplex, shape (m,).
-    epsilon
-        Half-width of the box, at least 0; 1 is no box.
+    Where several λ give the minimum, as when two updates are equal, it is the one nearest to the prior p. So equal
+    updates with equal priors get equal weights, and rounding does not decide which minimiser is returned. G is positive
+    semidefinite; an `epsilon` of 1 is no box.
     """
     m = len(prior)
     scale = np.trace(gram) / m
@@ -76,14 +68,9 @@ def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> Flo
 
 
 def shortest_combination(rows: FloatArray, gram: FloatArray) -> FloatArray:
-    """Return the shortest vector in the hull of some combinations of vectors, as coefficients of these, shape (m,).
+    """Return the shortest vector in the hull of the rows' combinations, shape (r, m), as coefficients of shape (m,).
 
-    Parameters
-    ----------
-    rows
-        The combinations, one a row, shape (r, m).
-    gram
-        G, the inner products of the vectors, shape (m, m).
+    G has the inner products of the vectors that they combine, shape (m, m).
     """
     products = rows @ gram @ rows.T
     products = (products + products.T) / 2.0
@@ -96,15 +83,9 @@ def shortest_combination(rows: FloatArray, gram: FloatArray) -> FloatArray:
 def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
     """Return argmax gainsᵀα over α in the simplex with Gα ≥ 0, shape (m,); zeros where G is zero.
 
-    A step along Σ α_k g_k then raises no objective to first order. The shortest combination is always among the
-    feasible ones. Vectors that are equal get equal weights; among other maximisers, which is returned is left open.
-
-    Parameters
-    ----------
-    gram
-        G, the inner products of the gradients g_k, shape (m, m).
-    gains
-        What a unit of each gradient is worth, shape (m,).
+    A step along Σ α_k g_k, with G the inner products of the g_k, then raises no objective to first order. The shortest
+    combination is always among the feasible ones. Vectors that are equal get equal weights; among other maximisers,
+    which is returned is left open.
     """
     from scipy.optimize import linprog
 

@@ -218,11 +218,11 @@ class FairStrategy(Method, Strategy):
 
     @contextmanager
     def followed(self, following: "Following", grid: Grid, num_rounds: int, timeout: float) -> Iterator[None]:
-        """Let someone follow the rounds of a `start` that a subclass, or a wrapper, has overridden; StopRun ends it.
+        """Record the rounds of an overridden `start`; StopRun ends them.
 
-        The hooks notice which round is over. In rounds that were finished before, they send nothing, so that a loop
-        that is not ours passes through them to the first one that is left. Where `start` of this class is called after
-        all, it does both in their place. In the end, `arrays` are those to be saved.
+        The hooks notice which round is over. In rounds that were finished before, they send nothing, so that the user's
+        loop passes through them to the first one that is left. Where `start` of this class is called after all, it does
+        both in their place. In the end, `arrays` are those to be saved.
         """
         self._begin(grid, num_rounds, timeout, following.resume, following.outer)
         following.first = self.progress.finished_rounds + 1
@@ -359,24 +359,18 @@ class FairStrategy(Method, Strategy):
 
 @dataclass
 class Following:
-    """Who follows the rounds of a `start` that is not ours, and what the round under way has come to.
+    """What records the rounds of an overridden `start` of the strategy `outer`, and the state of the current round.
 
     Attributes
     ----------
-    outer
-        The strategy whose `start` it is.
-    on_round
-        Called with every finished Round.
     arrays
-        The global model after the last round that is over, or as far as the one under way has it; None before any.
+        The global model after the last finished round, or as far as the current one has it; None before any.
     resume
-        The state after the last round that is over, None where there is none.
+        The state after the last finished round, None where there is none.
     first
         The first round that is left.
     open
-        The round under way, 0 where there is none.
-    replies, trained, evaluated
-        Its replies, and the means of its training and evaluation, as far as it is.
+        The current round, 0 where there is none.
     """
 
     outer: Strategy

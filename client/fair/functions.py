@@ -67,27 +67,17 @@ class Measured(BaseException):
 
 @dataclass(frozen=True)
 class Helpers:
-    """What a user hands to `fair` beside the two functions.
+    """What a user hands to `fair` in addition to the two functions.
 
-    Attributes
-    ----------
-    loader
-        Makes of a dataset what the test function takes; None: a DataLoader, for a Dataset of PyTorch.
-    arrays
-        Returns a model's own tensors by the names that they travel under; None: its state_dict, or a part of it.
+    `loader` makes of a dataset what the test function takes; None: a DataLoader. `arrays` returns a model's own tensors
+    by the names that they travel under; None: its state_dict, or a part of it.
     """
 
     loader: Callable[[Any], Any] | None = None
     arrays: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
 
     def load(self, data: Data) -> Any:
-        """Return what the test function takes for the data that a training function was called with.
-
-        Raises
-        ------
-        ReportableError
-            When that needs a loader of the user's own.
-        """
+        """Return what the test function takes for the data that a training function was called with."""
         if isinstance(data, DataLoader):
             return data
         if self.loader is not None:
@@ -108,11 +98,6 @@ class Helpers:
 
         Without `arrays`, they are those of its state_dict, or all lie in one of its modules, which the names leave out:
         "head.weight" is the model's "heads.head.weight". Shapes, and which parameters are trained, say in which one.
-
-        Raises
-        ------
-        ReportableError
-            When they are neither.
         """
         there = dict(model.state_dict(keep_vars=True) if self.arrays is None else self.arrays(model))
         missing = [name for name in received if name not in there]
@@ -148,17 +133,7 @@ def parts_of(there: Mapping[str, Tensor], received: Shapes) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """One call of a training function.
-
-    Attributes
-    ----------
-    function, args, kwargs
-        What is called, and with what.
-    model
-        The first argument that is a module with parameters.
-    given_data
-        The first argument that is a DataLoader, or else a dataset; None where there is neither.
-    """
+    """One call of a training function; `given_data` is its first DataLoader, or else its first dataset."""
 
     function: Function
     args: tuple[Any, ...]
@@ -168,13 +143,7 @@ class TrainingCall:
 
     @classmethod
     def of(cls, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "TrainingCall":
-        """Return a call; model and data are found by their types.
-
-        Raises
-        ------
-        ReportableError
-            When no model is among the arguments.
-        """
+        """Return a call; model and data are found by their types."""
         given = [*args, *kwargs.values()]
         modules = [each for each in given if isinstance(each, nn.Module) and next(each.parameters(), None) is not None]
         if not modules:
@@ -186,13 +155,7 @@ class TrainingCall:
         return cls(function, args, kwargs, modules[0], data[0] if data else None)
 
     def data(self, term: str) -> Data:
-        """Return the data that a term needs.
-
-        Raises
-        ------
-        ReportableError
-            When there are none among the arguments; the message names the term.
-        """
+        """Return the data that a term needs."""
         if self.given_data is None:
             raise ReportableError(
                 f"{term}: {_name(self.function)}() was called without a torch.utils.data.DataLoader or Dataset: give "
@@ -259,18 +222,10 @@ class Session:
 
     Parameters
     ----------
-    train, test
-        The functions.
-    terms
-        The terms of the message.
     seed
         Seeds the global generators for a purpose.
-    personal
-        The client's personal models.
     received
         The shapes of the received arrays by their names.
-    helpers
-        What else the user has given.
     measure_only
         Whether the received model is measured, as `train-loss`, and nothing is trained.
     """
@@ -303,10 +258,7 @@ class Session:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the training function on the terms; return what it returns.
 
-        Raises
-        ------
-        ValueError
-            When the functions cannot do what the terms ask; the message names the term.
+        ValueError names a term that the functions cannot do.
         """
         if self._plain:
             self.seed("train")
@@ -383,13 +335,7 @@ ASKED_NOTHING = LocalWork(epochs=0, batch_size=-1, learning_rate=0.0, momentum=-
 
 @dataclass(frozen=True)
 class ModelNow:
-    """The model of a call in the midst of its steps, by the names that travel.
-
-    Attributes
-    ----------
-    model, received, helpers
-        As in `Helpers.named`.
-    """
+    """The model of a call in the midst of its steps, by the names that travel."""
 
     model: nn.Module
     received: Shapes
@@ -533,13 +479,7 @@ RETURNED = "it must return (loss, accuracy), (loss, a dict with accuracy) or a d
 
 
 def understood(function: Function, returned: Any) -> dict[str, float]:
-    """Return loss and accuracy among what a test function returned; without the accuracy where there is none.
-
-    Raises
-    ------
-    ValueError
-        When there is no loss, or the accuracy is not a share in [0, 1].
-    """
+    """Return loss and accuracy among what a test function returned; without the accuracy where there is none."""
     found = {}
     if isinstance(returned, tuple | list) and len(returned) == 2:
         loss, other = returned
@@ -565,11 +505,6 @@ def arguments_of(test: Function, call: TrainingCall, data: Any) -> tuple[list[An
 
     Of its parameters without default that the training function has no value for, the first takes the model and the
     second the loader; one that is called as the training function's model takes the model wherever it stands.
-
-    Raises
-    ------
-    ValueError
-        When a parameter is left without a value; the message names it.
     """
     known, trained = call.named(), _name(call.function)
     parameters = [

@@ -43,18 +43,9 @@ def chosen(dataset: Any, indices: list[int]) -> Any:
 
 
 class Batches:
-    """Stands in for a loader: yields the given batches in the first pass, and nothing in later ones.
+    """Stands in for a loader: yields `count` batches in the first pass, and nothing in later ones.
 
     So a function that makes several passes takes exactly these batches. All else is the loader's own.
-
-    Parameters
-    ----------
-    loader
-        The loader that it stands in for.
-    batches
-        The batches.
-    count
-        Says how many they are.
     """
 
     def __init__(self, loader: Loader, batches: Iterable[Any], count: Callable[[], int]) -> None:
@@ -84,13 +75,7 @@ def epochs_of(data: Data | None, epochs: int) -> Any:
 
 
 def one_batch(loader: Data, term: str) -> Batches:
-    """Return all examples of a loader as one batch; `term` says what asks for it, as key = value.
-
-    Raises
-    ------
-    ValueError
-        When the loader does not say which examples it has.
-    """
+    """Return all examples of a loader as one batch; `term` says what asks for it, as key = value."""
     examples = examples_of(loader) if isinstance(loader, DataLoader) else None
     if examples is None:
         raise ReportableError(

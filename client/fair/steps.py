@@ -25,15 +25,7 @@ Anchor = Mapping[nn.Parameter, Tensor]
 
 @dataclass(frozen=True)
 class Asked(Generic[T]):
-    """Something that the server asks for.
-
-    Attributes
-    ----------
-    by
-        What asks for it, as key = value.
-    value
-        What is asked for.
-    """
+    """A value that the server asks for, and what asks for it, as key = value."""
 
     by: str
     value: T
@@ -45,13 +37,13 @@ class Steps:
     Parameters
     ----------
     anchor
-        The model's parameters; steps of optimizers that have none of them are none of ours.
+        The model's parameters; steps of optimizers that have none of them are left alone.
     pull
-        What asks for a pull to the anchor's values w, and its strength μ: its gradient μ · (p − w) is added.
+        A pull to the anchor's values w of strength μ: its gradient μ · (p − w) is added.
     momentum
-        What asks for a momentum of every step, and which; None: it is the optimizer's own.
+        The momentum of every step; None: it is the optimizer's own.
     plain
-        What asks that steps are those of gradient descent, without momentum; "": nothing does.
+        What asks for gradient descent without momentum, as key = value; "": nothing does.
     after_step
         Called after every step with how many there have been.
     """
@@ -96,23 +88,14 @@ class Steps:
                 )
 
     def learning_rate(self) -> float:
-        """Return the learning rate of the first step.
-
-        Raises
-        ------
-        ValueError
-            When there is none, or more than one.
-        """
+        """Return the learning rate of the first step; raise ValueError where there is none, or more than one."""
         self.check_taken("measure = learning-rate")
         return self._rates_of("measure = learning-rate", self.rates[:1])[0]
 
     def rate_sum(self) -> float:
-        """Return the sum of the learning rates of all steps, 0 where there is none.
+        """Return the sum of the learning rates of all steps, 0 without steps.
 
-        Raises
-        ------
-        ValueError
-            When a step has more than one.
+        Raise ValueError where a step has several.
         """
         return math.fsum(self._rates_of("measure = step-sum", self.rates))
 

@@ -11,19 +11,7 @@ from .base import Arrays, Rule, Shift, StepsTaken
 
 
 class RuleAtWork:
-    """A rule with the hooks `start`, `correct` and `finish`, in one round of one client.
-
-    Parameters
-    ----------
-    rule
-        The rule.
-    received
-        The trainable parameters as the client was sent them, in the model's order.
-    kept
-        What the client has kept.
-    sent
-        What the server sent beside the model.
-    """
+    """A rule with the hooks `start`, `correct` and `finish`, in one round of one client."""
 
     def __init__(self, rule: Rule, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> None:
         self._rule, self._received = rule, received
@@ -38,10 +26,7 @@ class RuleAtWork:
     def correct(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:
         """Return the corrected gradients, both in the model's order.
 
-        Raises
-        ------
-        FairbloomError
-            When the rule returns something else than a gradient of each parameter.
+        Raise FairbloomError where the rule returns others.
         """
         by_name = dict(zip(self._received, gradients, strict=True))
         corrected = self._rule.correct(by_name, self._state, step)
@@ -52,10 +37,7 @@ class RuleAtWork:
     def finish(self, trained: Arrays, steps: StepsTaken) -> tuple[Arrays, dict[str, Tensor]]:
         """Return the trainable parameters to reply, and what is kept.
 
-        Raises
-        ------
-        FairbloomError
-            When the rule returns something else, or it is not finite.
+        Raise FairbloomError where these are not finite.
         """
         finished = self._rule.finish(copies(self._received), trained, self._state, steps)
         if not (isinstance(finished, tuple) and len(finished) == 2):

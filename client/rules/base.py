@@ -26,13 +26,7 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True)
 class StepsTaken:
-    """The local steps of a round.
-
-    Attributes
-    ----------
-    learning_rates
-        That of each step.
-    """
+    """The local steps of a round, by the learning rate of each."""
 
     learning_rates: Sequence[float] = ()
 
@@ -97,11 +91,6 @@ class Rule:
 
     Subclasses override some of the hooks. An engine declares the hooks that it calls, and leaves a rule with another
     one to a client by itself.
-
-    Parameters
-    ----------
-    terms
-        Of the round's work.
 
     Attributes
     ----------

@@ -79,10 +79,7 @@ def lonely_work(settings: RunSettings, client: str, epoch: int) -> LocalWork:
 
 
 def has_settled(losses: Sequence[float], patience: int, tolerance: float) -> bool:
-    """Return whether the least loss fell by less than `tolerance` of itself over the last `patience` epochs.
-
-    `losses` are those at the start and after each epoch.
-    """
+    """Return whether the least loss fell by less than `tolerance` of itself over the last `patience` epochs."""
     if len(losses) <= patience:
         return False
     least = list(accumulate(losses, min))

@@ -47,17 +47,7 @@ class ControlVariates(Shift):
 
 
 class Control(NamedTuple):
-    """The control variates of a round.
-
-    Attributes
-    ----------
-    own
-        c_k, the client's.
-    of_server
-        c.
-    shift
-        c − c_k, which is added to each gradient.
-    """
+    """The control variates of a round: c_k of the client, c of the server, and the shift c − c_k of each gradient."""
 
     own: Arrays
     of_server: Arrays

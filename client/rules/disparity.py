@@ -35,11 +35,6 @@ class DisparityStep(Rule):
     """Replies the received model after one step down the disparity as well, and what the disparity is.
 
     Source: Cui et al., NeurIPS 2021 (FCFL).
-
-    Raises
-    ------
-    FairbloomError
-        When the disparity is to be reported and the terms do not name it.
     """
 
     reads = DisparityTerms
@@ -94,14 +89,9 @@ class GroupCounts(Rule):
 class Disparity(NamedTuple):
     """A disparity between two groups.
 
-    Attributes
-    ----------
-    smooth
-        Δ, the mean of σ(sharpness · z) in the second group less that in the first, z the logit of the positive class.
-    hard
-        The same of the decisions, 1 where z ≥ 0.
-    gradient
-        That of |Δ| by each trainable parameter, None where there is none; empty where Δ is 0.
+    `smooth` is Δ, the mean of σ(sharpness · z) in the second group less that in the first, z the logit of the positive
+    class; `hard` is the same of the decisions, 1 where z ≥ 0. `gradient` is that of |Δ| by each trainable parameter,
+    None where there is none; empty where Δ is 0.
     """
 
     smooth: float
@@ -117,25 +107,9 @@ class Disparity(NamedTuple):
 def measure_disparity(
     model: nn.Module, task: Task, examples: AnyExamples, terms: Terms, smallest: int, admits: Admits = admit_all
 ) -> Disparity:
-    """Return the disparity that the terms ask for, of a model in eval mode.
+    """Return the disparity that the terms ask for, of a model in eval mode; Δ is summed batch by batch.
 
-    Δ is a sum over examples, so it is taken batch by batch.
-
-    Parameters
-    ----------
-    model, task, examples
-        What is measured.
-    terms
-        Name the disparity and its sharpness.
-    smallest
-        Fewest examples that each group must have, positive ones with equal opportunity.
-    admits
-        Says whether these groups may be reported.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such disparity, or the task has no two groups or no two classes.
+    `smallest` is the fewest examples that each group must have, positive ones with equal opportunity.
     """
     members = find_members(task, examples)
     if terms.disparity == EQUAL_OPPORTUNITY:
@@ -187,22 +161,7 @@ def step_down(
 def count_hits(
     model: nn.Module, task: Task, examples: AnyExamples, smallest: int, admits: Admits = admit_all
 ) -> dict[str, int]:
-    """Return the positive examples of each group, and those for which a model in eval mode predicts the positive class.
-
-    Parameters
-    ----------
-    model, task, examples
-        What is counted.
-    smallest
-        Fewest positive examples of each group with which they are counted.
-    admits
-        Says whether these examples may be counted.
-
-    Raises
-    ------
-    FairbloomError
-        When the task has no two groups or no two classes.
-    """
+    """Return each group's positive examples, and how many of them a model in eval mode predicts as positive."""
     members = find_members(task, examples) & find_positive(task, examples)
     if members.sum(dim=1).min() < smallest or not admits(members.unbind()):
         members = torch.zeros_like(members)
@@ -213,13 +172,7 @@ def count_hits(
 
 
 def find_members(task: Task, examples: AnyExamples) -> Tensor:
-    """Return which examples belong to each of the two groups, shape (2, n), on the CPU.
-
-    Raises
-    ------
-    FairbloomError
-        When the task has no two groups.
-    """
+    """Return which examples belong to each of the two groups, shape (2, n), on the CPU."""
     two, places = find_two_groups(task), examples.group_places()
     if places is None:
         raise ReportableError("the task has groupings, and its training examples have no groups: give Examples groups")
@@ -228,13 +181,7 @@ def find_members(task: Task, examples: AnyExamples) -> Tensor:
 
 
 def find_positive(task: Task, examples: AnyExamples) -> Tensor:
-    """Return which examples are of the positive class, shape (n,), on the CPU.
-
-    Raises
-    ------
-    FairbloomError
-        When the targets are not one class of each example.
-    """
+    """Return which examples are of the positive class, shape (n,), on the CPU."""
     targets = examples.all_targets
     if targets.numel() != len(examples):
         raise _no_two_classes(f"it has targets of shape {tuple(targets.shape)}")
@@ -252,13 +199,7 @@ def _logits_of(model: nn.Module, task: Task, examples: AnyExamples) -> Iterator[
 
 
 def logits_of(outputs: Tensor, positive: int) -> Tensor:
-    """Return the logit z of the positive class, shape (n,): of two outputs z₁ − z₀, or the only one.
-
-    Raises
-    ------
-    FairbloomError
-        When each example has more outputs than two.
-    """
+    """Return the logit z of the positive class, shape (n,): of two outputs z₁ − z₀, or the only one."""
     if outputs.dim() == 2 and outputs.shape[1] == 2:
         return outputs[:, positive] - outputs[:, 1 - positive]
     if outputs.numel() != len(outputs):

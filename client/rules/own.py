@@ -30,20 +30,7 @@ class ClientRule(Protocol):
 
 
 class OwnRule(Corrector):
-    """A user's own rule at its client.
-
-    Parameters
-    ----------
-    terms
-        Of the round's work.
-    name
-        The import string of the user's class.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such class, it needs arguments, or lacks one of a rule's functions.
-    """
+    """A user's own rule at its client, found by its import string."""
 
     reads = OwnRuleTerms
 

@@ -34,22 +34,8 @@ Work = Literal["train", "evaluate", "count"]
 class Call(NamedTuple):
     """What all tasks of a call have in common.
 
-    Attributes
-    ----------
-    work
-        What the clients do.
-    method
-        The run's method, which says what it needs of clients.
-    model
-        The global model.
-    terms
-        The terms of the clients' work.
-    participants
-        In an evaluation, those that measure what the terms ask to measure.
-    trained
-        In a training, where the trained models are to lie.
-    sent
-        In a training, what each client is sent beside the model, by record.
+    `participants` are, in an evaluation, the clients that measure what the terms ask for. In a training, the models go
+    into `trained`, and each client is `sent` vectors, by record.
     """
 
     work: Work
@@ -66,17 +52,7 @@ class Call(NamedTuple):
 
 
 class ClientTask(NamedTuple):
-    """A client that is to be computed.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    row
-        Its row in the matrices of the call.
-    states
-        What it goes on from of what it keeps between rounds, by name.
-    """
+    """A client to compute: its row in the matrices of the call, and the kept states that it goes on from, by name."""
 
     name: str
     row: int
@@ -101,12 +77,7 @@ def pack_made(states: ClientStates, number: int) -> Kept:
 class ScheduledTask:
     """Clients that one worker computes, together where it stacks them.
 
-    Attributes
-    ----------
-    clients
-        At least one.
-    losses
-        How many workers have ended while they computed them.
+    `losses` counts the workers that ended meanwhile.
     """
 
     clients: Sequence[ClientTask]
@@ -122,15 +93,7 @@ Answers = dict[str, Reply | str]
 
 
 class Lost(NamedTuple):
-    """What is known of a worker that has ended.
-
-    Attributes
-    ----------
-    how
-        How it ended, in words.
-    row
-        The row of a client that it was computing; None: nobody knows which.
-    """
+    """How a worker ended, and the row of the client that it was computing; None: unknown."""
 
     how: str
     row: int | None
@@ -153,17 +116,7 @@ class Transport(Protocol):
 
 
 class Dispatch:
-    """The tasks of one call, from when workers are given them until all are answered.
-
-    Parameters
-    ----------
-    transport
-        How workers are reached.
-    call
-        What the tasks have in common.
-    on_answers
-        Called with how many clients are answered, whenever some are.
-    """
+    """The tasks of one call, until all are answered; `on_answers` is called with how many are, whenever some are."""
 
     def __init__(
         self, transport: Transport, call: Call, on_answers: Callable[[int], None] = lambda answered: None
@@ -229,13 +182,7 @@ class DispatchedClients(LocalClients):
     """
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        """Let these clients train the model on the terms, each on its own data.
-
-        Raises
-        ------
-        FairbloomError
-            When no worker can be started.
-        """
+        """Let these clients train the model on the terms, each on its own data."""
         self.begin(names, terms)
         trained = self._room(names, model, terms)
         call = Call("train", self.method, model, terms, trained=trained, sent=dict(sent))
@@ -247,13 +194,7 @@ class DispatchedClients(LocalClients):
         return trained
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure.
-
-        Raises
-        ------
-        FairbloomError
-            As `train` does.
-        """
+        """Let these clients evaluate the model; only `participants` measure what the terms ask for."""
         self.begin(names, terms)
         call = Call("evaluate", self.method, model, terms, frozenset(participants))
         refused, reports = Refusals(terms.server_round), dict[str, Metrics]()

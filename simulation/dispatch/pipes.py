@@ -35,27 +35,8 @@ NOBODY = -1
 class SharedBuffers:
     """The memory in which this process and its workers hand models over.
 
-    Attributes
-    ----------
-    received
-        The arrays of the model that clients get.
-    updates, second
-        The rows that trained models are written to, and second ones, where replies have them.
-    computed
-        The row of the client that each worker is computing.
-
-    Parameters
-    ----------
-    layout
-        The arrays of the model.
-    rows
-        The most clients whose models lie here at a time.
-    workers
-        How many processes compute.
-    memory
-        How much of it updates may take before they lie in a file, which processes share as well.
-    second
-        The record with the second model of each reply; "": they have none.
+    It holds the model that clients get, up to `rows` trained models and second ones, and the row that each worker
+    computes.
     """
 
     def __init__(self, layout: Layout, rows: int, workers: int, memory: Memory, *, second: str) -> None:
@@ -78,27 +59,13 @@ class SharedBuffers:
 
 
 class Wanted(NamedTuple):
-    """A worker's request for what its next client goes on from.
-
-    Attributes
-    ----------
-    name
-        The client's.
-    """
+    """A worker's request for what its next client goes on from."""
 
     name: str
 
 
 class Pipes:
-    """The way to forked processes and back.
-
-    Parameters
-    ----------
-    buffers
-        Where models are handed over.
-    find_client
-        Returns a client by its name, in a worker.
-    """
+    """The way to forked processes and back; `find_client` returns a client by its name, in a worker."""
 
     def __init__(self, buffers: SharedBuffers, find_client: Callable[[str], LocalClient]) -> None:
         self.buffers = buffers
@@ -123,13 +90,7 @@ class Pipes:
             self.processes[worker].pipe.send((call.work, call.terms, call.sent, clients))
 
     def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
-        """Return what a worker has computed since it last said so.
-
-        Raises
-        ------
-        FairbloomError
-            When forked processes can compute nothing here.
-        """
+        """Return what a worker has computed since it last said so."""
         while True:
             (ready, *_) = wait([self.processes[worker].pipe for worker in workers])
             worker = next(worker for worker in workers if self.processes[worker].pipe is ready)

@@ -36,13 +36,7 @@ def can_fork() -> bool:
 
 
 def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array of zeros that this process shares with those that it forks; what nobody touches takes no memory.
-
-    Raises
-    ------
-    FairbloomError
-        When there is not so much memory.
-    """
+    """Return an array of zeros that this process shares with those that it forks; unused parts take no memory."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, max(1, size))  # not in /dev/shm, which is small in containers
@@ -55,19 +49,9 @@ def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 class Forked:
-    """A process that is forked from this one as it is now, and answers through a pipe.
+    """A process that is forked from this one as it is now, runs `serve` with its end of a pipe, and ends with it.
 
-    Parameters
-    ----------
-    serve
-        What it does with its end of the pipe; the process ends when this returns.
-    others
-        Processes that were forked earlier: their pipes are closed in this one, so that they see their parent's end.
-
-    Raises
-    ------
-    FairbloomError
-        When the system starts no more processes.
+    `others` were forked earlier: their pipes are closed in this one, so that they see their parent's end.
     """
 
     def __init__(self, serve: Callable[[Connection], None], others: Iterable["Forked"]) -> None:

@@ -62,13 +62,7 @@ ANSWERS_WITHIN = 10.0
 
 
 class Cluster:
-    """The connection to Ray: the one that there is, or to the cluster that RAY_ADDRESS names, or to a local one.
-
-    Raises
-    ------
-    FairbloomError
-        When the address does not answer, or no Ray can be started here.
-    """
+    """The connection to Ray: the existing one, or to the cluster that RAY_ADDRESS names, or to a local one."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -134,21 +128,9 @@ def _connect(**options: Any) -> None:
 
 
 class Actors:
-    """The way to actors on a Ray cluster and back.
+    """The way to `count` actors on a Ray cluster and back, each with a `share` of it.
 
-    Parameters
-    ----------
-    count
-        How many workers there are.
-    share
-        What each takes of the cluster, as options of an actor.
-    begin
-        What each gets to know of the run, as `ShardWorker.begin` takes it.
-
-    Raises
-    ------
-    FairbloomError
-        When no worker can be started, or the task cannot be loaded there.
+    `begin` is for `ShardWorker.begin`.
     """
 
     def __init__(self, count: int, share: Mapping[str, float], begin: Sequence[Any]) -> None:
@@ -208,13 +190,7 @@ class Actors:
         return self._actors[worker]
 
     def _start(self, count: int, *, needed: bool = True) -> list[Any]:
-        """Return so many new workers, or those of them that the cluster has a place for, one at least if `needed`.
-
-        Raises
-        ------
-        FairbloomError
-            When none can be started, or the task cannot be loaded there.
-        """
+        """Return so many new workers, or those of them that the cluster has a place for, one at least if `needed`."""
         maker: Any = ray.remote(ShardWorker).options(**{"num_cpus": 0, **self._share})
         workers = [maker.remote(str(Path.cwd()), sys.path) for _ in range(count)]
         begun = {worker.begin.remote(*self._begin): worker for worker in workers}
@@ -278,23 +254,8 @@ class RayClients(DispatchedClients):
     """All clients of a run, on the workers of a Ray cluster.
 
     Each client has a worker by its name, its home, which has loaded its data; a round's shards are evened out by the
-    sizes of its clients.
-
-    Parameters
-    ----------
-    method
-        Says which metrics it needs and which arrays are buffers.
-    settings
-        The run config. Where its device is auto, clients compute on the cluster's GPUs, if it has any.
-    shards
-        How many shards there are, with a worker each; None: one for each GPU, or CPU, but no more than clients.
-    block
-        The most clients that are stacked at once; 0: they are computed one by one.
-
-    Raises
-    ------
-    FairbloomError
-        When the task cannot be loaded, here or on the workers; or no Ray cluster, or none with such a device, answers.
+    sizes of its clients. There are as many `shards` as GPUs, or CPUs, but no more than clients, unless a number is
+    given. Up to `block` clients are stacked; 0: none.
     """
 
     def __init__(self, method: Method, settings: Mapping[str, Any], shards: int | None = None, block: int = 0) -> None:

@@ -24,18 +24,9 @@ from .dispatch import Call, Starts, pack_made
 
 
 class Share(NamedTuple):
-    """What was computed of a shard.
+    """What was computed of a shard, by client: replies, refusals, and what the training has made of what clients keep.
 
-    Attributes
-    ----------
-    replies
-        The replies by client, each with its row of the matrices.
-    refused
-        Why others have no reply.
-    made
-        What the training has made of what clients keep between rounds, by client.
-    updates, second
-        In a training, the flat models, and the second ones where they were asked for.
+    `updates` and `second` are the flat models of a training, in the rows that the replies name.
     """
 
     replies: Mapping[str, Reply]
@@ -67,15 +58,7 @@ class _OneByOne(_Unscreened, LoopClients):
 
 
 class ShardWorker:
-    """A Ray actor, which computes shards.
-
-    Parameters
-    ----------
-    here
-        The server's working directory; where this machine has it, it is this process's too.
-    paths
-        Where the server looks for modules.
-    """
+    """A Ray actor, which computes shards, in the server's working directory `here` and with its module `paths`."""
 
     def __init__(self, here: str, paths: Sequence[str]) -> None:
         with contextlib.suppress(OSError):
@@ -84,13 +67,7 @@ class ShardWorker:
         self._clients: _Stacked | _OneByOne
 
     def begin(self, method: Method, settings: RunSettings, block: int) -> None:
-        """Load the task; clients are stacked up to `block` at once, or computed one by one where it is 0.
-
-        Raises
-        ------
-        FairbloomError
-            When the task cannot be loaded here.
-        """
+        """Load the task; clients are stacked up to `block` at once, or computed one by one where it is 0."""
         if settings.device == "cpu":
             torch.set_num_threads(1)
         self._clients = _Stacked(method, settings, block) if block else _OneByOne(method, settings)

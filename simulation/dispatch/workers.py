@@ -30,22 +30,7 @@ from .processes import can_fork
 
 
 class WorkerClients(DispatchedClients):
-    """All clients of a run, several at a time in forked processes, each as it would be computed by itself.
-
-    Parameters
-    ----------
-    method
-        Says which metrics it needs and which arrays are buffers.
-    settings
-        The run config.
-    workers
-        How many processes compute, at least 1.
-
-    Raises
-    ------
-    FairbloomError
-        When the task cannot be loaded, the device is not the CPU, or the platform does not fork.
-    """
+    """All clients of a run, several at a time in forked processes, each as it would be computed by itself."""
 
     def __init__(self, method: Method, settings: Mapping[str, Any], workers: int) -> None:
         super().__init__(method, settings)
@@ -68,9 +53,9 @@ class WorkerClients(DispatchedClients):
             self._pipes.end()
 
     def _room(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
-        """Return room in the shared memory.
+        """Return room in the shared memory, which the next training uses again.
 
-        The next training uses it again; old updates that the method keeps are copied before.
+        Copy old updates that the method keeps.
         """
         layout, record = self.method.layout_of(model), self.method.second
         self._spare_kept()

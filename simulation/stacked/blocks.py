@@ -26,23 +26,7 @@ PADDING = 1.5
 
 
 class Member(NamedTuple):
-    """A client in a round.
-
-    Attributes
-    ----------
-    local
-        The client.
-    place
-        Its place in the order of names.
-    epochs
-        Passes over its examples.
-    size
-        How many training examples it has.
-    batch
-        How many examples a step takes, but for the last of an epoch.
-    steps
-        How many steps it takes.
-    """
+    """A client in a round: its place in the order of names, and how many epochs, examples and steps it has."""
 
     local: LocalClient
     place: int
@@ -53,13 +37,7 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, local: LocalClient, place: int, work: LocalWork, epochs: int) -> "Member":
-        """Return a client that does this work in so many epochs.
-
-        Raises
-        ------
-        FairbloomError
-            When it has no example.
-        """
+        """Return a client that does this work in so many epochs."""
         count = len(local.splits.train)
         batch = batch_of(count, work)
         steps = epochs * math.ceil(count / batch) if work.steps is None else work.steps
@@ -68,14 +46,9 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """The examples of one step of k clients, b of each.
+    """The examples of one step of k clients, b of each, as tensors of shape (k, b, …).
 
-    Attributes
-    ----------
-    inputs, targets
-        Tensors of shape (k, b, …); a short batch is filled up with an example of its own.
-    counts
-        How many of each client's examples count, shape (k,); None: all of them.
+    A short batch is filled up with an example of its own; `counts`, shape (k,), says how many count, None: all.
     """
 
     inputs: Inputs

@@ -129,22 +129,7 @@ class Rows:
 
 
 class StackedClients(LocalClients):
-    """All clients of a run, a block of them at once.
-
-    Parameters
-    ----------
-    method
-        Says which metrics it needs and which arrays are buffers.
-    settings
-        Of the run, or its run config.
-    block
-        The most clients that are computed at once.
-
-    Raises
-    ------
-    FairbloomError
-        When the task cannot be loaded, or this machine has no such device.
-    """
+    """All clients of a run, a block of them at once."""
 
     def __init__(self, method: Method, settings: RunSettings | Mapping[str, Any], block: int) -> None:
         super().__init__(method, settings)
@@ -328,21 +313,7 @@ class StackedClients(LocalClients):
 
 
 class _Training:
-    """One round's training.
-
-    Parameters
-    ----------
-    engine
-        Whose clients train.
-    received
-        The global model on the device.
-    terms, work
-        Of the round.
-    trained
-        Takes the models, in the rows of its matrices.
-    sent
-        What each client is sent beside the model, by record.
-    """
+    """One round's training of an engine's clients; the models go into the rows of the matrices of `trained`."""
 
     def __init__(
         self,
@@ -521,14 +492,12 @@ def train_together(
     shift: Sequence[Tensor] = (),
     after_step: AfterStep | None = None,
 ) -> Tensor | None:
-    """Take the local steps of many clients in place, as `fairbloom.client.training.train` does for one.
+    """Take the local steps of many clients in place, as `train` does for one.
+
+    Return the mean loss of each one's first batch.
 
     `parts` are the training examples of each, `counts` how many steps each takes, and `shift` is what a rule adds to
-    their gradients, shape (k, *shape).
-
-    Returns
-    -------
-    The mean loss of each client's first batch; None where there is no step.
+    their gradients, shape (k, *shape). Without steps, there are no losses.
     """
     anchor = rows.anchor if work.pull > 0.0 else []
     optimizer = None if work.optimizer.is_plain_sgd else RowOptimizer(rows.arrays, work)

@@ -9,16 +9,9 @@ from fairbloom.client.work import LocalWork
 
 
 class RowOptimizer:
-    """One optimizer that moves each number by its own gradients, over the arrays of k clients that take each step.
+    """One optimizer that moves each number by its own gradients, over the arrays of k clients, shape (k, *shape).
 
     Clients that are done drop out at the end, and the optimizer's state with them.
-
-    Parameters
-    ----------
-    arrays
-        Of shape (k, *shape), which steps change.
-    work
-        Names the optimizer.
     """
 
     def __init__(self, arrays: Sequence[Tensor], work: LocalWork) -> None:

@@ -55,22 +55,10 @@ Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class StepArrays(NamedTuple):
-    """The arrays that a step of k clients changes, in the model's order.
+    """The arrays that a step of k clients changes, in the model's order, each of shape (k, *shape).
 
-    Attributes
-    ----------
-    weights
-        The trainable arrays, of shape (k, *shape).
-    velocity
-        Their velocities, of the same shapes, where there is momentum; else empty.
-    anchor
-        What they are pulled to, shape (1, *shape) each, where there is a pull; else empty.
-    optimizer
-        Which moves them; None: SGD, without further parameters.
-    shift
-        What is added to their gradients, of the same shapes; else empty.
-    factors
-        Which share of the learning rate each client's step has, shape (k,); None: all of it.
+    Velocities, the anchor of a pull, shape (1, *shape), and the shift of gradients are empty where there are none.
+    `factors`, shape (k,), are each client's share of the learning rate; None: all of it.
     """
 
     weights: Sequence[Tensor]
@@ -260,21 +248,9 @@ def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program:
-    """Return how a model is computed for many clients.
+    """Return how a model is computed for many clients; examples of any client are tried where it is no chain.
 
-    Parameters
-    ----------
-    model
-        Of the task; it is left as it is.
-    task
-        Whose loss is taken.
-    examples
-        Of any client: some are tried where the model is no chain.
-
-    Raises
-    ------
-    UnstackableError
-        When the model, or the loss, cannot be computed for many clients at once.
+    UnstackableError says that the model, or the loss, cannot be computed for many clients at once.
     """
     (examples,) = in_tensors([examples])
     if is_of_model(task.loss):
