@@ -191,6 +191,7 @@ def tell_rounds(folder: str, method: str, shared: str) -> None:
         print(recorded.number, flush=True)
         time.sleep(600.0 if recorded.number == ROUNDS - 1 else 0.01)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that were begun in the background ignore
     recorder.SHARED_SECONDS = float(shared)
     simulate(small(folder, method=method, num_rounds=ROUNDS), tell)
 
