@@ -16,8 +16,7 @@ from fairbloom.logs import colour_on_terminals_alone, follow_stderr
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
 
-from ..results.measured import measure_title
-from .live.state import LiveRun, Looker
+from .live.state import LiveRun, Looker, describe_spread
 
 LOOK_SECONDS = 1.0
 """The time between two looks at the runs of a study that go on."""
@@ -166,15 +165,7 @@ class StudyBars:
             self._bar.update(self._study, completed=self._done + going_on)
 
     def _measured(self, run: LiveRun) -> str:
-        if not run.points or self._bar.console.width < WIDE:
-            return ""
-        return describe_spread(run.score, *run.points[-1][1:], len(run.clients))
-
-
-def describe_spread(score: Score, mean: float, worst: float, clients: int) -> str:
-    """Return what a bar says of a score's spread over so many clients, as markup."""
-    title = measure_title("worst_10", clients)
-    return f"mean [b]{score.written(mean)}[/]  {title} [b]{score.written(worst)}[/]"
+        return run.measured if run.points and self._bar.console.width >= WIDE else ""
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich import box
 from rich import table as rich_table
@@ -10,6 +11,7 @@ from rich.console import ConsoleDimensions
 from rich.text import Text
 
 from fairbloom.command import Terminal
+from fairbloom.logs import escape_unprintable
 
 from .report.page import Block, Note, Page, Table
 
@@ -84,6 +86,9 @@ def show_table(table: Table) -> None:
 
 def tables_within(table: Table, width: int) -> list[rich_table.Table]:
     """Return tables of at most this width that have all cells: one, or several with a part of the columns each."""
+    # Escaped here, as the widths are measured here.
+    rows = [[replace(cell, text=escape_unprintable(cell.text)) for cell in row] for row in table.rows]
+    table = replace(table, headings=[*map(escape_unprintable, table.headings)], rows=rows)
     bodies = [max((cell_len(row[i].text) for row in table.rows), default=0) for i in range(len(table.headings))]
     naturals = [max(body, cell_len(heading)) for body, heading in zip(bodies, table.headings, strict=True)]
     if sum(naturals) + GAP * (len(naturals) - 1) <= width:

@@ -51,55 +51,38 @@ class Client:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A run at one moment.
-
-    Attributes
-    ----------
-    folder, name
-        Where it lies, and what it is called among others.
-    state
-        waiting, running, finished, interrupted or damaged.
-    about
-        Its method with parameters, and its task.
-    rounds, num_rounds
-        The rounds that are recorded, and those that it is to have.
-    seconds
-        Of a round; None where no round tells.
-    score
-        What fairness is measured in.
-    points
-        Mean and worst over the evaluated rounds.
-    clients
-        The clients after the last evaluated round, worst first.
-    absences
-        Who was refused, missing or offline in how many rounds, the most frequent first, by these words.
-    refusals
-        The last refused replies, the latest first: round, client and reason.
-    deployed
-        Whether the clients are others' machines.
-    fault
-        Why it cannot be read, where it is damaged.
-    """
+    """A run at one moment."""
 
     folder: Path
     name: str
-    state: str
-    about: str = ""
+    state: str  # waiting, running, finished, interrupted or damaged
+    about: str = ""  # the method with parameters, and the task
     rounds: int = 0
     num_rounds: int = 0
-    seconds: float | None = None
+    seconds: float | None = None  # of a round
     score: Score = ACCURACY
     points: Sequence[Point] = ()
-    clients: Sequence[Client] = ()
-    absences: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
-    refusals: Sequence[tuple[int, str, str]] = ()
+    clients: Sequence[Client] = ()  # worst first
+    absences: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)  # by kind: client and rounds
+    refusals: Sequence[tuple[int, str, str]] = ()  # the latest first: round, client and reason
     deployed: bool = False
-    fault: str = ""
+    fault: str = ""  # why it cannot be read
 
     @property
     def worst_title(self) -> str:
         """What the mean of the worst tenth of the clients is called: of up to ten, it is one client."""
         return measure_title("worst_10", len(self.clients))
+
+    @property
+    def measured(self) -> str:
+        """The mean and the worst after the last evaluated round, in words."""
+        _, mean, worst = self.points[-1]
+        return describe_spread(self.score, mean, worst, len(self.clients))
+
+    @property
+    def share(self) -> float:
+        """How much of the run is recorded, from 0 to 1."""
+        return min(1.0, self.rounds / max(1, self.num_rounds))
 
     @property
     def seconds_left(self) -> float | None:
@@ -111,24 +94,12 @@ class LiveRun:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a folder shows at one moment.
-
-    Attributes
-    ----------
-    folder
-        The folder.
-    runs
-        Its runs: a single one that lies in the folder itself, or those of a comparison, a sweep or another study.
-    alone
-        Whether the folder is that of a single run.
-    going_on
-        Whether somebody writes there.
-    """
+    """What a folder shows at one moment: a run that lies in the folder itself (`alone`), or those of a study."""
 
     folder: Path
     runs: Sequence[LiveRun] = ()
     alone: bool = False
-    going_on: bool = False
+    going_on: bool = False  # somebody writes there
 
     @property
     def state(self) -> str:
@@ -150,19 +121,13 @@ class Snapshot:
         return sum(run.state == "finished" for run in self.runs)
 
 
+def describe_spread(score: Score, mean: float, worst: float, clients: int) -> str:
+    """Return in words the mean of a score over so many clients, and the mean of the worst tenth of them."""
+    return f"mean {score.written(mean)}, {measure_title('worst_10', clients)} {score.written(worst)}"
+
+
 class Looker:
-    """Looks at a folder again and again; what has not changed is not read again.
-
-    Parameters
-    ----------
-    folder
-        The folder of a run, a comparison or another study, or one in which runs lie; it need not be there yet.
-
-    Raises
-    ------
-    RunFolderError
-        When no folder can be there.
-    """
+    """Looks at a folder, which need not be there yet, again and again; what has not changed is not read again."""
 
     def __init__(self, folder: Path) -> None:
         check_place(folder)
@@ -170,13 +135,7 @@ class Looker:
         self._read: dict[Path, tuple[object, LiveRun]] = {}
 
     def look(self) -> Snapshot:
-        """Return what is there now.
-
-        Raises
-        ------
-        FairbloomError
-            When the folder, the plan of a study or the single run that lies there cannot be read.
-        """
+        """Return what is there now; raise FairbloomError where the plan of a study or a single run cannot be read."""
         with explain_access_errors(self.folder):
             return self._look()
 
@@ -212,13 +171,7 @@ class Looker:
 def follow(folder: Path, interval: float) -> Iterator[Snapshot]:
     """Yield what a folder shows, every `interval` seconds until it is over: the last one says how it ended.
 
-    A folder in which nothing is yet is waited for. What cannot be read is looked at again for a few seconds, for it may
-    be in the midst of being written.
-
-    Raises
-    ------
-    FairbloomError
-        When no folder can be there, or what is there cannot be read.
+    An empty folder is waited for. What cannot be read is looked at again for a few seconds, as it may be half written.
     """
     looker = Looker(folder)
     unreadable_since = over_since = None

@@ -17,11 +17,15 @@ Tone = Literal["", "better", "worse", "quiet"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: what is read, and the number behind it, which the CSV file has."""
+    """A cell of a table: what is read, and the number behind it, which the CSV file has.
+
+    A live terminal draws a bar of `share`, from 0 to 1, before the text.
+    """
 
     text: str
     value: float | int | None = None
     tone: Tone = ""
+    share: float | None = None
 
     @property
     def exact(self) -> str | float | int:
@@ -150,27 +154,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page.
-
-    Attributes
-    ----------
-    title
-        What it is about: its heading and the window's title.
-    headline
-        What comes first: the verdict.
-    sentences
-        What follows the headline.
-    facts
-        What it is of, in pairs of a name and a value.
-    sections
-        Its parts.
-    """
+    """A page: its heading, the verdict, what it is of, and its parts; `done` says how much of a live one is over."""
 
     title: str
     headline: str
     sentences: Sequence[str]
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
+    done: float | None = None
 
     def __post_init__(self) -> None:
         """Give charts, and tables, that would have the same name, as of labels that differ in a sign, a number each."""

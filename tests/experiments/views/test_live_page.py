@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from fairbloom.experiments.views.live import page
-from fairbloom.experiments.views.live.page import page_of_snapshot
 from fairbloom.experiments.views.live.state import Client, Looker, Snapshot
+from fairbloom.experiments.views.live.view import page_of_snapshot
 from fairbloom.experiments.views.report.html import render
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import run

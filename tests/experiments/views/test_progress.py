@@ -77,7 +77,7 @@ def test_a_long_round_shows_how_many_clients_have_trained(screen: io.StringIO, m
         assert 0.0 < task.completed < 1.0
         row = {f"test_accuracy_of_global_model_{measure}": 50.0 for measure in ("mean", "worst_10")}
         shown.count(RecordedRound.of(a_round(1), row, ACCURACY), ACCURACY)
-        assert task.fields["measured"] == "mean [b]50.0 %[/]  worst client [b]50.0 %[/]"
+        assert task.fields["measured"] == "mean 50.0 %, worst client 50.0 %"
         assert task.completed == 1
 
 
