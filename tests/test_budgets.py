@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/commands": 1_200,
     "experiments/results": 4_150,
     "experiments/studies": 3_000,
-    "experiments/views": 1_700,
+    "experiments/views": 1_650,
     "experiments/views/report": 3_000,
     "prediction": 1_150,
     "prediction/export": 1_250,

@@ -63,7 +63,7 @@ def show_recipes(recipes: Sequence["Recipe"]) -> None:
     cells = [
         [
             *map(Cell, (recipe.name, recipe.title, ", ".join(recipe.tasks))),
-            *map(_cell, (len(recipe.cases()), recipe.runs)),
+            *map(Cell.of, (len(recipe.cases()), recipe.runs)),
         ]
         for recipe in recipes
     ]
@@ -119,12 +119,8 @@ def show_data(described: Described) -> None:
         headings = list(dict.fromkeys(heading for row in rows for heading in row))
         if headings:
             show_table(
-                Table(name, name, headings, [[_cell(row.get(heading, "")) for heading in headings] for row in rows])
+                Table(name, name, headings, [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows])
             )
-
-
-def _cell(value: object) -> Cell:
-    return Cell(str(value), value if isinstance(value, int | float) else None)
 
 
 def show_settings(defaults: Mapping[str, Value]) -> None:

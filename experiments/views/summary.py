@@ -289,8 +289,8 @@ def _of_recommendation(found: Recommendation) -> Page:
     rows = [
         [
             Cell(each.method),
-            Cell(str(each.rounds), each.rounds),
-            Cell(str(each.seeds), each.seeds),
+            Cell.of(each.rounds),
+            Cell.of(each.seeds),
             digits.cell(each.value),
             digits.cell(each.misses or None),
         ]

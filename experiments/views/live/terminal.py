@@ -115,7 +115,7 @@ def _cut(table: Table, most: int) -> Table:
     return replace(table, rows=[*table.rows[: most - 2], hidden, table.rows[-1]])
 
 
-def _curves(chart: Chart, width: int) -> list[RenderableType]:
+def _curves(chart: Chart, width: int) -> list[Text]:
     """Return the lines of a chart over rounds as curves of the same scale, a line each."""
     lines: dict[str, list[float]] = {}
     for row in chart.spec["data"]["values"]:

@@ -81,7 +81,7 @@ def _clients_section(run: LiveRun) -> list[Section]:
 
 def _absences_section(run: LiveRun) -> list[Section]:
     counted = [(name, kind, count) for kind, names in run.absences.items() for name, count in names]
-    rows = [[Cell(name), Cell(kind), Cell(str(count), count)] for name, kind, count in counted]
+    rows = [[Cell(name), Cell(kind), Cell.of(count)] for name, kind, count in counted]
     if not rows:
         return []
     blocks: list[Block] = [Table("absences", "Clients whose reply was not used", ("client", "why", "rounds"), rows)]

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from fairbloom import __version__
 
 from .charts import COLOURS, CONFIG
-from .page import Block, Charts, Page, Table
+from .page import Block, Charts, Listing, Page, Table
 
 HERE = Path(__file__).parent
 
@@ -89,6 +89,8 @@ def _fragment(block: Block) -> str:
     """Return a table or a note; a colour is that of the reader's system, and what it means is said in words as well."""
     if isinstance(block, Charts):
         return ""
+    if isinstance(block, Listing):
+        return f"<pre>{escape(block.code)}</pre>"
     if not isinstance(block, Table):
         return "".join(f"<p>{escape(sentence)}</p>" for sentence in block.sentences)
     style = {tone: f' style="color:{name};font-weight:bold"' for tone, name in (("better", "green"), ("worse", "red"))}

@@ -347,8 +347,8 @@ def _difference_cells(method: str, title: str, found: Difference, places: int, t
         Cell(title),
         Cell(f"{found.mean:+.{places}f}", found.mean, _tone(found) if tested else ""),
         *(Cell("–") if math.isnan(end) else Cell(f"{end:+.{places}f}", end) for end in (found.low, found.high)),
-        Cell(str(found.better), found.better),
-        Cell(str(found.worse), found.worse),
+        Cell.of(found.better),
+        Cell.of(found.worse),
         p_value if tested else Cell("–"),
         Cell(f"{found.enough:,}", found.enough) if tested and found.enough is not None else Cell("–"),
     ]

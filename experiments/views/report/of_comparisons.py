@@ -73,8 +73,8 @@ def _verdicts_section(comparisons: Mapping[str, Comparison]) -> Section:
         [
             Cell(task),
             Cell(each.verdict.headline),
-            Cell(str(each.client_count), each.client_count),
-            Cell(str(len(each.seeds)), len(each.seeds)),
+            Cell.of(each.client_count),
+            Cell.of(len(each.seeds)),
         ]
         for task, each in comparisons.items()
     ]

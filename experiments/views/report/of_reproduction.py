@@ -179,7 +179,7 @@ def _cost_section(done: Reproduction) -> Section:
     cells = [
         [
             Cell(outcome.full_name),
-            Cell(str(len(outcome.runs)), len(outcome.runs)),
+            Cell.of(len(outcome.runs)),
             Cell(in_seconds(outcome.seconds), outcome.seconds),
         ]
         for outcome in done.outcomes

@@ -1,5 +1,10 @@
 """The report of one run, finished or not."""
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fairbloom.protocol.scores import Score
+
 from ...results.caveats import caveats_of_run
 from ...results.comparison import personal_label
 from ...results.groups import GroupReport
@@ -24,6 +29,9 @@ from .sections import (
     worst_first,
 )
 from .subgroups import subgroups_section
+
+Values = Mapping[str, float]
+"""A score by client."""
 
 ONE_SEED = (
     "This is one run with one seed. It tells how this model serves these clients, and not whether another method would "
@@ -117,38 +125,49 @@ def _clients_section(scene: Scene, final: dict[str, float], personal: dict[str, 
         said = f"From {scene.score.written(final[order[0]])} to {scene.score.written(final[order[-1]])}."
         what = f"The scores of {len(final)} clients in order. {said}"
         blocks.append(Charts([Chart("clients", "All clients in order", what, spec)], scene.series))
-    blocks += [measures_table(scene.lines[0].runs[0]), _clients_table(scene, values, order)]
+    blocks += [measures_table(scene.lines[0].runs[0]), clients_table(scene.lines[0].runs[0], values, order)]
     intro = f"The {scene.score.name} of the final model on each client's own test examples."
     return Section("clients", "How each client is served", intro, blocks)
 
 
 def measures_table(run: Run) -> Table:
     """Return the measures over clients of all scores, each with the number of clients that it is over."""
-    keys, found, cells = (*SHOWN, "gap"), scores_of(run), []
-    for each in found:
-        spread = measures(each.values, each.score)
-        digits = Digits.of(each.score, (spread[key] for key in keys))
-        name = f"{each.score.title} (personal models)" if each.model == "personal" else each.score.title
-        count = Cell(f"{len(each.values)} of {each.clients}" if each.lacking else str(each.clients), len(each.values))
-        cells.append([Cell(name), count, *(digits.cell(spread[key]) for key in keys)])
-    headings = ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)]
-    note = " ".join(f"{sentence}." for sentence in sentences_of(found))
-    return Table("measures", f"{run.label} after round {run.rounds_done}, over clients", headings, cells, note)
+    found = scores_of(run)
+    spreads = [
+        (
+            f"{each.score.title} (personal models)" if each.model == "personal" else each.score.title,
+            each.score,
+            each.values,
+        )
+        for each in found
+    ]
+    table = spread_table(f"{run.label} after round {run.rounds_done}, over clients", spreads, len(run.final()))
+    return replace(table, note=" ".join(f"{sentence}." for sentence in sentences_of(found)))
 
 
-def _clients_table(scene: Scene, values: dict[str, dict[str, float]], order: list[str]) -> Table:
-    run = scene.lines[0].runs[0]
+def spread_table(caption: str, spreads: Iterable[tuple[str, Score, Values]], clients: int) -> Table:
+    """Return the measures over clients of scores, which have a name each and are given by client."""
+    keys, cells = (*SHOWN, "gap"), []
+    for name, score, values in spreads:
+        spread = measures(values, score)
+        digits = Digits.of(score, (spread[key] for key in keys))
+        cells.append([Cell(name), Cell.of(len(values)), *(digits.cell(spread[key]) for key in keys)])
+    return Table("measures", caption, ["test score", "clients", *(measure_title(key, clients) for key in keys)], cells)
+
+
+def clients_table(run: Run, columns: Mapping[str, Values], clients: Sequence[str]) -> Table:
+    """Return the score of clients under some models, each with its number of test examples."""
     examples, shares = run.test_examples(), run.larger_classes()
-    digits = Digits.of(scene.score, (value for each in values.values() for value in each.values()))
+    digits = Digits.of(run.score, (value for each in columns.values() for value in each.values()))
     cells = [
         [
             Cell(client),
-            *(digits.cell(by_client.get(client)) for by_client in values.values()),
+            *(digits.cell(values.get(client)) for values in columns.values()),
             Digits(0).cell(examples.get(client)),
             *([Digits(0).cell(shares.get(client))] if shares else []),
         ]
-        for client in order
+        for client in clients
     ]
-    caption = f"Each client, the worst served first: test {scene.score.title}"
-    headings = ["client", *values, "test examples", *([LARGER_CLASS] if shares else [])]
-    return Table("clients", caption, headings, cells, folded=len(order) > 12)
+    caption = f"Each client, the worst served first: test {run.score.title}"
+    headings = ["client", *columns, "test examples", *([LARGER_CLASS] if shares else [])]
+    return Table("clients", caption, headings, cells, folded=len(cells) > 12)

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import quote
 
 from fairbloom.server.run_folder.tables import format_csv
@@ -26,6 +26,11 @@ class Cell:
     value: float | int | None = None
     tone: Tone = ""
     share: float | None = None
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        """Return the cell of a value as Python writes it."""
+        return cls(str(value), value if isinstance(value, int | float) else None)
 
     @property
     def exact(self) -> str | float | int:
@@ -139,7 +144,17 @@ class Note:
     kind = "note"
 
 
-Block = Table | Charts | Note
+@dataclass(frozen=True)
+class Listing:
+    """Lines of code."""
+
+    code: str
+    language: str
+
+    kind = "listing"
+
+
+Block = Table | Charts | Note | Listing
 
 
 @dataclass(frozen=True)

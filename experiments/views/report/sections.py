@@ -358,7 +358,7 @@ def absences_section(scene: Scene) -> Section:
         for client in sorted({client for each in found.values() for client in each}):
             rows.append((line.label, client, [each.get(client, 0) for each in found.values()]))
         for (client, reason), count in sorted(refusal_reasons(line.runs).items(), key=lambda item: -item[1]):
-            reasons.append([Cell(line.label), Cell(client), Cell(reason), Cell(str(count), count)])
+            reasons.append([Cell(line.label), Cell(client), Cell(reason), Cell.of(count)])
     taken_back = [
         f"{line.label}, seed {run.settings.get('seed')}: taken back after round {entry['after']} to {entry['to']}."
         for line in scene.trained

@@ -96,7 +96,7 @@ def gaps_table(reports: Reports) -> Table:
                 digits = Digits.of(score, [size])
                 gap = digits.spread(size, deviation if len(gaps) > 1 else None)
                 row = [Cell(label), Cell(grouping), Cell(score.title), gap]
-                rows.append([*row, Cell(str(len(gaps)), len(gaps)), Cell(lowest)])
+                rows.append([*row, Cell.of(len(gaps)), Cell(lowest)])
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
     note = (
         "Mean ±standard deviation over so many seeds: with the others too few examples stand behind it. Where the "
@@ -116,7 +116,7 @@ def group_table(report: GroupReport, grouping: str, clients: Iterable[str], what
                 count = Digits(0).cell(group.overs[score.name]) if score.name in group.values else NONE
                 row |= dict.fromkeys(over, count)
                 row[column] = Digits.of(score, group.values.values()).cell(group.values.get(score.name))
-            cells.append([Cell(client), Cell(group.group), Cell(str(group.count), group.count), *row.values()])
+            cells.append([Cell(client), Cell(group.group), Cell.of(group.count), *row.values()])
     columns = dict.fromkeys(column for score in report.scores for column in score.columns)
     headings = [column.replace("_", " ") for column in columns]
     return Table("groups", f"Test examples by {grouping}{what}", ["client", "group", COUNT, *headings], cells)

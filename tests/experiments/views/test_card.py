@@ -12,7 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import fairbloom
-from fairbloom.experiments.views.card import escaped, fenced
+from fairbloom.experiments.views.markdown import escaped, fenced
 from fairbloom.server.run_folder.files import CLIENTS, GROUPS, SPLIT
 from tests.tasks.test_groups import patients
 
