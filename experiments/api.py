@@ -342,13 +342,7 @@ def _plain_label(variant: Variant) -> str:
 
 
 def _axes(grid: Grid) -> dict[str, list[Value]]:
-    """Return the values of each setting of a grid.
-
-    Raises
-    ------
-    SettingsError
-        When a setting is there twice, or without values.
-    """
+    """Return the values of each setting of a grid; raise SettingsError for one that is there twice or has none."""
     if isinstance(grid, Mapping):
         lists = {key: [value] if isinstance(value, int | float) else value for key, value in grid.items()}
         listed = [

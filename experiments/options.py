@@ -68,10 +68,7 @@ def as_settings(options: Mapping[str, Any]) -> dict[str, Value | None]:
 
 
 def merge_settings(options: Mapping[str, Value | None], settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings of the options that were given and of the other settings.
-
-    Raises SettingsError when a setting is given two values.
-    """
+    """Return all settings together; raise SettingsError when one is given two values."""
     config = {key: value for key, value in options.items() if value is not None}
     for key, value in settings.items():
         if key in config and config[key] != value:

@@ -27,12 +27,7 @@ def is_expected(error: BaseException) -> bool:
 class ReportableError(FairbloomError):
     """An error on a client whose words were written for the server to read, too.
 
-    Every other error of a deployed client stays in that client's log, because nobody knows what its text quotes.
-
-    Attributes
-    ----------
-    reportable
-        What the server may get to know. It quotes nothing of what the client's files hold; the message may.
+    `reportable` quotes nothing of the client's files. Other errors of deployed clients stay in the clients' logs.
     """
 
     def __init__(self, message: str, reportable: str = "") -> None:

@@ -42,21 +42,7 @@ def only_trusted_imports(trust: Collection[str]) -> Iterator[None]:
 
 
 def imported(what: str, name: str) -> Any:
-    """Return the object that an import string names; the current directory is looked in before installed packages.
-
-    Parameters
-    ----------
-    what
-        The setting that has this value; errors name it.
-    name
-        As in `my_package.my_module:thing`.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such module or attribute, the module imports what is not installed, or it may not be imported
-        (`only_trusted_imports`). Whatever else the module raises keeps its traceback.
-    """
+    """Return the object that the import string `name`, the value of the setting `what`, names."""
     module, _, attribute = name.partition(":")
     here, trust = str(Path.cwd()), _TRUSTED.get()
     if trust is not None and not any(f"{module}.".startswith(f"{each}.") for each in trust):
@@ -132,10 +118,7 @@ def modules_behind(name: str) -> tuple[str, ...]:
 
 
 def check_seen(key: str, name: str, by: str) -> None:
-    """Raise FairbloomError when an import string names what a notebook or script defines, which others cannot see.
-
-    `by` says who they are.
-    """
+    """Raise FairbloomError when an import string names what a notebook or script defines, which `by` cannot see."""
     module, _, attribute = name.partition(":")
     if module == "__main__":
         raise FairbloomError(

@@ -30,13 +30,7 @@ log.addFilter(_escape_record)
 
 
 def colour_on_terminals_alone(*, never: bool = False) -> None:
-    """Let Flower's handlers colour what goes to a terminal, and leave codes out of files, pipes and under NO_COLOR.
-
-    Parameters
-    ----------
-    never
-        Whether a terminal has no colours either, as where the lines go elsewhere, too.
-    """
+    """Let Flower's handlers colour what goes to a terminal, unless NO_COLOR or `never` is set."""
     for handler in _flowers_handlers():
         handler.colored = not never and not os.environ.get("NO_COLOR") and handler.stream.isatty()
 

@@ -26,22 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PropertyResult:
-    """What became of one property.
-
-    Attributes
-    ----------
-    name
-        The property.
-    verdict
-        REMARK where the method may be right as it is and its author should know.
-    message
-        What was given, what came, why that matters and what to do; or what was found.
-    seconds
-        How long it took.
-    """
+    """The outcome of one property."""
 
     name: str
-    verdict: Verdict
+    verdict: Verdict  # REMARK: the method may be right, and its author should know
     message: str
     seconds: float
 
@@ -64,33 +52,14 @@ class CheckReport:
 
 
 def check(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None) -> CheckReport:
-    """Try every property of a method; takes some seconds.
-
-    Parameters
-    ----------
-    method
-        The method's class, or another function that makes it of keyword arguments.
-    arguments
-        The values of its parameters; those that are left out have their defaults.
-    """
+    """Try every property of a method, given as its class or another function that makes it; takes some seconds."""
     subject = Subject(method, arguments or {})
     given = ", ".join(f"{name}={value!r}" for name, value in subject.arguments.items())
     return _report(f"{_name(method)}({given})", PROPERTIES, subject)
 
 
 def check_rule(name: str) -> CheckReport:
-    """Try every property of a client-side rule; takes some seconds.
-
-    Parameters
-    ----------
-    name
-        The import string of its class.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such class, or it cannot be a rule.
-    """
+    """Try every property of a client-side rule, given as the import string of its class; takes some seconds."""
     OwnRule(ROUND, name)
     return _report(name, RULE_PROPERTIES, RuleSubject(name))
 
@@ -117,10 +86,7 @@ def _report(title: str, properties: Mapping[str, Callable[[T], Answer]], subject
 
 
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the arguments of a method that settings such as worsthalf.share=0.5 give it.
-
-    Raises FairbloomError when the method has no such parameter, or it is of another type.
-    """
+    """Return the arguments of a method that settings such as worsthalf.share=0.5 give it."""
     known = {each.key: each for each in parameters_of(method.__name__.lower(), method)} if settings else {}
     for key in settings:
         if key not in known:

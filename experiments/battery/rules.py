@@ -52,19 +52,7 @@ REFUSED_IN = 2
 
 @dataclass(frozen=True)
 class Steps:
-    """What a client's gradients are in one round.
-
-    Attributes
-    ----------
-    description
-        What they are: "5 ordinary steps".
-    count
-        K, how many steps there are.
-    scale
-        How long the gradients are.
-    seed
-        Decides where they point.
-    """
+    """A client's gradients in one round: `count` steps of gradients of size `scale`."""
 
     description: str
     count: int = 5
@@ -89,13 +77,7 @@ SITUATIONS = (
 
 @dataclass(frozen=True)
 class RuleSubject:
-    """A rule under test.
-
-    Attributes
-    ----------
-    name
-        Its import string.
-    """
+    """A rule under test, by its import string."""
 
     name: str
 
@@ -139,21 +121,7 @@ class RuleSubject:
         clients: type[LoopClients] = LoopClients,
         **settings: Value,
     ) -> list[Round]:
-        """Return the next rounds of the method with real clients, which learn digits in this process.
-
-        Parameters
-        ----------
-        method
-            One that has finished as many rounds as its `progress` says.
-        rounds
-            How many are taken.
-        model
-            The global model that they begin with; None: the initial one.
-        clients
-            The engine.
-        settings
-            What differs from the run config of the clients.
-        """
+        """Return the next rounds of the method with real clients, which learn digits in this process."""
         with self.explain_errors("In rounds with real clients, "):
             config = run_config(method, client_rule=self.name, batch_size=20, learning_rate=0.1, **settings)
             return run_rounds(clients(method, config), rounds, model)

@@ -68,12 +68,7 @@ EVALUATED = tuple(each.pattern.format(score) for each in OF_EVALUATION for score
 class Failure(Exception):  # noqa: N818 (it is no error of the program: a property of the method under test failed)
     """A property of the method under test failed.
 
-    Parameters
-    ----------
-    message
-        What was given, what came of it, why that matters and what to do.
-    reporters
-        The properties of which one reports it, wherever it comes up; none: the one that is being checked.
+    Each of `reporters` names a property that reports this fault wherever it occurs; none: the one being checked.
     """
 
     def __init__(self, message: str, *reporters: str) -> None:
@@ -109,32 +104,18 @@ class Raised(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the clients of one round reply.
+    """The replies of the clients of one round; arrays have a row per client."""
 
-    Attributes
-    ----------
-    description
-        What it is: "3 clients that did not move".
-    names
-        In ascending order.
-    updates, seconds
-        Shape (m, d) each; the second updates are those of methods that ask for two.
-    losses, baselines, accuracies, rates, disparities, counts, draws
-        Shape (m,) each; the baselines are losses of models that clients have trained alone.
-    of_groups
-        Positive examples of two groups, and those of them that are found, shape (m, 4).
-    """
-
-    description: str
-    names: tuple[str, ...]
-    updates: FloatArray
-    seconds: FloatArray
+    description: str  # for example "3 clients that did not move"
+    names: tuple[str, ...]  # ascending
+    updates: FloatArray  # shape (m, d)
+    seconds: FloatArray  # the second updates, of methods that ask for two; shape (m, d)
     losses: FloatArray
-    baselines: FloatArray
+    baselines: FloatArray  # losses of models that clients have trained alone
     accuracies: FloatArray
     rates: FloatArray
     disparities: FloatArray
-    of_groups: FloatArray
+    of_groups: FloatArray  # positive examples of two groups, and those of them that are found; shape (m, 4)
     counts: FloatArray
     draws: FloatArray
 
@@ -202,17 +183,7 @@ def ordinary_situation(m: int, seed: int = 0, common: float = 1.0) -> Situation:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a method sees of a situation, and the rows that its coefficients combine.
-
-    Attributes
-    ----------
-    cohort
-        What it sees.
-    vectors
-        The rows.
-    updates
-        The replies.
-    """
+    """What a method sees of a situation, and the rows that its coefficients combine."""
 
     cohort: Cohort
     vectors: Vectors
@@ -229,32 +200,15 @@ class Asked:
 
 
 class Weighed(NamedTuple):
-    """What a method makes of a situation.
+    """The coefficients that a method gives the clients of a situation, and the step."""
 
-    Attributes
-    ----------
-    coefficients
-        Those of the clients, shape (k, m): a row for each array where they differ by array, and the same for the second
-        updates.
-    step
-        Where it goes, shape (d,).
-    """
-
-    coefficients: FloatArray
-    step: FloatArray
+    coefficients: FloatArray  # shape (k, m): k = 1, the number of arrays, or twice that with second updates
+    step: FloatArray  # shape (d,)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A method under test, with its arguments.
-
-    Attributes
-    ----------
-    factory
-        The method's class, or another function that makes it of keyword arguments.
-    arguments
-        The values of its parameters.
-    """
+    """A method under test: its class, or another function that makes it, with the values of its parameters."""
 
     factory: Callable[..., FairStrategy]
     arguments: Mapping[str, Value]
@@ -332,10 +286,7 @@ class Subject:
         return Weighed(np.vstack(of_updates), asked.step(c))
 
     def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[tuple[Cohort, FloatArray]]:
-        """Yield the cohort and the coefficients of rounds in which other clients take part each time.
-
-        After each, the method remembers it. The clients report whatever it needs; real ones are in `run`.
-        """
+        """Yield cohort and coefficients of rounds with other clients each; the method remembers each round."""
         six = ordinary_situation(6)
         for number in range(1, rounds + 1):
             places = TAKING_PART[number % len(TAKING_PART)]
@@ -383,18 +334,7 @@ class Subject:
     ) -> list[Round]:
         """Return the next rounds of the method with real clients, which learn digits in this process.
 
-        What these keep between rounds is stored at the end, where `state_dir` says; without one it is lost.
-
-        Parameters
-        ----------
-        method
-            One that has finished as many rounds as its `progress` says.
-        rounds
-            How many are taken.
-        model
-            The global model that they begin with; None: the initial one.
-        settings
-            What differs from the run config of the clients.
+        The clients store what they keep between rounds in `state_dir`, if it is given.
         """
         unknown = unknown_metrics(method)
         if unknown:
@@ -412,10 +352,7 @@ class Subject:
 
     @contextmanager
     def explain_errors(self, given: str, *reporters: str, method: FairStrategy | None = None) -> Iterator[None]:
-        """Turn what is raised inside into Failure; `given` begins the message, and `reporters` is as it is there.
-
-        What one of the method's functions raises is reported by the property in REPORTED_BY.
-        """
+        """Turn what is raised inside into Failure; REPORTED_BY and then `reporters` say who reports it."""
         try:
             yield
         except Failure:

@@ -107,10 +107,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
-    """Return the settings of KEY=VALUE assignments.
-
-    Raises FairbloomError when one is none, or a setting is given two values.
-    """
+    """Return the settings of KEY=VALUE assignments; raise FairbloomError for one that is none, or has two values."""
     config: dict[str, Value] = {}
     for assignment in assignments:
         config = merge_settings(config, assigned([assignment]))

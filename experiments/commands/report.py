@@ -52,10 +52,7 @@ def report(
 
 
 def load_result(folders: Sequence[Path], trust: Sequence[str] = ()) -> object:
-    """Return what the folders hold; several hold comparisons, which are returned by the names of their tasks.
-
-    Raises FairbloomError when a folder holds nothing of these, or it cannot be read.
-    """
+    """Return what the folder holds; of several, the comparisons by the names of their tasks."""
     if len(folders) > 1:
         return name_tasks([load_comparison(folder) for folder in folders])
     (folder,) = folders

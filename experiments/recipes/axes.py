@@ -20,19 +20,11 @@ SYNTAX = "LOW..HIGH, or LOW..HIGH:log for even steps of its logarithm, as in lea
 
 @dataclass(frozen=True)
 class Span:
-    """All numbers from one to another, whole ones where the setting takes no others.
-
-    Attributes
-    ----------
-    low, high
-        Its ends, which belong to it.
-    log
-        Whether a search draws evenly from the logarithms.
-    """
+    """All numbers of a closed interval, whole ones where the setting takes no others."""
 
     low: float
     high: float
-    log: bool = False
+    log: bool = False  # whether a search draws evenly from the logarithms
 
     @property
     def whole(self) -> bool:
@@ -62,10 +54,7 @@ def draw(axis: Axis, stream: Generator) -> Value:
 
 
 def axis_of(parameter: Parameter, values: Sequence[Value]) -> Axis:
-    """Return the values of a setting that are to be tried, or the range that a single text among them states.
-
-    Raises SettingsError when a value is impossible or there twice, or a range is none.
-    """
+    """Return the checked values of a setting to try, or the range that a single text among them states."""
     if len(values) == 1 and isinstance(values[0], str) and ".." in values[0] and parameter.kind in (int, float):
         return _span(parameter, values[0])
     checked = [parameter.checked(value) for value in values]

@@ -57,10 +57,7 @@ class Printed:
 
     @classmethod
     def of(cls, text: str) -> "Printed | None":
-        """Return the number of a text such as "80.42 ± 0.76"; None of an empty one.
-
-        Raises ValueError when the text is none.
-        """
+        """Return the number of a text such as "80.42 ± 0.76", None of an empty one; raise ValueError for others."""
         number = r"(-?\d*\.?\d+)"
         match = re.fullmatch(rf"\s*(?:{number}(?:\s*±\s*{number})?)?\s*", text)
         if match is None:
@@ -154,59 +151,25 @@ class Drawing(Section):
 
 
 class Recipe(Section):
-    """A published table or figure, or a study of one's own, and how it is run.
-
-    Attributes
-    ----------
-    name
-        What the command line calls it: the file's name.
-    title, what, source
-        Its name, what it shows in a sentence, and where it was published; a study of one's own may leave them out.
-    published_seeds
-        Over how many seeds the printed spreads were taken; 0 where the source does not say.
-    seeds
-        How many seeds are run where the command line does not say.
-    unit
-        What the printed accuracies are in.
-    measures, judged
-        What the rows print, in this order, and which of these must agree for a row to agree; by default all.
-    tolerance
-        How far a measure may be off what was printed and agree, whatever the spreads are; in the recipe's unit.
-    baseline
-        The label of the row that the measures in `AGAINST` compare with.
-    notes
-        What is known of the experiment, printed below the table.
-    settings, grid
-        The settings of all rows, and values of settings of which the best combination is taken, row by row.
-    criterion
-        By what the best combination is chosen: a measure over clients, or several with + between them.
-    search
-        How many combinations a sweep draws where the grid has ranges; 0: it tries all.
-    grid_seeds
-        With how many seeds, the first ones, the grid is searched; 0 for all.
-    variants, rows
-        Every row is run in every variant, if there are any.
-    figure
-        What is drawn, where it is a figure that was published and not a table.
-    """
+    """A published table or figure, or a study of one's own, and how it is run; docs/reproducing.md has the keys."""
 
     name: str = ""
     title: str = ""
     what: str = ""
     source: str = ""
-    published_seeds: int = Field(0, ge=0)
+    published_seeds: int = Field(0, ge=0)  # 0: the source does not say over how many seeds its spreads are
     seeds: int = Field(5, ge=1)
     unit: Literal["percent", "fraction"] = "percent"
     measures: list[str] = Field(default=["mean", "std", "worst_10", "best_10"], min_length=1)
-    judged: list[str] = Field(default_factory=list)
+    judged: list[str] = Field(default_factory=list)  # the measures that must agree for a row to agree; none: all
     tolerance: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(default_factory=dict)
-    baseline: str = ""
+    baseline: str = ""  # the label of the row that the measures in AGAINST compare with
     notes: list[str] = Field(default_factory=list)
     settings: Config = Field(default_factory=dict)
     grid: Axes = Field(default_factory=dict)
     criterion: str = "mean"
-    search: int = Field(0, ge=0)
-    grid_seeds: int = Field(0, ge=0)
+    search: int = Field(0, ge=0)  # how many points a sweep draws where the grid has ranges; 0: it tries all
+    grid_seeds: int = Field(0, ge=0)  # with how many seeds, the first ones, the grid is searched; 0: all
     variants: dict[str, RecipeVariant] = Field(default_factory=dict)
     rows: list[Row] = Field(min_length=1)
     figure: Drawing | None = None
@@ -400,10 +363,7 @@ class Case:
         ]
 
     def axis(self, name: str) -> str | None:
-        """Return the run-config key that a grid's setting means here, `alpha` that of the row's method.
-
-        It is None where another row's method has it.
-        """
+        """Return the run-config key of a grid's setting; None where it belongs to another row's method."""
         if "." in name or key_of(name) in SETTINGS:
             key = name if "." in name else key_of(name)
             return key if self.takes(key) else None
@@ -415,10 +375,7 @@ class Case:
         return not dot or owner == owner_of(self.method) or owner not in self.recipe.owners
 
     def settings(self, config: Mapping[str, Value]) -> Settings:
-        """Return the settings of a run config of this row.
-
-        Raises FairbloomError when one is unknown, impossible or unused; the message names the recipe and the row.
-        """
+        """Return the settings of a run of this row; errors name the recipe and the row."""
         try:
             settings = Settings.of(config)
             check_used(config, [settings.method], settings.task)
@@ -458,11 +415,7 @@ def load_shipped() -> Iterator[Recipe]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return a recipe by its name, or by the path of a user's file.
-
-    Raises FairbloomError when there is no such recipe, or it is not as a recipe must be; the message names the recipe,
-    key and remedy.
-    """
+    """Return a recipe by its name, or by the path of a file; errors name the recipe, the key and the remedy."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in names():
         hint = did_you_mean(name, names())
@@ -481,11 +434,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def recipe_of(content: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a file's content.
-
-    Raises FairbloomError when it is not as a recipe must be, or a method is not known; the message names the key and
-    the remedy.
-    """
+    """Return the recipe of a file's content; errors name the key and the remedy."""
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:

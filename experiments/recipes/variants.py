@@ -21,23 +21,11 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Variant:
-    """A method with the parameters that it has in a comparison, beside the settings that all runs share.
-
-    Attributes
-    ----------
-    method
-        Its name as settings have it.
-    given
-        What is said of it, by run-config keys, in the order in which its signature has them.
-    all_parameters
-        All of its parameters, and the common settings that a variant may have: given, or at their defaults.
-    label
-        What tables, figures and CSV files call it: `QFedAvg (q=1)`.
-    """
+    """A method with the parameters that it has in a comparison, next to the settings that all runs share."""
 
     method: str
-    given: Mapping[str, Value] = field(default_factory=dict)
-    all_parameters: Mapping[str, Value | None] = field(default_factory=dict)
+    given: Mapping[str, Value] = field(default_factory=dict)  # by run-config keys, in the order of its signature
+    all_parameters: Mapping[str, Value | None] = field(default_factory=dict)  # also the common ones; given or default
     label: str = ""
 
     @property
@@ -77,18 +65,8 @@ Named = str | type[FairStrategy]
 def variants(words: Named | Iterable[Named], shared: Mapping[str, Value] | None = None) -> list[Variant]:
     """Return the methods that words name, each once, with labels that tell them apart.
 
-    Parameters
-    ----------
-    words
-        Names with commas between them, or several of such: "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)"; a class
-        stands for its name.
-    shared
-        The settings that all runs share; what they set, no variant may.
-
-    Raises
-    ------
-    FairbloomError
-        When this is no list of methods, one is unknown or has no such parameter, or a parameter is given twice.
+    "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)" names three; a class stands for its name. No method may set what
+    `shared` has.
     """
     texts = [name_of(each) for each in ([words] if isinstance(words, str | type) else words)]
     found: list[Variant] = []
@@ -106,11 +84,7 @@ def variants(words: Named | Iterable[Named], shared: Mapping[str, Value] | None 
 
 
 def settings_of_method(method: Named | None, config: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Return the settings that a run's method stands for: its name, and parameters as in qfedavg(q=1); None: none.
-
-    Raises FairbloomError when this is no single method, one is unknown, or its parameter is among the run's other
-    settings, `config`.
-    """
+    """Return a run's method and its parameters, as in qfedavg(q=1), as settings; none without a method."""
     if method is None:
         return {}
     found = variants([method], config)
@@ -152,10 +126,7 @@ def make_variant(method: str, given: Mapping[str, Value], label: str) -> Variant
 
 
 def baseline_of(name: str, among: Sequence[Variant]) -> str:
-    """Return the label of the baseline: the variant that a name means, or without a name FedAvg, or the first.
-
-    Raises FairbloomError when the name is not among the variants.
-    """
+    """Return the label of the variant that a name means; without a name that of FedAvg, or the first."""
     if not name:
         plain = [variant for variant in among if variant.method == "fedavg"]
         return min(plain or among[:1], key=lambda variant: len(variant.given)).label
@@ -175,10 +146,7 @@ def config_of(variant: Variant, among: Sequence[Variant], config: Mapping[str, V
 
 
 def folder_names(among: Sequence[Variant]) -> dict[str, str]:
-    """Return the beginning of the names of the run folders, by label.
-
-    Two that differ in upper and lower case alone, which not every file system tells apart, get a digest.
-    """
+    """Return the beginnings of the run folders' names, by label; a digest separates names that differ in case."""
     names = {variant.label: variant.folder_name for variant in among}
     folded = [name.casefold() for name in names.values()]
     return {
@@ -223,10 +191,7 @@ def _labelled(found: Sequence[Variant]) -> list[Variant]:
 
 
 def split_parts(text: str) -> list[str]:
-    """Return what stands between the commas of a text; those within parentheses or quotes do not count.
-
-    Raises SettingsError when a parenthesis or quote is left open, or closed before it was opened.
-    """
+    """Return the parts of a text between commas outside parentheses and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:

@@ -49,45 +49,23 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed.
-
-    Attributes
-    ----------
-    reason
-        The error.
-    diverged
-        Whether its numbers have left their range, so that the same run would fail again.
-    """
+    """Why a run failed."""
 
     reason: str
-    diverged: bool = False
+    diverged: bool = False  # its numbers left their range, so the same run would fail again
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, as comparison.json has it.
-
-    Attributes
-    ----------
-    runs
-        The names of the run folders in the comparison's folder, one a seed, by the labels of the methods.
-    seeds
-        The seeds.
-    baseline
-        The method that the others are compared with.
-    methods
-        What each method has of its own: its name, and the settings that are given for it alone, by its label.
-    failed
-        The runs that failed: by the labels of the methods, by seed.
-    """
+    """What is compared, as comparison.json has it; keys are labels of methods."""
 
     file: ClassVar[str] = COMPARISON
 
-    runs: Mapping[str, Sequence[str]]
+    runs: Mapping[str, Sequence[str]]  # run folders in the comparison's, one per seed
     seeds: Sequence[int]
     baseline: str
-    methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
-    failed: Mapping[str, Mapping[int, Failure]] = field(default_factory=dict)
+    methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # name and own settings
+    failed: Mapping[str, Mapping[int, Failure]] = field(default_factory=dict)  # by seed
 
     def write(self, folder: Path) -> None:
         """Write it into the comparison's folder."""
@@ -107,13 +85,7 @@ class Plan:
 
     @classmethod
     def read(cls, folder: Path) -> "Plan":
-        """Return what was written.
-
-        Raises
-        ------
-        RunFolderError
-            When the folder holds no comparison, or its file is damaged.
-        """
+        """Return what was written; raise RunFolderError when the folder holds no comparison or its file is damaged."""
         file = folder / COMPARISON
         try:
             about = json.loads(file.read_bytes())
@@ -163,11 +135,6 @@ class Plan:
         """The plan without the seeds that the baseline failed with, and without methods that failed with others.
 
         A method is not compared over the seeds that it happens to have survived, which would flatter it.
-
-        Raises
-        ------
-        FairbloomError
-            When the baseline failed with all seeds.
         """
         lost = self.failed.get(self.baseline, {})
         places = [i for i, seed in enumerate(self.seeds) if seed not in lost]
@@ -215,13 +182,7 @@ def load_comparison(folder: str | os.PathLike[str]) -> "Comparison":
 
 
 def read_comparison(folder: Path, whole: Plan) -> "Comparison":
-    """Return the comparison of finished runs.
-
-    Raises
-    ------
-    FairbloomError
-        When a run is damaged, all runs of the baseline failed, or a method lacks a client that others have.
-    """
+    """Return the comparison of finished runs."""
     plan = whole.finished
     runs = {label: [load(folder / name) for name in names] for label, names in plan.runs.items()}
     scores = runs[plan.baseline][0].scores
@@ -292,13 +253,7 @@ def _finals(run: Run, scores: Sequence[Score], model: str = "") -> Mapping[str, 
 def _left_out(
     plan: Plan, runs: Mapping[str, Sequence[Run]], values: Mapping[str, Sequence[Values]]
 ) -> tuple[Sequence[str], ...]:
-    """Return, by seed, the clients that lack the score under some method, so that measures are of the same clients.
-
-    Raises
-    ------
-    RunFolderError
-        When a method has not tested a client that others have, or no client is left.
-    """
+    """Return, by seed, the clients that lack the score under some method, so that measures are of the same clients."""
     found = []
     for place, seed in enumerate(plan.seeds):
         scored = set().union(*(by_seed[place] for by_seed in values.values()))

@@ -72,24 +72,12 @@ class Difference:
 
 
 def difference_of(differences: Sequence[float], *, test_share: float = 0.0, methods: int = 1) -> Difference:
-    """Return what differences, one a seed, say of the mean difference: by the paired t test.
+    """Return the mean of differences, one per seed, tested by the paired t test.
 
-    Parameters
-    ----------
-    differences
-        By how much the method is better than the baseline with each seed.
-    test_share
-        Number of test examples by number of training examples where the seeds re-split one data set; 0 where each seed
-        has data of its own. Splits of one data set are not independent, so the variance of the mean is
-        (1/n + test_share) s² in place of s²/n: Nadeau and Bengio, Inference for the Generalization Error, Machine
-        Learning 52 (2003), equation 9.
-    methods
-        The number of methods that are tested against the baseline; `enough` seeds detect the difference among so many.
-
-    Raises
-    ------
-    ValueError
-        When there is no difference, or one is not finite, or test_share is negative.
+    `test_share` is the number of test examples divided by that of training examples where the seeds re-split one data
+    set, else 0. Splits of one data set are not independent, so the variance of the mean is (1/n + test_share) s² in
+    place of s²/n: Nadeau and Bengio, Inference for the Generalization Error, Machine Learning 52 (2003), equation 9.
+    `methods` is the number of methods that are tested against the baseline, for `enough`.
     """
     x = _checked(differences, test_share)
     n, mean = x.size, float(x.mean())
@@ -132,22 +120,10 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
 
 
 def prediction_interval(differences: Sequence[float], *, count: int, test_share: float = 0.0) -> tuple[float, float]:
-    """Return the interval that the mean difference of fresh seeds lies in with 95 % of such predictions.
+    """Return the interval that holds the mean difference of `count` fresh seeds in 95 % of cases.
 
-    Parameters
-    ----------
-    differences
-        Those of the seeds seen.
-    count
-        The number of fresh seeds.
-    test_share
-        As in `difference_of`, where fresh seeds bring fresh data although those seen re-split one data set. Where fresh
-        seeds re-split the same data set once more, they are draws like those seen: leave it 0.
-
-    Returns
-    -------
-    tuple
-        The ends; NaN with a single seed, and both the mean where the differences do not vary.
+    It is NaN with a single seed. `test_share` is as in `difference_of`, for fresh seeds that bring fresh data; it is 0
+    where they re-split the same data set.
     """
     x = _checked(differences, test_share)
     if count < 1:
@@ -165,21 +141,9 @@ def prediction_interval(differences: Sequence[float], *, count: int, test_share:
 
 
 def seeds_that_tell(effect: float, *, test_share: float = 0.0, level: float = LEVEL) -> int | None:
-    """Return the smallest number of seeds with which the t test detects a difference with a power of 80 %.
+    """Return the smallest number of seeds, at least 3, with which the t test has a power of 80 %; None without one.
 
-    Parameters
-    ----------
-    effect
-        The mean difference by the standard deviation over seeds, at least 0.
-    test_share
-        As in `difference_of`.
-    level
-        The p-value to get below.
-
-    Returns
-    -------
-    int or None
-        At least 3; None where no number does.
+    `effect` is the mean difference divided by the standard deviation over seeds.
     """
 
     def tells(seeds: int) -> bool:

@@ -15,28 +15,14 @@ ALL = "all clients"
 
 @dataclass(frozen=True)
 class Group:
-    """Counts and scores of one group.
-
-    Attributes
-    ----------
-    client
-        Whose examples they are; ALL for those of all clients that report the group.
-    grouping, group
-        By what examples are grouped, and which group this is.
-    count
-        The number of its examples.
-    overs
-        By the name of each score that is reported, the number of examples that it is the mean over.
-    values
-        By the name of each score that is reported, the score as tables have it.
-    """
+    """Counts and scores of one group; `client` is ALL for the group over all clients."""
 
     client: str
     grouping: str
     group: str
     count: int
-    overs: Mapping[str, int]
-    values: Mapping[str, float]
+    overs: Mapping[str, int]  # by score, the number of examples that it is the mean over
+    values: Mapping[str, float]  # by score
 
     @classmethod
     def of_row(cls, row: Mapping[str, str], scores: Sequence[GroupScore]) -> "Group":
@@ -65,23 +51,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far groups are apart in a score: the highest less the lowest, as fairlearn's differences between groups.
+    """The difference between groups in a score: the highest less the lowest, as fairlearn's."""
 
-    Attributes
-    ----------
-    client
-        Whose groups they are; ALL for the groups over all clients.
-    grouping
-        By what examples are grouped.
-    score
-        The score.
-    lowest, highest
-        The groups with the lowest and the highest score.
-    low, high
-        Their scores as tables have them.
-    """
-
-    client: str
+    client: str  # ALL: over all clients
     grouping: str
     score: GroupScore
     lowest: str
@@ -97,21 +69,11 @@ class Gap:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What clients do not report of a grouping, since groups are too small.
+    """What clients do not report of a grouping, since groups are too small."""
 
-    Attributes
-    ----------
-    clients
-        The clients that hold groups back, or report none.
-    examples
-        How many test examples those groups have together.
-    of_examples
-        How many test examples there are.
-    """
-
-    clients: tuple[str, ...]
-    examples: int
-    of_examples: int
+    clients: tuple[str, ...]  # those that hold groups back, or report none
+    examples: int  # test examples of those groups
+    of_examples: int  # all test examples
 
     def __str__(self) -> str:
         """Return it in a sentence."""
@@ -125,21 +87,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class GroupReport:
-    """What clients report of groups under one model, after one round.
-
-    Attributes
-    ----------
-    grouped
-        The groupings with their groups, and what is measured.
-    groups
-        Counts and scores, client by client.
-    tested
-        How many test examples each client has; empty of a report on validation examples, which nobody counts.
-    """
+    """What clients report of groups under one model, after one round."""
 
     grouped: Grouped
     groups: tuple[Group, ...]
-    tested: Mapping[str, int]
+    tested: Mapping[str, int]  # test examples by client; empty for validation examples
 
     @property
     def scores(self) -> tuple[GroupScore, ...]:

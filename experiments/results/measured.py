@@ -68,22 +68,7 @@ def _named_title(measure: str) -> str:
 
 
 def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:
-    """Return the measures of a row's run, in the recipe's unit.
-
-    Parameters
-    ----------
-    run
-        The run.
-    baseline
-        The baseline's run of the same seed; None where no measure is against it.
-    case
-        The row.
-
-    Raises
-    ------
-    FairbloomError
-        When the run's clients have no score, or there is no client of a name, or no such gap between groups.
-    """
+    """Return the measures of a row's run in the recipe's unit; `baseline` is that of the same seed."""
     evaluated, unit = case.row.evaluated, case.recipe.unit
     values = scores_of(run, evaluated)
     against = {}
@@ -99,10 +84,7 @@ def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:
 
 
 def scores_of(run: Run, evaluated: str) -> dict[str, float]:
-    """Return the score of each client under the final model that a row evaluates.
-
-    Raises FairbloomError when there is none.
-    """
+    """Return each client's score under the final model that a row evaluates."""
     if evaluated == "global":
         return final_of(run)
     if not (values := run.final(model=evaluated)):
@@ -120,10 +102,7 @@ def scaled(value: float, measure: str, unit: str) -> float:
 
 
 def curve(run: Run, measure: str, evaluated: str, unit: str, window: int) -> dict[int, float]:
-    """Return a measure after each round that has it: its mean over that round and those before it in the window.
-
-    Raises FairbloomError when the rounds of the run have no such measure.
-    """
+    """Return the moving average, over a window of rounds, of a measure after each round that has it."""
     if measure.startswith(CLIENT):
         by_round = run.over_rounds(measure.removeprefix(CLIENT), evaluated)
     elif measure == "improved":

@@ -14,21 +14,11 @@ Finals = Mapping[str, Sequence[Mapping[str, Mapping[str, float]]]]
 
 @dataclass(frozen=True)
 class Move:
-    """How a client's score under a method differs from that under the baseline, over the seeds that have both.
-
-    Attributes
-    ----------
-    score
-        The score.
-    gains
-        By how much it is better, seed by seed, in the unit of the tables.
-    before, after
-        The means over the seeds under the baseline and under the method.
-    """
+    """The difference of a client's score to that under the baseline, over the seeds that have both."""
 
     score: Score
-    gains: tuple[float, ...]
-    before: float
+    gains: tuple[float, ...]  # by seed; positive is better
+    before: float  # mean over the seeds under the baseline
     after: float
 
     @property
@@ -60,22 +50,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A client that a method serves better by one score and worse by others.
-
-    Attributes
-    ----------
-    method, client
-        Their names.
-    main
-        The score that fairness goes by.
-    others
-        The scores that move the other way in most seeds.
-    """
+    """A client that a method serves better by one score and worse by others."""
 
     method: str
     client: str
-    main: Move
-    others: tuple[Move, ...]
+    main: Move  # by the score that fairness goes by
+    others: tuple[Move, ...]  # the other way in most seeds
 
     @property
     def share(self) -> float:

@@ -154,20 +154,10 @@ class Outcome:
 
 
 def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: int) -> bool:
-    """Return whether what was measured is within two combined standard errors of what was printed, or a tolerance.
+    """Return whether a measure is within two combined standard errors of what was printed, or within a tolerance.
 
-    Where no spread was printed, or nothing says over how many seeds, it may be off by one point: a percentage point, or
-    0.01 of what is no percentage. A single seed has no spread: it is assumed to have the printed one. It may always be
-    off by what the recipe tolerates.
-
-    Parameters
-    ----------
-    recipe, measure
-        What is reproduced, and which of its measures this is.
-    printed
-        What was printed.
-    found, seeds
-        Mean and standard deviation over so many seeds.
+    Where no spread was printed, or not over how many seeds, it may differ by one percentage point, or by 0.01 of what
+    is no percentage. A single seed is assumed to have the printed spread.
     """
     mean, spread = found
     if printed.spread is None or not recipe.published_seeds:

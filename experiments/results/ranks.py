@@ -25,31 +25,15 @@ RELIABLE_TASKS = 10
 
 @dataclass(frozen=True)
 class Ranks:
-    """How methods rank over tasks; the best has rank 1, and methods that are equally good share their ranks' mean.
-
-    Attributes
-    ----------
-    measure, title
-        What they are ranked by, and what tables call it.
-    by_task
-        By task and method, the rank.
-    average
-        By method the mean rank over the tasks, the best first.
-    p_value
-        Of Friedman's test that all methods rank alike.
-    critical_difference
-        By how much two average ranks must differ at least for the methods to be told apart (Nemenyi, level 0.05).
-    left_out
-        The methods that some of the tasks lack.
-    """
+    """How methods rank over tasks; the best has rank 1, and methods that are equally good share their ranks' mean."""
 
     measure: str
     title: str
-    by_task: Mapping[str, Mapping[str, float]]
-    average: Mapping[str, float]
-    p_value: float
-    critical_difference: float
-    left_out: tuple[str, ...] = ()
+    by_task: Mapping[str, Mapping[str, float]]  # by task and method
+    average: Mapping[str, float]  # the best first
+    p_value: float  # of Friedman's test that all methods rank alike
+    critical_difference: float  # of average ranks that differ significantly (Nemenyi, level 0.05)
+    left_out: tuple[str, ...] = ()  # the methods that some tasks lack
 
     @property
     def clear(self) -> bool:
@@ -109,20 +93,7 @@ class Ranks:
 
 
 def ranks_of(comparisons: Mapping[str, "Comparison"], measure: str = "worst_10") -> Ranks:
-    """Return how the methods of several comparisons rank by the mean over the seeds of a measure, task by task.
-
-    Parameters
-    ----------
-    comparisons
-        By the name of the task.
-    measure
-        One of `fairbloom.server.fairness.summarize`.
-
-    Raises
-    ------
-    FairbloomError
-        When they are fewer than two, or have fewer than three methods in common.
-    """
+    """Return how methods rank in several comparisons, given by task, by the mean over the seeds of a measure."""
     if len(comparisons) < FEWEST_TASKS:
         raise FairbloomError(f"ranks need {FEWEST_TASKS} comparisons or more, got {len(comparisons)}")
     every = list(dict.fromkeys(method for each in comparisons.values() for method in each.methods))

@@ -96,25 +96,13 @@ class Price:
 
 @dataclass(frozen=True)
 class Tried:
-    """How far a candidate came on validation examples.
-
-    Attributes
-    ----------
-    method
-        Its label.
-    rounds, seeds
-        The rounds and seeds with which it was judged last.
-    value
-        The mean of the wished measure there.
-    misses
-        By how much it missed constraints; 0 where it kept them.
-    """
+    """How far a candidate came on validation examples: rounds and seeds with which it was judged last."""
 
     method: str
     rounds: int
     seeds: int
-    value: float
-    misses: float
+    value: float  # the mean of the wished measure
+    misses: float  # by how much it missed constraints
 
 
 @dataclass(frozen=True)

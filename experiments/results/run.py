@@ -525,10 +525,7 @@ class Run:
 
     @cached_property
     def _last_rows(self) -> Rows:
-        """The rows of the last round: of a finished run that is evaluated always, of another the last that was.
-
-        A run that was stopped before its last round may end with one that is not evaluated.
-        """
+        """The rows of the last round of a finished run; of others, of the last round that was evaluated."""
         return self._rows_until(self.rounds_done, finished=self.finished and not self.stopped)
 
     def _rows_until(self, number: int, *, finished: bool = False) -> Rows:
@@ -539,13 +536,7 @@ class Run:
 
 
 def final_of(run: Run) -> dict[str, float]:
-    """Return the score of each client under the final model of a finished run.
-
-    Raises
-    ------
-    RunFolderError
-        When no client has one.
-    """
+    """Return the score of each client under the final model; raise RunFolderError when no client has one."""
     final = run.final()
     if not final:
         raise RunFolderError(
@@ -561,13 +552,7 @@ def measures(values: Mapping[str, float], score: Score) -> dict[str, float]:
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """Return the settings of the run in a folder.
-
-    Raises
-    ------
-    RunFolderError
-        When there is no run, or its settings cannot be read.
-    """
+    """Return the settings of the run in a folder; raise RunFolderError when there is none that can be read."""
     if not folder.exists():
         raise RunFolderError(f"there is no folder {folder}: fairbloom list names the runs in the folder runs")
     if not is_run_folder(folder):

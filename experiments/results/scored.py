@@ -15,24 +15,12 @@ UNTESTED = "not tested in the last round"
 
 @dataclass(frozen=True)
 class Scored:
-    """A score under one kind of model.
-
-    Attributes
-    ----------
-    score
-        The score.
-    model
-        "global" or "personal".
-    values
-        By client, for those that have it.
-    lacking
-        Why the others lack it, by client.
-    """
+    """A score under one kind of model."""
 
     score: Score
-    model: str
-    values: Mapping[str, float]
-    lacking: Mapping[str, str]
+    model: str  # "global" or "personal"
+    values: Mapping[str, float]  # by client
+    lacking: Mapping[str, str]  # why the other clients lack it
 
     @property
     def clients(self) -> int:

@@ -15,32 +15,19 @@ from .run import Run
 
 @dataclass(frozen=True)
 class SharedData:
-    """What seeds have in common.
+    """What seeds have in common."""
 
-    Attributes
-    ----------
-    dealt
-        Whether a seed decides which examples a client has, so that a client's name means others with each seed.
-    fixed
-        Whether all seeds test on the same examples of the same clients.
-    test_share
-        Number of test examples by number of training examples where the seeds split the examples of the same clients;
-        else 0.
-    assumed
-        Whether that is not known but assumed, as of a user-defined task.
-    """
-
-    dealt: bool = False
-    fixed: bool = False
-    test_share: float = 0.0
-    assumed: bool = False
+    dealt: bool = False  # a seed decides which examples a client has, so names mean other clients
+    fixed: bool = False  # all seeds test on the same examples of the same clients
+    test_share: float = 0.0  # test by training examples, where seeds split the same clients' data
+    assumed: bool = False  # not known, as of a user-defined task
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "SharedData":
-        """Return what the seeds of these runs, one a seed, have in common.
+        """Return what the seeds of these runs, one each, have in common.
 
-        Of a user-defined task nothing is known: its seeds are taken for splits of the same clients' examples, by
-        `test-share`, with which the intervals of differences are the widest.
+        The seeds of a user-defined task are assumed to re-split the same clients' data, which gives the widest
+        intervals.
         """
         settings = runs[0].settings
         task = runs[0].task

@@ -26,35 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """A point of a sweep as sweep.json has it.
+    """A point of a sweep as sweep.json has it."""
 
-    Attributes
-    ----------
-    row
-        What tables call its method: `FedFV`.
-    settings
-        The method, with the settings that the sweep tries or that this method alone has, by run-config keys.
-    point
-        The settings among these that the sweep tries.
-    folder
-        The beginning of the names of its run folders.
-    rounds
-        How many rounds its runs have.
-    evaluated
-        The model that is judged: "global", or "personal" for personal models.
-    pruned
-        Whether a search has stopped it after these rounds, because others were better by then.
-    fault
-        Why it failed; "" where it did not, or was not run yet.
-    """
-
-    row: str
-    settings: Mapping[str, Value]
-    point: Mapping[str, Value]
-    folder: str
+    row: str  # the name of its method: FedFV
+    settings: Mapping[str, Value]  # method, what the sweep tries, and what this method alone has
+    point: Mapping[str, Value]  # those that the sweep tries
+    folder: str  # the beginning of the names of its run folders
     rounds: int
-    evaluated: str = "global"
-    pruned: bool = False
+    evaluated: str = "global"  # the model that is judged, or "personal"
+    pruned: bool = False  # a search stopped it after `rounds`
     fault: str = ""
 
     @property
@@ -69,38 +49,18 @@ class Planned:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep runs, as sweep.json has it.
-
-    Attributes
-    ----------
-    title
-        What the sweep is called.
-    criterion
-        By what is chosen, as it was written.
-    seeds
-        The seeds of the chosen point and of the baseline.
-    searched
-        The seeds of the other points, the first ones of `seeds`.
-    points
-        The points that are chosen among, and those of the baseline.
-    baseline
-        The row that the chosen point is compared with; "" where there is none.
-    notes
-        What the sweep has set by itself, in sentences.
-    ended
-        Whether all runs were tried, so that no point is missing.
-    """
+    """What a sweep runs, as sweep.json has it."""
 
     file: ClassVar[str] = SWEEP
 
     title: str
     criterion: str
-    seeds: Sequence[int]
-    searched: Sequence[int]
-    points: Sequence[Planned]
-    baseline: str = ""
-    notes: Sequence[str] = ()
-    ended: bool = False
+    seeds: Sequence[int]  # of the chosen point and the baseline
+    searched: Sequence[int]  # of the other points: the first ones of `seeds`
+    points: Sequence[Planned]  # including those of the baseline
+    baseline: str = ""  # the row that the chosen point is compared with
+    notes: Sequence[str] = ()  # what the sweep has set by itself
+    ended: bool = False  # all runs were tried, so no point is missing
 
     def write(self, folder: Path) -> None:
         """Write it into the sweep's folder."""

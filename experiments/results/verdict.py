@@ -45,15 +45,7 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison shows.
-
-    Attributes
-    ----------
-    headline
-        The first thing to know, in a sentence.
-    sentences
-        What else there is to know: how the baseline serves the clients, the other methods, what remains open.
-    """
+    """What a comparison shows: the most important sentence, and the others."""
 
     headline: str
     sentences: tuple[str, ...]

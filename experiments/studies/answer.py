@@ -31,19 +31,10 @@ FEW_CLIENTS = 10
 
 
 class Answer:
-    """What is answered to a wish.
+    """The answer to a wish: the best of the search, if it is significantly better with fresh seeds.
 
-    The best of the search is answered where fresh seeds tell it from the baseline, unless equal weights do as well. So
-    the test examples decide between three at most, two of which were named before anything was run.
-
-    Attributes
-    ----------
-    best
-        The label of the best of the search; that of the baseline where nobody keeps the constraints.
-    seeds
-        The fresh seeds with which all finalists are finished and that have the gaps between groups of the wish.
-    notes
-        What is to be known of the answer, in sentences.
+    Equal weights are preferred where they are as good. So the test examples decide between at most three candidates,
+    two of which were named before anything was run.
     """
 
     def __init__(self, trials: Trials, search: Search, seed: int, at_a_time: int) -> None:
@@ -295,8 +286,8 @@ class Answer:
 
 
 def is_better(found: Difference) -> bool:
-    """Return whether differences tell that the one is better.
+    """Return whether differences are significantly positive.
 
-    The t test has nothing to go by where differences do not vary; by the sign test, SAME_SIGN of them tell.
+    The t test needs differences that vary; for equal ones the sign test decides.
     """
     return found.mean > 0.0 and (found.clear or (found.error == 0.0 and found.seeds >= SAME_SIGN))

@@ -20,16 +20,11 @@ EQUAL_WEIGHTS = {"weighting": "uniform"}
 
 
 def search_space(about_gaps: bool) -> list[tuple[str, Mapping[str, Value]]]:
-    """Return what is tried, in this order: where time is short, the last are left out.
+    """Return the candidates in the order in which they are tried: where time is short, the last are left out.
 
-    FedAvg is the first, as the baseline. Of every other built-in method, what it declares in `tries` are candidates:
-    the first ones of all methods, then the second ones. Local settings, as the learning rate, are the same
-    for all, and are not searched.
-
-    Parameters
-    ----------
-    about_gaps
-        Whether a wish is about gaps between groups: methods that measure groups are tried then, before the others.
+    FedAvg is the first, as the baseline. Then come, of all methods, the first of the points that each declares in
+    `tries`, then the second ones. A wish about gaps between groups adds the methods that measure groups, before the
+    others. Local settings, as the learning rate, are the same for all.
     """
     names = [name for name in dict.fromkeys((*FIRST, *METHODS)) if name != "fedavg"]
     of_groups = [name for name in names if METHODS[name].needs & BETWEEN_GROUPS]
@@ -54,18 +49,9 @@ def _points(name: str) -> list[Mapping[str, Value]]:
 def candidates_for(
     config: Mapping[str, Value], wished: Sequence[Variant], gap_scores: Collection[str] = ()
 ) -> list[Variant]:
-    """Return what is tried under these settings, the baseline first.
+    """Return what is tried under the shared settings, the baseline first, each once.
 
-    A parameter that the settings have already is not varied. Candidates that are the same then are there once.
-
-    Parameters
-    ----------
-    config
-        The settings that all runs share.
-    wished
-        The methods that a wish names; each is a candidate as it is written.
-    gap_scores
-        The scores whose gaps between groups a wish is about.
+    A parameter that the settings have already is not varied. The methods that a wish names are candidates as written.
     """
     shared = Settings.of({key: value for key, value in config.items() if "." not in key})
     space = search_space(about_gaps=bool(gap_scores))
@@ -81,8 +67,8 @@ def candidates_for(
 def _fitted(method: str, shared: Settings, gap_scores: Collection[str]) -> Mapping[str, Value]:
     """Return the parameters of a method that follow from the settings and from the wish.
 
-    q-FedAvg's step size is taken from the clients' learning rate, as in the paper. FCFL has half of the rounds for each
-    of its two stages, and lowers the difference that the wish is about.
+    The step size of q-FedAvg follows from the clients' learning rate, as in the paper. FCFL has half of the rounds for
+    each of its two stages, and lowers the difference that the wish is about.
     """
     if method == "qfedavg":
         return {"qfedavg.lipschitz": 1.0 / shared.learning_rate}

@@ -118,10 +118,7 @@ def _diverged_before(plan: Plan, study: Study) -> dict[RunKey, Failure]:
 
 
 def _compared_before(plan: Plan, variants: Sequence[Variant]) -> dict[str, Variant | None]:
-    """Return the methods that were compared in a folder before, by label, without those that are named again.
-
-    A user-defined method that is not there any more is None.
-    """
+    """Return the methods compared in a folder before, by label, but those named again; None: not there any more."""
     before = plan.methods
     named, found = {variant.label for variant in variants}, dict[str, Variant | None]()
     for label in [label for label in before if label not in named]:

@@ -37,15 +37,7 @@ class PlanFile(Protocol):
 
 
 class Execution:
-    """The runs of a study as they are carried out; `carry_out` makes one.
-
-    Attributes
-    ----------
-    failed
-        The runs that failed, each with its error.
-    failures
-        Why runs failed, by their folders.
-    """
+    """The runs of a study as they are carried out, with those that failed; `carry_out` makes one."""
 
     def __init__(self, workers: Workers, on_run: Callable[[], None]) -> None:
         self._workers, self._on_run = workers, on_run

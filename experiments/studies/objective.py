@@ -115,18 +115,10 @@ def served_label(comparison: Comparison, label: str) -> str:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure over the clients, the score of one client, or a gap between groups.
+    """A measure over the clients, the score of one client, or a gap between groups."""
 
-    Attributes
-    ----------
-    name
-        One of LEVELS and SPREADS; "client" for a single client; "gap:SCORE" for a gap between groups.
-    client
-        The name of the client; "" where the measure is over all of them.
-    """
-
-    name: str
-    client: str = ""
+    name: str  # one of LEVELS and SPREADS, "client", or "gap:SCORE"
+    client: str = ""  # "" for all clients
 
     @property
     def title(self) -> str:
@@ -208,21 +200,11 @@ class Goal:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the goal may not cost: so many points of a measure, at most.
+    """The most points of a measure that the goal may cost."""
 
-    Attributes
-    ----------
-    measure
-        The measure; None where it is the score of each client, compared with the method or the baseline.
-    points
-        The points.
-    method
-        The method that it may be worse than by so many points; None where they bound the measure itself.
-    """
-
-    measure: Measure | None
+    measure: Measure | None  # None: the score of each client, against the method or the baseline
     points: float
-    method: Variant | None = None
+    method: Variant | None = None  # None: the points bound the measure itself
 
     @property
     def compares(self) -> bool:
@@ -251,34 +233,17 @@ def _losses(by_seed: Sequence[Served], reference: Sequence[Served], score: Score
 
 @dataclass(frozen=True)
 class Objective:
-    """A goal and its constraints.
+    """A goal and its constraints."""
 
-    Attributes
-    ----------
-    text
-        As it was written.
-    goal
-        What is to be as good as possible.
-    high
-        Whether the text says high, not low; None where it says neither.
-    constraints
-        What that may not cost.
-    called
-        What errors call it: "wish" or "criterion".
-    """
-
-    text: str
+    text: str  # as written
     goal: Goal
-    high: bool | None
+    high: bool | None  # whether the text says high, not low; None: neither
     constraints: tuple[Constraint, ...]
-    called: str
+    called: str  # in errors: "wish" or "criterion"
 
     @classmethod
     def of(cls, text: str, called: str = "wish") -> "Objective":
-        """Return the objective that a text states.
-
-        Raises FairbloomError when it states none, or names a method that there is not; the message has the grammar.
-        """
+        """Return the objective that a text states; errors have the grammar."""
         try:
             first, *others = split_parts(text) or [""]
             aim = re.fullmatch(r"(.+?)\s+as\s+(high|low)\s+as\s+possible", first, re.IGNORECASE | re.DOTALL)
@@ -293,10 +258,7 @@ class Objective:
         return cls(text, goal, aim and aim[2].lower() == "high", constraints, called)
 
     def check(self, score: Score, clients: Collection[str], groups: Collection[GroupScore]) -> None:
-        """Raise SettingsError where it asks for worse service, or names what a task does not have.
-
-        `score` is what the clients measure, and `groups` what they measure in each group, nothing without groups.
-        """
+        """Raise SettingsError where it asks for worse service, or names what a task's clients or groups do not have."""
         about, goal, there = f"{self.called} = {self.text!r}", self.goal, [each.name for each in groups]
         good = goal.first.is_good_high(score)
         if self.high not in (good, None):
@@ -419,25 +381,12 @@ MEAN = Objective.of("mean", "criterion")
 
 @dataclass(frozen=True)
 class Standing:
-    """What a candidate is worth.
+    """A candidate's values of the goal and of the constraints."""
 
-    Attributes
-    ----------
-    values
-        The goal with each seed, in the unit of the score; empty where the candidate cannot be chosen.
-    excesses
-        By how much more than it may cost the candidate costs of each constraint's measure, in the mean over the seeds;
-        0 or less where the constraint is kept.
-    high
-        Whether a higher number of the goal is better.
-    fault
-        Why a candidate whose runs are all there cannot be chosen; "" where it can, or runs are missing.
-    """
-
-    values: Sequence[float] = ()
-    excesses: Sequence[float] = ()
-    high: bool = True
-    fault: str = ""
+    values: Sequence[float] = ()  # the goal by seed; empty where the candidate cannot be chosen
+    excesses: Sequence[float] = ()  # of constraints, means over the seeds; 0 or less where kept
+    high: bool = True  # whether a higher goal is better
+    fault: str = ""  # why a candidate with finished runs cannot be chosen
 
     @property
     def mean(self) -> float:
@@ -462,20 +411,10 @@ def judge(
     references: Sequence[Sequence[Served]] = (),
     everyone: Sequence[Collection[str]] = (),
 ) -> dict[Key, Standing]:
-    """Return what each candidate is worth.
+    """Return the standing of each candidate; all have been served with the same seeds.
 
-    Parameters
-    ----------
-    objective
-        By what they are judged.
-    candidates
-        What `serve` returns for each, all with the same seeds.
-    score
-        What the clients measure.
-    references
-        How the method of each constraint serves them; () where no constraint is against one.
-    everyone
-        The clients of which a candidate must have a score, seed by seed; by default all that some candidate has.
+    `references` has, for each constraint, how its method serves the clients. `everyone` has, by seed, the clients of
+    which a candidate must have a score; by default all that some candidate has.
     """
     there = [by_seed for by_seed in candidates.values() if by_seed and not isinstance(by_seed, str)]
     wanted = everyone or [set[str]().union(*(each.scores for each in of_seed)) for of_seed in zip(*there, strict=True)]

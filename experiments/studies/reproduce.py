@@ -203,20 +203,7 @@ def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures, baseli
 
 
 def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction:
-    """Return what a reproduction has measured, by its folder; nothing is run.
-
-    Parameters
-    ----------
-    folder
-        The folder.
-    trust
-        The modules that may be imported, where the recipe names them and they are no installed packages.
-
-    Raises
-    ------
-    FairbloomError
-        When the folder holds no reproduction with all rows of its recipe, or it cannot be read.
-    """
+    """Return what a reproduction has measured, by its folder; nothing is run."""
     file = folder / REPRODUCTION
     with explain_read_errors(file, "Run the same fairbloom reproduce again, which writes it again"):
         about = json.loads(file.read_bytes())

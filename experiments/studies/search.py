@@ -22,21 +22,11 @@ SHARE = 3
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung of the ladder: after how many rounds candidates are judged there, and with how many seeds.
-
-    Attributes
-    ----------
-    rounds
-        The rounds.
-    seeds
-        The number of seeds, at least.
-    most
-        The number of seeds where there is time for more.
-    """
+    """After how many rounds candidates are judged, and with how many seeds."""
 
     rounds: int
-    seeds: int
-    most: int
+    seeds: int  # at least
+    most: int  # where there is time
 
 
 def rungs_of(settings: Settings, seeds: Sequence[tuple[int, int]]) -> list[Rung]:
@@ -70,32 +60,11 @@ class Judged(Protocol):
 
 
 class Search:
-    """Successive halving of candidates.
+    """Successive halving of candidates, which are tried in the order of `labels`.
 
     Within a time, the rungs share what is left of it equally. On the first, candidates are tried one group after the
-    other, in their order, until its time is over; on the others as many go on as the time should be enough for.
-
-    Parameters
-    ----------
-    trials
-        What runs and judges candidates.
-    labels
-        The candidates, in the order in which they are tried.
-    rungs
-        The ladder.
-    seeds
-        The seeds, at least as many as the last rung may have.
-    at_a_time
-        How many runs go on at a time.
-
-    Attributes
-    ----------
-    standings
-        Those of the last rung that was judged.
-    tried
-        How far each candidate came, the furthest and best first.
-    rung
-        That rung, with as many seeds as it had; None where nothing could be judged.
+    other until its time is over; on the others as many go on as the time should be enough for. `standings` are those of
+    the last rung that was judged, and `tried` says how far each candidate came, the furthest and best first.
     """
 
     def __init__(

@@ -20,27 +20,13 @@ from .pool import RunKey, is_done
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of a study at one point of its grid.
+    """A row of a study at one point of its grid."""
 
-    Attributes
-    ----------
-    name
-        What messages call it; no two of a study have the same.
-    config
-        The settings of its runs, but for seed and folder.
-    folder
-        The beginning of the names of its run folders; candidates that need the same runs share it.
-    point
-        The values of the settings that the grid tries; nothing where there is no grid.
-    evaluated
-        The model by which it is judged: "global", or "personal" for personal models.
-    """
-
-    name: str
-    config: Mapping[str, Value]
-    folder: str
-    point: Point = field(default_factory=dict)
-    evaluated: str = "global"
+    name: str  # unique in the study
+    config: Mapping[str, Value]  # without seed and folder
+    folder: str  # the beginning of the names of its run folders
+    point: Point = field(default_factory=dict)  # the values that the grid tries
+    evaluated: str = "global"  # the model that is judged, or "personal"
 
 
 class PlannedRun(NamedTuple):
@@ -56,31 +42,14 @@ StudyRow = Sequence[Candidate]
 
 @dataclass(frozen=True)
 class Study:
-    """Rows that are each run with several seeds.
-
-    Attributes
-    ----------
-    rows
-        The rows.
-    seeds
-        The seeds of each row.
-    out
-        The folder of the study; the runs lie in its folder runs/.
-    grid_seeds
-        With how many seeds, the first ones, the grids are searched; 0 for all.
-    criterion
-        By what the best candidate of a row is chosen.
-    rounds
-        After how many rounds the runs stop, to be extended later or not; None for as many as their settings say. A run
-        that has more rounds already keeps them, and is judged after so many.
-    """
+    """Rows that are each run with several seeds, in the folder runs/ of `out`."""
 
     rows: Sequence[StudyRow]
     seeds: Sequence[int]
     out: Path
-    grid_seeds: int = 0
-    criterion: Objective = MEAN
-    rounds: int | None = None
+    grid_seeds: int = 0  # with how many seeds, the first ones, grids are searched; 0: all
+    criterion: Objective = MEAN  # by which the best candidate of a row is chosen
+    rounds: int | None = None  # after which runs stop and are judged; None: as their settings say
 
     def with_settings(self, settings: Mapping[str, Value]) -> Self:
         """Return the study with settings that all of its runs have as well."""
@@ -154,10 +123,7 @@ class Study:
         return load(settings.out) if is_done(settings) else None
 
     def _settings(self, runs: Iterable[PlannedRun]) -> dict[RunKey, Settings]:
-        """Return the settings of runs by what they are called, seed by seed; one that several rows need is there once.
-
-        So every row has a number early on, and not the first row all of its.
-        """
+        """Return the settings of runs, each once, seed by seed, so that every row has a number early on."""
         once: dict[Path, PlannedRun] = {}
         for planned in sorted(runs, key=lambda planned: planned.seed):
             once.setdefault(self.folder(planned), planned)

@@ -102,15 +102,7 @@ def _search(
 
 
 class _Points:
-    """The points of a space as a search has them; sweep.json says at any moment how far each has come.
-
-    Attributes
-    ----------
-    whole
-        The points with all their rounds, by the beginnings of the names of their run folders.
-    planned
-        The points of the whole sweep, as far as they have come.
-    """
+    """The points of a space as a search has them; sweep.json says at any moment how far each has come."""
 
     always: Collection[str] = ()
 

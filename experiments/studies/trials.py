@@ -47,23 +47,7 @@ class Contender:
 
 
 class Trials:
-    """The runs of a recommendation; the first of the contenders is the baseline.
-
-    Attributes
-    ----------
-    score, judged
-        What the clients measure, and what the goal of the wish is in.
-    baseline, equal
-        The label of the baseline, and that of equal weights.
-    references
-        The label of each constraint's method; that of the baseline where it names none.
-    always
-        The labels of those whom every rung judges: the baseline, equal weights, and the methods of constraints.
-    rounds
-        The rounds of the run that is wished for.
-    failed
-        Why candidates could not be run or judged, by their labels.
-    """
+    """The runs of a recommendation; the first of the contenders is the baseline."""
 
     def __init__(
         self, work: Execution, out: Path, contenders: Sequence[Contender], wish: Objective, score: Score, judged: Score
@@ -114,8 +98,7 @@ class Trials:
     def search(self, labels: Iterable[str], seeds: Iterable[int], rounds: int, until: float) -> float:
         """Run candidates with seeds of the search, as far as they have not come so far, and return the seconds.
 
-        Raises TimeoutError when the time is over, and FairbloomError when the baseline or the method of a constraint
-        cannot be run.
+        Raises TimeoutError when the time is over.
         """
         runs = [(label, seed) for seed in seeds for label in labels if label not in self.failed]
         missing = [key for key in runs if self.judged_run(*key, rounds) is None]
@@ -158,11 +141,10 @@ class Trials:
         return [seed for seed in seeds if all(is_done(self.fresh_settings(label, seed)) for label in labels)]
 
     def standings(self, labels: Iterable[str], seeds: Sequence[int], rounds: int) -> dict[str, Standing]:
-        """Return what validation examples say of those candidates that have come so far with all these seeds.
+        """Return the standings of the candidates whose runs with all these seeds have come so far.
 
-        There is nobody while the baseline or the method of a constraint has not. A candidate that lacks clients, or a
-        gap between groups, that the baseline has is among those that failed. A seed with which the baseline lacks a gap
-        has no say, unless that is so with all seeds, which is an error.
+        It is empty while a reference has not. A candidate that lacks clients or gaps of the baseline has failed. Seeds
+        for which the baseline lacks a gap are left out, unless all lack it, which is an error.
         """
         served: dict[str, list[Served]] = {}
         for label in labels:
