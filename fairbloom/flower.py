@@ -13,10 +13,11 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_objects
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from httpx import HTTPStatusError, TransportError  # what Flower's grid raises; it comes with Flower
 
 __all__ = [
-    "ErrorCode", "NodeInfo", "ObjectPushError", "Run", "address", "deserialize", "identify", "log_start", "run_id",
-    "serialize", "set_created_at", "set_message_id", "set_waits_for_objects",
+    "ErrorCode", "HTTPStatusError", "NodeInfo", "ObjectPushError", "Run", "TransportError", "address", "deserialize",
+    "identify", "log_start", "run_id", "serialize", "set_created_at", "set_message_id", "set_waits_for_objects",
 ]  # fmt: skip
 
 

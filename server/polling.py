@@ -5,11 +5,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import httpx
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.flower import ErrorCode, NodeInfo, ObjectPushError, Run, set_created_at, set_waits_for_objects
+from fairbloom.flower import (
+    ErrorCode,
+    HTTPStatusError,
+    NodeInfo,
+    ObjectPushError,
+    Run,
+    TransportError,
+    set_created_at,
+    set_waits_for_objects,
+)
 from fairbloom.logs import log
 from fairbloom.rounds.quorum import Quorum
 
@@ -276,6 +284,6 @@ def is_temporary(error: Exception) -> bool:
     Flower does not retry after a broken handshake, a busy database, expired messages, or a part that is sent twice. An
     answer that refuses the request (401, 403, 404) is final.
     """
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
-    return isinstance(error, httpx.TransportError | ObjectPushError)
+    if isinstance(error, HTTPStatusError):
+        return error.response.status_code >= 500
+    return isinstance(error, TransportError | ObjectPushError)

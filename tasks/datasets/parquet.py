@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from fairbloom.errors import FairbloomError
 
@@ -51,13 +50,14 @@ def to_labels(path: Path, name: str, column: Any, classes: int) -> NDArray[np.in
 
 def decode(path: Path, column: Any, rows: Sequence[int], mode: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     """Return images of a column, shape (n, channels, height, width); `mode` is Pillow's, "L" or "RGB"."""
+    image_file = import_library("PIL.Image", "datasets")
     channels, height, width = shape
     images = np.empty((len(rows), height, width, channels), np.uint8)
     for place, row in enumerate(rows):
         try:
-            with Image.open(BytesIO(column[row].as_py())) as image:
+            with image_file.open(BytesIO(column[row].as_py())) as image:
                 pixels = np.asarray(image.convert(mode))
-        except (OSError, TypeError, ValueError, Image.DecompressionBombError) as error:
+        except (OSError, TypeError, ValueError, image_file.DecompressionBombError) as error:
             raise FairbloomError(f"{path}: row {row} holds no image that can be read ({error})") from error
         if pixels.shape[:2] != (height, width):
             raise FairbloomError(f"{path}: row {row} holds an image of {pixels.shape[:2]} pixels, not {height, width}")

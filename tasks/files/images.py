@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
@@ -23,6 +22,9 @@ from .reading.formats import PICTURES
 from .reasons import DataError
 from .shapes import AgreedShape, summarise, task_of
 from .targets import as_targets, join_names, sort_classes
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 T = TypeVar("T")
 
@@ -144,8 +146,10 @@ def size_of(file: Path) -> tuple[int, int]:
     return _opened(file, lambda image: image.size)
 
 
-def _pixels(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return an image as channels, height and width."""
+    from PIL import Image
+
     channels, height, width = shape
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -153,12 +157,16 @@ def _pixels(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.float32]:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _opened(file: Path, look: Callable[[Image.Image], T]) -> T:
+def _opened(file: Path, look: Callable[["Image.Image"], T]) -> T:
     """Return what a look at an image gives; raise DataError where it cannot be read."""
+    try:
+        from PIL import Image  # imported late: an extra brings it
+    except ImportError as error:
+        raise DataError(f"{file}: images are read by Pillow: pip install 'fairbloom[images]'", "no-extra") from error
     try:
         with Image.open(file) as image:
             return look(image)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
             f"{file} cannot be read as an image ({error}): save it again, or take it out of the folder",
             "unreadable",

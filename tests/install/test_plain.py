@@ -4,14 +4,18 @@ import os
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 from shutil import copy
 
 import pandas
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.checkout import ROOT
 from tests.prediction.made import patients, read, train, written
+from tests.requirements import needed
 
 from .without import environment_of
 
@@ -25,13 +29,24 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
+def test_a_plain_installation_stays_small() -> None:
+    """PyTorch, whose size depends on its build, and its CUDA libraries are left out."""
+    linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": "x86_64"}
+    asked = needed(map(Requirement, PROJECT["dependencies"]), linux, cuda=False)
+    brought = {canonicalize_name(each.name) for each in asked} - {"torch"}
+    assert len(brought) <= 79
+    megabytes = sum(file.size or 0 for name in brought for file in distribution(name).files or []) / 1e6
+    assert megabytes <= 800  # 171 of pyarrow, 114 of SciPy, 88 of vl-convert-python, 66 of cvxopt
+
+
 def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).with_name("fairbloom"), *arguments]
     return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
-    "extra", ["ray", "pooch", "tqdm", "mlflow", "tensorboard", "wandb", "torchvision", "flwr_datasets", "torchjd"]
+    "extra",
+    ["ray", "pooch", "tqdm", "mlflow", "tensorboard", "wandb", "torchvision", "PIL", "flwr_datasets", "torchjd"],
 )
 def test_what_extras_bring_is_not_found(plain: dict[str, str], extra: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {extra}"], cwd=tmp_path, env=plain, capture_output=True)

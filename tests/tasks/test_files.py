@@ -1,6 +1,7 @@
 """Clients from .npz files and from folders of images."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,13 @@ def test_a_device_may_have_the_folders_of_classes_alone(tmp_path: Path) -> None:
     images(tmp_path / "site-a")
     assert load_task(config("image-folder", tmp_path / "site-a")).clients == ("site-a",)
     assert told_by(config("image-folder", tmp_path / "site-a")) == told_by(config("image-folder", tmp_path))
+
+
+def test_without_pillow_images_name_the_extra_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images(tmp_path / "a")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(FairbloomError, match=r"Pillow: pip install 'fairbloom\[images\]'"):
+        told_by(config("image-folder", tmp_path))
 
 
 def test_images_that_have_changed_are_read_again(tmp_path: Path) -> None:
