@@ -486,9 +486,18 @@ class ClientRows:
         return RowsBehind(self._identify, {f"the mean of column {name}": rows for name, rows in summary.items()})
 
     def _identify(self, digest: Digest) -> Digests:
-        """Return a digest of each of the client's rows as the file has it, columns that the run ignores included."""
-        raw = read_raw(self._table.path, ColumnHints(sheets=self._settings.sheets, encoding=self._settings.encoding))
-        cells = {name: to_cells(values) for name, values in zip(raw.header, raw.columns, strict=True)}
+        """Return a digest of each of the client's rows as the file has it, columns that the run ignores included.
+
+        Columns of lists or bytes, which every run has to ignore, do not count.
+        """
+        hints = ColumnHints(
+            ignored=self._settings.ignored,
+            sheets=self._settings.sheets,
+            encoding=self._settings.encoding,
+            reads_ignored=True,
+        )
+        raw = read_raw(self._table.path, hints)
+        cells = {name: to_cells(each) for name, each in zip(raw.header, raw.columns, strict=True) if len(each)}
         return digest_table({name: (of.different, of.places) for name, of in cells.items()}, digest)[self.rows]
 
     def _class_indices(self, classes: tuple[str, ...]) -> NDArray[np.int64]:

@@ -229,6 +229,18 @@ def test_a_column_of_lists_is_refused_unless_it_is_left_out(tmp_path: Path) -> N
     assert agreed(config(tmp_path, ignore="scans"))[0].clients == ("a",)
 
 
+def test_rows_are_told_apart_whatever_is_left_out(tmp_path: Path) -> None:
+    """Columns of lists do not count; all others do, so that a run that leaves some out sees no other rows."""
+    frame_of().assign(scans=[[1, 2]] * 30).to_parquet(tmp_path / "a.parquet")
+
+    def digests(ignored: str) -> list[int]:
+        task = load_task(config(tmp_path, ignore=ignored))
+        assert task.behind is not None
+        return task.behind("a").identify(lambda content: int.from_bytes(content[-8:], "little")).tolist()
+
+    assert digests("scans") == digests("scans,age,ward")
+
+
 def test_a_file_that_stands_for_more_rows_than_any_machine_has_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     batch = pa.record_batch({"x": np.zeros(2**20), "y": np.zeros(2**20)})

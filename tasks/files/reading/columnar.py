@@ -31,9 +31,13 @@ def read_columnar(path: Path, hints: ColumnHints, show: Callable[[float], None])
             )
         source = Source(path, np.arange(1, rows + 1), unit="row", header=0)
         check_names(source, [name.strip() for name in names])
-        wanted = [name for name in names if name.strip().lower() not in hints.ignored]
-        for name in wanted:
-            check_type(path, name, names.index(name) + 1, schema.field(name).type)
+        wanted = []
+        for place, name in enumerate(names, start=1):
+            readable, is_ignored = is_plain(schema.field(name).type), name.strip().lower() in hints.ignored
+            if not readable and not is_ignored:
+                raise strange_column_error(path, name, place, schema.field(name).type)
+            if readable and (hints.reads_ignored or not is_ignored):
+                wanted.append(name)
         blocks: dict[str, list[Values]] = {name: [] for name in names}
         read = 0
         for batch in batches(wanted):
@@ -87,8 +91,8 @@ def opened(path: Path) -> Iterator[tuple[Any, int, Batches]]:
         yield reader.schema, sum(map(len, batches)), lambda names: (batch.select(list(names)) for batch in batches)
 
 
-def check_type(path: Path, name: str, place: int, kind: Any) -> None:
-    """Raise DataError where a column holds lists, structures or bytes."""
+def is_plain(kind: Any) -> bool:
+    """Return whether a column holds numbers or texts: no lists, structures or bytes."""
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -97,13 +101,17 @@ def check_type(path: Path, name: str, place: int, kind: Any) -> None:
         *(types.is_string, types.is_large_string, types.is_string_view),
         *(types.is_date, types.is_timestamp, types.is_time),
     )
-    if not any(is_kind(kind) for is_kind in simple):
-        raise DataError(
-            f"{path}, column {name!r} holds values of the type {kind}, which are neither numbers nor texts: leave it "
-            f"out by csv.ignore={name}, or write numbers or texts",
-            "strange-column",
-            column=place,
-        )
+    return any(is_kind(kind) for is_kind in simple)
+
+
+def strange_column_error(path: Path, name: str, place: int, kind: Any) -> DataError:
+    """Return the error of a column that can be neither numbers nor categories."""
+    return DataError(
+        f"{path}, column {name!r} holds values of the type {kind}, which are neither numbers nor texts: leave it out by "
+        f"csv.ignore={name}, or write numbers or texts",
+        "strange-column",
+        column=place,
+    )
 
 
 def to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
