@@ -107,8 +107,8 @@ def is_plain(kind: Any) -> bool:
 def strange_column_error(path: Path, name: str, place: int, kind: Any) -> DataError:
     """Return the error of a column that can be neither numbers nor categories."""
     return DataError(
-        f"{path}, column {name!r} holds values of the type {kind}, which are neither numbers nor texts: leave it out by "
-        f"csv.ignore={name}, or write numbers or texts",
+        f"{path}, column {name!r} holds values of the type {kind}, which are neither numbers nor texts: leave it out "
+        f"by csv.ignore={name}, or write numbers or texts",
         "strange-column",
         column=place,
     )

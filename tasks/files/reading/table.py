@@ -147,7 +147,8 @@ class ColumnHints:
     """What a run's settings say about a file's columns before it is read; all names are in small letters.
 
     `as_texts` hold texts even if they look like numbers; `targets` are those of them that may be quantities; `grouped`
-    are read even if they are ignored, and `reads_ignored` reads all that are numbers or texts; `sheets` are the names of a workbook's sheet, () for the only one with values.
+    are read even if they are ignored, and `reads_ignored` reads all that are numbers or texts; `sheets` are the names
+    of a workbook's sheet, () for the only one with values.
     """
 
     as_texts: frozenset[str] = frozenset()
