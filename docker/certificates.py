@@ -19,7 +19,6 @@ from fairbloom.system.files import write_private, write_public
 FEDERATION, SERVER, STATE, METRICS = Path("/federation"), Path("/server"), Path("/state"), Path("/metrics")
 CLIENTS, SIGNALS, RUNS = Path("/clients"), Path("/signals"), Path("/runs")
 NAMES = ("server", "control")
-RENEW_DAYS = 30
 
 PUBLIC = ("federation.toml", "ca.crt", "server.crt")
 PRIVATE = ("server.key", "operators.toml", "runtime.secret", "metrics.token")
@@ -57,7 +56,7 @@ def certify(hosts: list[str]) -> None:
         print(f"new authority, and a certificate for {', '.join(hosts)}")
     federation = Federation(FEDERATION)
     missing = set(hosts) - set(pki.read_hosts(federation.certificate))
-    if missing or pki.days_left(federation.certificate) < RENEW_DAYS:
+    if missing or pki.days_left(federation.certificate) < 30:
         print(f"new server certificate, for {', '.join(federation.renew(hosts, pki.SERVER_DAYS))}")
     for name in PUBLIC:
         write_public(SERVER / name, (FEDERATION / name).read_bytes())

@@ -5,8 +5,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-ESTABLISHED = "01"
-
 
 def answers(address: str, ca: str) -> bool:
     """Return whether a SuperLink's HTTP API says that it is well, and shows a certificate of this authority."""
@@ -20,7 +18,7 @@ def connected(port: str) -> bool:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             remote, state = line.split()[2:4]
-            if state == ESTABLISHED and int(remote.rpartition(":")[2], 16) == int(port):
+            if state == "01" and int(remote.rpartition(":")[2], 16) == int(port):
                 return True
     return False
 

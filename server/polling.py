@@ -32,10 +32,6 @@ GRACE_SECONDS = 60.0
 """How long a node may be offline before its reply is given up: a network that is away for a minute costs no reply. A
 node that returns gets this long again, or as long as the slowest other node took, whichever is longer."""
 
-GIVEN_UP = (ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
-
-REVOKED = (ErrorCode.NODE_UNAVAILABLE, "the operator has revoked this client")
-
 LATE_SECONDS = 10.0
 """How long a round waits, as it starts, for the parts of late replies, which nobody uses."""
 
@@ -199,7 +195,8 @@ class PollingGrid(Grid):
         away = {message.metadata.dst_node_id for message in pending.values()} - online
         gone = self._quorum.strike_off(away, self._enrolled) if self._quorum is not None and away else set()
         struck = [sent for sent, message in pending.items() if message.metadata.dst_node_id in gone]
-        return [Message(Error(*REVOKED), reply_to=pending.pop(sent)) for sent in struck]
+        error = Error(ErrorCode.NODE_UNAVAILABLE, "the operator has revoked this client")
+        return [Message(error, reply_to=pending.pop(sent)) for sent in struck]
 
     def _may_be_offline(self, pending: Mapping[str, Message], online: set[int]) -> bool:
         """Return whether those who are silent may be offline, unseen for a minute, and the others be too few."""
@@ -233,7 +230,8 @@ class PollingGrid(Grid):
         came = list(self._pull([sent for sent, node in waiting.items() if node in online | late]))
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
-        return came + [Message(Error(*GIVEN_UP), reply_to=pending[sent]) for sent in given_up]
+        error = Error(ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply")
+        return came + [Message(error, reply_to=pending[sent]) for sent in given_up]
 
 
 class Deadline(float):

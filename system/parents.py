@@ -7,9 +7,6 @@ import sys
 import threading
 import time
 
-PR_SET_PDEATHSIG = 1
-"""Linux's name for: send this process a signal when its parent ends."""
-
 LOOK_SECONDS = 0.5
 
 
@@ -19,7 +16,7 @@ def end_with_parent(parent: int) -> None:
     The parent passes its own process id: one that has ended already cannot be asked for it.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True, name="watch-parent").start()
     if os.getppid() != parent:  # it ended before

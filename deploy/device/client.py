@@ -22,7 +22,6 @@ APP = "fairbloom.client.app:app"
 """Import string of the ClientApp that a client answers with, unless its settings name another."""
 
 PATHS = ("ca", "key", "data-dir", "state-dir")
-BUNDLES = ("ours", "any")
 LIMIT_ROWS = "limit-rows"
 """Key of the node config for the owner's limit `rows`, as `fairbloom.client.limits` calls it."""
 
@@ -63,7 +62,7 @@ class ClientSettings:
             split_address(self.superlink)
         except ValueError as error:
             raise ClientError(f"superlink = {error}") from None
-        if self.bundles not in BUNDLES:
+        if self.bundles not in ("ours", "any"):
             raise ClientError(f'bundles = {self.bundles!r}: write "ours" or "any"')
         if not IMPORT_STRING.fullmatch(self.app):
             raise ClientError(f"app = {self.app!r}: write it as module:attribute, {APP} say")

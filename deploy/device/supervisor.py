@@ -33,9 +33,6 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 15.0
 CONNECTED = b"SuperNode ID:"
 """What Flower logs once a node is connected."""
 
-HELD_LINES, LONGEST_LINE = 200, 2**16
-"""How many lines of a node's output, and bytes of a line, are held back until we know whether they say anything new."""
-
 NUMBERS = re.compile(rb"[0-9]+")
 """What differs in the output of two starts that fail in the same way: times and process ids."""
 
@@ -128,9 +125,9 @@ class Node(Supervised):
 
     def _pass_on(self, output: IO[bytes]) -> None:
         """Print what a node says. While the client is cut off, a start that fails as one before it is not printed."""
-        heard, holds, connected = deque[bytes](maxlen=HELD_LINES), self._outage.goes_on, False
+        heard, holds, connected = deque[bytes](maxlen=200), self._outage.goes_on, False
         with output:  # closed whatever happens: a node that waits for a reader would stand still
-            for line in iter(lambda: output.readline(LONGEST_LINE), b""):
+            for line in iter(lambda: output.readline(2**16), b""):
                 if not connected:
                     heard.append(line)
                 if CONNECTED in line:

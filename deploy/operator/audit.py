@@ -31,16 +31,14 @@ of them."""
 CONTINUED = "log continued"
 """Event of the first line of a new file, which says as `after` what it is linked to."""
 
-LONGEST_VALUE = 2_000
-"""How many characters of a text an entry keeps: what a stranger sends must not fill the log."""
-
 TAIL_BYTES = 1 << 18
 """How many bytes at the end of the log are read to find its last line, which is far shorter."""
 
 
 def note(folder: Path, event: str, **about: str | int | float | None) -> None:
     """Append a line on `event` to the log in `folder`, on disk when this returns; safe with many processes."""
-    kept = {key: value[:LONGEST_VALUE] if isinstance(value, str) else value for key, value in about.items()}
+    # What a stranger sends must not fill the log.
+    kept = {key: value[:2_000] if isinstance(value, str) else value for key, value in about.items()}
     log = open_locked(folder / FILE, wait=True, mode=0o600)
     try:
         size = os.lseek(log, 0, os.SEEK_END)

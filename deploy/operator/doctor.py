@@ -32,16 +32,7 @@ from . import audit
 from .federation import Federation
 
 SECONDS = 5.0
-SKEW_SECONDS = 5.0
-"""How far a device's clock may be ahead: the SuperLink refuses signatures from further in the future."""
-
 EXPIRES_SOON_DAYS = 30.0
-LEAST_GIGABYTES = 2.0
-
-SUPEREXEC_SECONDS = 30.0
-"""A SuperExec asks for work every second or so; one that has not asked for this long is not there."""
-
-SERVER_PAGE = "/fairbloom/server"
 
 
 @dataclass(frozen=True)
@@ -283,7 +274,7 @@ def check_control_api(federation: Federation) -> CheckResult:
     if not date:
         return warning("control API", f"{federation.control} answers, without its time")
     skew = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
-    if abs(skew) > SKEW_SECONDS:
+    if abs(skew) > 5.0:  # the SuperLink refuses signatures from further in the future
         words = f"this machine's clock is {skew:+.0f} s from the SuperLink's; nodes that differ so much are refused"
         return fault("clocks", f"{words}: switch on time synchronisation (timedatectl set-ntp true)")
     return ok("control API", f"{federation.control} answers; clocks agree")
@@ -300,7 +291,7 @@ def ask_server(federation: Federation) -> ServerPage:
         header = {"Authorization": f"Bearer {federation.read_token()}"}
         with (
             _http(federation) as http,
-            http.stream("GET", f"https://{federation.control}{SERVER_PAGE}", headers=header) as answer,
+            http.stream("GET", f"https://{federation.control}/fairbloom/server", headers=header) as answer,
         ):
             certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
             answer.read()
@@ -328,7 +319,7 @@ def check_server(federation: Federation, page: ServerPage) -> CheckResult:
     if page.status != httpx.codes.OK:
         return fault("server", f"{federation.control} answers with {page.status}: see the server's log")
     seen, theirs = page.about.get("superexec_seen"), page.about.get("version")
-    if not isinstance(seen, int | float) or seen > SUPEREXEC_SECONDS:
+    if not isinstance(seen, int | float) or seen > 30.0:  # a SuperExec asks for work every second or so
         since = f"for {seen:.0f} s" if isinstance(seen, int | float) else "since it was started"
         words = f"no SuperExec has asked {federation.control} for work {since}, so runs will wait"
         return fault("server", f"{words}: see the log of fairbloom server, or start it again")
@@ -376,8 +367,4 @@ def check_disk(folder: Path) -> CheckResult:
     """Check that there is room."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = f"{shutil.disk_usage(there).free / 1e9:.1f} GB free at {there}"
-    return (
-        ok("disk", free)
-        if shutil.disk_usage(there).free >= LEAST_GIGABYTES * 1e9
-        else fault("disk", f"{free}: make room")
-    )
+    return ok("disk", free) if shutil.disk_usage(there).free >= 2e9 else fault("disk", f"{free}: make room")

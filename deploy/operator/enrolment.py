@@ -22,9 +22,6 @@ from .registry import ClientKey, EnrolledClient, FormerKey
 KEY_DAYS = 398.0
 """How long a client's key is good unless the operator says otherwise."""
 
-OVERLAP_DAYS = 7.0
-"""How long a rotated key stays good unless the operator says otherwise, so that the device can be changed over."""
-
 LONGEST_DAYS = 36_500.0
 
 
@@ -219,7 +216,7 @@ def rotate(
     *,
     request: Path | None = None,
     days: float = KEY_DAYS,
-    overlap: float = OVERLAP_DAYS,
+    overlap: float = 7.0,
 ) -> Path:
     """Register a new key for a client and write a new bundle; return its path. Arguments are those of `enroll`.
 

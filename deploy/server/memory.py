@@ -3,20 +3,15 @@
 import ctypes
 import time
 
-TRIM_SECONDS = 5.0
-"""Seconds between two times at which free memory is given back."""
-
-MMAP_THRESHOLD, MMAP_BYTES = -3, 1 << 17
-"""glibc's number for the size from which a block is mapped by itself and goes back when it is freed, and its default.
-Left alone, glibc raises it with the largest block freed: the next buffers of TLS then lie on the heap and tear it."""
-
 
 def keep_trimmed() -> None:
     """Give back, for ever, what a flood or a large model has left free; without glibc there is nothing to do."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         return
-    library.mallopt(MMAP_THRESHOLD, MMAP_BYTES)
+    # M_MMAP_THRESHOLD, the size from which a block is mapped by itself and goes back when it is freed: its default.
+    # glibc would raise it with the largest block freed, and the next buffers of TLS would fragment the heap.
+    library.mallopt(-3, 1 << 17)
     while True:
-        time.sleep(TRIM_SECONDS)
+        time.sleep(5.0)
         library.malloc_trim(0)

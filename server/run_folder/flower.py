@@ -39,9 +39,6 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, Mark.LIMIT}}
 """Options of a strategy that a continued run may change."""
 
-KNOWN_SCORES = {score.name: score for score in (ACCURACY, LOSS_SCORE)}
-"""The scores that a name alone stands for; of any other name, higher is better."""
-
 
 class RunFolder:
     """A folder with the records of a run, which goes on from there when its process was lost.
@@ -258,7 +255,8 @@ def find_fair_strategy(strategy: Strategy) -> FairStrategy:
 
 def scores_in(given: Sequence[str | Score]) -> tuple[Score, ...]:
     """Return scores, those given by their names as such; raise FairbloomError where there is none, or one twice."""
-    scores = tuple(each if isinstance(each, Score) else KNOWN_SCORES.get(each, Score(each)) for each in given)
+    known = {score.name: score for score in (ACCURACY, LOSS_SCORE)}  # of any other name, higher is better
+    scores = tuple(each if isinstance(each, Score) else known.get(each, Score(each)) for each in given)
     columns = [score.column() for score in scores]
     if twice := [name for name in columns if columns.count(name) > 1]:
         raise FairbloomError(f"score names two metrics whose column is {twice[0]}: rename one of them in your client")

@@ -16,11 +16,6 @@ from .tracker import TrackedRun, Tracker, metrics_of
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "tensorboard": ("tensorboard",), "wandb": ("wandb",)}
 """What each tracker needs; its extra in pyproject.toml brings that."""
 
-SHOWN_FILES = (CONFIG, ENVIRONMENT, SCORES, ROUNDS, CLIENTS)
-"""The files of a run folder that are attached to a finished run, each up to LARGEST_FILE bytes; models are not."""
-
-LARGEST_FILE = 20_000_000
-
 
 class TrackingError(FairbloomError):
     """A tracker that cannot be used; the message says what to do."""
@@ -109,6 +104,6 @@ def _begin(track: str, run: TrackedRun) -> Tracker:
 
 
 def _small_files(folder: Path) -> list[Path]:
-    """Return the files of a run folder that are attached to the run."""
-    paths = [entry.path_in(folder) for entry in SHOWN_FILES]
-    return [path for path in paths if path.exists() and path.stat().st_size <= LARGEST_FILE]
+    """Return the files of a run folder that are attached to the run: small ones, no models."""
+    paths = [entry.path_in(folder) for entry in (CONFIG, ENVIRONMENT, SCORES, ROUNDS, CLIENTS)]
+    return [path for path in paths if path.exists() and path.stat().st_size <= 20_000_000]

@@ -18,9 +18,6 @@ from fairbloom.imports import imported, is_import_string
 from . import networks
 from .networks import IMAGE, Shape
 
-FLOATS = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
-"""Dtypes of weights."""
-
 TORCHVISION_ARGUMENTS: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": True},
     "inception_v3": {"aux_logits": False, "init_weights": True},
@@ -199,6 +196,7 @@ def _remedy(name: str) -> str:
 
 def check_arrays(model: nn.Module) -> None:
     """Raise FairbloomError when a model's state holds what cannot be sent as arrays."""
+    floats = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise FairbloomError(
@@ -208,7 +206,7 @@ def check_arrays(model: nn.Module) -> None:
             raise FairbloomError(
                 f"the model's parameter {name!r} has no shape yet: its task must call a lazy module once, on an example"
             )
-        if value.is_complex() or (value.is_floating_point() and value.dtype not in FLOATS):
+        if value.is_complex() or (value.is_floating_point() and value.dtype not in floats):
             raise FairbloomError(
                 f"the model's array {name!r} has dtype {value.dtype}, which cannot be sent: keep weights in float32, "
                 "float16, bfloat16 or float64"

@@ -19,9 +19,6 @@ from ..environment import HOME, QUIET
 from ..gate import check_version
 from .control_api import credential_refused, unreachable
 
-COMMAND_SECONDS = 120.0
-"""How long a command may take to answer."""
-
 UNAVAILABLE = "Connection to the SuperLink is unavailable"
 UNAUTHENTICATED = ("Authentication failed", "[code: 36]")
 """What Flower's commands say of a SuperLink that is not there, and of one that does not accept the credential."""
@@ -45,7 +42,7 @@ def flwr_json(federation: Federation, *command: str) -> dict[str, Any]:
                 env=variables,
                 capture_output=True,
                 text=True,
-                timeout=COMMAND_SECONDS,
+                timeout=120.0,
                 check=False,
             )
         except subprocess.TimeoutExpired:

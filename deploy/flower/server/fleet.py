@@ -55,22 +55,15 @@ LARGEST_HEAD = 1 << 20
 REPLY_TOO_LARGE = 413
 """Code of the error that takes the place of a refused reply; Flower's own codes are below 100."""
 
-RUN_ID = re.compile(r"[0-9]{1,20}")
-"""What a node may say of the run for which it works."""
-
 VERSION = re.compile(r"[A-Za-z0-9.+!_-]{1,40}")
 """What a node may say of its version."""
 
 MOST_TIMES = 3
 """How often a node receives the same message, where it ends in the midst of the work; then an error is its answer."""
 
-LONGEST_INSTANCE = 64
-"""Longest name of an instance, in characters."""
-
 REMEMBERED = 10_000
 """How many replies under way have their sizes in memory. The oldest is forgotten, and looked up if it goes on."""
 
-OTHER_INSTANCE = "a key at another place"
 COPIED = (
     "client %s comes with its key from another place than before, from %s. If its machine was not restarted, nor its "
     "key moved, somebody has a copy: fairbloom deploy rotate %s"
@@ -209,7 +202,7 @@ class GuardedFleet(FleetServicer):
             response = super().ActivateNode(request, context)
         if is_another:
             name = self._members.name_of(response.node_id)
-            if self._refusals.note_event(OTHER_INSTANCE, client=name, peer=context.peer()):
+            if self._refusals.note_event("a key at another place", client=name, peer=context.peer()):
                 log.warning(COPIED, name, context.peer(), name)
         said = get_metadata_str(context.invocation_metadata(), VERSION_HEADER) or ""
         self._state.note_version(response.node_id, said if VERSION.fullmatch(said) else "")
@@ -223,7 +216,7 @@ class GuardedFleet(FleetServicer):
         The process before has ended if it was the same instance, but Flower counts it as connected for another minute.
         """
         instance = get_metadata_str(context.invocation_metadata(), HEADER) or ""
-        if node_id is None or not 0 < len(instance) <= LONGEST_INSTANCE:
+        if node_id is None or not 0 < len(instance) <= 64:
             return False
         place = uint64_to_int64(node_id)
         known = [row["instance"] for row in self._query(INSTANCE_OF, node_id=place)]
@@ -242,7 +235,7 @@ class GuardedFleet(FleetServicer):
 
     def _why_dropped(self, node_id: int, run_id: str, message_id: str) -> str:
         """Return why a node drops the message that it works on, "" where it does not."""
-        if not RUN_ID.fullmatch(run_id) or int(run_id) >= 2**64:
+        if not re.fullmatch(r"[0-9]{1,20}", run_id) or int(run_id) >= 2**64:
             return ""
         status = self._state.get_run_status({int(run_id)})[int(run_id)].status
         place = uint64_to_int64(node_id)

@@ -36,16 +36,6 @@ that is asked for, gRPC takes as much at once as it is long."""
 SMALL_CALL = 1 << 16
 """Largest call, in bytes, that is no part of a reply."""
 
-HANDSHAKE_SECONDS = 10
-"""How long the handshakes of TLS and HTTP/2 may take."""
-
-PUSHES = ("PushMessages", "PushObject")
-"""Calls that carry a reply, or a part of one."""
-
-SILENT_SECONDS = 210
-"""Pause, Flower's own, after which a silent connection is asked for a sign of life: some networks forget silent ones
-after four minutes."""
-
 OPTIONS = (
     ("grpc.max_concurrent_streams", STREAMS),
     ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
@@ -53,8 +43,8 @@ OPTIONS = (
     ("grpc.per_message_decompression", 0),  # a compressed call of 16 MB may hold 16 GB; Flower compresses nothing
     ("grpc.server.max_pending_requests", PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
-    ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
-    ("grpc.keepalive_time_ms", 1000 * SILENT_SECONDS),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 210_000),  # Flower's own: some networks forget silent connections after four minutes
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # clients look every 20 s whether the link is up
     ("grpc.so_reuseport", 0),  # another server on the same port is an error
@@ -101,7 +91,7 @@ class KeyCheck(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no type
     def _serve(self, call: str, node_id: int, handler: Any, bodies: Iterator[bytes], context: ServicerContext) -> Any:
         """Take in a registered node's call, when it is its connection's turn, and answer it."""
         try:
-            if call in PUSHES:
+            if call in ("PushMessages", "PushObject"):  # a reply, or a part of one
                 with self._large.slot(context.peer()):
                     return handler.unary_unary(_request(handler, bodies, LARGEST_CALL, context), context)
             with self._small.slot(context.peer()):  # a turn of its own: signs of life do not wait behind a slow reply

@@ -37,9 +37,6 @@ PRAGMAS = (("busy_timeout", "60000"), ("journal_size_limit", str(64 << 20)))
 REMEDY = "Enrolled clients are registered again; submit the runs again that were going on: they continue"
 """What follows of a database that is made anew."""
 
-CLOSING_SECONDS = 2
-"""How long open calls may go on once the SuperLink is to stop."""
-
 VACUUM_SECONDS, VACUUM_PAGES = 20.0, 4096
 """Seconds between two times at which room that is free in the database's file goes back to the disk, and how many pages
 of it at a time."""
@@ -97,7 +94,7 @@ def install_guards(federation: Federation, descriptors: int) -> Connections:
     # h11, in place of uvicorn's faster parser, bounds what is read of a call's head.
     serve = partial(
         look_up(SUPERLINK, "uvicorn").run,
-        timeout_graceful_shutdown=CLOSING_SECONDS,
+        timeout_graceful_shutdown=2,
         http="h11",
         h11_max_incomplete_event_size=LARGEST_HEAD,
         ws="none",
