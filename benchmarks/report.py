@@ -18,7 +18,7 @@ from fairbloom.experiments.views.report import write_report
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
-from fairbloom.server.run_folder.rows import client_columns, round_columns
+from fairbloom.server.run_folder.rows import ClientTable, round_columns
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.run_folder.values import Recorded
 from fairbloom.server.settings import default_config
@@ -142,7 +142,9 @@ def make_run(
         round_rows.append(about | {f"{score.column()}_{measure}": value for measure, value in spread.items()})
     columns = round_columns(find_method(method)(), score)
     ROUNDS.path_in(folder).write_text(format_csv(columns, round_rows, header=True), encoding="utf-8")
-    CLIENTS.path_in(folder).write_text(format_csv(client_columns([score]), client_rows, header=True), encoding="utf-8")
+    CLIENTS.path_in(folder).write_text(
+        format_csv(ClientTable([score]).columns, client_rows, header=True), encoding="utf-8"
+    )
     if dealt:
         examples = 45 * len(clients)
         owner, part = np.arange(examples) % len(clients), (draws.random(examples) < 0.2).astype(np.uint8)

@@ -136,15 +136,12 @@ def listing(exported: Exportable) -> str:
     arrays = (
         f"{{{', '.join(f'{name!r}: {zeros}' for name, zeros in each.items())}}}" if len(each) > 1 else each.popitem()[1]
     )
-    return "\n".join(
-        [
-            "import mlflow",
-            "import numpy",
-            "",
-            'model = mlflow.pyfunc.load_model(".")',
-            f"print(model.predict({arrays}))",
-        ]
-    )
+    return f"""\
+import mlflow
+import numpy
+
+model = mlflow.pyfunc.load_model(".")
+print(model.predict({arrays}))"""
 
 
 MLFLOW = Form(

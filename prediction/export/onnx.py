@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairbloom.tasks.files.reading.cells import MAX_NUMBER
+from fairbloom.tasks.files.reading.cells import BLANKS, MAX_NUMBER
 from fairbloom.tasks.files.reading.numbers import MISSING
 from fairbloom.tasks.groups import OTHER
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Predictions, Preprocessing
@@ -87,7 +87,7 @@ class _Graph:
     def categories(self, column: InputColumn) -> tuple[str, str]:
         """Add the inputs of a column of categories; return their name, and that of whether a row has no prediction."""
         rest = column.categories.index(OTHER) if column.other else NO_CATEGORY
-        codes = dict.fromkeys(_spellings_of_missing(), NO_VALUE)
+        codes = dict.fromkeys(sorted(BLANKS), NO_VALUE)
         for place, text in enumerate(column.categories):
             codes |= dict.fromkeys(_spellings(text), place)
         code = self.add(
@@ -159,17 +159,6 @@ def _spellings(text: str) -> Iterable[str]:
     return (text, f"{text}.", f"{text}.0") if WHOLE.fullmatch(text) else (text,)
 
 
-def _spellings_of_missing() -> list[str]:
-    """Return all texts that stand for a missing value, in any case of letters."""
-    found = {""}
-    for text in MISSING:
-        spelled = {""}
-        for letter in text:
-            spelled = {before + each for before in spelled for each in (letter, letter.upper())}
-        found |= spelled
-    return sorted(found)
-
-
 # The whole graph ------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +179,7 @@ def _surrounded(core: Any, exported: Exportable) -> Any:
     from onnx import compose, helper
 
     preprocessing = exported.preprocessing
-    names = input_names(exported)
+    names = list(exported.raw)
     prefix = _unused_prefix(names)
     model = compose.add_prefix(core, f"{prefix}model/")
     graph = model.graph
@@ -241,14 +230,9 @@ def _unused_prefix(names: Sequence[str]) -> str:
     return prefix
 
 
-def input_names(exported: Exportable) -> list[str]:
-    """Return the names of the graph's inputs: the columns, or the arrays."""
-    return list(exported.raw)
-
-
 def output_names(exported: Exportable) -> list[str]:
     """Return the names of the graph's outputs, none of which is that of an input."""
-    taken, names = set(input_names(exported)), []
+    taken, names = set(exported.raw), []
     for name in (exported.predicted, "probabilities") if exported.preprocessing.classes else (exported.predicted,):
         while name in taken:
             name += "_"
@@ -312,15 +296,12 @@ def listing(exported: Exportable) -> str:
     arrays = [
         f"{name!r}: numpy.zeros({(5, *each.shape[1:])}, numpy.{each.dtype})" for name, each in exported.raw.items()
     ]
-    return "\n".join(
-        [
-            "import numpy",
-            "import onnxruntime",
-            "",
-            f'session = onnxruntime.InferenceSession("{MODEL}")',
-            f"print(session.run(None, {{{', '.join(arrays)}}}))",
-        ]
-    )
+    return f"""\
+import numpy
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{MODEL}")
+print(session.run(None, {{{", ".join(arrays)}}}))"""
 
 
 ONNX = Form(

@@ -57,21 +57,18 @@ def predict(exported: Exportable, folder: Path) -> Predictions:
 
 def listing(exported: Exportable) -> str:
     """Return lines of Python that load the weights into a module, which Fairbloom builds."""
-    return "\n".join(
-        [
-            "import json",
-            "",
-            "import torch",
-            "from fairbloom.tasks.models import build",
-            "from safetensors.torch import load_model",
-            "",
-            f'with open("{ABOUT}") as file:',
-            "    about = json.load(file)",
-            'module = build(about["network"], tuple(about["input_shape"]), about["outputs"], seed=0).eval()',
-            f'load_model(module, "{WEIGHTS}")',
-            f"print(module(torch.zeros({(5, *exported.shapes[0])})))  # inputs as {PREPROCESSING.name} says",
-        ]
-    )
+    return f"""\
+import json
+
+import torch
+from fairbloom.tasks.models import build
+from safetensors.torch import load_model
+
+with open("{ABOUT}") as file:
+    about = json.load(file)
+module = build(about["network"], tuple(about["input_shape"]), about["outputs"], seed=0).eval()
+load_model(module, "{WEIGHTS}")
+print(module(torch.zeros({(5, *exported.shapes[0])})))  # inputs as {PREPROCESSING.name} says"""
 
 
 SAFETENSORS = Form(

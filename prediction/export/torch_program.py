@@ -76,23 +76,16 @@ def named(found: Tensor, preprocessing: Preprocessing) -> Predictions:
     return Predictions(preprocessing.choose(found.numpy()), found.numpy())
 
 
-def zeros_of(exported: Exportable) -> list[str]:
-    """Return expressions of tensors as the model takes them, of five examples."""
-    return [f"torch.zeros({(5, *each.shape[1:])}, dtype={each.dtype})" for each in tensors_of(exported.inputs)]
-
-
 def listing(exported: Exportable) -> str:
     """Return lines of Python that run the program by PyTorch."""
     what = "probabilities of the classes" if exported.preprocessing.classes else "the quantity in its own unit"
-    return "\n".join(
-        [
-            "import torch",
-            "",
-            f'program = torch.export.load("{PROGRAM}").module()',
-            f"inputs = [{', '.join(zeros_of(exported))}]  # as {PREPROCESSING.name} says",
-            f"print(program(*inputs))  # {what}",
-        ]
-    )
+    zeros = [f"torch.zeros({(5, *each.shape[1:])}, dtype={each.dtype})" for each in tensors_of(exported.inputs)]
+    return f"""\
+import torch
+
+program = torch.export.load("{PROGRAM}").module()
+inputs = [{", ".join(zeros)}]  # as {PREPROCESSING.name} says
+print(program(*inputs))  # {what}"""
 
 
 TORCH = Form(

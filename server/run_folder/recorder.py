@@ -54,7 +54,7 @@ from .files import (
 from .groups import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_initial, format_metrics, metrics_together
 from .recorded import OnRound, RecordedRound
-from .rows import Row, client_columns, format_clients, format_round, losses_after, mean_column, round_columns
+from .rows import ClientTable, Row, format_round, losses_after, mean_column, round_columns
 from .stopping import EarlyStopping
 from .tables import TableWriter, find_furthest_round, find_last_step
 from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
@@ -128,21 +128,13 @@ class RunRecorder:
         self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
-        self._validated, self._threshold, self._two_classes = validated, threshold, two_classes
         self._best_by = mean_column(self._score, validated=validated)
-        self._personal = method.terms(1).personal_lambda is not None
-        self._kept_by_clients = self._personal or method.keeps_states
-        self._disparity = DISPARITY in method.needs
-        columns = client_columns(
-            scores,
-            validated=validated,
-            threshold=threshold,
-            personal=self._personal,
-            disparity=self._disparity,
-            two_classes=two_classes,
-        )
-        self._clients = TableWriter(CLIENTS.path_in(path), columns)
-        self._loss, self._stopping = loss, stopping
+        personal = method.terms(1).personal_lambda is not None
+        self._kept_by_clients = personal or method.keeps_states
+        disparity = DISPARITY in method.needs
+        self._table = ClientTable(scores, validated, threshold, personal, disparity, two_classes, loss)
+        self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
+        self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
         self._merits: dict[int, Merit] = {}
@@ -207,17 +199,7 @@ class RunRecorder:
         """
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
-        rows = format_clients(
-            finished,
-            self._scores,
-            validated=self._validated,
-            threshold=self._threshold,
-            personal=self._personal,
-            disparity=self._disparity,
-            two_classes=self._two_classes,
-            loss=self._loss,
-        )
-        self._clients.add(rows)
+        self._clients.add(self._table.rows(finished))
         if self._grouped is not None and self._groups is not None:
             self._groups.add(format_groups(finished, self._grouped))
         if self._metrics is not None:

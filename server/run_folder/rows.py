@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fairbloom.protocol import names
@@ -39,35 +39,83 @@ LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
 MEASURES = tuple(summarize({"anyone": 1.0}))
 """The measures of fairness that rounds.csv has of the score."""
 
-NOTHING: Mapping[str, float] = MappingProxyType({})
+ENDINGS = {"test": "", "validation": f"-{names.VALIDATION}", "global": "", "personal": f"-{names.PERSONAL}"}
+"""What a metric's name on the wire ends with, by its examples and its model."""
+
+Report = Mapping[str, float]
+
+NOTHING: Report = MappingProxyType({})
 """What a client reports of a training in which it took no part."""
 
 Row = Mapping[str, object]
 
 
-def client_columns(
-    scores: Iterable[Score] = (ACCURACY,),
-    *,
-    validated: bool = False,
-    threshold: bool = False,
-    personal: bool = False,
-    disparity: bool = False,
-    two_classes: bool = False,
-) -> tuple[str, ...]:
-    """Return the columns of clients.csv, by what clients measure and on which examples."""
-    own = _own_columns(scores)
-    of_personal = [score.column(model, "validation") for score, model in own if model == "personal"] if personal else []
-    of_global = [score.column(model, "validation") for score, model in own if model == "global"]
-    on_validation = *of_global, "validation_loss_of_global_model"
-    return (
-        *("round", "client", "participated", "coefficient", "test_examples"),
-        *(score.column(model) for score, model in own),
-        *("test_loss_of_global_model", "train_loss_before_round", "train_loss_of_global_model"),
-        *((f"train_{metric.replace('-', '_')}_before_round" for metric in DISPARITIES) if disparity else ()),
-        *((*on_validation, *of_personal) if validated else ()),
-        *((THRESHOLD,) if threshold else ()),
-        *((SHARE_OF_LARGER_CLASS,) if two_classes else ()),
-    )
+@dataclass(frozen=True)
+class ClientTable:
+    """clients.csv of a run, by what its clients measure and on which examples; `loss` is the name of the test loss."""
+
+    scores: Sequence[Score] = (ACCURACY,)
+    validated: bool = False
+    threshold: bool = False
+    personal: bool = False
+    disparity: bool = False
+    two_classes: bool = False
+    loss: str = names.LOSS
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of its columns."""
+        metrics = (name for name, _ in self._metrics((), ()))
+        return ("round", "client", "participated", "coefficient", "test_examples", *metrics)
+
+    def rows(self, finished: Round) -> list[tuple[object, ...]]:
+        """Return a row for each client that evaluated the round's model."""
+        clients = sorted(finished.evaluations)
+        measured = [finished.evaluations[name] for name in clients]
+        trained = [finished.train_metrics.get(name, NOTHING) for name in clients]
+        return list(
+            zip(
+                [finished.number] * len(clients),
+                clients,
+                [int(name in finished.coefficients) for name in clients],
+                [finished.coefficients.get(name) for name in clients],
+                [int(report[names.NUM_EXAMPLES]) for report in measured],
+                *(cells for _, cells in self._metrics(measured, trained)),
+                strict=True,
+            )
+        )
+
+    def _metrics(self, measured: Sequence[Report], trained: Sequence[Report]) -> list[tuple[str, list[float | None]]]:
+        """Return the columns that clients report, with their cells, from what they measure and from their training."""
+
+        def column(metric: str, reports: Sequence[Report] = measured) -> list[float | None]:
+            return [report.get(metric) for report in reports]
+
+        def scores(split: str, *models: str) -> list[tuple[str, list[float | None]]]:
+            return [
+                (score.column(model, split), score.cells(column(score.name + ENDINGS[split] + ENDINGS[model])))
+                for score in accuracy_first(self.scores)
+                for model in models
+                if (score, model) != (LOSS_SCORE, "global")  # which always has a column
+            ]
+
+        columns = [
+            *scores("test", "global", "personal"),
+            ("test_loss_of_global_model", column(self.loss)),
+            ("train_loss_before_round", column(names.LOSS_BEFORE, trained)),
+            ("train_loss_of_global_model", column(names.TRAIN_LOSS)),
+        ]
+        if self.disparity:
+            columns += [(f"train_{each.replace('-', '_')}_before_round", column(each, trained)) for each in DISPARITIES]
+        if self.validated:
+            loss = ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"]))
+            columns += [*scores("validation", "global"), loss]
+            columns += scores("validation", "personal") if self.personal else []
+        if self.threshold:
+            columns.append((THRESHOLD, column(THRESHOLD)))
+        if self.two_classes:
+            columns.append((SHARE_OF_LARGER_CLASS, LARGER_CLASS.cells(column(names.LARGER_CLASS))))
+        return columns
 
 
 def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = False) -> tuple[str, ...]:
@@ -158,55 +206,6 @@ def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, fl
     reported = {name: each[metric] for name, each in finished.evaluations.items() if metric in each}
     cells = zip(reported, score.cells(reported.values()), strict=True)
     return {name: value for name, value in cells if value is not None}
-
-
-def format_clients(
-    finished: Round,
-    scores: Iterable[Score] = (ACCURACY,),
-    *,
-    validated: bool = False,
-    threshold: bool = False,
-    personal: bool = False,
-    disparity: bool = False,
-    two_classes: bool = False,
-    loss: str = names.LOSS,
-) -> list[tuple[object, ...]]:
-    """Return the cells of `client_columns` for each client that evaluated; `loss` is the name of the test loss."""
-    clients, measured = zip(*sorted(finished.evaluations.items()), strict=True) if finished.evaluations else ((), ())
-    trained = [finished.train_metrics.get(name, NOTHING) for name in clients]
-
-    def column(metric: str, reports: Iterable[Mapping[str, float]] = measured) -> list[float | None]:
-        return [report.get(metric) for report in reports]
-
-    def cells(of: Iterable[tuple[Score, str]], split: str = "") -> list[list[float | None]]:
-        wire = {"global": split, "personal": f"{split}-{names.PERSONAL}"}
-        return [score.cells(column(f"{score.name}{wire[model]}")) for score, model in of]
-
-    own, of_validation = _own_columns(scores), f"-{names.VALIDATION}"
-    by_model = {model: [each for each in own if each[1] == model] for model in ("global", "personal")}
-    columns = [
-        *([finished.number] * len(clients), clients, [int(name in finished.coefficients) for name in clients]),
-        [finished.coefficients.get(name) for name in clients],
-        [int(report[names.NUM_EXAMPLES]) for report in measured],
-        *cells(own),
-        *(column(loss), column(names.LOSS_BEFORE, trained), column(names.TRAIN_LOSS)),
-        *([column(metric, trained) for metric in DISPARITIES] if disparity else ()),
-        *((*cells(by_model["global"], of_validation), column(names.LOSS + of_validation)) if validated else ()),
-        *(cells(by_model["personal"], of_validation) if validated and personal else ()),
-        *([column(THRESHOLD)] if threshold else ()),
-        *([LARGER_CLASS.cells(column(names.LARGER_CLASS))] if two_classes else ()),
-    ]
-    return list(zip(*columns, strict=True))
-
-
-def _own_columns(scores: Iterable[Score]) -> list[tuple[Score, str]]:
-    """Return the scores, with their models, that have columns of their own; the global model's loss always has one."""
-    return [
-        (score, model)
-        for score in accuracy_first(scores)
-        for model in ("global", "personal")
-        if (score, model) != (LOSS_SCORE, "global")
-    ]
 
 
 def parse_names(cell: str) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from docs.run_folder import PAGE, format_rows, update_page
 from fairbloom.server.run_folder.files import ENTRIES, Entry
-from fairbloom.server.run_folder.rows import client_columns, round_columns
+from fairbloom.server.run_folder.rows import ClientTable, round_columns
 from fairbloom.strategies import SCAFFOLD, VRed
 
 
@@ -27,7 +27,7 @@ def test_a_file_that_is_added_is_on_the_page(tmp_path: Path) -> None:
 
 def test_the_page_names_every_column() -> None:
     """Those of the measures of a score are in a table of their own."""
-    of_clients = client_columns(validated=True, threshold=True, personal=True, disparity=True)
+    of_clients = ClientTable(validated=True, threshold=True, personal=True, disparity=True).columns
     of_rounds = (*round_columns(VRed(clip_updates=5.0)), *round_columns(SCAFFOLD()))
     named = re.findall(r"`(\w+)`", PAGE.read_text())
     assert {*of_clients, *(each for each in of_rounds if not each.startswith("test_"))} <= {*named}

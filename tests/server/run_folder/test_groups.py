@@ -22,7 +22,7 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
 from fairbloom.server.run_folder.groups import Grouped, format_groups
 from fairbloom.server.run_folder.recorded import RecordedRound
-from fairbloom.server.run_folder.rows import client_columns, format_clients, format_round
+from fairbloom.server.run_folder.rows import ClientTable, format_round
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
@@ -329,8 +329,9 @@ def test_a_share_beyond_one_is_no_score_and_the_run_can_still_be_read() -> None:
     """A client that reports one would otherwise make the table unreadable."""
     finished = finished_with()
     report = {**finished.evaluations["a"], "sensitivity": 7.0, "brier": 7.0}
-    (row,) = format_clients(replace(finished, evaluations={"a": report}), (ACCURACY, SENSITIVITY, BRIER))
-    cells = dict(zip(client_columns((ACCURACY, SENSITIVITY, BRIER)), row, strict=True))
+    table = ClientTable((ACCURACY, SENSITIVITY, BRIER))
+    (row,) = table.rows(replace(finished, evaluations={"a": report}))
+    cells = dict(zip(table.columns, row, strict=True))
     assert cells["test_accuracy_of_global_model"] == 50.0
     assert cells["test_sensitivity_of_global_model"] is None
     assert cells["test_brier_of_global_model"] == 7.0

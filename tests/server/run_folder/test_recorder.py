@@ -22,7 +22,7 @@ from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ENGINE, is_finished, write_first_files
 from fairbloom.server.run_folder.recorder import RunRecorder
-from fairbloom.server.run_folder.rows import client_columns, round_columns
+from fairbloom.server.run_folder.rows import ClientTable, round_columns
 from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.run_folder.values import Beginning
 from fairbloom.server.settings import Settings
@@ -236,7 +236,7 @@ def test_a_new_run_has_nothing_to_continue_and_empty_tables(tmp_path: Path) -> N
     folder = records(tmp_path, settings())
     assert folder.resume() is None
     assert (tmp_path / "rounds.csv").read_text() == ",".join(round_columns(settings().strategy())) + "\n"
-    assert (tmp_path / "clients.csv").read_text() == ",".join(client_columns()) + "\n"
+    assert (tmp_path / "clients.csv").read_text() == ",".join(ClientTable().columns) + "\n"
 
 
 def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:

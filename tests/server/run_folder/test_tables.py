@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.rows import client_columns, format_round, parse_names, parse_refusals
+from fairbloom.server.run_folder.rows import ClientTable, format_round, parse_names, parse_refusals
 from fairbloom.server.run_folder.tables import format_csv, read_table
 
 from .test_recorder import a_round
@@ -30,8 +30,8 @@ DAMAGED = {
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "clients.csv").write_text(format_csv(client_columns(), ROWS, header=True))
-    read = read_table(tmp_path / "clients.csv", client_columns(), finished=True)
+    (tmp_path / "clients.csv").write_text(format_csv(ClientTable().columns, ROWS, header=True))
+    read = read_table(tmp_path / "clients.csv", ClientTable().columns, finished=True)
     assert [(row["round"], row["client"]) for row in read] == [(str(row["round"]), row["client"]) for row in ROWS]
 
 
