@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fairbloom.protocol.scores import Score
 
 from ...results.differences import Difference
-from .page import Cell
+from .page import Cell, Tone
 
 SHOWN = ("mean", "std", "worst_10", "best_10")
 """The measures in tables."""
@@ -53,8 +53,13 @@ class Digits:
         return Cell(text if deviation is None else f"{text} ±{deviation:.{self.decimals}f}", mean)
 
 
+def tone_of(difference: Difference) -> Tone:
+    """Return whether a difference is clearly for the better or the worse; "" where it is not clear."""
+    return "" if not difference.clear else "better" if difference.mean > 0.0 else "worse"
+
+
 def mark_clear(cell: Cell, difference: Difference | None) -> Cell:
     """Return a cell, marked and coloured where a clear difference is for the better or the worse."""
     if difference is None or not difference.clear:
         return cell
-    return replace(cell, text=f"{CLEAR} {cell.text}", tone="better" if difference.mean > 0.0 else "worse")
+    return replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference))

@@ -59,19 +59,7 @@ def colour(name: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """How a method, or any other line of a chart, looks.
-
-    Attributes
-    ----------
-    label
-        What it is called.
-    colour
-        The name of its colour in COLOURS.
-    shape
-        The shape of its points.
-    dashed
-        Whether its lines are dashed and its points hollow, as those of personal models.
-    """
+    """How a method, or any other line of a chart, looks; those of personal models are dashed with hollow points."""
 
     label: str
     colour: str
@@ -111,32 +99,28 @@ def short(value: float) -> float | None:
 
 
 def clients_by_method(
-    rows: Sequence[Row], series: Sequence[Series], clients: Sequence[str], axis: str, *, apart: bool = True
+    rows: Sequence[Row],
+    series: Sequence[Series],
+    clients: Sequence[str],
+    axis: str,
+    *,
+    apart: bool = True,
+    of: str = "client",
 ) -> Spec:
-    """Return a row for each client with a point for each method; a line spans what the seeds gave.
+    """Return a row for each client, or what else `of` names, with a point for each method; a line spans the seeds.
 
-    Parameters
-    ----------
-    rows
-        With `client`, `method`, `value`, `low` and `high`.
-    series, clients
-        The methods and the clients, in order.
-    axis
-        What the numbers are.
-    apart
-        Whether the points of a row stand below each other, where there is room.
+    The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row stand below each other
+    (`apart`) where there is room.
     """
     apart = apart and len(series) * len(clients) <= 90
     offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
     common = {
-        "y": {**_names("client", clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
+        "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
         **offset,
         **_method(series),
         "opacity": _emphasis(),
     }
-    tooltip = _tooltip(
-        ("client", "client"), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest")
-    )
+    tooltip = _tooltip((of, of), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest"))
     spans = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=1.5)
     points = _layer("point", {"x": _quantity("value", axis), "shape": _shape(series), **common, "tooltip": tooltip})
     return {**_spec(rows, [spans, points]), "height": len(clients) * (10 * len(series) + 8 if apart else 24)}
@@ -145,8 +129,7 @@ def clients_by_method(
 def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()) -> Spec:
     """Return a line for each method over its clients, from the worst served to the best; a band spans the seeds.
 
-    The rows have `rank`, `method`, `value`, `low` and `high`; the numbers' axis has room for those `among` which they
-    are, so that charts beside each other can be compared.
+    The rows have `rank`, `method`, `value`, `low` and `high`. The axis reaches over all rows `among` which these are.
     """
     x: Spec = {"field": "rank", "type": "quantitative", "title": "clients, the worst served first"}
     x |= {"scale": {"nice": False, "zero": False}, "axis": {"tickMinStep": 1, "grid": False}}
@@ -156,10 +139,7 @@ def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str, amo
 def over_rounds(
     rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = (), across: str = "round"
 ) -> Spec:
-    """Return a line for each method over the rounds, or over another quantity that `across` names, in a band.
-
-    The rows have `round`, `method`, `value`, `low` and `high`; `among` is as in `sorted_clients`.
-    """
+    """Return a line for each method over the rounds, or another quantity in `round` that `across` names, in a band."""
     x = {"field": "round", "type": "quantitative", "title": across, "scale": {"nice": False, "zero": False}}
     x |= {"axis": {"tickMinStep": 1, "grid": False}}
     return _bands(rows, series, x, _quantity("value", axis, among), across)
@@ -168,13 +148,11 @@ def over_rounds(
 def differences(rows: Sequence[Row], axis: str) -> Spec:
     """Return the difference of each method to the baseline with its interval; to the right is better.
 
-    The rows have `method`, `mean`, `low`, `high`, and `clear`: "better", "worse", "not clear", or "not tested".
+    The rows have `method`, `mean`, `low`, `high`, and as `clear` a key of CLEAR.
     """
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    clear: Spec = {"field": "clear", "type": "nominal", "legend": None}
-    clear |= {"scale": {"domain": list(CLEAR), "range": [colour(name) for name in CLEAR.values()]}}
-    y = _names("method", methods)
-    common = {"y": y, "color": clear, "opacity": _emphasis()}
+    clear = _scaled("clear", list(CLEAR), [colour(name) for name in CLEAR.values()])
+    common = {"y": _names("method", methods), "color": clear, "opacity": _emphasis()}
     tooltip = _tooltip(("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("clear", ""))
     zero = _layer("rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3])
     interval = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=3)
@@ -192,18 +170,8 @@ def mean_against_worst(
 ) -> Spec:
     """Return the methods by their mean (x) and by their worst-served clients (y), with the Pareto front as a line.
 
-    Parameters
-    ----------
-    rows
-        With `method`, `mean`, `worst`, and the bounds `mean_low`, `mean_high`, `worst_low` and `worst_high`.
-    front
-        The labels of the methods than which none is better in both.
-    series
-        The methods.
-    axes
-        What mean and worst are.
-    lower
-        Whether lower is better: the axes are turned then, so that better stays to the right and above.
+    The rows have `method`, `mean`, `worst`, and the bounds `mean_low`, `mean_high`, `worst_low` and `worst_high`. Where
+    lower is better, the axes are turned, so that better stays to the right and above.
     """
     scale = {"zero": False, "nice": True, "padding": 18, "reverse": lower}
     x, y = (_quantity(field, axis) | {"scale": scale} for field, axis in zip(("mean", "worst"), axes, strict=True))
@@ -250,50 +218,29 @@ SIDES = {
 def heat_map(
     rows: Sequence[Row], clients: Sequence[str], title: str, ends: tuple[float, float], *, reverse: bool = False
 ) -> Spec:
-    """Return a map of clients × rounds; clients stand from the top in the order given.
-
-    Parameters
-    ----------
-    rows
-        With `round`, `client` and `value`; what has no row is left blank.
-    clients
-        The names, or names of groups.
-    title
-        What the colours stand for.
-    ends
-        The values of the darkest and the brightest colour, which stand for those beyond, too.
-    reverse
-        Whether low values are bright.
-    """
+    """Return a map of clients × rounds with `ends` as the darkest and the brightest value; what has no row is blank."""
     rounds = sorted({row["round"] for row in rows})
-    ticks = thin(rounds, 9)
-    scale: Spec = {"scheme": SCHEME, "domain": list(ends), "clamp": True, "reverse": reverse}
-    legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
-    band = {"paddingInner": 0, "paddingOuter": 0}
-    axis = {"values": ticks, "labelAngle": 0}
-    encoding: Spec = {
-        "x": {"field": "round", "type": "ordinal", "title": "round", "axis": axis, "scale": band},
-        "y": {**_names("client", clients), "scale": band},
-        "color": {"field": "value", "type": "quantitative", "scale": scale, "legend": legend},
-        "tooltip": _tooltip(("client", "client"), ("round", "round"), ("value", title)),
-    }
-    step = min(26, max(9, 320 // max(1, len(clients))))
-    return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
+    axis = {"values": thin(rounds, 9), "labelAngle": 0}
+    x = {"field": "round", "type": "ordinal", "title": "round", "axis": axis}
+    return _map(rows, clients, x, "value", title, {"domain": list(ends), "clamp": True, "reverse": reverse})
 
 
 def counts_map(rows: Sequence[Row], clients: Sequence[str], classes: Sequence[str]) -> Spec:
-    """Return who has how many examples of each class; the rows have `client`, `label` and `count`."""
-    legend = {"orient": "top", "title": "training examples", "gradientLength": 140, "gradientThickness": 9}
-    encoding = {
-        "x": {"field": "label", "type": "nominal", "sort": list(classes), "title": "class", "axis": {"labelAngle": 0}},
-        "y": _names("client", clients),
-        "color": {
-            "field": "count",
-            "type": "quantitative",
-            "scale": {"scheme": SCHEME, "reverse": True},
-            "legend": legend,
-        },
-        "tooltip": _tooltip(("client", "client"), ("label", "class"), ("count", "examples")),
+    """Return who has how many examples of each class; the rows have `client`, `class` and `count`."""
+    x = {"field": "class", "type": "nominal", "sort": list(classes), "title": "class", "axis": {"labelAngle": 0}}
+    return _map(rows, clients, x, "count", "training examples", {"reverse": True})
+
+
+def _map(rows: Sequence[Row], clients: Sequence[str], x: Spec, field: str, title: str, scale: Spec) -> Spec:
+    """Return a map with a row for each client, in order, and a field as the colour."""
+    legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
+    band = {"paddingInner": 0, "paddingOuter": 0}
+    colours = {"scale": {"scheme": SCHEME, **scale}, "legend": legend}
+    encoding: Spec = {
+        "x": {**x, "scale": band},
+        "y": {**_names("client", clients), "scale": band},
+        "color": {"field": field, "type": "quantitative", **colours},
+        "tooltip": _tooltip(("client", "client"), (x["field"], x["field"]), (field, title)),
     }
     step = min(26, max(9, 320 // max(1, len(clients))))
     return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
@@ -303,35 +250,12 @@ PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measure
 """How numbers of a reproduction look."""
 
 
-def printed_and_measured(rows: Sequence[Row], names: Sequence[str], axis: str) -> Spec:
-    """Return what was printed and what was measured, a line a row with the spread of each.
-
-    The rows have `row`, `method` ("printed" or "measured"), `value`, `low` and `high`.
-    """
-    series = PRINTED_AND_MEASURED
-    place = _names("row", names)
-    common = {"y": place, "yOffset": {"field": "method", "sort": ["printed", "measured"]}, **_method(series)}
-    tooltip = _tooltip(("row", "row"), ("method", ""), ("value", axis), ("low", "from"), ("high", "to"))
-    spans = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=2)
-    points = _layer("point", {"x": _quantity("value", axis), "shape": _shape(series), **common, "tooltip": tooltip})
-    return {**_spec(rows, [spans, points]), "height": 22 * len(names)}
-
-
 def critical_difference(
     ranks: Mapping[str, float], groups: Sequence[Sequence[str]], series: Sequence[Series], distance: float | None
 ) -> Spec:
-    """Return the methods on a line by their mean rank, with a bar over those that cannot be told apart.
+    """Return the methods on a line by their mean rank, with a bar over each of the groups that cannot be told apart.
 
-    Parameters
-    ----------
-    ranks
-        The mean rank of each method; 1 is the best.
-    groups
-        The methods of each bar.
-    series
-        The methods.
-    distance
-        The critical difference, drawn as a ruler; None where there is none.
+    The critical difference, where there is one, is drawn as a ruler.
     """
     ascending = sorted(ranks, key=lambda method: ranks[method])
     labels = [{"method": m, "rank": short(ranks[m]), "axis": 0, "place": -1.2 - i} for i, m in enumerate(ascending)]
@@ -412,15 +336,10 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec, acro
     band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **_method(series)}
     # The band of a method that is not picked vanishes.
     band["fillOpacity"] = {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0}
-    dashes: Spec = {"field": "method", "type": "nominal", "legend": None}
-    dashes |= {
-        "scale": {"domain": [s.label for s in series], "range": [[5, 3] if s.dashed else [1, 0] for s in series]}
-    }
+    labels = [each.label for each in series]
+    dashes = _scaled("method", labels, [[5, 3] if each.dashed else [1, 0] for each in series])
     # Where lines coincide, the wider one below shows at both sides of the one above.
-    widths: Spec = {"field": "method", "type": "ordinal", "legend": None}
-    widths |= {
-        "scale": {"domain": [s.label for s in series], "range": [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]}
-    }
+    widths = {**_scaled("method", labels, [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]), "type": "ordinal"}
     line = {"x": x, "y": y, "strokeDash": dashes, "strokeWidth": widths, **_method(series), "opacity": _emphasis()}
     tooltip = _tooltip(
         ("method", "method"), (x["field"], across), ("value", y["title"]), ("low", "from"), ("high", "to")
@@ -449,15 +368,18 @@ def _names(field: str, names: Sequence[str]) -> Spec:
     return {"field": field, "type": "nominal", "sort": list(names), "title": None, "axis": NAMES}
 
 
+def _scaled(field: str, domain: Sequence[str], looks: Sequence[Any]) -> Spec:
+    """Return how marks look by a field; the page has the legend."""
+    return {"field": field, "type": "nominal", "scale": {"domain": list(domain), "range": list(looks)}, "legend": None}
+
+
 def _method(series: Sequence[Series]) -> dict[str, Spec]:
-    """Return the colour of marks by their method; the page has the legend."""
-    scale = {"domain": [each.label for each in series], "range": [colour(each.colour) for each in series]}
-    return {"color": {"field": "method", "type": "nominal", "scale": scale, "legend": None}}
+    """Return the colour of marks by their method."""
+    return {"color": _scaled("method", [each.label for each in series], [colour(each.colour) for each in series])}
 
 
 def _shape(series: Sequence[Series]) -> Spec:
-    scale = {"domain": [each.label for each in series], "range": [each.shape for each in series]}
-    return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
+    return _scaled("method", [each.label for each in series], [each.shape for each in series])
 
 
 def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:
@@ -552,12 +474,9 @@ POINTS = 240
 
 
 def for_paper(*panels: tuple[str, Spec]) -> Spec:
-    """Return a specification that stands alone, for a figure of a paper: light colours, a legend, a width.
+    """Return a specification that stands alone, for a paper: light colours, a legend, a width.
 
-    Parameters
-    ----------
-    panels
-        The title and the specification of each chart; more than one stand in rows of three, with their titles.
+    The panels have a title each; more than one stand in rows of three, with their titles.
     """
     config = {**CONFIG, "font": "sans-serif", "background": "white", "concat": {"columns": 3, "spacing": 24}}
     config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}

@@ -22,11 +22,7 @@ HERE = Path(__file__).parent
 
 
 def render(page: Page, *, live: str = "") -> str:
-    """Return the page as one HTML file; `live` is a script that renews it from where the page came from.
-
-    Its Content-Security-Policy allows no address at all, and no script but the page's own, by their digests: what a
-    client's name says is never run, and nothing is fetched or sent. A live page may ask where it came from.
-    """
+    """Return the page as one HTML file; `live` is a script that renews it from where the page came from."""
     style = _theme() + (HERE / "page.css").read_text(encoding="utf-8")
     scripts = [*([_library()] if page.charts or live else []), (HERE / "page.js").read_text(encoding="utf-8")]
     scripts += [live] if live else []
@@ -46,9 +42,9 @@ def render(page: Page, *, live: str = "") -> str:
 
 
 def policy(scripts: Sequence[str], *, live: bool = False) -> str:
-    """Return a Content-Security-Policy under which a page needs no network, and runs these scripts alone.
+    """Return a Content-Security-Policy that allows no address and no script but these, by their digests.
 
-    A live page may also ask where it came from.
+    What a client's name says is never run. A live page may ask where it came from.
     """
     allowed = " ".join(f"'sha256-{digest_of(script)}'" for script in scripts)
     asked = "connect-src 'self'; " if live else ""

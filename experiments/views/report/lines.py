@@ -33,18 +33,9 @@ GROUPS = 20
 
 @dataclass(frozen=True)
 class Line:
-    """A method as charts have it: its runs, one a seed, and which of their models is looked at.
+    """A method as charts have it: its runs, one a seed, and which of their models is looked at, global or personal.
 
-    Attributes
-    ----------
-    label
-        What it is called.
-    runs
-        Its runs.
-    model
-        "global", or "personal" for personal models.
-    beside
-        The label of the line that has the same runs and stands for their global models; "" where none has.
+    `beside` is the label of the line that has the same runs and stands for their global models.
     """
 
     label: str
@@ -65,15 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Groups:
-    """The rows of a map: clients from the worst served to the best, one by one or put together.
-
-    Attributes
-    ----------
-    names
-        What the rows are called, from the top.
-    members
-        Which row each client is in.
-    """
+    """The rows of a map: clients from the worst served to the best, one by one or put together (`members`)."""
 
     names: Sequence[str]
     members: Mapping[str, str] = field(default_factory=dict)
@@ -97,11 +80,6 @@ def read_clients(run: Run, model: str = "global") -> "pandas.DataFrame":
     """Return the columns of a run's clients.csv that charts need: round, client, participated, coefficient, and value.
 
     A torn last line, of a run that goes on, is left out; a column that the file lacks is empty.
-
-    Raises
-    ------
-    RunFolderError
-        When the file holds something else.
     """
     import pandas
 

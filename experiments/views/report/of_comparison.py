@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CLIENTS
@@ -14,17 +15,17 @@ from ...results.measured import LARGER_CLASS, measure_title
 from ...results.run import load
 from ...results.verdict import OTHERS, WORST
 from . import charts
-from .cells import CLEAR, NONE, SHOWN, Digits, mark_clear
+from .cells import CLEAR, NONE, SHOWN, Digits, mark_clear, tone_of
 from .lines import Groups, Line, groups_of, sorted_scores, spanned
-from .page import Block, Cell, Chart, Charts, Page, Section, Table, Tone, slug
+from .page import Block, Cell, Chart, Charts, Page, Section, Table, slug
 from .sections import (
-    TOGETHER,
     Scene,
     absences_section,
-    axis_title,
     caveats_section,
     cost_section,
     map_section,
+    named_charts,
+    ordered_charts,
     present,
     rounds_section,
     settings_section,
@@ -36,9 +37,6 @@ from .subgroups import subgroups_section
 
 NAMED_POINTS = 16
 """Up to so many clients have a point for each method; the scores of more are lines."""
-
-NOT_TESTED = "not tested"
-"""What is said of differences by measures that the verdict does not claim by."""
 
 COMPARED = (WORST, "mean", OTHERS, "std")
 """The measures of which differences are shown."""
@@ -122,61 +120,25 @@ def left_out(comparison: Comparison) -> list[str]:
 
 def _clients_section(comparison: Comparison, scene: Scene) -> Section:
     named = scene.clients <= NAMED_POINTS and not scene.first_only
-    blocks: list[Block] = [_named_points(comparison, scene) if named else sorted_charts(comparison)]
-    names, single = scene.groups.names, scene.groups.single
-    blocks.append(names_table(comparison, names) if single else _ranks_table(comparison, scene))
+    finals = {line.label: comparison.values[line.label] for line in scene.lines}
+    names = scene.groups.names
+    drawn = named_charts(finals, scene.series, names, scene.score) if named else sorted_charts(comparison)
+    blocks: list[Block] = [drawn]
+    blocks.append(names_table(comparison, names) if scene.groups.single else _ranks_table(comparison, scene))
     if len(comparison.scores) > 1:
         blocks.append(_scores_table(comparison))
     intro = f"The {comparison.score.name} of the final models on each client's own test examples."
     if len(comparison.seeds) > 1:
-        marks = (
-            "Points are means over the seeds, lines span them"
-            if named
-            else "Lines are means over the seeds, bands span them"
-        )
-        intro += f" {marks} from the lowest to the highest."
+        marks = "Points are means over the seeds, lines" if named else "Lines are means over the seeds, bands"
+        intro += f" {marks} span them from the lowest to the highest."
     return Section("clients", "Each client under each method", intro, blocks)
-
-
-def _named_points(comparison: Comparison, scene: Scene) -> Charts:
-    """Return a chart with a point for each client and method."""
-    order = list(scene.groups.names)
-    rows = []
-    for method in (line.label for line in scene.lines):
-        for client in order:
-            values = [seed[client] for seed in comparison.values[method] if client in seed]
-            if values:
-                rows.append({"client": client, "method": method, **spanned(values)})
-    base = by_name(comparison, comparison.baseline)
-    said = ", ".join(f"{client} {comparison.score.written(base[client])}" for client in order)
-    what = f"The score of each client under each method. Under {comparison.baseline}: {said}."
-    spec = charts.clients_by_method(rows, scene.series, order, scene.axis)
-    return Charts([Chart("clients", "Each client", what, spec)], scene.series)
 
 
 def sorted_charts(comparison: Comparison) -> Charts:
     """Return a chart with a line for each method over its clients in order, or one a method where they are many."""
-    score, count = comparison.score, comparison.client_count
     labels = _labels(comparison)
-    series, axis = charts.series_of(labels, comparison.baseline, comparison.personal), axis_title(score)
-    rows: list[charts.Row] = []
-    for method in labels:
-        ranks = sorted_scores(comparison.values[method], score).T.tolist()
-        rows += [{"rank": rank, "method": method, **spanned(values)} for rank, values in enumerate(ranks, 1)]
-    worst = {row["method"]: row["value"] for row in rows if row["rank"] == 1}
-    said = "; ".join(f"{method} {score.written(value)}" for method, value in worst.items())
-    what = f"The scores of {count} clients in order under each method. The worst served: {said}."
-    if len(labels) <= TOGETHER:
-        spec = charts.sorted_clients(rows, series, axis)
-        return Charts([Chart("clients", "All clients in order", what, spec)], series)
-    base, *others = series
-    panels = []
-    for each in others:
-        shown = [row for row in rows if row["method"] in (base.label, each.label)]
-        spec = {**charts.sorted_clients(shown, [base, each], axis, rows), "height": 150}
-        about = f"The scores of {count} clients in order under {each.label} and {base.label}."
-        panels.append(Chart(f"clients-{slug(each.label)}", each.label, about, spec))
-    return Charts(panels, [base], narrow=True)
+    series = charts.series_of(labels, comparison.baseline, comparison.personal)
+    return ordered_charts({label: comparison.values[label] for label in labels}, series, comparison.score)
 
 
 def names_table(comparison: Comparison, clients: Sequence[str]) -> Table:
@@ -243,23 +205,17 @@ def _ranks_table(comparison: Comparison, scene: Scene) -> Table:
 
 def _scores_table(comparison: Comparison) -> Table:
     """Return the mean over clients and seeds of every score."""
-    scores = comparison.scores
     cells = []
     for method, by_seed in comparison.finals.items():
         row = [Cell(method)]
-        for score in scores:
+        for score in comparison.scores:
             means = [statistics.fmean(each[score.name].values()) for each in by_seed if each[score.name]]
             mean = statistics.fmean(means) if means else None
-            clients = {len(each[score.name]) for each in by_seed}
-            row.append(Cell("–") if mean is None else Cell(_written(score.percent, mean), mean))
-            row.append(Cell(f"{min(clients)}–{max(clients)}" if len(clients) > 1 else str(*clients)))
+            clients = sorted({len(each[score.name]) for each in by_seed})
+            row += [Digits.of(score, means).cell(mean), Cell("–".join(map(str, {clients[0]: 0, clients[-1]: 0})))]
         cells.append(row)
-    headings = ["method", *(heading for score in scores for heading in (score.title, "over clients"))]
+    headings = ["method", *(heading for score in comparison.scores for heading in (score.title, "over clients"))]
     return Table("scores", "Every score: mean over clients, then over seeds", headings, cells, folded=True)
-
-
-def _written(percent: bool, value: float) -> str:
-    return f"{value:.1f}" if percent else f"{value:.3g}"
 
 
 # Differences --------------------------------------------------------------------------------------------------------
@@ -275,14 +231,16 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
             continue
         title = _measure_name(measure, scene.clients)
         title += "" if score.unit == unit else f", {score.unit}"
-        places, tested = _places(comparison, measure, found), measure == WORST and comparison.decisive is comparison
-        words = {method: _in_words(each) if tested else NOT_TESTED for method, each in found.items()}
+        digits, tested = _digits(comparison, measure, found), measure == WORST and comparison.decisive is comparison
+        words = {method: (tone_of(each) or "not clear") if tested else "not tested" for method, each in found.items()}
         rows = [{"method": method, **_ends(each), "clear": words[method]} for method, each in found.items()]
-        said = "; ".join(f"{method} {_interval(each, places)}, {words[method]}" for method, each in found.items())
+        said = "; ".join(f"{name} {digits.difference(each).text}, {words[name]}" for name, each in found.items())
         what = f"Difference to {comparison.baseline} in {title}, to the right is better: {said}."
         spec = charts.differences(rows, score.unit)
         panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, spec))
-        cells += [_difference_cells(method, title, each, places, tested) for method, each in found.items()]
+        cells += [
+            [Cell(method), Cell(title), *_difference_cells(each, digits, tested)] for method, each in found.items()
+        ]
     if not cells:
         return None
     intro = f"How much better than {comparison.baseline} each method is, paired by seed; to the right is better."
@@ -332,39 +290,28 @@ def _ends(found: Difference) -> dict[str, float | None]:
     return {key: charts.short(value) for key, value in (("mean", found.mean), ("low", found.low), ("high", found.high))}
 
 
-def _in_words(found: Difference) -> str:
-    return "not clear" if not found.clear else "better" if found.mean > 0.0 else "worse"
-
-
-def _tone(found: Difference) -> Tone:
-    return "" if not found.clear else "better" if found.mean > 0.0 else "worse"
-
-
-def _difference_cells(method: str, title: str, found: Difference, places: int, tested: bool) -> list[Cell]:
+def _difference_cells(found: Difference, digits: Digits, tested: bool) -> list[Cell]:
+    signed = [
+        NONE if math.isnan(each) else Cell(f"{each:+.{digits.decimals}f}", each)
+        for each in (found.mean, found.low, found.high)
+    ]
     p_value = Cell("< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}", found.p_value)
     return [
-        Cell(method),
-        Cell(title),
-        Cell(f"{found.mean:+.{places}f}", found.mean, _tone(found) if tested else ""),
-        *(Cell("–") if math.isnan(end) else Cell(f"{end:+.{places}f}", end) for end in (found.low, found.high)),
+        replace(signed[0], tone=tone_of(found) if tested else ""),
+        *signed[1:],
         Cell.of(found.better),
         Cell.of(found.worse),
-        p_value if tested else Cell("–"),
-        Cell(f"{found.enough:,}", found.enough) if tested and found.enough is not None else Cell("–"),
+        p_value if tested else NONE,
+        Cell(f"{found.enough:,}", found.enough) if tested and found.enough is not None else NONE,
     ]
 
 
-def _interval(found: Difference, places: int) -> str:
-    interval = "" if math.isnan(found.low) else f" ({found.low:+.{places}f} to {found.high:+.{places}f})"
-    return f"{found.mean:+.{places}f}{interval}"
-
-
-def _places(comparison: Comparison, measure: str, found: Mapping[str, Difference]) -> int:
-    """Return the number of decimals of differences."""
+def _digits(comparison: Comparison, measure: str, found: Mapping[str, Difference]) -> Digits:
+    """Return how differences are written: those of gaps by their size, the others as the means are."""
     if measure in comparison.gaps_compared:
-        return Digits.of(comparison.gaps_compared[measure], (each.mean for each in found.values())).decimals
-    worst = [measured["mean"] for method in comparison.methods for measured in comparison.measures(method)]
-    return Digits.of(comparison.score, worst).decimals
+        return Digits.of(comparison.gaps_compared[measure], (each.mean for each in found.values()))
+    means = (measured["mean"] for method in comparison.methods for measured in comparison.measures(method))
+    return Digits.of(comparison.score, means)
 
 
 # Mean against worst -------------------------------------------------------------------------------------------------
@@ -383,17 +330,13 @@ def _front_section(comparison: Comparison, scene: Scene) -> Section:
         for method in labels
         if not any(_beats(comparison, means[other], means[method]) for other in labels if other != method)
     ]
-    rows = []
-    for method, seeds in measured.items():
-        across, up = spanned([each["mean"] for each in seeds]), spanned([each["worst_10"] for each in seeds])
-        row = {"method": method, "mean": across["value"], "worst": up["value"]}
-        row |= {
-            "mean_low": across["low"],
-            "mean_high": across["high"],
-            "worst_low": up["low"],
-            "worst_high": up["high"],
-        }
-        rows.append(row)
+    ends = {"value": "", "low": "_low", "high": "_high"}
+    rows = [
+        {"method": method}
+        | {f"mean{ends[end]}": value for end, value in spanned([each["mean"] for each in seeds]).items()}
+        | {f"worst{ends[end]}": value for end, value in spanned([each["worst_10"] for each in seeds]).items()}
+        for method, seeds in measured.items()
+    ]
     worst = measure_title("worst_10", scene.clients)
     axes = (f"mean over clients: {score.title}", f"{worst}: {score.title}")
     spec = charts.mean_against_worst(rows, front, scene.series, axes, lower=not score.higher_is_better)
@@ -401,11 +344,7 @@ def _front_section(comparison: Comparison, scene: Scene) -> Section:
     chart = Chart("front", f"Mean against {worst}", what, spec)
     digits = Digits.of(score, (value for each in means.values() for value in each.values()))
     cells = [
-        [
-            Cell(method),
-            *(digits.cell(means[method][key]) for key in SHOWN),
-            Cell("yes" if method in front else "no"),
-        ]
+        [Cell(method), *(digits.cell(means[method][key]) for key in SHOWN), Cell("yes" if method in front else "no")]
         for method in labels
     ]
     cells += failed_rows(comparison, len(SHOWN) + 1)

@@ -88,7 +88,7 @@ def rows_charts(done: Reproduction) -> Charts:
         if rows:
             title = in_title(measure, done.recipe.unit)
             said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
-            spec = charts.printed_and_measured(rows, names, title)
+            spec = charts.clients_by_method(rows, charts.PRINTED_AND_MEASURED, names, title, of="row")
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
     series, compared = charts.PRINTED_AND_MEASURED, any(outcome.case.published for outcome in done.outcomes)
     return Charts(panels, series if compared else series[1:])

@@ -11,16 +11,17 @@ from ...results.groups import GroupReport
 from ...results.measured import LARGER_CLASS, measure_title
 from ...results.run import Run, measures
 from ...results.scored import scores_of, sentences_of
-from . import charts
 from .cells import SHOWN, Digits
 from .lines import NAMED, Line, groups_of
-from .page import Block, Cell, Chart, Charts, Page, Section, Table
+from .page import Block, Cell, Page, Section, Table
 from .sections import (
     Scene,
     absences_section,
     caveats_section,
     cost_section,
     map_section,
+    named_charts,
+    ordered_charts,
     present,
     run_rounds_section,
     settings_section,
@@ -100,32 +101,15 @@ def _clients_section(scene: Scene, final: dict[str, float], personal: dict[str, 
     if not final:
         return None
     values = dict(zip((line.label for line in scene.lines), (final, personal), strict=False))
-    order = worst_first(final, scene.score)
-    blocks: list[Block] = []
-    if len(final) <= NAMED:
-        rows = [
-            {"client": client, "method": label, "value": by_client[client]}
-            | {"low": by_client[client], "high": by_client[client]}
-            for label, by_client in values.items()
-            for client in order
-            if client in by_client
-        ]
-        spec = charts.clients_by_method(rows, scene.series, order, scene.axis)
-        said = f"From {scene.score.written(final[order[0]])} ({order[0]}) to {scene.score.written(final[order[-1]])}."
-        blocks.append(
-            Charts([Chart("clients", "Each client", f"The score of each client. {said}", spec)], scene.series)
-        )
-    else:
-        rows = [
-            {"rank": rank, "method": label, "value": value, "low": value, "high": value}
-            for label, by_client in values.items()
-            for rank, value in enumerate((by_client[c] for c in worst_first(by_client, scene.score)), 1)
-        ]
-        spec = charts.sorted_clients(rows, scene.series, scene.axis)
-        said = f"From {scene.score.written(final[order[0]])} to {scene.score.written(final[order[-1]])}."
-        what = f"The scores of {len(final)} clients in order. {said}"
-        blocks.append(Charts([Chart("clients", "All clients in order", what, spec)], scene.series))
-    blocks += [measures_table(scene.lines[0].runs[0]), clients_table(scene.lines[0].runs[0], values, order)]
+    finals = {label: [by_client] for label, by_client in values.items()}
+    order, run = worst_first(final, scene.score), scene.lines[0].runs[0]
+    few = len(final) <= NAMED
+    drawn = (
+        named_charts(finals, scene.series, order, scene.score)
+        if few
+        else ordered_charts(finals, scene.series, scene.score)
+    )
+    blocks: list[Block] = [drawn, measures_table(run), clients_table(run, values, order)]
     intro = f"The {scene.score.name} of the final model on each client's own test examples."
     return Section("clients", "How each client is served", intro, blocks)
 

@@ -40,22 +40,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table; `folded` closes it until it is asked for.
 
-    Attributes
-    ----------
-    name
-        What its files are called; a page adds a number where two have the same.
-    caption
-        What it holds.
-    headings
-        One a column; the first column names the rows.
-    rows
-        The cells.
-    note
-        What is said below it.
-    folded
-        Whether it is closed until it is asked for.
+    Its files are called by its name, to which a page adds a number where two have the same.
     """
 
     name: str
@@ -104,19 +91,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart.
-
-    Attributes
-    ----------
-    name
-        What its file is called; a page adds a number where two have the same.
-    title
-        What is read above it.
-    description
-        What it shows, in words, for those who do not see it.
-    spec
-        The specification.
-    """
+    """A chart: its specification, and what it shows in words for those who do not see it."""
 
     name: str
     title: str
@@ -159,7 +134,7 @@ Block = Table | Charts | Note | Listing
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page with a heading."""
+    """A part of a page."""
 
     id: str
     title: str

@@ -16,7 +16,7 @@ from ...results.measured import measure_title
 from ...results.run import Run
 from . import charts
 from .cells import Digits
-from .charts import Series
+from .charts import Series, Spec
 from .lines import (
     NAMED,
     Groups,
@@ -27,6 +27,8 @@ from .lines import (
     mean_shares,
     refusal_reasons,
     score_map,
+    sorted_scores,
+    spanned,
     total,
     weight_map,
 )
@@ -52,18 +54,9 @@ KEPT_APART = ("seed", "out", "method", "data-dir")
 class Scene:
     """What the sections of a report are about.
 
-    Attributes
-    ----------
-    lines
-        The methods, the baseline first; personal models are lines of their own.
-    score
-        The score that fairness is measured in.
-    groups
-        The clients from the worst served to the best by the baseline, one by one or put together.
-    first_only
-        Whether what is shown client by client is of the first seed alone, because each seed deals the data anew.
-    clients
-        The number of clients.
+    The first line is the baseline, and personal models are lines of their own. The groups are the clients from the
+    worst served to the best by the baseline. `first_only` says that what is shown client by client is of the first
+    seed alone, because each seed deals the data again.
     """
 
     lines: Sequence[Line]
@@ -113,26 +106,85 @@ def axis_title(score: Score) -> str:
     return f"test {score.title}, higher is better" if score.higher_is_better else f"test {score.title}"
 
 
+# Each client --------------------------------------------------------------------------------------------------------
+
+Finals = Mapping[str, Sequence[Mapping[str, float]]]
+"""By method, the score of each client with each seed."""
+
+
+def named_charts(finals: Finals, series: Sequence[Series], clients: Sequence[str], score: Score) -> Charts:
+    """Return a chart with a point for each client and method."""
+    rows: list[charts.Row] = [
+        {"client": client, "method": method, **spanned(values)}
+        for method, by_seed in finals.items()
+        for client in clients
+        if (values := [each[client] for each in by_seed if client in each])
+    ]
+    first = next(iter(finals))
+    said = ", ".join(f"{row['client']} {score.written(row['value'])}" for row in rows if row["method"] == first)
+    spec = charts.clients_by_method(rows, series, clients, axis_title(score))
+    return Charts([Chart("clients", "Each client", f"The score of each client. Under {first}: {said}.", spec)], series)
+
+
+def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Charts:
+    """Return a chart with a line for each method over its clients in order, or one a method where they are many."""
+    rows: list[charts.Row] = []
+    for method, by_seed in finals.items():
+        ranks = sorted_scores(by_seed, score).T.tolist()
+        rows += [{"rank": rank, "method": method, **spanned(values)} for rank, values in enumerate(ranks, 1)]
+    worst = "; ".join(f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1)
+    said = f"The worst served: {worst}."
+    return lines_charts("clients", "All clients in order", said, rows, series, axis_title(score), charts.sorted_clients)
+
+
+def lines_charts(
+    name: str,
+    title: str,
+    said: str,
+    rows: Sequence[charts.Row],
+    series: Sequence[Series],
+    axis: str,
+    draw: Callable[..., Spec],
+    panel: str = "",
+) -> Charts:
+    """Return one chart of all lines, or one of each line with the baseline's where they are many."""
+    if len(series) <= TOGETHER:
+        return Charts([Chart(name, title, f"{title}. {said}", draw(rows, series, axis))], series)
+    base, *others = series
+    panels = []
+    for each in others:
+        shown = [row for row in rows if row["method"] in (base.label, each.label)]
+        spec = {**draw(shown, [base, each], axis, rows), "height": 150}
+        what = f"{title} under {each.label} and {base.label}."
+        panels.append(Chart(f"{name}-{slug(each.label)}", f"{each.label}{panel}", what, spec))
+    return Charts(panels, [base], narrow=True)
+
+
 # Over rounds --------------------------------------------------------------------------------------------------------
 
 
 def rounds_section(scene: Scene) -> Section | None:
     """Return the mean and the worst-served clients over the rounds."""
-    blocks: list[Block] = []
+    drawn, tables = list[Charts](), list[Table]()
     for measure in ("mean", "worst_10"):
-        name = measure_title(measure, scene.clients)
         rows = curves(scene.lines, measure)
         if len({row["round"] for row in rows}) < 2:
             continue
-        title = "Mean over clients" if measure == "mean" else name.capitalize()
-        blocks += _curve_charts(scene, rows, f"rounds-{slug(measure)}", title)
-        blocks.append(_curve_table(scene, rows, measure, title))
-    if not blocks:
+        name, title = f"rounds-{slug(measure)}", measure_title(measure, scene.clients)
+        ends = {row["method"]: row["value"] for row in rows}
+        said = "; ".join(f"{label} {scene.score.written(value)}" for label, value in ends.items())
+        said = f"Over the rounds. At the end: {said}."
+        full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
+        drawn.append(lines_charts(name, full, said, rows, scene.series, scene.axis, charts.over_rounds, f": {title}"))
+        tables.append(_curve_table(scene, rows, name, full))
+    if not drawn:
         return None
+    if not drawn[0].narrow:  # beside each other, with one legend
+        drawn = [Charts([chart for each in drawn for chart in each.charts], scene.series)]
     span = any(len(line.runs) > 1 for line in scene.lines)
     intro = f"The {scene.score.name} on the clients' test examples after each evaluated round."
     intro += " Lines are means over the seeds, bands span them from the lowest to the highest." if span else ""
-    return Section("rounds", "Over the rounds", intro, _charts_together(blocks))
+    return Section("rounds", "Over the rounds", intro, [*drawn, *tables])
 
 
 def run_rounds_section(run: Run) -> Section | None:
@@ -159,29 +211,7 @@ def run_rounds_charts(run: Run) -> Charts:
     return Charts([chart], series)
 
 
-def _curve_charts(scene: Scene, rows: Sequence[charts.Row], name: str, title: str) -> list[Charts]:
-    """Return one chart of all lines, or one of each line with the baseline's where they are many."""
-    said = _ends(scene, rows)
-    if len(scene.lines) <= TOGETHER:
-        spec = charts.over_rounds(rows, scene.series, scene.axis)
-        return [Charts([Chart(name, title, f"{title} over the rounds. At the end: {said}", spec)], scene.series)]
-    panels, short_title = [], title.partition(" over")[0].lower()
-    base, *others = scene.series
-    for each in others:
-        shown = [row for row in rows if row["method"] in (base.label, each.label)]
-        spec = {**charts.over_rounds(shown, [base, each], scene.axis, rows), "height": 150}
-        what = f"{title} under {each.label} and {base.label} over the rounds."
-        panels.append(Chart(f"{name}-{slug(each.label)}", f"{each.label}: {short_title}", what, spec))
-    return [Charts(panels, [base], narrow=True)]
-
-
-def _ends(scene: Scene, rows: Sequence[charts.Row]) -> str:
-    """Return in words where lines end."""
-    last = {row["method"]: row["value"] for row in rows}
-    return "; ".join(f"{label} {scene.score.written(value)}" for label, value in last.items()) + "."
-
-
-def _curve_table(scene: Scene, rows: Sequence[charts.Row], measure: str, title: str) -> Table:
+def _curve_table(scene: Scene, rows: Sequence[charts.Row], name: str, title: str) -> Table:
     rounds = charts.thin(sorted({row["round"] for row in rows}), TABLE_ROUNDS)
     by_place = {(row["round"], row["method"]): row["value"] for row in rows}
     digits = Digits.of(scene.score, by_place.values())
@@ -190,16 +220,7 @@ def _curve_table(scene: Scene, rows: Sequence[charts.Row], measure: str, title: 
         [Cell(str(number)), *(digits.cell(by_place.get((number, label))) for label in labels)] for number in rounds
     ]
     caption = f"{title} after some of the rounds: test {scene.score.title}"
-    return Table(f"rounds-{slug(measure)}", caption, ["round", *labels], cells, folded=True)
-
-
-def _charts_together(blocks: Sequence[Block]) -> list[Block]:
-    """Return blocks with charts that have the same legend beside each other, and all tables below."""
-    groups = [block for block in blocks if isinstance(block, Charts)]
-    rest = [block for block in blocks if not isinstance(block, Charts)]
-    if not groups or any(group.narrow for group in groups):
-        return [*groups, *rest]
-    return [Charts([chart for group in groups for chart in group.charts], groups[0].legend), *rest]
+    return Table(name, caption, ["round", *labels], cells, folded=True)
 
 
 # Clients over rounds ------------------------------------------------------------------------------------------------
@@ -306,7 +327,7 @@ def class_charts(counts: Mapping[str, Sequence[int]], groups: Groups) -> Charts:
             if client in groups.members:
                 sums.setdefault((groups.members[client], label), []).append(count)
     rows = [
-        {"client": name, "label": str(label), "count": charts.short(statistics.fmean(values))}
+        {"client": name, "class": str(label), "count": charts.short(statistics.fmean(values))}
         for (name, label), values in sums.items()
         if sum(values)
     ]
@@ -400,20 +421,13 @@ def cost_section(scene: Scene) -> Section:
     cells = []
     for line in scene.trained:
         seconds, sent, received = (
-            [total(run, column) for run in line.runs] for column in ("seconds", "bytes_sent", "bytes_received")
+            statistics.fmean(total(run, column) for run in line.runs)
+            for column in ("seconds", "bytes_sent", "bytes_received")
         )
         rounds = statistics.fmean(run.rounds_done for run in line.runs)
-        cells.append(
-            [
-                Cell(line.label),
-                Cell(f"{rounds:.0f}", rounds),
-                Cell(in_seconds(statistics.fmean(seconds)), statistics.fmean(seconds)),
-                Cell(
-                    in_seconds(statistics.fmean(seconds) / max(rounds, 1)), statistics.fmean(seconds) / max(rounds, 1)
-                ),
-                *(Cell(in_bytes(statistics.fmean(each)), statistics.fmean(each)) for each in (sent, received)),
-            ]
-        )
+        times = (Cell(in_seconds(each), each) for each in (seconds, seconds / max(rounds, 1)))
+        traffic = (Cell(in_bytes(each), each) for each in (sent, received))
+        cells.append([Cell(line.label), Digits(0).cell(rounds), *times, *traffic])
     engine = scene.lines[0].runs[0].engine
     by = f" Clients were computed by the engine {engine.get('engine')}." if engine else ""
     table = Table(
