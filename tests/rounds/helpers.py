@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
-from fairbloom.strategies import FairStrategy, Round
+from fairbloom.strategies import METHODS, FairStrategy, Round
 from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
@@ -23,7 +23,19 @@ from tests.strategies.helpers import (
 )
 
 every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
+"""Every method, with all its corners: for what its own arithmetic or memory decides."""
 
+
+def needs_of(name: str) -> tuple[object, ...]:
+    """Return what a round does for a method: what it has measured, sent, replied, computed and remembered."""
+    method = METHODS[name]
+    return method.needs, method.second, method.own_terms, frozenset(method.requires)
+
+
+KINDS = sorted({needs_of(name): name for name in sorted(METHODS, reverse=True)}.values())
+"""One method for each set of needs: for what a round does, whatever the coefficients are."""
+
+every_kind = pytest.mark.parametrize(("name", "arguments"), [(name, ARGUMENTS[name][0]) for name in KINDS])
 
 OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
 

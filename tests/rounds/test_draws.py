@@ -15,10 +15,10 @@ from tests.strategies.helpers import (
     record,
 )
 
-from .helpers import OPTIONS, bits, every_method, run, undisturbed
+from .helpers import OPTIONS, bits, every_kind, run, undisturbed
 
 
-@every_method
+@every_kind
 def test_arrival_order_and_node_ids_do_not_matter(name: str, arguments: dict[str, Any]) -> None:
     expected, same = undisturbed(name, arguments)
     for seed in (1, 2):
@@ -27,7 +27,7 @@ def test_arrival_order_and_node_ids_do_not_matter(name: str, arguments: dict[str
         assert [list(r.coefficients.items()) for r in rounds] == [list(r.coefficients.items()) for r in same]
 
 
-def test_the_same_seed_draws_the_same_participants_for_every_method() -> None:
+def test_the_same_seed_draws_the_same_participants_for_every_kind() -> None:
     drawn = {}
     for name in METHODS:
         _, rounds = undisturbed(name, ARGUMENTS[name][0])

@@ -37,10 +37,10 @@ from tests.strategies.helpers import (
     unpack,
 )
 
-from .helpers import OPTIONS, bits, every_method, run, undisturbed
+from .helpers import OPTIONS, bits, every_kind, run, undisturbed
 
 
-@every_method
+@every_kind
 def test_flowers_own_loop_gives_the_same_model(name: str, arguments: dict[str, Any]) -> None:
     if arguments.get("decay"):
         pytest.skip("decay needs the number of rounds")

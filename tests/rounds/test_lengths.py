@@ -20,7 +20,7 @@ from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import FloatArray, length
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, QFedAvg, Round
 from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
@@ -37,7 +37,7 @@ from tests.strategies.helpers import (
     unpack,
 )
 
-from .helpers import one_faulty
+from .helpers import KINDS, one_faulty
 
 INF = math.inf
 SIZE = 16
@@ -298,8 +298,8 @@ def filled(value: float) -> Fault:
     return arrays(**{name: np.full(array.shape, value, array.dtype) for name, array in shapes.items()})
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("value", [1e6, 1e30, 1e38])
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("value", [1e6, 1e38])
 def test_absurd_weights_are_refused_by_name_and_the_round_ends_as_without_them(name: str, value: float) -> None:
     result, finished = one_faulty(name, filled(value))
     without, absent = one_faulty(name, no_reply)
@@ -470,7 +470,7 @@ def test_more_rows_allow_longer_updates_here_too() -> None:
     np.testing.assert_allclose(unpack(finished.arrays)["w"], -(1.0 + 1.0 + 20.0) / 3.0 / math.sqrt(SIZE), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"scaffold", "feddyn"}))  # which refuse to shorten them
+@pytest.mark.parametrize("name", sorted({*KINDS} - {"scaffold", "feddyn"}))  # which refuse to shorten them
 def test_a_shortened_update_is_used_as_if_the_client_had_sent_it_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With kept rows and snapshots too; the buffers and integers of such a reply are as they came."""
     plain = limits.clip

@@ -26,7 +26,6 @@ from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, 
 from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
-    CASES,
     TRAINABLE,
     Fault,
     MemoryGrid,
@@ -40,7 +39,7 @@ from tests.strategies.helpers import (
     unpack,
 )
 
-from .helpers import OPTIONS, undisturbed
+from .helpers import KINDS, OPTIONS, every_kind, undisturbed
 
 LOSSY = sorted(name for name, method in METHODS.items() if "loss-before" in method.needs)
 HUGE = [1e300, -1e300, 1.7e308, 1e9]
@@ -74,7 +73,7 @@ def one_lying(name: str, fault: Fault, **options: Any) -> tuple[dict[str, bytes]
 # Reductions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "arguments"), CASES)
+@every_kind
 def test_limits_change_no_bit_of_a_run_of_honest_clients(name: str, arguments: dict[str, Any]) -> None:
     plain, rounds = undisturbed(name, arguments)
     unlimited = {"max_growth": INF, "loss_limit": INF}
@@ -176,7 +175,7 @@ def test_one_liar_is_refused_by_name_and_nobody_else(losses: list[float], lie: f
     assert out_of_proportion({"liar": {"loss-before": lie}, **replies}, set(), 1000.0) == {}
 
 
-@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("name", [name for name in KINDS if name in LOSSY])
 @pytest.mark.parametrize("value", HUGE)
 def test_a_loss_beyond_any_models_is_refused_and_the_round_ends_as_without_it(name: str, value: float) -> None:
     model, finished = one_lying(name, metrics({"loss-before": value}))
@@ -198,7 +197,7 @@ def test_what_a_refused_client_sent_is_without_effect(value: float) -> None:
     assert model == one_lying("fedfv", no_reply)[0]
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - set(LOSSY)))
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in LOSSY])
 def test_a_loss_that_the_method_does_not_need_is_not_limited(name: str) -> None:
     model, finished = one_lying(name, metrics({"loss-before": 1e300}))
     assert finished.refused == {}

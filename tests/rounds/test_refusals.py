@@ -33,7 +33,7 @@ from tests.strategies.helpers import (
     unpack,
 )
 
-from .helpers import SITE_2_IS_DRAWN, bits, one_faulty, run
+from .helpers import KINDS, SITE_2_IS_DRAWN, bits, one_faulty, run
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmgda", "fedfv"])
@@ -124,7 +124,7 @@ def test_without_a_limit_a_finite_but_huge_reply_is_used(name: str) -> None:
     assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("size", [1e160, 1.7e308])
 def test_an_update_whose_square_overflows_is_refused_and_the_others_are_used(name: str, size: float) -> None:
     model = {key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()}

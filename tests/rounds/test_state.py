@@ -54,19 +54,19 @@ def test_a_run_resumed_from_its_state_ends_with_the_same_bits(name: str, argumen
         states[r.number] = strategy.state_dict()
 
     whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=6, on_round=on_round)
-    for stop in (1, 3, 5):
-        assert_plain(states[stop])
-        resumed, rest = run(
-            make(name, arguments, **OPTIONS),
-            MemoryGrid(quadratics(6), seed=9),
-            rounds=6,
-            initial_arrays=finished[stop - 1].arrays,
-            resume=states[stop],
-        )
-        assert bits(resumed.arrays) == bits(whole.arrays)
-        assert [r.number for r in rest] == list(range(stop + 1, 7))
-        assert [r.coefficients for r in rest] == [r.coefficients for r in finished[stop:]]
-        assert [r.evaluations for r in rest] == [r.evaluations for r in finished[stop:]]
+    stop = 3
+    assert_plain(states[stop])
+    resumed, rest = run(
+        make(name, arguments, **OPTIONS),
+        MemoryGrid(quadratics(6), seed=9),
+        rounds=6,
+        initial_arrays=finished[stop - 1].arrays,
+        resume=states[stop],
+    )
+    assert bits(resumed.arrays) == bits(whole.arrays)
+    assert [r.number for r in rest] == list(range(stop + 1, 7))
+    assert [r.coefficients for r in rest] == [r.coefficients for r in finished[stop:]]
+    assert [r.evaluations for r in rest] == [r.evaluations for r in finished[stop:]]
 
 
 def test_a_state_does_not_change_while_the_run_goes_on() -> None:

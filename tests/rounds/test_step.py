@@ -30,7 +30,7 @@ from tests.strategies.helpers import (
 )
 from tests.strategies.reference import WEIGHTING, Seen, expected_step
 
-from .helpers import OPTIONS, bits, every_method, run
+from .helpers import OPTIONS, bits, every_kind, every_method, run
 
 GROUP_COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 
@@ -111,7 +111,7 @@ def test_a_run_ends_where_the_papers_vectors_end(name: str, arguments: dict[str,
     assert_model(result.arrays, expected_model(name, arguments, rounds))
 
 
-@every_method
+@every_kind
 def test_a_round_without_usable_replies_keeps_model_and_memory_and_counts(name: str, arguments: dict[str, Any]) -> None:
     clients = quadratics(6)
     states: list[dict[str, Any]] = []
@@ -320,7 +320,7 @@ def twice(client: Quadratic) -> Callable[[Message], Message]:
     return answer
 
 
-@every_method
+@every_kind
 def test_a_shared_parameter_changes_no_bit_of_a_run(name: str, arguments: dict[str, Any]) -> None:
     """It is the run of a model that has the parameter once; counted twice, it would weigh double in the geometry."""
     first = TRAINABLE[0]

@@ -8,20 +8,20 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.strategies import DRFA, FedAvg
 from tests.strategies.helpers import MemoryGrid, make, quadratics
 
-from .helpers import OPTIONS, bits, every_method, run, undisturbed
+from .helpers import OPTIONS, bits, every_kind, run, undisturbed
 
 EVERYBODY = tuple(f"site-{k}" for k in range(6))
 SOME = ("site-4", "site-1", "site-2")
 
 
-@every_method
+@every_kind
 def test_naming_all_clients_changes_nothing(name: str, arguments: dict[str, Any]) -> None:
     expected, _ = undisturbed(name, arguments)
     result, _ = run(make(name, arguments, training_clients=EVERYBODY, **OPTIONS))
     assert bits(result.arrays) == bits(expected.arrays)
 
 
-@every_method
+@every_kind
 def test_the_model_is_that_of_a_federation_of_those_clients_alone(name: str, arguments: dict[str, Any]) -> None:
     alone, expected = run(
         make(name, arguments, **OPTIONS), MemoryGrid({k: v for k, v in quadratics(6).items() if k in SOME})
