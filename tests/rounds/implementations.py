@@ -22,6 +22,7 @@ from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.dispatch.workers import WorkerClients
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import frozen_parameters
@@ -33,6 +34,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
     "workers": lambda method, config: WorkerClients(method, config, workers=2),
     "flower": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), timeout=60.0),
 }
+
 """Each returns the clients of a method and a run config; the first is what the others are compared with."""
 
 PLAIN: Config = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu", "seed": 2}
@@ -56,6 +58,17 @@ CASES: dict[str, Config] = {
     "evaluated after the last round only": {"evaluate-every": 0},
     "a convolutional network": {"model": "cnn", "method": "fedmgdaplus", "num-rounds": 2},
     "two layers": {"model": "mlp", "method": "fedlf"},
+    **{
+        f"{name}, two layers": {"method": name, "model": "mlp", **GROUPED.get(name, {})}
+        for name in ("fedprox", "scaffold", "feddyn", "propfair", "drfa", "eagle", "fedfa", "fairfed", "fcfl", "ditto")
+    },
+    "personal convolutional networks": {"model": "cnn", "method": "ditto", "num-rounds": 2},
+    "momentum, stragglers, full batch": {"momentum": 0.5, "stragglers": 0.5, "local-epochs": 3, "batch-size": 0},
+    "clients of unequal size": {"partition": "dirichlet", "dirichlet-alpha": 0.1, "weight-decay": 0.01},
+    "adamw, clipping, a schedule and class weights": {
+        **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 0.5, "model": "mlp"},
+        **{"schedule": "cosine", "warmup": 1, "num-rounds": 4, "class-weights": "balanced", "personal-lambda": 0.5},
+    },
     "layers beside frozen parameters, clipped": {
         **{"model": "tests.rounds.adapted:Adapted", "method": "fedlf", "clip-updates": 1.0},
     },
@@ -84,6 +97,7 @@ CASES: dict[str, Config] = {
     "averaged models with buffers": {"task": "normed", "model": "norm", "average-models": True, "batch-size": 20},
     "averaged and personal models": {"personal-lambda": 0.5, "average-models": True},
     "total losses": {"method": "afl", "reported-loss": "total"},
+    "losses of full batches": {"method": "qfedavg", "reported-loss": "batches", "batch-size": 0},
     "losses of batches, of which one misreports": {
         "method": "fedfa",
         "reported-loss": "batches",
@@ -100,8 +114,10 @@ CASES: dict[str, Config] = {
 }
 
 
-def settings_of(case: str) -> Settings:
-    return Settings.of(PLAIN | CASES[case])
+def settings_of(case: str, *, in_float64: bool = False) -> Settings:
+    """Return a case's settings; `in_float64` without effect where it has a task of its own."""
+    task = {"task": "tests.simulation.doubled:doubled"} if in_float64 else {}
+    return Settings.of(PLAIN | task | CASES[case])
 
 
 def method_and_model(settings: Settings) -> tuple[FairStrategy, dict[str, Any]]:
@@ -188,12 +204,17 @@ def measured(loop: Rounds) -> Callable[[int], list[str]]:
     return lambda number: ["loss-before"] if loop.evaluates(number) else []
 
 
+def stacked(method: Method, config: Config) -> Clients:
+    return StackedClients(method, config, block=3)
+
+
 @cache
-def outcome(implementation: str, case: str) -> Outcome:
+def outcome(implementation: str, case: str, *, in_float64: bool = False) -> Outcome:
     """Run a case; the same object again, since several tests look at it."""
-    settings = settings_of(case)
+    settings = settings_of(case, in_float64=in_float64)
     method, model = method_and_model(settings)
-    engine = IMPLEMENTATIONS[implementation](method, dict(settings.run_config()))
+    make = stacked if implementation == "stacked" else IMPLEMENTATIONS[implementation]
+    engine = make(method, dict(settings.run_config()))
     clients = Watched(engine)
     loop = Rounds(method, clients, settings.num_rounds)
     rounds = list(loop.run(model, measure=measured(loop), measure_after=["train-loss"]))

@@ -1,65 +1,178 @@
-"""The engines: whichever computes, the run folder is the same; which one does follows a rule, and is recorded."""
+"""Methods, configurations and engines are crossed here, once: each engine gives the numbers of the loop.
+
+Which engine computes a run follows a rule, and is recorded.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from safetensors.numpy import load_file
 
+from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
+from fairbloom.rounds.round import Round
 from fairbloom.simulation import run as running
 from fairbloom.simulation.choice import Choice, Effort, choose, choose_fastest
+from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS
-from tests.rounds.implementations import GROUPED
+from fairbloom.tasks import TASKS
+from tests.rounds.implementations import CASES, Outcome, bits, method_and_model, outcome, settings_of
+from tests.rounds.normed import INFO
 
 from .helpers import run, small, table
 
-ENGINES = ("stacked", "workers")
 
-SERVER_ALONE = {"qfedsgd", "term", "afl", "gifair", "vred", "semivred", "aaggff", "fedmgda", "fedfv", "adafed", "fedlf"}
-"""Methods whose clients do and measure nothing but what those of others do: one model shows that they run."""
+@pytest.fixture(autouse=True, scope="module")
+def one_thread_and_a_task_with_buffers() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    TASKS[INFO.name] = INFO
+    yield
+    del TASKS[INFO.name]
+    torch.set_num_threads(threads)
 
-CHOSEN = ("qfedavg, mlp", "personal models", "fedmgdaplus, cnn")
-"""Runs for which an engine is chosen, too; it is one of those that all cases compare."""
 
-RUNS: dict[str, dict[str, Any]] = {
-    **{
-        f"{name}, {model}": {"method": name, "model": model, **GROUPED.get(name, {})}
-        for name in METHODS
-        for model in ("logistic", "mlp")
-        if model == "logistic" or name not in SERVER_ALONE
-    },
-    **{f"{name}, cnn": {"method": name, "model": "cnn"} for name in ("fedavg", "ditto", "drfa", "fedmgdaplus")},
-    "momentum, stragglers, full batch": {"momentum": 0.5, "stragglers": 0.5, "local_epochs": 3, "batch_size": 0},
-    "clients of unequal size": {"partition": "dirichlet", "dirichlet_alpha": 0.1, "weight_decay": 0.01},
+# At the seam: what clients reply, and each round ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("implementation", ["workers", "flower"])
+def test_workers_and_messages_give_the_bits_of_the_loop(implementation: str, case: str) -> None:
+    expected, other = outcome("local", case), outcome(implementation, case)
+    for (what, answer), (expected_what, expected_answer) in zip(other.seen, expected.seen, strict=True):
+        assert what == expected_what
+        assert [key for key in answer if answer[key] != expected_answer[key]] == []
+    assert plain(other.state) == plain(expected.state)
+    for finished, due in zip(other.rounds, expected.rounds, strict=True):
+        assert about(finished) == about(due)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_stacked_clients_give_the_numbers_of_the_loop(case: str) -> None:
+    """In float64: in float32, roundings that flip a unit of a network differ by more from processor to processor."""
+    expected, other = outcome("local", case, in_float64=True), outcome("stacked", case, in_float64=True)
+    tolerance = 1e-8 if CASES[case].get("task") == "normed" else 1e-9  # that task is in float32
+    for (_, answer), (_, expected_answer) in zip(other.seen, expected.seen, strict=True):
+        for key in ("asked", "names", "refused", "missing"):
+            assert answer[key] == expected_answer[key]
+    for finished, due in zip(other.rounds, expected.rounds, strict=True):
+        told, expected_told = flat(about(finished, arrays=dict)), flat(about(due, arrays=dict))
+        assert told.keys() == expected_told.keys()
+        for place, value in told.items():
+            if isinstance(value, float | np.ndarray):
+                np.testing.assert_allclose(value, expected_told[place], tolerance, tolerance, str(place))
+            else:
+                assert value == expected_told[place], place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["fedavg", *(case for case in CASES if case not in METHODS)])
+def test_flowers_start_gives_the_rounds_of_the_loop(case: str) -> None:
+    """With a user's own evaluation of the same metrics; the loop asks for a loss in evaluated rounds alone."""
+    settings, rounds = settings_of(case), list[Round]()
+    method, model = method_and_model(settings)
+    result = method.start(
+        InProcessGrid(app, settings.run_config(), settings.clients),
+        ArrayRecord({name: Array(array) for name, array in model.items()}),
+        settings.num_rounds,
+        timeout=60.0,
+        train_config=ConfigRecord({"measure": ["loss-before"]} if settings.evaluate_every else {}),
+        evaluate_config=ConfigRecord({"measure": ["train-loss"]}),
+        on_round=rounds.append,
+    )
+    expected = outcome("local", case)
+    for finished, looped in zip(rounds, expected.rounds, strict=True):
+        forms = {name: getattr(finished, name) for name in ("arrays", "average")}
+        numpys = {name: form and {key: array.numpy() for key, array in form.items()} for name, form in forms.items()}
+        told = about(Round(**vars(finished) | numpys))
+        due = about(looped)
+        if not settings.evaluate_every:  # the loop measures in the last round, which it alone knows to be evaluated
+            told, due = ({**each, "metrics": [], "train_metrics": {}} for each in (told, due))
+        if method.frozen:  # Flower's own loop sends whole models
+            told, due = ({**each, "bytes_sent": 0, "bytes_received": 0} for each in (told, due))
+        assert told == due
+    assert {name: array.numpy().tobytes() for name, array in result.arrays.items()} == {
+        name: array.tobytes() for name, array in expected.rounds[-1].evaluated.items()
+    }
+
+
+def plain(state: Any) -> Any:
+    """Return a method's state with its arrays as bytes."""
+    if isinstance(state, np.ndarray):
+        return state.tobytes()
+    if isinstance(state, dict):
+        return {key: plain(value) for key, value in state.items()}
+    return [plain(value) for value in state] if isinstance(state, list) else state
+
+
+def about(finished: Round, arrays: Callable[[Any], Any] = bits) -> dict[str, Any]:
+    """Return all of a round but the words of its refusals, which are each implementation's own."""
+    average = None if finished.average is None else arrays(finished.average)
+    told = vars(finished) | {"arrays": arrays(finished.arrays), "average": average, "refused": list(finished.refused)}
+    return told | {key: list(told[key].items()) for key in ("coefficients", "metrics")}
+
+
+def flat(value: Any, place: tuple[object, ...] = ()) -> dict[tuple[object, ...], Any]:
+    """Return what is inside mappings, lists and tuples, by where it is."""
+    if isinstance(value, Mapping):
+        return {where: each for key, inner in value.items() for where, each in flat(inner, (*place, key)).items()}
+    if isinstance(value, list | tuple):
+        return flat(dict(enumerate(value)), place)
+    return {place: value}
+
+
+def replies(case: str, what: str) -> list[dict[str, Any]]:
+    return [answer for kind, answer in outcome("local", case).seen if kind == what]
+
+
+def test_the_cases_meet_what_they_are_there_for() -> None:
+    """A case in which nothing is refused, kept or measured would compare nothing."""
+    assert {case for case in CASES if case in METHODS} == set(METHODS)
+    assert any(answer["refused"] for answer in replies("stragglers that are left out", "trained"))
+    assert any(finished.refused for finished in outcome("local", "replies that are out of proportion").rounds)
+    assert all(answer["snapshots"] for answer in replies("drfa", "trained"))
+    assert any("loss-personal" in dict(answer["metrics"][0]) for answer in replies("ditto", "evaluated"))
+    assert len(replies("evaluated after the last round only", "evaluated")) == 1
+    assert all(
+        "accuracy-validation" in dict(answer["metrics"][0]) for answer in replies("validation examples", "evaluated")
+    )
+    assert {name for answer in replies("few clients train", "trained") for name in answer["names"]} == {
+        "client-0",
+        "client-1",
+        "client-4",
+    }
+    for case in (case for case in CASES if case.startswith("averaged")):
+        first, *others = outcome("local", case).rounds
+        assert bits(first.average) == bits(first.arrays)
+        assert all(bits(other.average) != bits(other.arrays) for other in others)
+    rates = [
+        {dict(told)["learning-rate"] for told in answer["metrics"]}
+        for answer in replies("a rate that decays", "trained")
+    ]
+    assert rates == [{0.1}, {0.05}, {0.025}]
+    assert stirred(outcome("local", "a model with buffers")) == {"1.running_mean", "1.running_var"}
+
+
+def stirred(run: Outcome) -> set[str]:
+    """Return the float buffers that differ after a round from those after the one before."""
+    first, second, *_ = run.models()
+    return {name for name, array in second.items() if "running" in name and array != first[name]}
+
+
+# In the run folder ----------------------------------------------------------------------------------------------------
+
+FOLDERS: dict[str, dict[str, Any]] = {
+    "a network": {"method": "qfedavg", "model": "mlp"},
     "personal models": {"personal_lambda": 0.5, "proximal_mu": 0.1, "num_rounds": 4},
-    "averaged models": {"average_models": True, "num_rounds": 4},
-    "an adaptive server": {"method": "fedfv", "server_optimizer": "yogi", "server_optimizer_lr": 0.05, "num_rounds": 4},
-    "some train, with a rate that decays": {
-        "training_clients": "client-0,client-3,client-4",
-        "learning_rate_decay": 0.5,
-        "personal_lambda": 0.5,
-    },
-    "total losses, some misreported": {
-        "method": "qfedavg",
-        "reported_loss": "total",
-        "misreporting_clients": "client-1,client-2",
-        "reported_loss_factor": 2.0,
-        "reported_loss_bias": -3.0,
-    },
-    "losses of batches, in full batches": {"method": "qfedavg", "reported_loss": "batches", "batch_size": 0},
-    "losses of batches, after the work": {"method": "fedfa", "reported_loss": "batches"},
-    "adamw, clipping, a schedule and class weights": {
-        **{"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.01, "gradient_clip": 0.5, "model": "mlp"},
-        **{"schedule": "cosine", "warmup": 1, "num_rounds": 4, "class_weights": "balanced", "personal_lambda": 0.5},
-    },
-    "validation examples": {"validation_share": 0.2, "method": "ditto"},
     "pooled data": {"pooled": True, "method": "fedavg"},
-    "frozen parameters": {"model": "tests.rounds.adapted:Plain", "method": "fedmgdaplus"},
-    "frozen parameters of personal models": {"model": "tests.rounds.adapted:Plain", "method": "ditto"},
 }
 
 
@@ -86,12 +199,11 @@ def assert_same(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", RUNS)
-def test_whichever_engine_computes_the_run_folder_is_the_same(case: str, tmp_path: Path) -> None:
-    """In float64: in float32, roundings that flip a unit of a network differ by more from processor to processor."""
-    changes = {"num_rounds": 2, "fraction": 0.6, "task": "tests.simulation.doubled:doubled", **RUNS[case]}
+@pytest.mark.parametrize("case", FOLDERS)
+def test_each_engine_leaves_the_same_run_folder(case: str, tmp_path: Path) -> None:
+    changes = {"num_rounds": 2, "fraction": 0.6, "task": "tests.simulation.doubled:doubled", **FOLDERS[case]}
     expected = ended(run(tmp_path / "loop", engine="loop", **changes))
-    for engine in (*ENGINES, "auto") if case in CHOSEN else ENGINES:
+    for engine in ("stacked", "workers", "auto"):
         ours = ended(run(tmp_path / engine, engine=engine, **changes))
         assert_same(ours, expected, 0.0 if engine == "workers" else 1e-9)
 
