@@ -24,7 +24,7 @@ def choose_device(name: str) -> torch.device:
             return _begin(name)
         except (RuntimeError, AssertionError) as error:
             raise ReportableError(
-                f"device = {name!r} is not available here: auto takes the best that is, of cuda, mps and cpu "
+                f"device = {name!r} is not available on this machine: auto chooses the best of cuda, mps and cpu "
                 f"({_first_line(error)})"
             ) from error
     for best, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)):

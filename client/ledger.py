@@ -149,7 +149,7 @@ class Ledger:
         except (OSError, ValueError, KeyError, EOFError, SyntaxError) as error:
             raise ReportableError(
                 f"{path} cannot be read ({error}): without it nobody knows which rows are behind earlier numbers; "
-                "bring it back from a backup, or delete it to begin anew",
+                "bring it back from a backup, or delete it to begin again",
                 "its ledger of the numbers that have left it cannot be read: its own log says what its owner can do",
             ) from error
 
@@ -158,7 +158,7 @@ class Ledger:
             content = book.encode()
             if len(content) > MAX_BYTES:
                 raise ReportableError(
-                    f"{self._path} is full ({MAX_BYTES:,} bytes): delete it to begin anew, if those who submit runs "
+                    f"{self._path} is full ({MAX_BYTES:,} bytes): delete it to begin again, if those who submit runs "
                     "may learn how numbers of earlier runs differ from later ones",
                     "its ledger of the numbers that have left it is full: its own log says what its owner can do",
                 )

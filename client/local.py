@@ -212,7 +212,10 @@ class LocalClient:
         version = self.states.of_rule(terms)
         trainable = {name: received[name] for name, _ in self.trainable()}
         if version.made and isinstance(rule, Shift) and shapes_of(version.state) != shapes_of(trainable):
-            log.warning("what client %s keeps is of another model than it trains: it begins anew", self.name)
+            log.warning(
+                "the state that client %s keeps belongs to another model: the client begins again without state",
+                self.name,
+            )
             version = Version(0, {})
         return StartedRule(RuleAtWork(rule, trainable, version.state, sent), version.made)
 

@@ -12,7 +12,7 @@ from .device.cli import client as client
 app = typer.Typer(
     no_args_is_help=True,
     suggest_commands=False,
-    help="Operate a federation of real devices: certificates, clients, runs.",
+    help="Operate a federation of real devices: certificates, clients and runs.",
 )
 
 
@@ -29,18 +29,18 @@ FromRoundOption = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Take the run back to round N, once, then continue it, for example with fewer clients by --set "
-        "training-clients; 0 starts it over.",
+        help="Take the run back to round N once, and continue it, for example with fewer clients by --set "
+        "training-clients. 0 starts the run again.",
     ),
 ]
 UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder instead of a .tar.gz.")]
 
 
 def server(folder: DirOption = HERE) -> None:
-    """Run the server of a federation: SuperLink and SuperExec, each started again when it ends.
+    """Run the server of a federation (SuperLink and SuperExec), and restart parts that fail.
 
-    It listens at the addresses given to deploy init, keeps its state in DIR/state, says when it is ready, and stops in
-    order on Ctrl-C.
+    It listens at the addresses given to deploy init, keeps its state in DIR/state, reports when it is ready, and stops
+    on Ctrl-C.
     """
     from .operator.federation import Federation
     from .server.supervisor import replace_process
@@ -50,7 +50,12 @@ def server(folder: DirOption = HERE) -> None:
 
 @app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder; keep it safe, it holds the CA's key.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="New folder. Keep it safe: it contains the private key of the certificate authority."
+        ),
+    ],
     host: Annotated[list[str], typer.Option(help="Name or address of the SuperLink, as clients reach it.")],
     fleet_port: Annotated[int, typer.Option(help="Port that clients connect to.")] = 9092,
     control: Annotated[
@@ -59,7 +64,7 @@ def init(
     listen: Annotated[str, typer.Option(metavar="HOST", help="Where the server listens for clients.")] = "0.0.0.0",  # noqa: S104
     days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
 ) -> None:
-    """Make the folder of a new federation: certificate authority, server certificate, the operator's credentials."""
+    """Create the folder of a new federation: certificate authority, server certificate and operator's credentials."""
     from .operator.federation import Federation
 
     made = Federation.init(folder, host, fleet_port, control, days, listen)
@@ -78,7 +83,7 @@ def renew(
     days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
     folder: DirOption = HERE,
 ) -> None:
-    """Make a new server certificate. Restart the server to use it; clients need no change."""
+    """Create a new server certificate. Restart the server to use it. Clients need no change."""
     from .operator.federation import Federation
 
     federation = Federation(folder)
@@ -89,7 +94,7 @@ def renew(
 @app.command(epilog="Example: fairbloom deploy enroll hospital-7 --request hospital-7.request --examples 1200")
 def enroll(
     clients: Annotated[
-        list[str] | None, typer.Argument(metavar="[CLIENT]...", help="Names, as reports will show them.")
+        list[str] | None, typer.Argument(metavar="[CLIENT]...", help="Names of the clients, as reports show them.")
     ] = None,
     from_list: Annotated[
         Path | None,
@@ -113,9 +118,9 @@ def enroll(
 ) -> None:
     """Register clients with the SuperLink and write a bundle for each: certificate, settings, systemd unit.
 
-    With --request the device has made its key, and the bundle holds nothing secret. Without, keys are made here and the
-    bundle holds the private one, which is for the lab: it should be nowhere but on the device. Each client is enrolled
-    as a whole or not at all; where several are and one fails, the same command with --keep goes on.
+    With --request, the private key stays on the device and the bundle contains nothing secret. Without it, the key is
+    made here and the bundle contains it: use this only for trials. If the command fails for one of several clients,
+    repeat it with --keep.
     """
     from .errors import DeployError
     from .operator.enrolment import Applicant, describe_clients_beyond, enroll_all, read_list
@@ -143,12 +148,12 @@ def rotate(
     request: RequestOption = None,
     days: KeyDaysOption = 398,
     overlap: Annotated[
-        float, typer.Option(metavar="DAYS", help="How long the old key stays valid; 0: not at all.")
+        float, typer.Option(metavar="DAYS", help="How long the old key stays valid; 0 ends it at once.")
     ] = 7,
     unpacked: UnpackedOption = False,
     folder: DirOption = HERE,
 ) -> None:
-    """Give a client a new key; the old one stays valid for a while, so that the device can be changed over."""
+    """Give a client a new key. The old key stays valid for a while, so that you can replace it on the device."""
     from .operator.enrolment import rotate as rotate_one
     from .operator.federation import Federation
 
@@ -160,10 +165,10 @@ def rotate(
 @app.command(epilog="Example: fairbloom deploy export hospital-7 > hospital-7.tar.gz")
 def export(
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; default: standard output.")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write (default: standard output).")] = None,
     folder: DirOption = HERE,
 ) -> None:
-    """Write a client's bundle to a file or, out of a container say, to standard output."""
+    """Write a client's bundle to a file or to standard output."""
     import sys
 
     from fairbloom.system.files import write_private
@@ -202,7 +207,10 @@ def revoke(
 @app.command(epilog="Example: fairbloom deploy status --watch --interval 5")
 def status(
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON; its keys are in the guide. With --watch, a line each time.")
+        bool,
+        typer.Option(
+            "--json", help="Print JSON; the documentation lists its keys. With --watch, one line for each update."
+        ),
     ] = False,
     watched: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
@@ -210,9 +218,9 @@ def status(
     ] = 2.0,
     folder: DirOption = HERE,
 ) -> None:
-    """Show the current run and its progress, connected clients, refused attempts, disk space and certificate.
+    """Show the current run, connected clients, refused attempts, disk space and certificate.
 
-    All of it comes from the server, by the control API: what the server does not report is shown as unknown.
+    All values come from the server. A value that it does not report is shown as unknown.
     """
     import json
 
@@ -278,7 +286,7 @@ def submit(
 @app.command()
 def stop(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="The run's id; default: all runs that have not ended.")
+        str | None, typer.Argument(metavar="[RUN]", help="The run's id (default: all runs that have not ended).")
     ] = None,
     folder: DirOption = HERE,
 ) -> None:
@@ -314,10 +322,10 @@ def audit(
 
 @app.command(epilog="Example: fairbloom deploy backup /mnt/copies/federation.tar.gz")
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; an existing file is replaced.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. An existing file is replaced.")],
     folder: DirOption = HERE,
 ) -> None:
-    """Write what a federation needs, private keys included, to one file; the server may be running."""
+    """Write what a federation needs, including private keys, to one file. The server may be running."""
     from .operator.backup import back_up
     from .operator.federation import Federation
 
@@ -335,7 +343,7 @@ def restore(
     replaces: Annotated[bool, typer.Option("--replace", help="Replace what is in the folder.")] = False,
     folder: DirOption = HERE,
 ) -> None:
-    """Make a federation's folder from a backup; clients connect with the keys that they have."""
+    """Restore a federation's folder from a backup. Clients keep their keys."""
     from .operator.backup import restore as restore_folder
 
     restored = restore_folder(file, folder, host, replaces=replaces)
@@ -353,7 +361,7 @@ def restore(
 @app.command()
 def doctor(
     client: Annotated[
-        Path | None, typer.Option(metavar="CLIENT.TOML", help="Check the device of this client instead.")
+        Path | None, typer.Option(metavar="CLIENT.TOML", help="Check the device of this client instead of the server.")
     ] = None,
     folder: DirOption = HERE,
 ) -> None:

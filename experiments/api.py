@@ -113,7 +113,7 @@ def run(
         Gigabytes, at least 0, that the clients' updates may take in memory; more lie in a temporary file. By default,
         and with 0, half of the machine's.
     out
-        The run folder; by default one under runs/ that the settings name.
+        The run folder. The default is a folder below runs/ named after the settings.
     from_round
         The round that the run is taken back to before it continues, with other training-clients say; 0 starts over.
     settings
@@ -178,9 +178,9 @@ def compare(
     progress: bool = True,
     **options: Unpack[CommonOptions],
 ) -> Comparison:
-    """Train with several methods over several seeds and see who gains and who loses.
+    """Train with several methods and seeds, and show which clients gain or lose.
 
-    All methods meet the same clients, draws and batches at the same seed, so differences are paired. The same call
+    With the same seed, all methods have the same clients, draws and batches, so differences are paired. The same call
     continues what was interrupted, and extends the runs where `rounds` is higher than before. Methods that were
     compared in the same folder before, with the same seeds and settings, stay in the tables.
 
@@ -196,7 +196,7 @@ def compare(
     seeds
         The number of seeds.
     seed
-        The first seed; the others count on from there.
+        The first seed; the others follow.
     out
         The folder of the tables, the figure and the runs.
     jobs
@@ -275,7 +275,7 @@ def sweep(
     seeds
         The number of seeds; by default 3, or as many as the file says.
     seed
-        The first seed; the others count on from there.
+        The first seed; the others follow.
     out
         The folder of the tables, the figure and the runs; by default runs/sweep, or runs/NAME of a file NAME.toml.
     jobs
@@ -391,7 +391,7 @@ def recommend(
     seed
         The first seed of the search; the gain is measured with seeds that begin 1000 later.
     out
-        The folder of the answer and of all runs.
+        The folder for the answer and all runs.
     jobs
         The number of runs at a time, each in a process of its own; by default one a processor.
     settings

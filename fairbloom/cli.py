@@ -29,12 +29,12 @@ COMMANDS = {
     ),
     "compare": Place(
         f"{OURS}.compare:compare",
-        "Train with several methods over several seeds and see who gains and who loses.",
+        "Train with several methods and seeds, and show which clients gain or lose.",
         "fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp",
     ),
     "sweep": Place(
         f"{OURS}.sweep:sweep",
-        "Try values of settings, choose the best on validation examples, and test that one alone.",
+        "Try combinations of settings, choose the best on validation examples, and test it.",
         "fairbloom sweep --method fedfv --grid alpha=0,0.1,0.5 --grid learning-rate=0.01,0.1 --baseline fedavg",
     ),
     "recommend": Place(
@@ -45,17 +45,17 @@ COMMANDS = {
     ),
     "reproduce": Place(
         f"{OURS}.reproduce:reproduce",
-        "Run a published experiment, and print its numbers next to the published ones.",
+        "Repeat a published experiment, and print its numbers next to the published ones.",
         "fairbloom reproduce fedfv-table3 --seeds 5",
     ),
     "show": Place(
         f"{OURS}.show:show",
-        "Show a run, a comparison or a sweep, finished or not: tables, progress, absences, settings.",
+        "Show the results, progress and settings of a run, comparison or sweep.",
         "fairbloom show runs/a",
     ),
     "list": Place(
         f"{OURS}.listing:list_runs",
-        "List the runs in a folder: their settings, their progress, and how their models serve the clients.",
+        "List the runs in a folder with their settings, progress and scores.",
     ),
     "methods": Place(
         f"{OURS}.catalogue:methods",
@@ -67,63 +67,63 @@ COMMANDS = {
     ),
     "data": Place(
         f"{OURS}.data:data",
-        "Show what the data of a task hold, client by client, and what is wrong with them.",
+        "Check a task's data: show what each client has, and report faults.",
         "fairbloom data hospitals --set csv.target=outcome",
     ),
     "settings": Place(
         f"{OURS}.catalogue:settings",
-        "List every setting with its default; any of them can be given by --set KEY=VALUE.",
+        "List all settings with their defaults. Change one with --set KEY=VALUE.",
     ),
     "tune": Place(
         f"{OURS}.tune:tune",
-        "Measure how fast each engine computes the clients of a task here, and say which one to set.",
+        "Measure the speed of each engine on this machine, and recommend one.",
         "fairbloom tune --model mlp --clients 100 --set batch-size=20",
     ),
     "check": Place(
         f"{OURS}.check:check",
-        "Try a method, or a client-side rule, in made-up and real rounds, and say what is wrong with it.",
+        "Test a method or client-side rule of your own, and report what is wrong with it.",
         "fairbloom check my_module:Mine --set mine.share=0.3",
     ),
     "watch": Place(
         f"{OURS}.watch:watch",
-        "Follow a run or a study while it goes on: rounds, clients (worst first), absences.",
+        "Show the progress of a run or study: rounds, clients (worst served first), absences.",
         "fairbloom watch runs/a",
     ),
     "report": Place(
         f"{OURS}.report:report",
-        "Write a page of charts and tables: one HTML file, which needs no network.",
+        "Write a report with charts and tables as one HTML file.",
         "fairbloom report runs/comparison --svg",
     ),
     "predict": Place(
         f"{OURS}.predict:predict",
-        "Predict for new data: the file's columns, the prediction, and the probability of each class.",
+        "Predict for new data, and write a CSV file with predictions and class probabilities.",
         "fairbloom predict runs/a new.csv --out predictions.csv",
     ),
     "evaluate": Place(
         f"{OURS}.evaluate:evaluate",
-        "Measure a finished run's model on data of a site that took no part in the run.",
+        "Evaluate a run's model on the data of a site that did not take part.",
         "fairbloom evaluate runs/a --data-dir new-hospital --personalise --out site",
     ),
     "export": Place(
         f"{OURS}.export:export",
-        "Write the trained model with its preprocessing for other programs, and a model card.",
+        "Export the trained model and its preprocessing for other programs, with a model card.",
         "fairbloom export runs/a --to onnx",
     ),
     "client": Place(
         "fairbloom.deploy.cli:client",
-        "Run a client of a federation, make its key, or use the models that it keeps.",
+        "Run a client of a federation, create its key, or use its stored models.",
     ),
     "server": Place(
         "fairbloom.deploy.cli:server",
-        "Run the server of a federation: SuperLink and SuperExec, each started again when it ends.",
+        "Run the server of a federation (SuperLink and SuperExec), and restart parts that fail.",
     ),
     "deploy": Place(
         "fairbloom.deploy.cli:app",
-        "Operate a federation of real devices: certificates, clients, runs.",
+        "Operate a federation of real devices: certificates, clients and runs.",
     ),
     "new": Place(
         "fairbloom.scaffold.new:new",
-        "Write a small Flower app that runs: model and data, a fair method, a run folder.",
+        "Create a small, runnable Flower app with a fair method.",
         "fairbloom new my-app",
     ),
 }
@@ -196,7 +196,7 @@ def common(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning that leaves no client behind: run a fair method, compare several, see who gains."""
+    """Fair federated learning on Flower: train with a method, compare methods, and see how each client is served."""
 
 
 def main() -> None:

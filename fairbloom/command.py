@@ -32,8 +32,8 @@ TrustOption = Annotated[
     list[str],
     typer.Option(
         metavar="MODULE",
-        help="Import this module where the run's settings name it, and it is no installed package: importing runs its "
-        "code. May be repeated.",
+        help="Allow the import of this module, which the run's settings name and which is not an installed package. "
+        "Importing runs its code. May be repeated.",
     ),
 ]
 

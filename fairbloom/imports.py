@@ -55,7 +55,7 @@ def imported(what: str, name: str) -> Any:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise ReportableError(
                 f"{what} = {name!r}: there is no module {error.name}, neither in {here} nor among the installed "
-                "packages: go to the directory that it lies in, or install it",
+                "packages: change to the directory that contains it, or install it",
                 f"{what} = {name!r}: there is no module {error.name} on this client: install it",
             ) from error
         raise FairbloomError(

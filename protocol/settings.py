@@ -37,18 +37,18 @@ class RunSettings(BaseModel):
 
     task: Annotated[str, Mark.WORK] = Field(
         "digits",
-        description="Task to learn: a name that fairbloom tasks lists, or a user-defined one as my_module:task",
+        description="Task to learn: a name from fairbloom tasks, or your own as my_module:task",
     )
     model: Annotated[str, Mark.WORK] = Field(
         "",
-        description="Model to train: one of the task's (\"\": its first), of torchvision's, or yours as my_module:Net",
+        description='Model to train: a name from fairbloom tasks ("": the first), of torchvision, or my_module:Net',
     )
     clients: Annotated[int, Range("[0, inf)"), Mark.WORK] = Field(
-        0, description="Number of clients that the data is split into; 0 takes the task's number, 20 for most tasks"
+        0, description="Number of clients that the data is split into; 0 uses the task's number, 20 for most tasks"
     )
     partition: Annotated[str, Mark.WORK] = Field(
         "",
-        description="Split of the data into clients: as fairbloom tasks lists, flwr:NAME, or yours as my_module:deal",
+        description="Split of the data into clients: a name from fairbloom tasks, flwr:NAME, or my_module:deal",
     )
     shards_per_client: Annotated[int, Range("[1, inf)"), Partitions("shards"), Mark.WORK] = Field(
         2, description="Number of pieces of the label-sorted data that each client gets, if partition = shards"
@@ -66,26 +66,26 @@ class RunSettings(BaseModel):
         0.2, description="Share of each client's examples that is held out to test on"
     )
     validation_share: Annotated[float, Range("[0, 1)"), Mark.WORK] = Field(
-        0.0, description="Share of each client's examples that is held out to choose the best model by; 0: none"
+        0.0, description="Share of each client's examples that is held out to choose the best model; 0 holds out none"
     )
     pooled: Annotated[bool, Mark.WORK] = Field(
         False, description="Whether one client trains on the training data of all clients together; in one process only"
     )
     data_dir: Annotated[str, Mark.PLACE, Mark.DEVICE] = Field(
-        "", description='Folder of the data; "" takes FAIRBLOOM_DATA or the cache; a deployed client sets its own'
+        "", description='Folder of the data; "" uses FAIRBLOOM_DATA or the cache; a deployed client sets its own'
     )
     verify_data: Annotated[bool, Mark.WORK] = Field(
         True, description="Whether files of a known data set must be the originals; false accepts others in that format"
     )
     method: str = Field(
-        "fedavg", description="Method that combines updates: a name that fairbloom methods lists, or my_module:Mine"
+        "fedavg", description="Method that combines updates: a name from fairbloom methods, or my_module:Mine"
     )
     weighting: Annotated[str, Choices("examples", "uniform", ""), Mark.VARIANT] = Field(
         "", description='Prior weight of a client: by its examples, or uniform; "" takes the method\'s own choice'
     )
     proximal_mu: options.ProximalMu = Field(
         options.default_of(options.ProximalMu),
-        description="Strength of the proximal term that keeps local models near the global one; 0: no such term",
+        description="Strength of the proximal term that keeps local models near the global one; 0 disables it",
     )
     personal_lambda: options.PersonalLambda = Field(
         options.default_of(options.PersonalLambda),
@@ -93,10 +93,10 @@ class RunSettings(BaseModel):
     )
     server_optimizer: options.ServerOptimizerName = Field(
         options.default_of(options.ServerOptimizerName),
-        description="Optimizer of the server, for which the method's step is the gradient; none: no such",
+        description="Optimizer that uses the method's step as its gradient on the server; none: no server optimizer",
     )
     server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
-        0.0, description="Step size of the server's optimizer; 0 takes 1 for avgm, and the others need one"
+        0.0, description="Step size of the server optimizer; 0 means 1 for avgm; the others need a value"
     )
     server_optimizer_beta1: options.Beta1 = Field(
         options.default_of(options.Beta1),
@@ -118,10 +118,11 @@ class RunSettings(BaseModel):
         50, description="Number of rounds after which the run is finished"
     )
     from_round: Annotated[int, Range("[-1, inf)"), Mark.FREE] = Field(
-        -1, description="Earlier round that the run is taken back to, once, before it continues; -1: none"
+        -1, description="Earlier round to which the run is taken back once before it continues; -1: none"
     )
     fraction: Annotated[float, Range("[0, 1]")] = Field(
-        0.0, description="Share of the clients that train in a round; 0 takes all of up to nine, and half of more"
+        0.0,
+        description="Share of the clients that train in a round; 0 means all if there are up to nine, otherwise half",
     )
     seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.WORK] = Field(
         0, description="Seed of the data split, initial model, client sampling and batch order"
@@ -130,7 +131,7 @@ class RunSettings(BaseModel):
         1, description="Number of passes that a client makes over its training data in a round"
     )
     batch_size: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
-        10, description="Number of examples in a client's minibatch; 0 takes all of them"
+        10, description="Number of examples in a client's minibatch; 0 means all"
     )
     learning_rate: Annotated[float, Range("(0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
         0.1, description="Learning rate of the clients' optimizer"
@@ -161,7 +162,7 @@ class RunSettings(BaseModel):
         0.0, description="Weight decay of the clients' optimizer"
     )
     gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
-        0.0, description="Norm to which a minibatch's gradient is shortened where it is longer; 0 shortens none"
+        0.0, description="Largest norm of a minibatch's gradient; longer ones are shortened; 0 disables it"
     )
     class_weights: Annotated[
         str, Pattern(CLASS_WEIGHTS, "balanced", "no=0.3,yes=1.7"), Mark.WORK, Mark.VARIANT, Mark.STEP
@@ -171,16 +172,16 @@ class RunSettings(BaseModel):
     )
     client_rule: options.ClientRule = Field(
         options.default_of(options.ClientRule),
-        description="Rule of yours that corrects the clients' local steps by what they keep, as my_module:MyRule",
+        description="Your own rule that corrects the clients' local steps, as my_module:MyRule",
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.WORK] = Field(
-        0.0, description="Probability that a client has time for fewer epochs in a round: that it is a straggler"
+        0.0, description="Probability that a client is a straggler, which trains for fewer epochs in a round"
     )
     drop_stragglers: Annotated[bool, Mark.WORK] = Field(
-        False, description="Whether stragglers are left out of the round, as in FedAvg, in place of training less"
+        False, description="Whether stragglers are left out of the round, as in FedAvg, instead of training less"
     )
     time_budget: Annotated[float, Range("[0, inf)"), Mark.WORK] = Field(
-        0.0, description="Seconds after which a client stops training and replies what it has; 0 sets no limit"
+        0.0, description="Seconds after which a client stops training and sends its model; 0 sets no limit"
     )
     reported_loss: Annotated[str, Choices("mean", "total", "batches"), Mark.WORK] = Field(
         "mean",
@@ -193,17 +194,17 @@ class RunSettings(BaseModel):
         0.0, description="Number that misreporting clients add to the training loss that they report, after the factor"
     )
     misreporting_clients: Annotated[str, Mark.NAMES, Mark.WORK] = Field(
-        "", description="Names, with commas between, of the clients that report a changed training loss"
+        "", description="Names of the clients that report a changed training loss, separated by commas"
     )
     training_clients: Annotated[str, Mark.NAMES, Mark.RECONSIDERED] = Field(
-        "", description='Names, with commas between, of the clients that train; all clients evaluate; "": all train'
+        "", description='Names of the clients that train, separated by commas; all clients evaluate; "": all train'
     )
     sampling: str = Field(
-        "uniform", description="How a round's clients are drawn: uniform, or by your function, as my_module:draw"
+        "uniform", description="How the clients of a round are drawn: uniform, or by your function, as my_module:draw"
     )
     average_models: options.AverageModels = Field(
         options.default_of(options.AverageModels),
-        description="Whether the mean of all rounds' global models is evaluated and saved in place of the last",
+        description="Whether the mean of the global models of all rounds is evaluated and saved instead of the last",
     )
     evaluate_every: options.EvaluateEvery = Field(
         options.default_of(options.EvaluateEvery),
@@ -217,17 +218,18 @@ class RunSettings(BaseModel):
     )
     scores: Annotated[str, Mark.NAMES, Mark.WORK] = Field(
         "",
-        description="Further scores, with commas: f1, sensitivity, specificity, calibration-error, brier",
+        description="Further scores, separated by commas: f1, sensitivity, specificity, calibration-error, brier",
     )
     score: str = Field(
-        "", description='Score that fairness goes by, as accuracy, balanced-accuracy, auc or loss; "" fits the data'
+        "",
+        description='Score that measures fairness: accuracy, balanced-accuracy, auc, loss and more; "" suits the data',
     )
     threshold: Annotated[str, Choices("half", "client", "together"), Mark.WORK] = Field(
         "half",
         description="Threshold of f1, sensitivity and specificity: half, or by validation, per client or together",
     )
     smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK] = Field(
-        5, description="Fewest examples of a group of which a client reports a count, scores or a disparity"
+        5, description="Fewest examples of a group for which a client reports counts, scores or a disparity"
     )
     round_timeout: Annotated[float, Range("(0, inf)")] = Field(
         600.0, description="Seconds that deployed clients have to reply in a round"
@@ -237,10 +239,10 @@ class RunSettings(BaseModel):
     )
     min_clients: Annotated[int, Range("[0, inf)"), Mark.FREE] = Field(
         0,
-        description="Fewest deployed clients online; with fewer a run waits; 0: half of those it began with, or two",
+        description="Fewest deployed clients online; with fewer the run waits; 0: half of those at its start, or two",
     )
     patience: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
-        3600.0, description="Seconds that a run waits for deployed clients before it goes on without them, or ends"
+        3600.0, description="Seconds that a run waits for deployed clients before it continues without them, or ends"
     )
     unused_rounds: options.UnusedRounds = Field(
         options.default_of(options.UnusedRounds),
@@ -266,13 +268,14 @@ class RunSettings(BaseModel):
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
     engine: Annotated[str, Choices("auto", "loop", "stacked", "workers", "ray"), Mark.ROUNDING] = Field(
-        "auto", description="How clients on one machine are computed: auto chooses; ray computes on a cluster"
+        "auto", description="How clients on one machine are computed; auto chooses, ray uses a cluster"
     )
     device: Annotated[str, Mark.WORK, Mark.PLACE, Mark.ROUNDING] = Field(
         "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"
     )
     memory: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
-        0.0, description="Gigabytes of memory for a round's updates; the rest lies in a file; 0: half of the machine's"
+        0.0,
+        description="Gigabytes of memory for a round's updates; the rest is kept in a file; 0: half of the machine's",
     )
     log_format: Annotated[str, Choices("text", "json"), Mark.FREE] = Field(
         "text", description="Format of the server's log: text, or json with run, round and client in every line"

@@ -67,12 +67,12 @@ UNAVAILABLE = 5
 PATIENCE_SECONDS = 3600.0
 """How long a user's own ServerApp waits, where all clients were silent, until they are online and owe nothing."""
 
-UNNAMED = f"clients are called after their node ids, and a seed does not fix the draws; for names, {ADVICE}"
+UNNAMED = f"clients are named by their node ids, so a seed does not determine which are drawn; for names, {ADVICE}"
 """What it means that an app answers no QUERY, and what to do about it."""
 
 FAILED_QUERY = (
-    "%d nodes fail when they are asked for their name, so they are called after their node ids, and a seed does not "
-    "fix the draws; node %d says: %s. Mods of ClientApp(mods=[...]) run on QUERY too, and many refuse a message "
+    "%d nodes fail when they are asked for their name. They are named by their node ids, so a seed does not determine "
+    "which are drawn. Node %d reports: %s. Mods of ClientApp(mods=[...]) run on QUERY too, and many refuse a message "
     "without arrays: give them to @app.train(mods=[...]), or to fair(..., mods=[...])"
 )
 """A warning: how many nodes, one of them, and its reason."""
@@ -712,9 +712,8 @@ def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
     if lacking:
         terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
         raise ValueError(
-            f"it does not say that it acts on {terms}, without which it does other work than the method needs: "
-            f"{advice_on(lacking)}; a client of your code that acts on it lists {', '.join(map(repr, lacking))} under "
-            f"{HONOURS!r} in its answer to QUERY"
+            f"it does not support {terms}, which the method requires: {advice_on(lacking)}; a client of your own code "
+            f"that supports it lists {', '.join(map(repr, lacking))} under {HONOURS!r} in its answer to QUERY"
         )
 
 

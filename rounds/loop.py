@@ -408,8 +408,8 @@ class Rounds:
             self._method.forget()
             progress.states = progress.states.without_all(self._lost_states)
             log.warning(
-                "round %d: %s lost what clients keep between rounds, so the memory of %s, and what all clients keep, "
-                "begins anew",
+                "round %d: %s lost the state that clients keep between rounds, so %s and all clients begin again "
+                "without state",
                 number,
                 ", ".join(self._lost_states),
                 type(self._method).__name__,

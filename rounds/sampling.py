@@ -102,7 +102,7 @@ class Scheme:
                 f"sampling = {self.name!r}: in round {number} it failed with {type(error).__name__}: {said}"
             ) from error
         if not drawn:
-            raise SamplingError(f"sampling = {self.name!r}: in round {number} it drew nobody of {len(names)} clients")
+            raise SamplingError(f"sampling = {self.name!r}: in round {number} it drew none of {len(names)} clients")
         if strange := set(drawn).difference(names):
             raise SamplingError(
                 f"sampling = {self.name!r}: in round {number} it drew {min(strange)!r}, which is none of the "

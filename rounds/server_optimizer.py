@@ -153,6 +153,6 @@ def moments_of(state: Mapping[str, Any] | None, optimizer: ServerOptimizer | Non
     there, here = NONE if state is None else state["name"], NONE if optimizer is None else optimizer.name
     if there != here:
         raise ValueError(
-            f"the state is of a run with server_optimizer = {there!r}, got {here!r}: go on with that, or begin anew"
+            f"the state is of a run with server_optimizer = {there!r}, got {here!r}: continue with that, or begin again"
         )
     return Moments(**state["moments"]) if state is not None and state["moments"] is not None else None

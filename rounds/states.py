@@ -52,14 +52,14 @@ class States:
         for name in trained.names:
             from_round = trained.metrics[name].pop(STATE_ROUND, None)
             if self.losses.get(name, 0) >= MOST_LOSSES:
-                trained.refuse(name, f"it has lost what it keeps between rounds {self.losses[name]} times: {REMEDY}")
+                trained.refuse(name, f"it has lost its state between rounds {self.losses[name]} times: {REMEDY}")
             elif from_round is None:
                 trained.refuse(name, MissingMetricError(STATE_ROUND, None))
             elif from_round != sent[name]:
                 lost.append(name)
                 trained.refuse(
                     name,
-                    f"it has lost what it keeps between rounds: it went on from its state of round {from_round:g}, and "
+                    f"it has lost its state between rounds: it continued from that of round {from_round:g}, and "
                     f"its last reply that was used is that of round {sent[name]} (0: none)",
                 )
         return tuple(lost)

@@ -20,9 +20,9 @@ LONGEST_NAME = 32
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the app, and of its folder: my-app, say.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the app and its folder, such as my-app.")],
 ) -> None:
-    """Write a small Flower app that runs: model and data, a fair method, a run folder."""
+    """Create a small, runnable Flower app with a fair method."""
     folder = Path(name)
     package = package_of(name)
     if folder.exists():

@@ -189,7 +189,7 @@ class Settings(RunSettings):
         """Raise SettingsError where a run is to stop early and nothing says when."""
         early = f"early-stopping = {self.early_stopping}"
         if self.early_stopping and not self.validation_share:
-            raise SettingsError(f"{early} goes by validation examples: set validation-share, as in 0.2")
+            raise SettingsError(f"{early} needs validation examples: set validation-share, such as 0.2")
         if self.early_stopping and not self.evaluate_every:
             raise SettingsError(
                 f"{early} has no effect with evaluate-every = 0, which evaluates the last round alone: set "

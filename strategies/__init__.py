@@ -108,8 +108,8 @@ def find_method(name: str) -> type[FairStrategy]:
     if not is_import_string(name):
         hint = did_you_mean(name, METHODS)
         raise FairbloomError(
-            f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, {TORCHJD}upgrad and its like, "
-            "and user-defined ones as my_module:Mine"
+            f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of TorchJD such as "
+            f"{TORCHJD}upgrad, and your own as my_module:Mine"
         )
     found = imported("method", name)
     if not (isinstance(found, type) and issubclass(found, FairStrategy)):

@@ -95,7 +95,7 @@ def find_two_groups(task: Task) -> tuple[int, int]:
     """Return the two groups between which a model is to be fair, of the task's first grouping; `OTHER` is neither."""
     if not task.groupings:
         raise ReportableError(
-            "the task has no groups of examples, and fairness between groups is asked for: name a column of two "
+            "fairness between groups needs groups of examples, which the task lacks: name a column of two "
             f"values {NAMING}"
         )
     (grouping, names), *_ = task.groupings.items()

@@ -26,7 +26,7 @@ class WithDefault(TyperGroup):
 client = typer.Typer(
     suggest_commands=False,
     cls=WithDefault,
-    help="Run a client of a federation, make its key, or use the models that it keeps.",
+    help="Run a client of a federation, create its key, or use its stored models.",
 )
 
 
@@ -39,12 +39,10 @@ def run(
     partition_id: Annotated[
         int | None, typer.Option(help="Number of this client's partition of the data, from 0.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of this client where none was registered with its key.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this client, if none was registered with its key.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of its data.")] = None,
     state_dir: Annotated[
-        str | None, typer.Option(help="Folder of what it keeps between rounds, and of final models.")
+        str | None, typer.Option(help="Folder for its state between rounds and for final models.")
     ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Connect without TLS.")] = None,
     isolated: Annotated[
@@ -58,7 +56,7 @@ def run(
         list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
     ] = None,
 ) -> None:
-    """Run a client: a SuperNode that keeps model and data in memory and is started again whenever it ends."""
+    """Run a client: a SuperNode that keeps model and data in memory. It is restarted if it fails."""
     from .client import ClientSettings
     from .supervisor import replace_process
 
@@ -76,10 +74,10 @@ def run(
 
 @client.command(epilog="Example: fairbloom client keys site-a")
 def keys(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the federation will call this client.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of this client in the federation.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the key; default: NAME.")] = None,
 ) -> None:
-    """Make this device's private key, which stays here, and print the request that the operator enrolls."""
+    """Create this device's private key, and print a request for the operator. The key stays on the device."""
     from .keys import make
 
     folder = Path(name) if out is None else out
@@ -100,7 +98,7 @@ def log(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print every entry, with all numbers, as JSON.")] = False,
 ) -> None:
-    """Print what this device was asked and what it sent, run by run."""
+    """Show what this device was asked and what it sent, run by run."""
     import json
 
     from fairbloom.client.record import describe_entries, read_entries
@@ -119,7 +117,7 @@ PlaceArgument = Annotated[
 
 @client.command(epilog="Example: fairbloom client models state")
 def models(place: PlaceArgument) -> None:
-    """List the models that this device keeps of runs, the latest run first."""
+    """List the models on this device, the latest run first."""
     from fairbloom.client.kept import list_kept
 
     for kept in list_kept(place):
@@ -133,17 +131,17 @@ def models(place: PlaceArgument) -> None:
 def predict(
     place: PlaceArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The new data, with the columns of training.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write; it must not be there yet.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")],
     model: Annotated[
         Literal["last", "personal"],
         typer.Option("--model", help="The run's final model, or the personal one that never left this device."),
     ] = "last",
     run_name: Annotated[
-        str, typer.Option("--run", metavar="NAME", help="The run, as fairbloom client models names it; the latest one.")
+        str, typer.Option("--run", metavar="NAME", help="The run, as fairbloom client models lists it; or the latest.")
     ] = "",
     trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
-    """Predict on this device by a model that it keeps; neither data nor predictions leave it."""
+    """Predict on this device with a stored model. Data and predictions stay on the device."""
     from fairbloom.client.kept import choose_kept
     from fairbloom.prediction.predictor import check_new, load_predictor
 

@@ -60,7 +60,7 @@ class Outage:
         if self._since is None:
             self._since = time.monotonic()
         if self.is_new(words):
-            say(f"{words}; trying again until it works")
+            say(f"{words}; retrying until it works")
 
     def end(self) -> None:
         """Say that the client is connected again, where a fault was said before."""

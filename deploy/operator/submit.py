@@ -261,8 +261,8 @@ def _noticing_a_wait(federation: Federation, run_id: str) -> Iterator[None]:
                 alone = waits_for_nobody(list_runs(federation), run_id)
                 if alone and not over.is_set():
                     _say(
-                        f"run {run_id} has been waiting for {WAITING_SECONDS:.0f} s: nobody is there to run the "
-                        "server's side; is fairbloom server up on the server? (fairbloom deploy doctor)"
+                        f"run {run_id} has been waiting for {WAITING_SECONDS:.0f} s because no SuperExec is "
+                        "running: is fairbloom server up on the server? (fairbloom deploy doctor)"
                     )
                 if alone is not False:
                     return

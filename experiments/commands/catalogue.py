@@ -14,7 +14,7 @@ from ..views.lists import show_methods, show_settings, show_tasks, show_wrappers
 from .options import JsonOption
 
 NamesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME]...", help="Describe these alone; yours too, as my_module:Mine.")
+    list[str] | None, typer.Argument(metavar="[NAME]...", help="Describe only these, or your own as my_module:Mine.")
 ]
 
 
@@ -41,7 +41,7 @@ def tasks(names: NamesArgument = None, as_json: JsonOption = False) -> None:
 
 
 def settings(as_json: JsonOption = False) -> None:
-    """List every setting with its default; any of them can be given by --set KEY=VALUE."""
+    """List all settings with their defaults. Change one with --set KEY=VALUE."""
     defaults = default_config()
     if as_json:
         print(json.dumps(defaults, indent=2))

@@ -15,13 +15,13 @@ from .options import SetOption, settings_of
 def check(
     method: Annotated[
         str,
-        typer.Argument(metavar="METHOD", help="A method or a rule: yours as my_module:Mine, or one of our methods."),
+        typer.Argument(metavar="METHOD", help="The method or rule: your own as my_module:Mine, or a built-in method."),
     ],
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
-    """Try a method, or a client-side rule, in made-up and real rounds, and say what is wrong with it.
+    """Test a method or client-side rule of your own, and report what is wrong with it.
 
-    The exit code is 1 where something is.
+    The exit code is 1 if a test fails.
     """
     if battery.is_rule(method):
         if settings:

@@ -15,24 +15,25 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="The methods with commas between them, each with its parameters in parentheses where you like: "
+            help="The methods, separated by commas. Parameters may follow in parentheses: "
             "'fedavg,qfedavg(q=1),my_module:Mine'."
         ),
     ] = api.METHODS,
     baseline: Annotated[
-        str | None, typer.Option(help="The method that the others are compared with; by default FedAvg, or the first.")
+        str | None,
+        typer.Option(help="The method that the others are compared with. The default is FedAvg, or the first method."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="The number of seeds.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed; the others count on from there.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed; the others follow.")] = 0,
     out: Annotated[str, typer.Option(help="The folder of the tables, the figure and the runs.")] = "runs/comparison",
     jobs: JobsOption = DEFAULT_JOBS,
     spread: SpreadOption = "interval",
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     **options: Unpack[CommonOptions],
 ) -> None:
-    """Train with several methods over several seeds and see who gains and who loses.
+    """Train with several methods and seeds, and show which clients gain or lose.
 
-    All methods meet the same clients, draws and batches at the same seed, so differences are paired.
+    With the same seed, all methods have the same clients, draws and batches, so differences are paired.
     """
     api.compare(
         task,

@@ -28,22 +28,24 @@ def data(
     data_dir: DataOption = None,
     figure: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Draw who has how many examples of each class into PATH.png and PATH.svg."),
+        typer.Option(
+            metavar="PATH", help="Draw the number of examples of each client and class into PATH.png and PATH.svg."
+        ),
     ] = None,
     leaves: Annotated[
         bool,
         typer.Option(
             "--leaves",
-            help="Print all that deployed clients with these data would send, but for the numbers of models. On a "
+            help="Print everything that a deployed client with these data would send, except model parameters. On a "
             "device, DIR may be its client.toml.",
         ),
     ] = False,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the data of a task hold, client by client, and what is wrong with them.
+    """Check a task's data: show what each client has, and report faults.
 
-    The exit code is 1 where something is, or where clients have the same rows.
+    The exit code is 1 if there are faults, or if clients share rows.
     """
     if leaves:
         show_leaving(task, data_dir or folder, settings_of(settings), as_json)

@@ -13,38 +13,39 @@ from .options import DataOption, JsonOption, show_result
 
 def evaluate(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or the one that a device keeps of it.")
+        Path,
+        typer.Argument(metavar="RUN", help="The folder of a finished run, or the folder that a device keeps of it."),
     ],
     data_dir: DataOption = None,
-    client: Annotated[
-        str, typer.Option(help="Which client's data to take, where the folder has those of several.")
-    ] = "",
+    client: Annotated[str, typer.Option(help="The client to evaluate, if the folder has data of several.")] = "",
     model: Annotated[
         Literal["last", "best"],
         typer.Option("--model", help="The model after the last round, or the one with the best mean score."),
     ] = "last",
     personalise: Annotated[
-        bool, typer.Option("--personalise", help="Train a personal model from it, as Ditto does, and measure that too.")
+        bool, typer.Option("--personalise", help="Also train and evaluate a personal model, as Ditto does.")
     ] = False,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="With --personalise: passes over the training examples; 10 by default.")
+        int | None,
+        typer.Option(min=1, help="With --personalise: number of passes over the training examples (default: 10)."),
     ] = None,
     strength: Annotated[
         float | None,
         typer.Option(
             "--lambda",
             min=0.0,
-            help="With --personalise: the strength of the pull to the run's model; by default the run's, or 1.",
+            help="With --personalise: how strongly the personal model is pulled to the run's model (default: that of "
+            "the run, or 1).",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write there what fairbloom predict needs: the models and preprocessing."),
+        typer.Option(metavar="FOLDER", help="Write the models and preprocessing there, for fairbloom predict."),
     ] = None,
     trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a finished run's model on data of a site that took no part in the run.
+    """Evaluate a run's model on the data of a site that did not take part.
 
     Nothing of the data leaves this machine.
     """

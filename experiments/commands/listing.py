@@ -12,10 +12,10 @@ from .options import JsonOption
 
 
 def list_runs(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the run folders lie.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder that contains the runs.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs in a folder: their settings, their progress, and how their models serve the clients."""
+    """List the runs in a folder with their settings, progress and scores."""
     runs = find_runs(folder)
     if as_json:
         print(json.dumps(runs, indent=2))

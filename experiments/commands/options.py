@@ -70,8 +70,8 @@ SeedOption = Annotated[int | None, setting_option("seed")]
 DeviceOption = Annotated[str | None, setting_option("device")]
 
 ENGINES = (
-    "loop computes one after the other, stacked many at once, workers several processes side by side. All give the "
-    "same numbers, up to rounding; fairbloom tune measures them."
+    "loop computes one client at a time, stacked many as one tensor, workers in several processes. All give the same "
+    "numbers, up to rounding. fairbloom tune measures their speed."
 )
 COMMON: Mapping[str, Any] = {
     "data_dir": DataOption,
@@ -92,15 +92,15 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Set any setting; fairbloom settings lists them. May be repeated."),
 ]
 DEFAULT_JOBS = processors_here()
-JobsOption = Annotated[int, typer.Option(min=1, help="The number of runs at a time; they share the processors.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="The number of runs at the same time; they share the processors.")]
 FigureOption = Annotated[
-    Path | None, typer.Option("--figure", metavar="PATH", help="Draw a figure into PATH.png and PATH.svg as well.")
+    Path | None, typer.Option("--figure", metavar="PATH", help="Also draw a figure into PATH.png and PATH.svg.")
 ]
 SpreadOption = Annotated[
     Literal["interval", "std"],
     typer.Option(
-        help="What tables of a comparison show of the seeds: interval prints differences to the baseline with their "
-        "95 % intervals, std the standard deviation of each measure."
+        help="What the tables of a comparison show: interval prints differences to the baseline with 95 % intervals, "
+        "std prints standard deviations over the seeds."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -14,7 +14,7 @@ from ..views.terminal import console
 ClientOption = Annotated[
     str,
     typer.Option(
-        help="The client whose personal model predicts, or by whose means and deviations numbers are standardised."
+        help="The client to which the rows belong: its personal model, or its means and deviations, are used."
     ),
 ]
 ModelChoice = Annotated[
@@ -29,26 +29,28 @@ ModelChoice = Annotated[
 def predict(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="The run folder; on a device, the folder that its client keeps of the run."),
+        typer.Argument(
+            metavar="RUN", help="The run folder, or on a device the folder that its client keeps of the run."
+        ),
     ],
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The new data: a CSV file with the columns of training.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write; it must not be there yet.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")],
     client: ClientOption = "",
     model: ModelChoice = "last",
     decimal: Annotated[
         str,
-        typer.Option(metavar="MARK", help="The decimal mark of the file, . or ,; by default that of the run's files."),
+        typer.Option(metavar="MARK", help="Decimal mark of the file, . or , (default: that of the run's files)."),
     ] = "",
     encoding: Annotated[
-        str, typer.Option(help="The encoding of the file, cp1252 for example; by default that of the run's files.")
+        str, typer.Option(help="Encoding of the file, such as cp1252 (default: that of the run's files).")
     ] = "",
     trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
-    """Predict for new data: the file's columns, the prediction, and the probability of each class.
+    """Predict for new data, and write a CSV file with predictions and class probabilities.
 
-    The columns may be in any order, and the target may be there or not.
+    The columns may be in any order. The target column may be missing.
     """
     from fairbloom.prediction.predictor import check_new  # imported late, as PyTorch is with it
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Unpack
 
 import typer
+from rich.markup import escape
 
 from .. import api
 from ..options import CommonOptions
@@ -21,16 +22,18 @@ from .options import (
 
 @offer_common_options(budget="data_dir", out="memory")
 def recommend(
-    wish: Annotated[str, typer.Option(metavar="WISH", help=f"What the method is to be good at: {GRAMMAR}.")],
+    wish: Annotated[
+        str, typer.Option(metavar="WISH", help=f"The goal that the method should meet: {escape(GRAMMAR)}.")
+    ],
     task: TaskOption = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="How long it may take, as 10m, 90s or 1h30m: no run goes on after it.")
+        str, typer.Option(metavar="TIME", help="Time limit, such as 90s, 10m or 1h30m. No run continues after it.")
     ] = "10m",
     seed: Annotated[
         int,
-        typer.Option(min=0, help="The first seed of the search; the gain is measured with seeds from 1000 later on."),
+        typer.Option(min=0, help="The first seed of the search. The gain is measured with other seeds, 1000 higher."),
     ] = 0,
-    out: Annotated[str, typer.Option(help="The folder of the answer and of all runs.")] = "runs/recommendation",
+    out: Annotated[str, typer.Option(help="The folder for the answer and all runs.")] = "runs/recommendation",
     jobs: JobsOption = DEFAULT_JOBS,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
@@ -39,7 +42,7 @@ def recommend(
     """Search for the method that best meets a goal, within a time budget.
 
     Candidates are compared on validation examples, and the best is measured on the test examples of fresh seeds. The
-    same command continues what was interrupted, and a higher --budget goes on from there.
+    same command continues an interrupted search, also with a higher --budget.
     """
     found = api.recommend(
         task,

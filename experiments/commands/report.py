@@ -23,8 +23,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FOLDER...",
-            help="The folder of a run, finished or not, of a comparison, a reproduction or a sweep; of several "
-            "comparisons, each of another task, how the methods rank.",
+            help="The folder of a run, comparison, reproduction or sweep, or the folders of several comparisons on "
+            "different tasks, to rank their methods.",
         ),
     ],
     out: Annotated[
@@ -36,13 +36,13 @@ def report(
     ] = None,
     svg: Annotated[
         bool,
-        typer.Option("--svg", help=f"Write every chart as SVG, too, into the folder {FIGURES}/ beside the report."),
+        typer.Option("--svg", help=f"Also write each chart as SVG into the folder {FIGURES}/ next to the report."),
     ] = False,
     trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
-    """Write a page of charts and tables: one HTML file, which needs no network.
+    """Write a report with charts and tables as one HTML file.
 
-    A comparison, a reproduction and a sweep write theirs when they end.
+    Comparisons, reproductions and sweeps write their report when they end.
     """
     file = out or (folders[0] if len(folders) == 1 else Path()) / REPORT
     written, *figures = write_report(load_result(folders, trust), file, svg=svg)

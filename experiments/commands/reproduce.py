@@ -15,25 +15,29 @@ from .options import DEFAULT_JOBS, DataOption, JobsOption, JsonOption, SetOption
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The recipe: --list names them; or the path of your TOML file.")
+        str | None,
+        typer.Argument(metavar="NAME", help="The name of a recipe, as --list shows it, or the path of your TOML file."),
     ] = None,
-    as_list: Annotated[bool, typer.Option("--list", help="List the recipes, and run nothing.")] = False,
+    as_list: Annotated[bool, typer.Option("--list", help="List the recipes without running anything.")] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="The number of seeds, from 0; by default the recipe's.")
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="One seed and a tenth of the rounds, at most 20: a trial that is not comparable."),
+        typer.Option(
+            "--quick",
+            help="Try the recipe with one seed and a tenth of the rounds, at most 20. The numbers are not comparable.",
+        ),
     ] = False,
     rows: Annotated[
         list[str],
         typer.Option(
             metavar="TEXT",
-            help="Only rows whose name contains this; table and figure are not written then. May be repeated.",
+            help="Run only rows with this text in their name, and write no table or figure. May be repeated.",
         ),
     ] = [],  # noqa: B006 (typer reads it, nothing changes it)
     finished: Annotated[
-        bool, typer.Option("--show", help="Run nothing: print the table of what is finished so far.")
+        bool, typer.Option("--show", help="Print the table of the finished runs without running anything.")
     ] = False,
     data_dir: DataOption = None,
     out: Annotated[
@@ -44,9 +48,9 @@ def reproduce(
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Run a published experiment, and print its numbers next to the published ones.
+    """Repeat a published experiment, and print its numbers next to the published ones.
 
-    The same command continues what was interrupted.
+    The same command continues an interrupted study.
     """
     if as_list:
         recipes = list(load_shipped())

@@ -35,14 +35,14 @@ def run(
     method: MethodOption = None,
     seed: SeedOption = None,
     out: Annotated[
-        str | None, typer.Option(help="The run folder; by default one under runs/ that the settings name.")
+        str | None, typer.Option(help="The run folder. The default is a folder below runs/ named after the settings.")
     ] = None,
     from_round: FromRoundOption = None,
     debug: Annotated[
         bool,
         typer.Option(
             "--debug",
-            help="Compute one client after the other in this process, and end with the traceback of the first error: "
+            help="Compute one client at a time in this process, and show the traceback of the first error. "
             "breakpoint() works in a model, loss or task.",
         ),
     ] = False,
@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Train with one method, all clients on this machine.
 
-    The same command continues a run that was interrupted; a finished run is shown, or extended by higher --rounds.
+    The same command continues an interrupted run. It shows a finished run, or extends it if --rounds is higher.
     """
     with uncaught(debug):
         finished = api.run(

@@ -33,14 +33,16 @@ def show(
     figure: FigureOption = None,
     split: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Draw who had how many examples of each class into PATH.png and PATH.svg."),
+        typer.Option(
+            metavar="PATH", help="Draw the number of examples of each client and class into PATH.png and PATH.svg."
+        ),
     ] = None,
     spread: SpreadOption = "interval",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run, a comparison or a sweep, finished or not: tables, progress, absences, settings.
+    """Show the results, progress and settings of a run, comparison or sweep.
 
-    Of several comparisons with the same methods, each of another task, it shows how the methods rank over the tasks.
+    For several comparisons of the same methods on different tasks, it ranks the methods.
     """
     if len(folders) > 1:
         show_ranked(folders, figure, as_json)

@@ -3,6 +3,7 @@
 from typing import Annotated, Unpack
 
 import typer
+from rich.markup import escape
 
 from .. import api
 from ..options import CommonOptions
@@ -24,14 +25,14 @@ from .options import (
 def sweep(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="A TOML file that says what is tried, in place of --method and --grid."),
+        typer.Argument(metavar="[FILE]", help="A TOML file that defines the sweep, instead of --method and --grid."),
     ] = None,
     task: TaskOption = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="The method, or several with commas between them, each with its parameters in parentheses where you "
-            "like: 'fedfv,qfedavg(q=1)'. By default FedAvg."
+            help="One or more methods, separated by commas. Parameters may follow in parentheses: "
+            "'fedfv,qfedavg(q=1)'. The default is FedAvg."
         ),
     ] = None,
     grid: Annotated[
@@ -44,25 +45,27 @@ def sweep(
     ] = [],  # noqa: B006 (typer reads it, nothing changes it)
     criterion: Annotated[
         str | None,
-        typer.Option(help=f"What the chosen point is to be good at on validation examples: {GRAMMAR}."),
+        typer.Option(help=f"Goal by which the best point is chosen on validation examples: {escape(GRAMMAR)}."),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(help="A method that the chosen point is compared with; what the grid has of it is tried, too."),
+        typer.Option(
+            help="A method to compare the chosen point with. It is tried with the grid values that apply to it."
+        ),
     ] = None,
     search: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Draw so many points from the ranges. The best third goes on after a ninth of the rounds, and the "
-            "best third of these after a third.",
+            help="Draw N points from the ranges. After a ninth of the rounds the best third continues, and after a "
+            "third of the rounds the best third of these.",
         ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="The number of seeds; by default 3, or as many as FILE says.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed; the others count on from there.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed; the others follow.")] = 0,
     out: Annotated[
         str | None,
         typer.Option(
@@ -74,9 +77,9 @@ def sweep(
     as_json: JsonOption = False,
     **options: Unpack[CommonOptions],
 ) -> None:
-    """Try values of settings, choose the best on validation examples, and test that one alone.
+    """Try combinations of settings, choose the best on validation examples, and test it.
 
-    The same command continues what was interrupted; with more values, seeds or rounds it runs what is missing.
+    The same command continues an interrupted sweep. With more values, seeds or rounds it runs only what is missing.
     """
     found = api.sweep(
         file,

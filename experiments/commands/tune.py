@@ -40,15 +40,15 @@ def tune(
     fraction: FractionOption = None,
     device: DeviceOption = None,
     seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long each engine is measured; at least three rounds are.")
+        float, typer.Option(min=0.0, help="How long each engine is measured, for at least three rounds.")
     ] = 3.0,
     ray: Annotated[bool, typer.Option("--ray", help="Measure Ray too, which takes ten seconds to start.")] = False,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how fast each engine computes the clients of a task here, and say which one to set.
+    """Measure the speed of each engine on this machine, and recommend one.
 
-    Each computes a few rounds of real training on the real data, in turn; nothing is written.
+    Each engine trains a few rounds on the task's data. Nothing is written.
     """
     options: dict[str, Value | None] = {"task": task, "data-dir": data_dir, "model": model}
     options |= {"clients": clients, "partition": partition, "fraction": fraction, "device": device}

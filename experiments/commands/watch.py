@@ -24,21 +24,20 @@ def watch(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="The folder of a run, a comparison or another study, or one in which runs lie; it is waited for.",
+            help="The folder of a run or study, or a folder that contains runs. If it does not exist yet, the "
+            "command waits.",
         ),
     ],
     page: Annotated[
-        bool, typer.Option("--page", help="Serve a page for a browser on this machine, in place of the terminal's.")
+        bool, typer.Option("--page", help="Serve a page for a browser on this machine instead of the terminal display.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --page: its port; 0 takes a free one.")] = 0,
-    interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="The time between two looks at the folder.")
-    ] = 1.0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --page; 0 uses a free port.")] = 0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds between two updates.")] = 1.0,
 ) -> None:
-    """Follow a run or a study while it goes on: rounds, clients (worst first), absences.
+    """Show the progress of a run or study: rounds, clients (worst served first), absences.
 
-    The folder is read and nothing is written there. The command ends with the run: its exit code is 0 where that is
-    finished, and 1 where it was interrupted.
+    The command only reads the folder and ends with the run: its exit code is 0 if the run finished, and 1 if it was
+    interrupted.
     """
     ended = None
     with until_interrupted():

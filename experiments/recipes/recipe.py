@@ -238,7 +238,9 @@ class Recipe(Section):
                     methods = ", ".join(dict.fromkeys(case.method for case in among))
                     there = [short for case in among for short in map(short_key, method_parameters(case.method))]
                     hint = did_you_mean(name, [*SETTINGS, *there])
-                    raise ValueError(f"grid: {name} is no setting, and no parameter of {methods}: {hint}".rstrip(": "))
+                    raise ValueError(
+                        f"grid: {name} is neither a setting nor a parameter of {methods}: {hint}".rstrip(": ")
+                    )
 
     def _check_labels(self, cases: Sequence["Case"]) -> None:
         """Raise ValueError where two rows of a variant have one name, or the baseline is not exactly one of them."""

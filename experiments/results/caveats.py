@@ -28,7 +28,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     every = [run for by_seed in runs.values() for run in by_seed]
     found = _single(every, "no method had anything")
     for labels in same_models(runs):
-        found.append(f"{_listed(labels)} ended with the same models to the bit: nothing here tells them apart.")
+        found.append(f"{_listed(labels)} ended with the same models to the bit, so their numbers are equal.")
     worse = [label for label, by_seed in runs.items() if _worse_than_the_mean(by_seed[0])]
     if worse:
         found.append(

@@ -62,21 +62,25 @@ class Ranks:
         needed = fewest_tasks(methods)
         if tasks < needed:
             found.append(
-                f"{tasks} tasks are too few to tell any two of {methods} methods apart by their ranks: at least "
+                f"{tasks} tasks are too few to distinguish any two of {methods} methods by their ranks: at least "
                 f"{needed} are needed, with the same order in each."
             )
         elif not self.clear:
             found.append(
-                f"Over {tasks} tasks the ranks cannot be told from chance (Friedman's p = {self.p_value:.2g})."
+                f"Over {tasks} tasks the ranks do not differ significantly (Friedman's p = {self.p_value:.2g})."
             )
         else:
             behind = [m for m, rank in self.average.items() if rank - self.average[best] >= self.critical_difference]
-            apart = f"{best} ranks better than {', '.join(behind)}" if behind else f"no method is told from {best}"
+            apart = (
+                f"{best} ranks better than {', '.join(behind)}"
+                if behind
+                else f"no method differs significantly from {best}"
+            )
             if not behind and self.average[last] - self.average[best] < self.critical_difference:
-                apart = "no two methods are told apart by Nemenyi's test, which is the stricter one"
+                apart = "no two methods differ significantly by Nemenyi's test, which is stricter"
             found.append(f"The ranks differ (Friedman's p = {self.p_value:.2g}): {apart}.")
         if needed <= tasks < RELIABLE_TASKS:
-            found.append(f"With fewer than {RELIABLE_TASKS} tasks the p-value is a rough one.")
+            found.append(f"With fewer than {RELIABLE_TASKS} tasks the p-value is approximate.")
         return found
 
     def rows(self) -> list[dict[str, Any]]:

@@ -243,7 +243,7 @@ class Recommendation:
     def _about_others(self) -> list[str]:
         others = []
         if self.as_good:
-            others.append(f"Not told from it: {', '.join(self.as_good)}.")
+            others.append(f"Not significantly different: {', '.join(self.as_good)}.")
         if self.untried and self.tried:
             others.append(f"The budget left out {len(self.untried)}: {', '.join(self.untried)}.")
         if len(self.failed) > 3:  # too many reasons to read

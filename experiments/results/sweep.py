@@ -240,11 +240,11 @@ class Sweep:
             alike = [point.name for point in self.as_good]
             listed = ", ".join(alike[:NAMED]) + (f" and {len(alike) - NAMED} more" if len(alike) > NAMED else "")
             if seeds == 1:
-                found.append("One seed cannot tell points apart: raise --seeds.")
+                found.append("With one seed no point can be called better: raise --seeds.")
             elif not alike:
-                found.append(f"Over {seeds} seeds it is told from all other points.")
+                found.append(f"Over {seeds} seeds it differs significantly from all other points.")
             else:
-                found.append(f"Over {seeds} seeds it cannot be told from {listed}.")
+                found.append(f"Over {seeds} seeds it does not differ significantly from {listed}.")
         if self.baseline is not None:
             if self.score.better(self.baseline.mean, self.best.mean) > 0.0:
                 found.append(f"{by[:1].upper()}{by[1:]}, the baseline {self.baseline.name} is better still.")

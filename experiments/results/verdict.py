@@ -143,7 +143,7 @@ class _Words:
     def too_few_seeds(self) -> str:
         """That nothing is claimed with so few seeds."""
         seeds = "A single seed does" if len(self._among.seeds) == 1 else "Two seeds do"
-        return f"{seeds} not tell one method from another: compare with {USUAL_SEEDS} seeds or more."
+        return f"{seeds} not show which method is better: compare with {USUAL_SEEDS} seeds or more."
 
     def best_seen(self, worst: Mapping[str, Difference]) -> list[str]:
         """Return the largest gain that was seen with too few seeds to claim anything."""

@@ -164,7 +164,9 @@ class Answer:
             all_run = len(self.seeds) + self._lacking == len(self._fresh)
             more = "" if all_run else ": a higher --budget measures with more"
             seeds = f"{len(self.seeds)} fresh seeds{more}"
-            self.notes.append(f"{best} was the best of the search, but cannot be told from {baseline} with {seeds}.")
+            self.notes.append(
+                f"{best} was the best of the search, but does not differ significantly from {baseline} with {seeds}."
+            )
         return equal if equal in better else baseline
 
     def _clearly_better(self, *labels: str) -> Mapping[str, bool]:

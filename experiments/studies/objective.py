@@ -32,10 +32,10 @@ SPREADS = ("std", "gap")
 """Measures of how much clients differ, which are good when they are low."""
 
 GRAMMAR = (
-    "GOAL[, CONSTRAINT]...; a GOAL is MEASURE, MEASURE as high|low as possible, or several with + between them, as in "
-    "mean+worst or 3*mean+worst, of which the weighted mean is taken; a CONSTRAINT is MEASURE within N points of "
-    "METHOD, DIFFERENCE at most N points, or no client loses more than N points [against METHOD], which may stand "
-    f"alone; a MEASURE is {', '.join((*LEVELS, *SPREADS))}, client NAME or gap:SCORE[:NAME]; a DIFFERENCE is "
+    "GOAL[, CONSTRAINT]...; a GOAL is MEASURE, MEASURE as high|low as possible, or the weighted mean, such as "
+    "mean+worst or 3*mean+worst, of several; a CONSTRAINT is MEASURE within N points of METHOD, DIFFERENCE at most N "
+    "points, or no client loses more than N points [against METHOD], which needs no GOAL; a MEASURE is "
+    f"{', '.join((*LEVELS, *SPREADS))}, client NAME or gap:SCORE[:NAME]; a DIFFERENCE is "
     f"{', '.join(SPREADS)} or gap:SCORE[:NAME]"
 )
 """What an objective may be."""

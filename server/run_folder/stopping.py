@@ -44,7 +44,7 @@ class EarlyStopping:
                 self.best, self.best_round = mean, finished.number
         elif self.best is None and finished.evaluations and finished.number >= self.patience:
             raise SettingsError(
-                f"early-stopping = {self.patience} goes by the mean validation {self.score.name}, and up to round "
+                f"early-stopping = {self.patience} uses the mean validation {self.score.name}, and up to round "
                 f"{finished.number} no client has reported any: give the clients validation examples (where they have "
                 "few examples, by a larger validation-share), or set early-stopping = 0"
             )

@@ -157,7 +157,7 @@ def check_known(name: str, ours: tuple[str, ...]) -> None:
         return
     meant = did_you_mean(name, [*ours, *theirs])
     raise FairbloomError(
-        f"model = {name!r} is not known here: {meant}there are {', '.join(ours)}; your own, as my_models:Net; {hint}"
+        f"model = {name!r} is unknown: {meant}there are {', '.join(ours)}; your own, as my_models:Net; {hint}"
     ) from cause
 
 

@@ -41,7 +41,9 @@ def test_auto_takes_the_best_device_there_is() -> None:
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
 def test_a_device_that_is_not_there_is_refused_with_what_would_do(name: str) -> None:
-    with pytest.raises(FairbloomError, match=rf"device = '{name}' is not available here: auto takes the best that is"):
+    with pytest.raises(
+        FairbloomError, match=rf"device = '{name}' is not available on this machine: auto chooses the best"
+    ):
         choose_device(name)
 
 
@@ -84,7 +86,7 @@ def test_an_error_says_why_a_device_is_unavailable(monkeypatch: pytest.MonkeyPat
         raise AssertionError("Torch not compiled with CUDA enabled")
 
     monkeypatch.setattr(torch, "zeros", failing)
-    with pytest.raises(FairbloomError, match=r"auto takes the best .*\(Torch not compiled with CUDA enabled\)"):
+    with pytest.raises(FairbloomError, match=r"auto chooses the best .*\(Torch not compiled with CUDA enabled\)"):
         choose_device("cuda")
 
 

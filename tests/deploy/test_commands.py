@@ -63,4 +63,4 @@ def test_ctrl_c_while_a_command_imports_what_it_needs_ends_it_in_silence(module:
 def test_a_devices_help_says_what_each_argument_is(tmp_path: Path) -> None:
     """By `python -m fairbloom.deploy`, where the whole command line is not installed, as in the client's image."""
     done = client_command("keys", "--help", folder=tmp_path)
-    assert "What the federation will" in done.stdout, done.stderr
+    assert "Name of this client in the" in done.stdout, done.stderr

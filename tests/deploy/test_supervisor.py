@@ -65,9 +65,9 @@ def test_a_node_that_ends_is_started_again_for_ever_and_a_fault_is_said_once(tmp
     program = COUNTED.format(count=str(count)) + 'print("no luck at", time.time()); raise SystemExit(3 + (number > 5))'
     with lines_of(supervised(program)) as lines:
         assert next(lines).startswith("no luck at")
-        assert next(lines) == "fairbloom client: the SuperNode ended (exit code 3); trying again until it works"
+        assert next(lines) == "fairbloom client: the SuperNode ended (exit code 3); retrying until it works"
         wait_for_starts(count, 6)
-        assert next(lines) == "fairbloom client: the SuperNode ended (exit code 4); trying again until it works"
+        assert next(lines) == "fairbloom client: the SuperNode ended (exit code 4); retrying until it works"
         wait_for_starts(count, 10)
 
 
@@ -91,7 +91,7 @@ def test_a_client_that_is_back_says_so_and_what_its_node_said(tmp_path: Path) ->
     assert re.fullmatch(r"fairbloom client: back: connected again after \d+ s", said.pop(2))
     assert said == [
         "beginning",
-        "fairbloom client: the SuperNode ended (exit code 3); trying again until it works",
+        "fairbloom client: the SuperNode ended (exit code 3); retrying until it works",
         *("beginning", "INFO: SuperNode ID: 7", "at work"),
     ]
 

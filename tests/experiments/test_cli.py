@@ -584,7 +584,7 @@ def test_help_says_what_each_argument_is(capsys: pytest.CaptureFixture[str], mon
     assert [each.name for each in arguments if not each.help] == []
     for words, said in (
         ("show", "The folder of a run, comparison or sweep"),
-        ("client keys", "What the federation will"),
+        ("client keys", "Name of this client in the"),
     ):
         assert fairbloom(*words.split(), "--help") == 0
         assert said in capsys.readouterr().out

@@ -19,8 +19,8 @@ from .helpers import run
 
 FLOWER = logging.getLogger("flwr")
 SAID = (
-    "the clients' app answers no QUERY: clients are called after their node ids, and a seed does not fix the draws; "
-    f"for names, {ADVICE}"
+    "the clients' app answers no QUERY: clients are named by their node ids, so a seed does not determine which are "
+    f"drawn; for names, {ADVICE}"
 )
 
 

@@ -111,7 +111,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"method": "qfedavg", "weighting": "examples"}, ("QFedAvg", "weighting", "'examples'", "leave")),
     ({"method": "fedfv", "control-variates": True}, ("control-variates = True", "FedFV", "choose FedAvg")),
     ({"method": "scaffold", "momentum": 0.9}, ("method = 'scaffold'", "leave out momentum = 0.9")),
-    ({"method": "feddyn", "clip-updates": 2.0}, ("clip-updates = 2", "FedDyn", "leave it out")),
+    ({"method": "feddyn", "clip-updates": 2.0}, ("clip-updates = 2", "FedDyn", "leave clip-updates out")),
     ({"method": "fedprox", "proximal-mu": 0.5}, ("FedProx", "proximal-mu", "0.5")),
 ]
 

@@ -186,7 +186,7 @@ def test_a_run_without_a_folder_is_named_by_its_settings(tmp_path: Path, monkeyp
 
 
 def test_a_device_that_is_not_there_stops_the_run_before_any_client_works(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"device = 'cuda:99' is not available here: auto takes the best that is"):
+    with pytest.raises(ValueError, match=r"device = 'cuda:99' is not available on this machine: auto chooses the best"):
         run(tmp_path / "run", device="cuda:99")
     assert not (tmp_path / "run").exists()
 

@@ -262,7 +262,7 @@ def test_what_is_no_model_fails_the_settings_check(name: str) -> None:
 
 
 def test_a_slip_of_the_pen_is_answered_with_what_was_meant() -> None:
-    with pytest.raises(FairbloomError, match="model = 'logstic' is not known here: did you mean logistic"):
+    with pytest.raises(FairbloomError, match="model = 'logstic' is unknown: did you mean logistic"):
         check_model("logstic", DIGITS)
 
 
@@ -277,7 +277,7 @@ def test_one_of_ours_that_a_task_does_not_have_is_refused_with_those_that_it_has
 @without_torchvision
 def test_a_model_of_torchvision_says_how_to_install_it() -> None:
     for attempt in (partial(build, "resnet18", IMAGE, 10, 0), partial(check_model, "resnet18", DIGITS)):
-        with pytest.raises(FairbloomError, match=r"'resnet18' is not known here: .*pip install torchvision"):
+        with pytest.raises(FairbloomError, match=r"'resnet18' is unknown: .*pip install torchvision"):
             attempt()
 
 
@@ -295,7 +295,7 @@ def test_torchvisions_models_fit_the_images_channels_and_classes_in_training_too
     ("name", "shape", "words"),
     [
         ("resnet81", IMAGE, "did you mean resnet18"),
-        ("fasterrcnn_resnet50_fpn", IMAGE, "is not known here"),
+        ("fasterrcnn_resnet50_fpn", IMAGE, "is unknown"),
         ("resnet18", (13,), r"take images.*shape \(13,\): logistic and mlp"),
         ("alexnet", IMAGE, "images of another size"),
     ],

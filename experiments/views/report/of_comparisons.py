@@ -25,7 +25,7 @@ def page_of_comparisons(comparisons: Mapping[str, Comparison]) -> Page:
         intro = (
             "A bar joins methods whose mean ranks differ by less than the critical difference (Nemenyi's test, level "
         )
-        intro += f"0.05): these cannot be told apart. {' '.join(_sentences(ranks)[0])}"
+        intro += f"0.05): these do not differ significantly. {' '.join(_sentences(ranks)[0])}"
         blocks: list[Block] = [rank_charts(ranks, series), rank_table(ranks)]
         sections.append(Section(f"ranks-{slug(measure)}", f"Ranks by the {title}", intro, blocks))
     sections.append(_verdicts_section(comparisons))
@@ -52,7 +52,7 @@ def rank_table(ranks: Ranks) -> Table:
         for method, rank in ranks.average.items()
     ]
     note = "Methods that are equally good share the mean of their ranks. Mean ranks that differ by "
-    note += f"{ranks.critical_difference:.2f} or more are told apart (Nemenyi, level 0.05)."
+    note += f"{ranks.critical_difference:.2f} or more are significant (Nemenyi, level 0.05)."
     caption = f"Ranks over {len(ranks.by_task)} tasks by the {_title(ranks)}; 1 is the best"
     return Table(f"ranks-{slug(ranks.measure)}", caption, ["method", "mean rank", *ranks.by_task], cells, note)
 

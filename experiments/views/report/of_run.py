@@ -35,8 +35,8 @@ Values = Mapping[str, float]
 """A score by client."""
 
 ONE_SEED = (
-    "This is one run with one seed. It tells how this model serves these clients, and not whether another method would "
-    "serve them better: fairbloom compare with five seeds or more can tell."
+    "This is one run with one seed. It shows how this model serves these clients, but not whether another method would "
+    "serve them better. To find out, use fairbloom compare with five seeds or more."
 )
 
 

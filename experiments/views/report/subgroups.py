@@ -99,8 +99,8 @@ def gaps_table(reports: Reports) -> Table:
                 rows.append([*row, Cell.of(len(gaps)), Cell(lowest)])
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
     note = (
-        "Mean ±standard deviation over so many seeds: with the others too few examples stand behind it. Where the "
-        "lowest group is not the same with all seeds, each of them is named."
+        "Mean ± standard deviation over these seeds; with the other seeds, a group has too few examples. If the "
+        "lowest group differs between seeds, all of them are named."
     )
     return Table("gaps", "Gaps between groups over all clients", headings, rows, note)
 

@@ -57,7 +57,7 @@ def test_too_few_tasks_are_said_in_words_and_as_many_as_are_named_do() -> None:
     needed = fewest_tasks(4)
     few, enough = same_order(needed - 1), same_order(needed)
     assert few.sentences == [
-        f"{needed - 1} tasks are too few to tell any two of 4 methods apart by their ranks: at least {needed} are "
+        f"{needed - 1} tasks are too few to distinguish any two of 4 methods by their ranks: at least {needed} are "
         "needed, with the same order in each."
     ]
     assert not any("too few" in sentence for sentence in enough.sentences)
@@ -75,7 +75,7 @@ def test_groups_have_the_methods_that_are_not_told_apart() -> None:
 def test_methods_that_serve_equally_are_not_told_apart() -> None:
     found = ranks_of({str(k): task(1.0, 1.0, 1.0) for k in range(12)})
     assert found.p_value == 1.0
-    assert "cannot be told from chance" in found.sentences[0]
+    assert "do not differ significantly" in found.sentences[0]
 
 
 def test_methods_that_a_task_lacks_are_left_out_by_name() -> None:
@@ -121,7 +121,7 @@ def test_show_ranks_several_comparisons(
     assert fairbloom("show", "five", "six", "--figure", "ranks") == 0
     said = capsys.readouterr().out
     assert "Ranks over 2 tasks" in said
-    assert "2 tasks are too few to tell any two of 3 methods apart" in said
+    assert "2 tasks are too few to distinguish any two of 3 methods" in said
     assert Path("ranks.svg").exists()
     assert fairbloom("show", "five", "six", "--json") == 0
     found = json.loads(capsys.readouterr().out)

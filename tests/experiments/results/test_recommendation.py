@@ -41,7 +41,7 @@ def test_the_answer_says_gain_price_who_pays_and_who_is_as_good() -> None:
         "Of the clients, 40 % are worse off.",
         "Who pays, in points: cleveland -9.2.",
         "A round takes 0.01 seconds less here, and sends 120 bytes more.",
-        "Not told from it: DRFA (gamma=0.01).",
+        "Not significantly different: DRFA (gamma=0.01).",
         "The budget left out 1: TERM (tilt=5).",
         "FedFa could not be judged: it has no accuracy.",
         "A note.",

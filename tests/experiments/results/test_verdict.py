@@ -102,7 +102,7 @@ def test_a_gain_that_is_clear_without_the_correction_for_shared_data_may_not_be_
 
 def test_a_single_seed_is_said_to_tell_nothing() -> None:
     verdict = made(1, FedFV=(8.0, -3.0)).verdict
-    assert verdict.headline == "A single seed does not tell one method from another: compare with 5 seeds or more."
+    assert verdict.headline == "A single seed does not show which method is better: compare with 5 seeds or more."
     assert "With this seed FedFV does best for the worst-served client (Switzerland)" in str(verdict)
     assert "No method" not in str(verdict)
     assert "no method does better than FedAvg" in str(made(1, FedFV=(-8.0, -3.0)).verdict)
@@ -205,7 +205,7 @@ def test_a_row_that_cannot_differ_points_to_its_personal_models() -> None:
 
 def test_two_seeds_claim_nothing_and_have_no_interval() -> None:
     verdict = made(2, noise=0.1, FedFV=(8.0, -3.0)).verdict
-    assert verdict.headline == "Two seeds do not tell one method from another: compare with 5 seeds or more."
+    assert verdict.headline == "Two seeds do not show which method is better: compare with 5 seeds or more."
     assert "With these seeds FedFV does best for the worst-served client (Switzerland)" in str(verdict)
     assert not re.search(r"\(-?\d|enough|lifts", str(verdict))
 

@@ -177,9 +177,9 @@ def test_points_that_cannot_be_told_apart_are_named_and_a_single_seed_tells_none
     assert told.pop("FedAvg (learning-rate=0.001)") is True
     ((alike, apart),) = told.items()
     assert (shown["as_good"], apart) == ([alike], False)
-    assert f"Over 4 seeds it cannot be told from {alike}." in shown["sentences"]
+    assert f"Over 4 seeds it does not differ significantly from {alike}." in shown["sentences"]
     one = shown_json(capsys, *words, "--seeds", 1)
-    assert "One seed cannot tell points apart: raise --seeds." in one["sentences"]
+    assert "With one seed no point can be called better: raise --seeds." in one["sentences"]
 
 
 @pytest.mark.usefixtures("disagreeing")
@@ -419,7 +419,7 @@ REFUSED_FILES = {
     "settings = { seed = 1 }": "settings: leave seed out: it is set for each run",
     "settings = { clients = 5 }": "rows differ in clients: points would be judged by other examples",
     "grid = { test-share = [0.1, 0.2] }": "a sweep cannot try values of test-share: points would be judged by other",
-    "grid = { beta = [0.1, 0.2] }": "grid: beta is no setting, and no parameter of fedavg",
+    "grid = { beta = [0.1, 0.2] }": "grid: beta is neither a setting nor a parameter of fedavg",
 }
 
 
@@ -435,7 +435,10 @@ def test_what_a_sweep_cannot_use_of_a_recipe_is_refused(tmp_path: Path, text: st
 # Mistakes -----------------------------------------------------------------------------------------------------------
 
 MISTAKES: dict[str, tuple[Sequence[object], str]] = {
-    "unknown": (("--grid", "alfa=0,1"), "grid: alfa is no setting, and no parameter of fedfv: did you mean alpha?"),
+    "unknown": (
+        ("--grid", "alfa=0,1"),
+        "grid: alfa is neither a setting nor a parameter of fedfv: did you mean alpha?",
+    ),
     "unused": (("--grid", "qfedavg.q=0,1"), "grid: qfedavg.q has no effect with method = 'fedfv': leave it out"),
     "of another partition": (("--grid", "dirichlet-alpha=0.1,1"), "a sweep cannot try values of dirichlet-alpha"),
     "twice the same": (("--grid", "alpha=0.1,0.10"), "fedfv.alpha = 0.1 is there twice: give each value once"),
