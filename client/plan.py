@@ -1,33 +1,14 @@
 """The work of a round: what a run's settings and the server's terms make of it, for all clients and for one."""
 
-import math
 from dataclasses import replace
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import Terms
-from fairbloom.tasks.optimizers import OptimizerChoice
 
 from .rules.registry import Rules, rules_of, transform_of
-from .work import LocalWork, batch_order, learning_rate_in
-
-
-def run_work(settings: RunSettings, number: int) -> LocalWork:
-    """Return the work of round `number` by the run's settings alone."""
-    return LocalWork(
-        epochs=settings.local_epochs,
-        batch_size=settings.batch_size,
-        learning_rate=learning_rate_in(settings, number),
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        optimizer=OptimizerChoice.of(settings),
-        schedule=settings.schedule_of_steps,
-        gradient_clip=settings.gradient_clip,
-        class_weights=settings.class_weights,
-        precision=settings.precision,
-        time_budget=settings.time_budget or math.inf,
-    )
+from .work import LocalWork, batch_order, run_work
 
 
 def global_work(settings: RunSettings, terms: Terms, rules: Rules | None = None) -> LocalWork:

@@ -128,6 +128,23 @@ def learning_rate_in(settings: RunSettings, number: int) -> float:
     return settings.learning_rate * settings.learning_rate_decay ** (number - 1) * factor
 
 
+def run_work(settings: RunSettings, number: int) -> LocalWork:
+    """Return the work of round `number` by the run's settings alone."""
+    return LocalWork(
+        epochs=settings.local_epochs,
+        batch_size=settings.batch_size,
+        learning_rate=learning_rate_in(settings, number),
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        optimizer=OptimizerChoice.of(settings),
+        schedule=settings.schedule_of_steps,
+        gradient_clip=settings.gradient_clip,
+        class_weights=settings.class_weights,
+        precision=settings.precision,
+        time_budget=settings.time_budget or math.inf,
+    )
+
+
 def batch_order(settings: RunSettings, number: int, client: str, *, personal: bool = False) -> np.random.Generator:
     """Return the stream that draws the order of a client's examples in round `number`."""
     return generator(settings.seed, "personal batches" if personal else "batches", number, client)

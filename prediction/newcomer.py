@@ -10,10 +10,10 @@ import torch
 
 from fairbloom.client.kept import About, keep_model
 from fairbloom.client.local import LocalClient
-from fairbloom.client.plan import run_work
 from fairbloom.client.preprocessing import keep_preprocessing
 from fairbloom.client.rules.personal import PersonalModel
 from fairbloom.client.states import KeptVersions, StateDict
+from fairbloom.client.work import run_work
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import NUM_EXAMPLES, PERSONAL

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from .names import BASELINE, BETWEEN_GROUPS, BY_STATES, LOSS_BASELINE, STATE_ROUND
+from .names import BETWEEN_GROUPS, LOSS_BASELINE, STATE_ROUND
+from .terms import STATEFUL, BaselineTerms, keys_of
 
 HELPER = "app = fair(train_fn, test_fn)"
 """This line stands in place of `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
@@ -31,9 +32,11 @@ OF_STATES = (
 
 def advice_on(lacking: Collection[str], otherwise: str = ADVICE) -> str:
     """Return what to do where a client does not answer these terms, metrics or records; `otherwise`: usual ones."""
-    if any(name in each for each in lacking for name in BETWEEN_GROUPS):
-        return OF_GROUPS
-    if any(name in each for each in lacking for name in (*BY_STATES, STATE_ROUND)):
-        return OF_STATES
-    alone = any(LOSS_BASELINE in each or each.startswith(f"{BASELINE}-") for each in lacking)
-    return OF_BASELINE if alone else otherwise
+    for names, advice in (
+        (BETWEEN_GROUPS, OF_GROUPS),
+        ({STATE_ROUND, *(key for rule in STATEFUL for key in keys_of(rule))}, OF_STATES),
+        ({LOSS_BASELINE, *keys_of(BaselineTerms)}, OF_BASELINE),
+    ):
+        if any(name in each for each in lacking for name in names):
+            return advice
+    return otherwise

@@ -83,9 +83,6 @@ STATE_ROUND = "state-round"
 """In the terms of a client's work, the round of its last reply that was used, 0 for none: the client goes on from the
 state that it kept then. It reports, as a metric of this name, the round of the state that it went on from."""
 
-BY_STATES = ("control-variates", "dynamic-alpha", "client-rule")
-"""Under these terms a client corrects its local steps by a state that it keeps between rounds."""
-
 UPDATE_NORM = "update-norm"
 """The Euclidean norm ‖w_k − w‖ of what a client's local work has changed, over all trainable parameters."""
 

@@ -28,6 +28,9 @@ from .states import States
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
 
+NEGATIVE_WEIGHTS = "negative-weights"
+"""A method that declares this in `reports` reports how many of its coefficients are negative."""
+
 
 class Method:
     """A federated method: it maps a cohort of updates to one coefficient per update.
@@ -328,8 +331,8 @@ class Method:
         return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the metrics that the method itself reports of the round."""
-        return {}
+        """Return the metrics that the method itself reports of the round; NEGATIVE_WEIGHTS is counted here."""
+        return {NEGATIVE_WEIGHTS: float((coefficients < 0.0).sum())} if NEGATIVE_WEIGHTS in self.reports else {}
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""

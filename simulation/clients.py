@@ -1,6 +1,5 @@
 """What the engines have in common: all clients of a run in this process, where nothing travels."""
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,8 +63,8 @@ class Reply(NamedTuple):
     made: Kept | None = None
 
 
-class LocalClients(ABC):
-    """All clients of a run, computed on this machine; each engine says how, by `train` and `evaluate`.
+class LocalClients:
+    """All clients of a run, computed on this machine; one after the other, where an engine knows no other way.
 
     The reply of a client that raises is refused, with its error as the reason.
     """
@@ -139,16 +138,8 @@ class LocalClients(ABC):
             for name in self._names:
                 keep_preprocessing(self._folder_of(name), task, name)
 
-    def close(self) -> None:  # noqa: B027 (most engines have nothing to end)
+    def close(self) -> None:
         """End what the engine has started: nothing here."""
-
-    @abstractmethod
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        """Let these clients train the model on the terms, each on its own data."""
-
-    @abstractmethod
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
 
     # For engines ------------------------------------------------------------------------------------------------------
 
@@ -209,10 +200,8 @@ class LocalClients(ABC):
                     updates.matrix[row] = updates.matrix[reply.row]
         trained.add_rows(reports, [reply.others for reply in kept], [reply.second for reply in kept])
 
-    def train_each(
-        self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
-    ) -> Trained:
-        """Let these clients train one by one."""
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
+        """Let these clients train the model on the terms, each on its own data."""
         self.begin(names, terms)
         received, trained = self.on_device(model), self.none_trained(names, model, terms)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
@@ -226,8 +215,8 @@ class LocalClients(ABC):
         self.hand_over(trained, refuse_failed(answers, trained.refused))
         return trained
 
-    def evaluate_each(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate one by one; of `participants` alone is asked what the terms ask to measure."""
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        """Let these clients evaluate the model one by one; only `participants` measure what the terms ask for."""
         received, refused = self.on_device(model), Refusals(terms.server_round)
         of_others, asked = replace(terms, measure=()), set(participants)
         self.begin(names, terms)

@@ -1,11 +1,7 @@
 """The engine `loop`: one client after the other, as each would compute by itself."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
-
-from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import NOTHING, Replies, Trained
-from fairbloom.rounds.updates import Model
 
 from .clients import LocalClients
 
@@ -15,14 +11,6 @@ T = TypeVar("T")
 
 class LoopClients(LocalClients):
     """All clients of a run, one after the other."""
-
-    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
-        """Let these clients train the model on the terms, each on its own data."""
-        return self.train_each(names, model, terms, sent)
-
-    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
-        """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        return self.evaluate_each(names, model, terms, participants)
 
 
 class DebuggedClients(LoopClients):

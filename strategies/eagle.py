@@ -5,11 +5,11 @@ from typing import Unpack
 
 from fairbloom.protocol.names import LOSS_BASELINE, LOSS_BEFORE
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
 
 from .strategy import FairStrategy
-from .vred import above_mean, count_negative
+from .vred import above_mean
 
 PATIENCE, TOLERANCE, EPOCHS = 5, 1e-4, 200
 """A client's training alone ends when its loss fell by less than TOLERANCE of itself over PATIENCE epochs, or after so
@@ -53,7 +53,7 @@ class EAGLE(FairStrategy):
     tries = ()
     needs = frozenset({LOSS_BEFORE, LOSS_BASELINE})
     default_weighting = "uniform"
-    reports = ("negative-weights",)
+    reports = (NEGATIVE_WEIGHTS,)
 
     def __init__(self, *, lam: NonNegative = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -68,7 +68,3 @@ class EAGLE(FairStrategy):
         """Return the prior moved by what each client's gap is above the mean."""
         gaps = cohort.losses - cohort.metrics[LOSS_BASELINE]
         return cohort.prior * (1.0 + 2.0 * self.lam * above_mean(gaps, cohort.prior))
-
-    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return how many weights are negative."""
-        return count_negative(coefficients)

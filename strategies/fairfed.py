@@ -6,11 +6,10 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import ACCURACY_BEFORE, HITS, POSITIVES
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative
 
 from .strategy import FairStrategy
-from .vred import count_negative
 
 
 class FairFed(FairStrategy):
@@ -54,7 +53,7 @@ class FairFed(FairStrategy):
     needs = frozenset({ACCURACY_BEFORE, *POSITIVES, *HITS})
     default_weighting = None
     requires = frozenset({"roster"})
-    reports = ("negative-weights",)
+    reports = (NEGATIVE_WEIGHTS,)
 
     def __init__(self, *, beta: NonNegative = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -72,10 +71,6 @@ class FairFed(FairStrategy):
         moved = zip(cohort.names, self._moved(cohort).tolist(), strict=True)
         self.memory = {"weights": {**self.memory.get("weights", {}), **dict(moved)}}
         return {}
-
-    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return how many weights are negative."""
-        return count_negative(coefficients)
 
     def _moved(self, cohort: Cohort) -> FloatArray:
         """Return the participants' ω after the round, shape (m,)."""

@@ -9,11 +9,10 @@ import numpy as np
 
 from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
-from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray
 from fairbloom.rounds.options import CommonOptions
 
 from .strategy import FairStrategy
-from .vred import count_negative
 
 
 class FromScalarizer(FairStrategy):
@@ -53,7 +52,7 @@ class FromScalarizer(FairStrategy):
 
     needs = frozenset({"loss-before"})
     default_weighting = None
-    reports = ("negative-weights",)
+    reports = (NEGATIVE_WEIGHTS,)
 
     def __init__(self, scalarizer: Callable[[Any], Any], **options: Unpack[CommonOptions]) -> None:
         if why := why_refused(scalarizer):
@@ -78,10 +77,6 @@ class FromScalarizer(FairStrategy):
             log.warning("uniform weights take the place of the scalarization in round %d: %s", cohort.round, why)
             return np.full(cohort.size, 1.0 / cohort.size)
         return np.asarray(gradient.numpy(), np.float64)
-
-    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return how many weights are negative."""
-        return count_negative(coefficients)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
 
 from .strategy import FairStrategy, Tries
@@ -36,7 +36,7 @@ class VRed(FairStrategy):
 
     tries: ClassVar[Tries] = ()
     needs = frozenset({"loss-before"})
-    reports = ("negative-weights",)
+    reports = (NEGATIVE_WEIGHTS,)
 
     def __init__(self, *, beta: NonNegative = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -49,10 +49,6 @@ class VRed(FairStrategy):
     def deviation(self, cohort: Cohort) -> FloatArray:
         """Return F_k − f̄, shape (m,)."""
         return above_mean(cohort.losses, cohort.prior)
-
-    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return how many weights are negative."""
-        return count_negative(coefficients)
 
 
 class SemiVRed(VRed):
@@ -89,8 +85,3 @@ class SemiVRed(VRed):
 def above_mean(values: FloatArray, prior: FloatArray) -> FloatArray:
     """Return by how much each value is above their mean, which is weighted by the prior, shape (m,)."""
     return values - prior @ values
-
-
-def count_negative(coefficients: FloatArray) -> dict[str, float]:
-    """Return how many weights are negative, by the name of that metric."""
-    return {"negative-weights": float((coefficients < 0.0).sum())}

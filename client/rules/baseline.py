@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
 
 from fairbloom.protocol.names import LOSS
+from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import BaselineTerms
-from fairbloom.tasks.optimizers import OptimizerChoice
 
 from ..metrics import OF_BASELINE
 from ..states import BASELINE
 from ..training import measure, train
-from ..work import LocalWork
+from ..work import LocalWork, run_work
 from .base import Rule, Scores, Trainee
 
 
@@ -63,16 +64,12 @@ def lonely_work(settings: RunSettings, client: str, epoch: int) -> LocalWork:
     Nothing pulls it, neither time nor a straggler's share ends it early, and whatever the optimizer remembers starts
     afresh, as it does in a round.
     """
-    return LocalWork(
+    return replace(
+        run_work(settings, 1),
         epochs=1,
-        batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        optimizer=OptimizerChoice.of(settings),
-        gradient_clip=settings.gradient_clip,
-        class_weights=settings.class_weights,
-        precision=settings.precision,
+        schedule=UNCHANGED,
+        time_budget=math.inf,
         random=generator(settings.seed, "lonely batches", epoch, client),
         draws=seed_of(settings.seed, "lonely dropout", epoch, client),
     )

@@ -225,7 +225,7 @@ def _answers(share: Share, task: ScheduledTask, trained: Trained | None) -> Answ
             trained.updates.matrix[row] = share.updates[reply.row]
             if trained.second is not None and share.second is not None:
                 trained.second.matrix[row] = share.second[reply.row]
-        answers[name] = reply._replace(row=row, made=share.made.get(name))
+        answers[name] = reply._replace(row=row)
     return answers
 
 

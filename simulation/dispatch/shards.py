@@ -17,21 +17,20 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
 
-from ..clients import Kept, LocalClients, Reply, answer_of, refuse_failed
+from ..clients import LocalClients, Reply, answer_of, refuse_failed
 from ..loop import LoopClients
 from ..stacked.clients import StackedClients
 from .dispatch import Call, Starts, pack_made
 
 
 class Share(NamedTuple):
-    """What was computed of a shard, by client: replies, refusals, and what the training has made of what clients keep.
+    """What was computed of a shard: the replies of clients, and why others have none.
 
     `updates` and `second` are the flat models of a training, in the rows that the replies name.
     """
 
     replies: Mapping[str, Reply]
     refused: Mapping[str, str]
-    made: Mapping[str, Kept]
     updates: NDArray[Any] | None = None
     second: NDArray[Any] | None = None
 
@@ -75,7 +74,7 @@ class ShardWorker:
     def compute(self, call: Call, frozen: Model, names: Sequence[str], kept: Mapping[str, Starts]) -> Share:
         """Compute these clients, which go on from what they have kept; the call's model lacks its frozen arrays."""
         clients, terms, received = self._clients, call.terms, {**frozen, **call.model}
-        made, matrices = dict[str, Kept](), list[NDArray[Any]]()
+        matrices: list[NDArray[Any]] = []
         clients.method = call.method
         clients.begin(names, terms)
         for name in names:
@@ -88,10 +87,13 @@ class ShardWorker:
         else:
             replies = trained = clients.train(names, received, terms, call.sent)
             matrices = [np.asarray(each.matrix) for each in (trained.updates, trained.second) if each is not None]
-            made = {name: pack_made(clients.states(name), terms.server_round) for name in names}
+            clients.replies = {
+                name: reply._replace(made=pack_made(clients.states(name), terms.server_round))
+                for name, reply in clients.replies.items()
+            }
         for name in names:
             clients.states(name).load({})
-        return Share(clients.replies, replies.refused.reasons, made, *matrices)
+        return Share(clients.replies, replies.refused.reasons, *matrices)
 
     def _count(self, names: Sequence[str]) -> Share:
         """Return how many training examples each client has."""
@@ -101,7 +103,7 @@ class ShardWorker:
             return Reply(row, {NUM_EXAMPLES: len(self._clients.local(name).splits.train)}, {}, {})
 
         answers = {name: answer_of(count, row, name) for row, name in enumerate(names)}
-        return Share(refuse_failed(answers, refused), refused.reasons, {})
+        return Share(refuse_failed(answers, refused), refused.reasons)
 
 
 def asking(method: Method) -> Method:

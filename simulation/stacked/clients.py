@@ -143,7 +143,7 @@ class StackedClients(LocalClients):
         """Let these clients train the model on the terms, each on its own data."""
         why_apart, works = self._plan(terms)
         if self._are_apart(why_apart):
-            return self.train_each(names, model, terms, sent)
+            return super().train(names, model, terms, sent)
         work, *others = works
         self.begin(names, terms)
         trained, received = self.none_trained(names, model, terms), self.on_device(model)
@@ -161,7 +161,7 @@ class StackedClients(LocalClients):
             self._in_blocks(members, train_block, training.alone, trained.refused)
         except UnstackableError as reason:
             self._are_apart(f"the model cannot be stacked: {reason}")
-            return self.train_each(names, model, terms, sent)
+            return super().train(names, model, terms, sent)
         for own_work in others:
             there = (each for each in members if each.local.name in training.replies)
             members = [Member.of(each.local, each.place, own_work, own_work.epochs) for each in there]
@@ -175,11 +175,11 @@ class StackedClients(LocalClients):
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
         self.begin(names, terms)
         if self._are_apart(HONOURED.unmet(terms, (), by_group=self._by_group)):
-            return self.evaluate_each(names, model, terms, participants)
+            return super().evaluate(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
         except Exception:  # one by one it shows whose fault it is
-            return self.evaluate_each(names, model, terms, participants)
+            return super().evaluate(names, model, terms, participants)
         return self.evaluated(reports, Refusals(terms.server_round))
 
     def _plan(self, terms: Terms) -> tuple[str, list[LocalWork]]:

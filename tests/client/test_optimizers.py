@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fairbloom.client.class_weights import class_table
-from fairbloom.client.plan import global_work, run_work
+from fairbloom.client.plan import global_work
 from fairbloom.client.rules.personal import PersonalModel
 from fairbloom.client.training import batches, count_steps, train
-from fairbloom.client.work import LocalWork, step_by
+from fairbloom.client.work import LocalWork, run_work, step_by
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings

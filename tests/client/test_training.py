@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.plan import client_work, global_work, run_work
+from fairbloom.client.plan import client_work, global_work
 from fairbloom.client.rules.personal import PersonalModel
 from fairbloom.client.training import EVALUATION_BATCH, batches, drawing_from, measure, train
-from fairbloom.client.work import LocalWork, clip_norms
+from fairbloom.client.work import LocalWork, clip_norms, run_work
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
