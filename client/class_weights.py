@@ -8,9 +8,6 @@ from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.tasks import Task
 from fairbloom.tasks.task import AnyExamples
 
-MOST_CLASSES = 100_000
-"""A class of a task that does not say how many it has is numbered below this."""
-
 
 def class_table(wanted: str, task: Task, examples: AnyExamples) -> Tensor | None:
     """Return the weight of each class at a client, by the class's place; None where no weights are wanted.
@@ -64,7 +61,7 @@ def _place(label: str, wanted: str, task: Task) -> int:
     """Return the place of a class that is named, or numbered from 0 where classes have no names."""
     if label in task.class_names:
         return task.class_names.index(label)
-    is_number = label.isascii() and label.isdigit() and int(label) < (task.classes or MOST_CLASSES)
+    is_number = label.isascii() and label.isdigit() and int(label) < (task.classes or 100_000)
     if is_number and not task.class_names:
         return int(label)
     last = f" to {task.classes - 1}" if task.classes else ""

@@ -29,9 +29,6 @@ CONFIG, AGREEMENT, MODEL = "config.toml", "agreed.json", "model.safetensors"
 MOST_RUNS = 5
 """A client keeps the final models of so many runs; the oldest goes when another one comes."""
 
-LONGEST_NAME = 200
-"""Characters of a run's name."""
-
 
 @dataclass(frozen=True)
 class About:
@@ -52,7 +49,7 @@ class About:
         """Return what a server says of a model; raise ReportableError where that cannot be."""
         if not isinstance(checksum, str) or not isinstance(run, str) or not isinstance(round_, int):
             raise ReportableError("the server does not say of which run the final model is, or which one")
-        name = "".join(each if each.isprintable() else "\ufffd" for each in run[:LONGEST_NAME])
+        name = "".join(each if each.isprintable() else "\ufffd" for each in run[:200])
         chosen = threshold if isinstance(threshold, float) and 0.0 < threshold < 1.0 else None
         return cls(name, round_, checksum, PERSONAL if serves == PERSONAL else "global", chosen)
 
@@ -72,7 +69,7 @@ def find_kept(folder: Path) -> About | None:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRun:
     """What a client keeps of one run: its folder, what is known of the final model, and the personal models' rounds."""
 
     folder: Path
@@ -80,7 +77,7 @@ class Kept:
     personal_rounds: tuple[int, ...]
 
 
-def list_kept(state_dir: Path) -> list[Kept]:
+def list_kept(state_dir: Path) -> list[KeptRun]:
     """Return what clients keep in a state folder, the latest run first; the folder of one run may be named, too."""
     folders = (
         [state_dir] if (state_dir / CONFIG).exists() else [path.parent for path in state_dir.glob(f"*/*/{CONFIG}")]
@@ -91,12 +88,12 @@ def list_kept(state_dir: Path) -> list[Kept]:
             "comes when the run is over, and when the finished run is submitted again"
         )
     return [
-        Kept(folder, find_kept(folder), tuple(sorted(int(path.stem) for path in list_versions(folder))))
+        KeptRun(folder, find_kept(folder), tuple(sorted(int(path.stem) for path in list_versions(folder))))
         for folder in sorted(folders, key=_when_kept, reverse=True)
     ]
 
 
-def choose_kept(state_dir: Path, run: str = "") -> Kept:
+def choose_kept(state_dir: Path, run: str = "") -> KeptRun:
     """Return what is kept of a run, by its name; of the latest where none is named."""
     kept = list_kept(state_dir)
     named = [each for each in kept if not run or (each.about is not None and each.about.run == run)]

@@ -146,7 +146,7 @@ class LocalClient:
         """
         if self.gate is not None:
             self.gate.check_training()
-        training = _Training(self, received, terms, sent)
+        training = _ClientTraining(self, received, terms, sent)
         training.run()
         return training.update
 
@@ -250,7 +250,7 @@ class LocalClient:
         self.personal.keep(number, {name: tensor for name, tensor in model.items() if name not in frozen})
 
 
-class _Training(ClientRound):
+class _ClientTraining(ClientRound):
     """The round of one client."""
 
     def __init__(self, client: LocalClient, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]) -> None:

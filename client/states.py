@@ -37,9 +37,6 @@ BASELINE = "baseline"
 FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
 """A client's name that is the name of its folder as well; any other has a folder that is called after its checksum."""
 
-LONGEST_FOLDER = 200
-"""Bytes of a folder's name; no file system takes more than 255."""
-
 
 class Version(NamedTuple):
     """One version of what a client keeps: the round that made it, and its tensors by name."""
@@ -271,7 +268,7 @@ def _checksum(tensors: StateDict) -> str:
 def folder_name(client: str) -> str:
     """Return what the folder of a client is called: its name, or where that might be a path, a checksum of it."""
     written = client.encode(errors="surrogatepass")  # the name of a file may be no UTF-8
-    if FOLDER.fullmatch(client) and len(written) <= LONGEST_FOLDER:
+    if FOLDER.fullmatch(client) and len(written) <= 200:  # bytes, of the 255 that file systems take
         return client
     return f"%{hashlib.sha256(written).hexdigest()[:32]}"
 

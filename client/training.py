@@ -33,9 +33,6 @@ StateDict = dict[str, Tensor]
 EVALUATION_BATCH = 4096
 """Examples that are measured at once; bounds memory, not the result."""
 
-GATHERED = 2**19
-"""Bytes of examples that are gathered at once for several steps, where these are small."""
-
 
 @contextmanager
 def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
@@ -167,7 +164,7 @@ def fetched(examples: AnyExamples, order: Iterator[Tensor]) -> Iterator[tuple[In
         return
     size = count_bytes(map_inputs(examples.inputs, lambda tensor: tensor[:1])) + examples.targets[:1].nbytes
     for first in order:
-        many = GATHERED // (size * len(first))
+        many = 2**19 // (size * len(first))  # bytes that are gathered at once
         several = [first, *itertools.islice(order, max(0, many - 1))]
         inputs, targets = examples[torch.cat(several).to(examples.targets.device)]
         lengths = [len(batch) for batch in several]

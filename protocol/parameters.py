@@ -20,9 +20,6 @@ from fairbloom.errors import FairbloomError, did_you_mean
 Value = bool | int | float | str
 """What a parameter may be; Flower's run configs carry nothing else."""
 
-KINDS = (int, float, bool, str)
-"""The types of parameters."""
-
 
 class SettingsError(FairbloomError):
     """A setting that is unknown or impossible; the message names it, its value and what would do."""
@@ -92,10 +89,6 @@ class Choices:
         object.__setattr__(self, "words", words)
 
 
-LONGEST_TEXT = 500
-"""The most characters of a text that a pattern describes."""
-
-
 @dataclass(frozen=True, init=False)
 class Pattern:
     """The texts that a parameter may be: those that a regular expression matches as a whole, and "" beside them.
@@ -112,7 +105,7 @@ class Pattern:
 
     def __contains__(self, text: object) -> bool:
         """Return whether a text matches."""
-        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        if not isinstance(text, str) or len(text) > 500:  # characters
             return False
         return not text or re.fullmatch(self.expression, text) is not None
 
@@ -132,10 +125,6 @@ class Pairs:
             return isinstance(text, str) and split_pairs(text, self.example) is not None
         except ValueError:
             return False
-
-
-ANY_NUMBER = Range("(-inf, inf)")
-"""The range of a number that is declared without one: it must be finite."""
 
 
 @dataclass(frozen=True, init=False)
@@ -267,7 +256,8 @@ class Parameter:
             number: float = self.kind(value)
         except OverflowError:  # a whole number beyond all floats
             return None
-        return number if number in (self.allowed if isinstance(self.allowed, Range) else ANY_NUMBER) else None
+        allowed = number in self.allowed if isinstance(self.allowed, Range) else -math.inf < number < math.inf
+        return number if allowed else None
 
 
 @cache
@@ -301,7 +291,7 @@ def annotated(
 ) -> Parameter | None:
     """Return the parameter that an annotation declares, None where it is none that a run config could carry."""
     kind, *others = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    if kind not in KINDS:
+    if kind not in (int, float, bool, str):
         return None
     allowed = next((each for each in others if isinstance(each, Range | Choices | Pattern | Pairs)), None)
     marks = frozenset(each for each in others if isinstance(each, Mark))

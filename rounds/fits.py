@@ -24,46 +24,48 @@ PLAIN_LOSS, CLIENT_MOMENTUM = "plain loss", "client momentum"
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """Something that a method needs of a round: what the table says, and an error of {method}, {option} and {value}."""
 
     why: str
     refusal: str
 
 
-NEEDS: Mapping[str, Need] = {
-    PRIOR_FREE: Need("has no prior", "{method} has no prior: leave {option} out, got {value!r}"),
-    OWN_DRAW: Need("draws its clients itself", "{method} draws its clients itself: leave {option} out, got {value!r}"),
-    VARYING_WEIGHTS: Need(
+NEEDS: Mapping[str, Requirement] = {
+    PRIOR_FREE: Requirement("has no prior", "{method} has no prior: leave {option} out, got {value!r}"),
+    OWN_DRAW: Requirement(
+        "draws its clients itself", "{method} draws its clients itself: leave {option} out, got {value!r}"
+    ),
+    VARYING_WEIGHTS: Requirement(
         "computes new weights in each round",
         "{option} = {value}: control variates need the same weights in every round, but {method} computes new ones: "
         "leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
     ),
-    WHOLE_UPDATES: Need(
+    WHOLE_UPDATES: Requirement(
         "keeps state on the clients that depends on unshortened updates",
         "{option} = {value:g}: with {method}, clients keep state that depends on unshortened updates: "
         "leave {option} out",
     ),
-    ONE_MOMENTUM: Need(
+    ONE_MOMENTUM: Requirement(
         "has a momentum of its own on the server",
         "{method} has a momentum of its own on the server, and refuses {option} = {value!r}: leave it out, or choose "
         "another one (adagrad, adam, yogi)",
     ),
-    PLAIN_SGD: Need(
+    PLAIN_SGD: Requirement(
         "computes gradients from the distance that plain SGD moves the model",
         "{option} = {value}: {method} computes gradients from the distance that plain SGD moves the model: "
         "leave {option} out, or choose another method",
     ),
-    PLAIN_LOSS: Need(
+    PLAIN_LOSS: Requirement(
         "uses gradients of the plain loss",
         "{option} = {value!r}: {method} uses gradients of the plain loss and of a disparity: leave {option} out, or "
         "choose another method",
     ),
-    CORRECTED_SGD: Need(
+    CORRECTED_SGD: Requirement(
         "corrects the steps of plain SGD",
         "{option} = {value}: {method} corrects the steps of plain SGD: leave {option} out",
     ),
-    CLIENT_MOMENTUM: Need(
+    CLIENT_MOMENTUM: Requirement(
         "asks clients for a momentum, which not every optimizer has",
         "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
         "such as sgd or rmsprop, leave {option} out, or set the method's momentum to 0",
@@ -96,7 +98,7 @@ OPTIONS = (
 """The options in the order of the table's columns."""
 
 
-def misfit(needs: Collection[str], option: Option) -> Need | None:
+def misfit(needs: Collection[str], option: Option) -> Requirement | None:
     """Return what a method needs and an option changes, None where the two fit."""
     return next((need for name, need in NEEDS.items() if name in option.changes and name in needs), None)
 

@@ -61,9 +61,6 @@ WAIT_SECONDS = 0.5
 EXPIRED = (3, 4)
 """Flower's error codes for a message, or a reply, that has outlived its deadline."""
 
-UNAVAILABLE = 5
-"""Flower's error code for a node that is offline."""
-
 PATIENCE_SECONDS = 3600.0
 """How long a user's own ServerApp waits, where all clients were silent, until they are online and owe nothing."""
 
@@ -79,9 +76,6 @@ FAILED_QUERY = (
 
 NO_QUERY = ("No query function registered", "Invalid message type: query")
 """An app without a query function answers with an error that has one of these texts; the second is of a NumPyClient."""
-
-LONGEST_REASON = 500
-"""A warning shows so many characters of a client's error."""
 
 LACKS = "it does not keep this model"
 """What is said of a client that keeps models, and has not this one."""
@@ -126,7 +120,7 @@ class FlowerClients:
         self._roster = Roster()
         self._layout = Layout({})
         self._training, self._evaluation = Exchange(), Exchange()
-        self._sent: Sent | None = None
+        self._sent: OutgoingModel | None = None
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
         self._questions = dict[str, int]()  # by message id, the nodes that are asked if they are free
@@ -239,7 +233,7 @@ class FlowerClients:
         failed = {node_id: reply for node_id, reply in replies.items() if reply.has_error() and not has_no_query(reply)}
         if failed:
             node_id, reply = next(iter(failed.items()))
-            log.warning(FAILED_QUERY, len(failed), node_id, str(reply.error.reason)[:LONGEST_REASON])
+            log.warning(FAILED_QUERY, len(failed), node_id, str(reply.error.reason)[:500])
         return {node_id: name_in(reply) or str(node_id) for node_id, reply in replies.items()}
 
     def _query(self, node_ids: list[int], config: Mapping[str, Any] | None = None) -> dict[int, Message]:
@@ -307,7 +301,7 @@ class FlowerClients:
             said |= self._ask_to_keep(lacking, terms, self._prepare(lacking, model, terms))
         return said
 
-    def _ask_to_keep(self, names: Sequence[str], terms: Terms, sent: "Sent | None" = None) -> dict[str, str]:
+    def _ask_to_keep(self, names: Sequence[str], terms: Terms, sent: "OutgoingModel | None" = None) -> dict[str, str]:
         """Ask clients whether they keep a model, which they get with the question where it is `sent`."""
         asked, refused = Exchange(), Refusals(terms.server_round)
         config = ConfigRecord({**terms.to_config(), **self._fits})
@@ -490,14 +484,14 @@ class FlowerClients:
 
     # Frozen parameters ----------------------------------------------------------------------------------------------
 
-    def _prepare(self, names: Sequence[str], model: Model, terms: Terms) -> "Sent":
+    def _prepare(self, names: Sequence[str], model: Model, terms: Terms) -> "OutgoingModel":
         """Return a model as Flower sends it, after asking each new node once whether it has the frozen parameters.
 
         Nodes that do not say so get the whole model with each message. The model that was evaluated is the one that
         trains next.
         """
         if self._sent is None or self._sent.model is not model:
-            self._sent = Sent.of(model, self._method.frozen)
+            self._sent = OutgoingModel.of(model, self._method.frozen)
         nodes = [self._roster.online[name] for name in names]
         unknown = [node_id for node_id in nodes if node_id not in self._have_frozen]
         if self._sent.digest and unknown and self._answers_query is not False:
@@ -507,7 +501,7 @@ class FlowerClients:
                 self._have_frozen[node_id] = None if theirs is None else theirs == self._sent.digest
         return self._sent
 
-    def _exchange(self, asked: "Exchange", sent: "Sent") -> list[Message]:
+    def _exchange(self, asked: "Exchange", sent: "OutgoingModel") -> list[Message]:
         """Send an exchange's messages, without the frozen parameters where a node has them; return the replies.
 
         A node that has lost them, such as a restarted device, replies with their digest, and gets them with a second
@@ -548,7 +542,7 @@ class FlowerClients:
                 self._have_frozen[asked.messages[client].metadata.dst_node_id] = True
         return replies
 
-    def _fitting(self, message: Message, sent: "Sent") -> RecordDict:
+    def _fitting(self, message: Message, sent: "OutgoingModel") -> RecordDict:
         """Return a message's content as its node needs it: its app may know only whole models, or the node has all."""
         content, has = message.content, self._have_frozen.get(message.metadata.dst_node_id)
         if not sent.digest or has is None:
@@ -643,7 +637,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Sent:
+class OutgoingModel:
     """A model as it is sent: `whole`, the arrays that a round may change, and the frozen ones with their digest."""
 
     model: Model
@@ -653,7 +647,7 @@ class Sent:
     digest: str
 
     @classmethod
-    def of(cls, model: Model, frozen: Collection[str]) -> "Sent":
+    def of(cls, model: Model, frozen: Collection[str]) -> "OutgoingModel":
         """Return a model, of which these parameters are frozen, as it is sent."""
         named, whole = frozenset(frozen), record_of(model)
         changing = ArrayRecord({name: array for name, array in whole.items() if name not in named})
@@ -724,7 +718,7 @@ def expired(reply: Message) -> bool:
 
 def unavailable(reply: Message) -> bool:
     """Return whether a reply is the grid's word that the node is offline."""
-    return not reply.has_content() and reply.error.code == UNAVAILABLE
+    return not reply.has_content() and reply.error.code == 5  # Flower's code for a node that is offline
 
 
 def has_no_query(reply: Message) -> bool:

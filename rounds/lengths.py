@@ -23,10 +23,6 @@ LARGEST_ALLOWANCE = 1000.0
 """However many examples a client has, its update may be longer than others' by no more than this."""
 
 
-ROUNDING = 1e-6
-"""An update that is as long as the model, but for this share of it, is never refused."""
-
-
 @dataclass(frozen=True)
 class LongestStep:
     """The longest step of a run: how long it was, its round, and the client with the largest share of it."""
@@ -128,7 +124,8 @@ def too_long(
         bounds = found.times(limit)
         if (compared[left] <= bounds).all():  # all that a round of plausible replies needs
             return refused, found
-        bounds = np.maximum(bounds, model_length() * (1.0 + ROUNDING))
+        # an update as long as the model, but for rounding, is never refused
+        bounds = np.maximum(bounds, model_length() * (1.0 + 1e-6))
         excess = compared[left] / bounds
         furthest = int(np.argmax(excess))
         if excess[furthest] <= 1.0:

@@ -16,9 +16,6 @@ from .method import Method
 from .screening import implausible_counts, largest_in_proportion, out_of_proportion
 from .updates import FloatArray, Layout, Model
 
-LARGEST_PARAMETER = 1e6
-"""A model with a larger parameter is beyond all measure: where training fails with it, the model is the reason."""
-
 
 class BrokenModelError(FairbloomError):
     """A global model that nobody can train; the message says since when it is broken, and by which client's update."""
@@ -184,7 +181,8 @@ def what_is_broken(model: Model, longest: LongestStep) -> str:
     """Return in words that a global model is not finite, or beyond all measure, since when and by whom; or ""."""
     floats = {name: array for name, array in model.items() if array.dtype.kind == "f"}
     largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in floats.items()}
-    worst = next((name for name, value in largest.items() if not value <= LARGEST_PARAMETER), "")
+    # where training fails with a larger parameter, the model is the reason
+    worst = next((name for name, value in largest.items() if not value <= 1e6), "")
     if not worst:
         return ""
     words = f"the global model is broken: array {worst!r} has an entry of {largest[worst]:g}"

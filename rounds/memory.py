@@ -17,9 +17,6 @@ from fairbloom.errors import FairbloomError
 
 GIGABYTE = 1_000_000_000
 
-SHARE = 0.5
-"""Where no budget is set, updates may take this share of the memory that there is."""
-
 CGROUPS = Path("/proc/self/cgroup")
 """Says to which control groups this process belongs, whose memory containers and services limit; Linux alone has it."""
 
@@ -46,7 +43,7 @@ class Memory:
         A file that holds it has no name and goes with it.
         """
         size = rows * columns * np.dtype(dtype).itemsize
-        if size * of <= (self.gigabytes * GIGABYTE or SHARE * physical_memory()):
+        if size * of <= (self.gigabytes * GIGABYTE or 0.5 * physical_memory()):
             return np.empty((rows, columns), dtype)
         folder = self.folder or Path(tempfile.gettempdir())
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -15,7 +15,7 @@ Aggregate = Callable[[list[Any], str], Any]
 """(Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord."""
 
 
-class CommonOptions(TypedDict, total=False):
+class OptionsWithoutPrior(TypedDict, total=False):
     """What every method takes beside its parameters; see Method for what each means, and OPTIONS.
 
     Those that `protocol.options` declares are settings of runs as well.
@@ -56,7 +56,7 @@ class CommonOptions(TypedDict, total=False):
     evaluate_metrics_aggr_fn: Aggregate | None
 
 
-class Options(CommonOptions, total=False):
+class Options(OptionsWithoutPrior, total=False):
     """What every method takes that has a prior."""
 
     weighting: str | None
@@ -64,7 +64,7 @@ class Options(CommonOptions, total=False):
 
 OPTIONS: Mapping[str, Parameter] = {
     name: option
-    for name, annotation in get_type_hints(CommonOptions, include_extras=True).items()
+    for name, annotation in get_type_hints(OptionsWithoutPrior, include_extras=True).items()
     if (option := annotated(name, annotation, None))
 }
 """The common options that are numbers, words or flags, by their names in Python."""

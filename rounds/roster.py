@@ -10,13 +10,6 @@ from fractions import Fraction
 from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
 
-FEW = 9
-"""Up to so many clients all train in every round, unless somebody sets another fraction."""
-
-
-LONGEST_PAUSE_SECONDS = 86400.0
-"""The longest pause after which a client that has never answered is asked again, unless its messages live longer."""
-
 
 @dataclass(frozen=True)
 class Debt:
@@ -75,7 +68,8 @@ class Roster:
         The debt outlives the message by a pause as long as the message's life. The pause doubles with each unanswered
         message.
         """
-        pause = min(lives * 2.0 ** min(self._silences[node_id], 30), max(lives, LONGEST_PAUSE_SECONDS))
+        # a day, or longer where messages live longer
+        pause = min(lives * 2.0 ** min(self._silences[node_id], 30), max(lives, 86400.0))
         self._silences[node_id] += 1
         self._debts[message_id] = Debt(node_id, made + lives, made + lives + pause)
 
@@ -128,7 +122,7 @@ class Roster:
 
 def usual_fraction(clients: int) -> float:
     """Return the share of so many clients that trains by default: half, but all of a few, so that two can train."""
-    return 1.0 if clients <= FEW else 0.5
+    return 1.0 if clients <= 9 else 0.5
 
 
 def share(fraction: float, of: int, minimum: int) -> int:

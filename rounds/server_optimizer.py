@@ -26,9 +26,6 @@ NONE, AVGM, ADAGRAD, ADAM, YOGI = "none", "avgm", "adagrad", "adam", "yogi"
 
 LR, BETA1, BETA2, TAU = (f"server_optimizer_{name}" for name in ("lr", "beta1", "beta2", "tau"))
 
-AVGM_LR = 1.0
-"""The step size of avgm where none is given; the others have no default, since theirs depends on the task."""
-
 DEFAULTS = {BETA1: default_of(Beta1), BETA2: default_of(Beta2), TAU: default_of(Tau)}
 
 WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
@@ -90,7 +87,7 @@ class ServerOptimizer:
                 f"server_optimizer = {name!r} needs {LR}, its step size, which has no default: give one, such as "
                 "0.01, which is about how far a parameter then moves in a round"
             )
-        return cls(name, given.get(LR, AVGM_LR), *(float(options[option]) for option in DEFAULTS))
+        return cls(name, given.get(LR, 1.0), *(float(options[option]) for option in DEFAULTS))
 
     def options(self) -> dict[str, str | float]:
         """Return the optimizer's numbers by the names of a method's options.

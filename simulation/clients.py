@@ -38,14 +38,11 @@ def ignore(done: int, of: int) -> None:
     """Do nothing with how far a round is."""
 
 
-DISK_THREADS = 8
-"""So many clients' states are written at once: nearly all of the time goes by in waiting for the disk."""
-
 MOST_NAMES = 20
 """An error lists so many clients at most."""
 
 
-Kept = Mapping[str, tuple[int | None, Model]]
+PackedStates = Mapping[str, tuple[int | None, Model]]
 """What a round has made of what a client keeps, as arrays by name, each with the round of the version it came from."""
 
 
@@ -60,7 +57,7 @@ class Reply(NamedTuple):
     metrics: Metrics
     others: Model
     second: Model
-    made: Kept | None = None
+    made: PackedStates | None = None
 
 
 class LocalClients:
@@ -124,7 +121,7 @@ class LocalClients:
         """Store what is each client's own, before the run's checkpoint is written; it may go back to round `since`."""
         if not self._kept_preprocessing:
             self._keep_preprocessing()
-        with ThreadPoolExecutor(DISK_THREADS) as pool:
+        with ThreadPoolExecutor(8) as pool:
             kept = [states for states in self._states.values() if states.in_memory]
             list(pool.map(lambda states: states.store(since), kept))  # which raises what one of them has raised
         while len(self._states) > self._most:

@@ -30,7 +30,7 @@ NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentReply:
     """One reply of a client: what it was asked (query, about, train, evaluate or keep), sends, and holds back.
 
     Of arrays, `content` has names, types and shapes alone.
@@ -44,7 +44,7 @@ class Sent:
 
 def rehearse(
     settings: Settings, *, name: str = "", allow: Collection[str] = (), limits: Limits = NO_LIMITS
-) -> list[Sent]:
+) -> list[SentReply]:
     """Return what clients with these data send in a run of one round, in the order in which they send it.
 
     A client with data of its own calls itself `name`, or as its data do. `allow` and `limits` are the device owner's.
@@ -82,7 +82,7 @@ class RecordingGrid(InProcessGrid):
 
     def __init__(self, nodes: Mapping[str, UserConfig], run_config: UserConfig) -> None:
         super().__init__(app, run_config, len(nodes))
-        self.sent: list[Sent] = []
+        self.sent: list[SentReply] = []
         self._names = dict(zip(self.contexts, nodes, strict=True))
         for context, node in zip(self.contexts.values(), nodes.values(), strict=True):
             context.node_config = dict(node)
@@ -93,7 +93,7 @@ class RecordingGrid(InProcessGrid):
         asked = question_of(message.metadata.message_type, unpacked_content(message.content))
         content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpacked_content(reply.content))
         noted = read_entries(Path(str(self.contexts[node_id].node_config["state-dir"])))[-1]
-        sent = Sent(self._names[node_id], asked, content, tuple(noted.get("held-back", ())))
+        sent = SentReply(self._names[node_id], asked, content, tuple(noted.get("held-back", ())))
         if sent not in self.sent:  # it is asked for its name once more when the run is over
             self.sent.append(sent)
         return reply

@@ -29,9 +29,6 @@ from .run import one_thread
 FEWEST = 3
 """So many rounds of an engine are measured at least, after one that is not."""
 
-MUCH = 1.1
-"""An engine is worth setting by hand where it is so many times as fast as the one that auto chooses."""
-
 ENDLESS = 2**31
 """The number of rounds that the measured runs believe to have: none of them is the last."""
 
@@ -70,7 +67,7 @@ class Tuned:
     def better(self) -> str:
         """The engine to set by hand, "" where none is much faster than the one that auto chooses."""
         fastest, usual = next(iter(self.had.values())), self.had.get(self.auto.engine)
-        is_much = usual is None or usual.of_a_round > MUCH * fastest.of_a_round
+        is_much = usual is None or usual.of_a_round > 1.1 * fastest.of_a_round  # a smaller gain is not worth a setting
         return fastest.engine if is_much else ""
 
 

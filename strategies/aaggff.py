@@ -13,9 +13,6 @@ from fairbloom.rounds.ranges import Choices
 from .simplex import min_norm_weights
 from .strategy import FairStrategy
 
-RIDGE = 4.0
-"""α = 4 K L with L = 1/K, the Lipschitz constant of the decision losses."""
-
 NOTHING = 1e-9
 """Below this share of a decision, what a client has is the solver's rounding."""
 
@@ -152,7 +149,8 @@ def _decision(*memory: bytes) -> FloatArray:
     K = len(b1)
     b = b1 - 0.25 * K * b2
     b = b - b.mean()
-    H = RIDGE * np.eye(K) + 0.25 * K * A.reshape(K, K) + b[:, None] + b[None, :] + 0.25 * (b @ b)
+    # α = 4 K L with L = 1/K, the Lipschitz constant of the decision losses
+    H = 4.0 * np.eye(K) + 0.25 * K * A.reshape(K, K) + b[:, None] + b[None, :] + 0.25 * (b @ b)
     return min_norm_weights(H, np.full(K, 1.0 / K), epsilon=1.0)
 
 

@@ -9,9 +9,6 @@ from fairbloom.rounds.ranges import Range
 
 from .strategy import FairStrategy
 
-SLACK = 1e-9
-"""Makes exact ties of a cumulated prior with 1 − theta exact."""
-
 
 class DeltaFL(FairStrategy):
     r"""Δ-FL: only the clients in the tail of high losses count.
@@ -48,7 +45,8 @@ class DeltaFL(FairStrategy):
         """Return the prior of the tail."""
         F, p = cohort.losses, cohort.prior
         ascending = np.argsort(F, kind="stable")
-        reached = np.cumsum(p[ascending]) >= 1.0 - self.theta - SLACK
+        # makes ties of a cumulated prior with 1 − theta exact
+        reached = np.cumsum(p[ascending]) >= 1.0 - self.theta - 1e-9
         Q = F[ascending][reached].min()
         c = np.where(F >= Q, p, 0.0)
         c /= c.sum()

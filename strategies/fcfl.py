@@ -15,9 +15,6 @@ from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range
 from .simplex import steepest_common_weights
 from .strategy import FairStrategy
 
-SHARPNESS = 10.0
-"""Clients measure the disparity with σ(10 z) in place of the decision 1[z ≥ 0], which has no gradient."""
-
 TEMPERATURES = ("delta-loss", "delta-disparity")
 """What the memory calls δ_l and δ_g."""
 
@@ -110,7 +107,8 @@ class FCFL(FairStrategy):
     def terms(self, server_round: int) -> Terms:
         """Return that each client does one full-batch step on its loss, and one on its disparity."""
         plain = super().terms(server_round)
-        return replace(plain, full_batch_step=True, disparity=self.disparity, disparity_sharpness=SHARPNESS)
+        # σ(10 z) replaces the decision 1[z ≥ 0], which has no gradient
+        return replace(plain, full_batch_step=True, disparity=self.disparity, disparity_sharpness=10.0)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the gradients, first those of the losses, times η/η_k with η the smallest rate."""

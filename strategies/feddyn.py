@@ -13,8 +13,6 @@ from fairbloom.rounds.ranges import Positive
 
 from .strategy import FairStrategy
 
-TOTAL = "total"
-
 
 class FedDyn(FairStrategy):
     r"""FedDyn: clients whose loss has a linear term, which they keep, and a proximal one.
@@ -72,4 +70,4 @@ class FedDyn(FairStrategy):
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
         """Keep R + Σ u_k."""
-        return {Kept(TOTAL, cohort.round): np.ones_like(coefficients)}
+        return {Kept("total", cohort.round): np.ones_like(coefficients)}

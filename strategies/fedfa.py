@@ -13,7 +13,6 @@ from fairbloom.rounds.ranges import NonNegative, Range
 from .strategy import FairStrategy
 
 SMALLEST_ACCURACY = 1e-6
-VELOCITY = "velocity"
 
 
 class FedFa(FairStrategy):
@@ -97,4 +96,4 @@ class FedFa(FairStrategy):
         """Count the participants; keep the step as the velocity."""
         counted = {name: self._rounds(name) + 1 for name in cohort.names}
         self.memory = {"rounds": {**self.memory.get("rounds", {}), **counted}}
-        return {Kept(VELOCITY, cohort.round): coefficients}
+        return {Kept("velocity", cohort.round): coefficients}

@@ -10,7 +10,7 @@ import numpy as np
 from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray
-from fairbloom.rounds.options import CommonOptions
+from fairbloom.rounds.options import OptionsWithoutPrior
 
 from .strategy import FairStrategy
 
@@ -54,7 +54,7 @@ class FromScalarizer(FairStrategy):
     default_weighting = None
     reports = (NEGATIVE_WEIGHTS,)
 
-    def __init__(self, scalarizer: Callable[[Any], Any], **options: Unpack[CommonOptions]) -> None:
+    def __init__(self, scalarizer: Callable[[Any], Any], **options: Unpack[OptionsWithoutPrior]) -> None:
         if why := why_refused(scalarizer):
             raise ValueError(f"scalarizer must be one of TorchJD's, or a function of m that makes one: {why}")
         super().__init__(**options)
@@ -146,7 +146,7 @@ def why_nameless(name: str, kind: type) -> str:
     return ""
 
 
-def of_scalarizer(name: str, kind: type, **options: Unpack[CommonOptions]) -> FromScalarizer:
+def of_scalarizer(name: str, kind: type, **options: Unpack[OptionsWithoutPrior]) -> FromScalarizer:
     """Return the strategy of a class of scalarizers with its starting points.
 
     Raises

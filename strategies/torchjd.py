@@ -8,7 +8,7 @@ import numpy as np
 
 from fairbloom.logs import log
 from fairbloom.rounds.method import Cohort, FloatArray
-from fairbloom.rounds.options import CommonOptions
+from fairbloom.rounds.options import OptionsWithoutPrior
 
 from .scalarizers import FromScalarizer, of_scalarizer, scalarizer_classes, seeded, why_nameless
 from .strategy import FairStrategy
@@ -53,7 +53,7 @@ class FromTorchJD(FairStrategy):
     requires = frozenset({"gram"})
     lost_to_server_optimizers = "its step conflicts with no update, under weightings such as UPGrad that see to that"
 
-    def __init__(self, weighting: Callable[[Any], Any], **options: Unpack[CommonOptions]) -> None:
+    def __init__(self, weighting: Callable[[Any], Any], **options: Unpack[OptionsWithoutPrior]) -> None:
         if not takes_gram(type(weighting)):
             raise ValueError(f"weighting must be a Gram-based weighting of TorchJD, got {weighting!r}")
         super().__init__(**options)
@@ -85,7 +85,7 @@ def takes_gram(weighting: type) -> bool:
     return any(base.__name__ == "_GramianWeighting" for base in weighting.__mro__) and not inspect.isabstract(weighting)
 
 
-def by_name(name: str, **options: Unpack[CommonOptions]) -> FairStrategy:
+def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FairStrategy:
     """Return the strategy of one of TorchJD's weightings or scalarizers: "upgrad" is UPGradWeighting(), "sum" is Sum().
 
     Raises

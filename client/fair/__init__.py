@@ -140,7 +140,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
         terms = terms_of(message)
         if terms is None:
             return handler(message, context)
-        client, states = Client.of(context), states_of(context)
+        client, states = ClientIdentity.of(context), states_of(context)
         session = self._session(client, terms, states, message)
         with client.drawing(), _active(session):
             reply = handler(message, context)
@@ -160,7 +160,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
         terms = terms_of(message)
         if terms is None:
             return handler(message, context)
-        client, states = Client.of(context), states_of(context)
+        client, states = ClientIdentity.of(context), states_of(context)
         with client.drawing():
             reply = handler(message, context)
         if reply.has_error():
@@ -192,7 +192,13 @@ class FairClientApp(ClientApp, Generic[P, R]):
             handler(message, context)
 
     def _session(
-        self, client: "Client", terms: Terms, states: ClientStates, message: Message, *, measure_only: bool = False
+        self,
+        client: "ClientIdentity",
+        terms: Terms,
+        states: ClientStates,
+        message: Message,
+        *,
+        measure_only: bool = False,
     ) -> Session:
         train, test = self._functions
         shapes = {name: tuple(array.shape) for name, array in _received(message)[1].items()}
@@ -204,7 +210,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
 
 
 @dataclass(frozen=True)
-class Client:
+class ClientIdentity:
     """Who a context's client is, and what it draws from.
 
     Attributes
@@ -219,7 +225,7 @@ class Client:
     run_seed: int
 
     @classmethod
-    def of(cls, context: Context) -> "Client":
+    def of(cls, context: Context) -> "ClientIdentity":
         """Return the client of a context."""
         return cls(name_of(context), int(context.run_config.get("seed", 0)))
 

@@ -24,15 +24,12 @@ from ..states import KeptVersions, StateDict
 from ..work import LocalWork
 from . import randomness
 from .loaders import Data, drawn, epochs_of, generators_kept, is_dataset, one_batch, steps_of, whole
-from .steps import Anchor, Asked, Steps, TransformedLoss
+from .steps import Anchor, OptimizerSteps, Request, TransformedLoss
 
 Function = Callable[..., Any]
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of arrays by their names."""
-
-MEASURED_AT_ONCE = 32
-"""Examples a batch where a Dataset is measured without a loader of the user's own."""
 
 HONOURED = Honoured(
     hooks=frozenset({"replace_steps", "pull", "loss", "after_step", "after"}),
@@ -85,7 +82,7 @@ class Helpers:
         remedy = "give fair(..., loader=make_loader), a function of yours that makes a DataLoader of a dataset"
         if not isinstance(data, Dataset):
             raise ReportableError(f"a {type(data).__name__} needs a collator to be measured: {remedy}")
-        loader = DataLoader(data, batch_size=MEASURED_AT_ONCE)
+        loader = DataLoader(data, batch_size=32)
         try:
             next(iter(loader), None)
         except Exception as error:  # whatever its examples or the default collator raise
@@ -293,7 +290,7 @@ class Session:
         training.run()
         return training.outcome
 
-    def report(self, steps: Steps, anchor: Anchor) -> None:
+    def report(self, steps: OptimizerSteps, anchor: Anchor) -> None:
         """Note what is asked for of these steps, and of the model as it is after the work on the received one."""
         done = WorkDone(steps.learning_rate, lambda: ((old, new) for new, old in anchor.items()), steps.rate_sum)
         self.metrics |= requested_metrics(self.terms.measure, {}, done)
@@ -334,7 +331,7 @@ ASKED_NOTHING = LocalWork(epochs=0, batch_size=-1, learning_rate=0.0, momentum=-
 
 
 @dataclass(frozen=True)
-class ModelNow:
+class NamedModel:
     """The model of a call in the midst of its steps, by the names that travel."""
 
     model: nn.Module
@@ -357,14 +354,14 @@ class _Round(ClientRound):
         self._with_own_models = [rule for rule in self._rules if "after" in rule.hooks()]
         self._received = call.states() if self._with_own_models else []
         self._asked = {
-            each.name: Asked(str(rule), value)
+            each.name: Request(str(rule), value)
             for rule in self._rules
             for each in fields(LocalWork)
             if (value := getattr(rule.replace_steps(ASKED_NOTHING), each.name)) != getattr(ASKED_NOTHING, each.name)
         }
-        self._wanted: Asked[int] | None = self._asked.get("steps")
-        self._whole: Asked[int] | None = self._asked.get("batch_size")
-        self._idle: Asked[bool] | None = self._asked.get("idle")
+        self._wanted: Request[int] | None = self._asked.get("steps")
+        self._whole: Request[int] | None = self._asked.get("batch_size")
+        self._idle: Request[bool] | None = self._asked.get("idle")
 
     def before(self) -> None:
         """Refuse what would be refused after the training."""
@@ -378,15 +375,15 @@ class _Round(ClientRound):
         """Report nothing: HONOURED has no such hook."""
 
     def start(self) -> None:
-        pulls = [Asked(str(rule), rule.pull()) for rule in self._rules if "pull" in rule.hooks()]
+        pulls = [Request(str(rule), rule.pull()) for rule in self._rules if "pull" in rule.hooks()]
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
-        model = ModelNow(self._call.model, self._session.received, self._session.helpers)
+        model = NamedModel(self._call.model, self._session.received, self._session.helpers)
 
         def after_step(count: int) -> None:
             for rule in watching:
                 rule.after_step(count, model, last=False)
 
-        self._steps = Steps(
+        self._steps = OptimizerSteps(
             self._anchor,
             pull=pulls[0] if pulls else None,
             momentum=self._asked.get("momentum"),
@@ -409,7 +406,7 @@ class _Round(ClientRound):
         with self._steps.watched(), self._transformed or nullcontext():
             self.outcome = self._call.run(data)
 
-    def _data_of(self, steps: Asked[int]) -> Any:
+    def _data_of(self, steps: Request[int]) -> Any:
         """Return the data of so many steps: batches of a loader, or examples of a dataset for one pass over them."""
         data, helpers = self._call.data(steps.by), self._session.helpers
         if isinstance(data, DataLoader):
@@ -452,15 +449,15 @@ class _Round(ClientRound):
             raise ReportableError(f"{self._idle.by} came without a personal model: there is nothing to train")
         for rule in self._with_own_models:
             work = rule.after(ASKED_NOTHING)
-            outcome, steps = self._train_own(Asked(str(rule), work.pull), work.epochs)
+            outcome, steps = self._train_own(Request(str(rule), work.pull), work.epochs)
             if self._idle:
                 self.outcome = outcome
                 self._session.report(steps, self._anchor)
 
-    def _train_own(self, pull: Asked[float], epochs: int) -> tuple[Any, Steps]:
+    def _train_own(self, pull: Request[float], epochs: int) -> tuple[Any, OptimizerSteps]:
         """Train a model of the client's own, pulled to the received one, and keep it; the call's stays as it is."""
         call, session = self._call, self._session
-        steps = Steps(self._anchor, pull=pull)
+        steps = OptimizerSteps(self._anchor, pull=pull)
         with call.states_kept():
             load(self._received)
             last = session.personal.before(session.terms.server_round)

@@ -24,14 +24,14 @@ Anchor = Mapping[nn.Parameter, Tensor]
 
 
 @dataclass(frozen=True)
-class Asked(Generic[T]):
+class Request(Generic[T]):
     """A value that the server asks for, and what asks for it, as key = value."""
 
     by: str
     value: T
 
 
-class Steps:
+class OptimizerSteps:
     """The steps that optimizers take on a model, and what the terms add to each of them.
 
     Parameters
@@ -52,8 +52,8 @@ class Steps:
         self,
         anchor: Anchor,
         *,
-        pull: Asked[float] | None = None,
-        momentum: Asked[float] | None = None,
+        pull: Request[float] | None = None,
+        momentum: Request[float] | None = None,
         plain: str = "",
         after_step: Callable[[int], None] = lambda count: None,
     ) -> None:
@@ -123,7 +123,7 @@ class Steps:
                     parameter.grad.add_(value - self._anchor[parameter].to(value.device), alpha=self._pull.value)
 
     def _set_momentum(self, optimizer: Optimizer) -> None:
-        name, asked = type(optimizer).__name__, Asked(self._plain, 0.0) if self._plain else self._momentum
+        name, asked = type(optimizer).__name__, Request(self._plain, 0.0) if self._plain else self._momentum
         if self._plain and not isinstance(optimizer, SGD):
             raise ReportableError(f"{self._plain}: the optimizer must be torch.optim.SGD, and it is {name}")
         if asked is None:
@@ -172,7 +172,7 @@ class TransformedLoss(TorchFunctionMode):
             args = (self._transform(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
 
-    def check_calls(self, steps: Steps) -> None:
+    def check_calls(self, steps: OptimizerSteps) -> None:
         """Raise ValueError when not each step has had one call of `backward`."""
         steps.check_taken(self._term)
         for count in steps.counts.values():

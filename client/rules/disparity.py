@@ -27,9 +27,6 @@ from ..training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
 from ..work import LocalWork, descend
 from .base import Rule, Scores, Trainee
 
-SHARPNESS = 10.0
-"""Factor of the logits in smoothed decisions, where the terms name none."""
-
 
 class DisparityStep(Rule):
     """Replies the received model after one step down the disparity as well, and what the disparity is.
@@ -118,7 +115,7 @@ def measure_disparity(
         raise ReportableError(
             f"disparity = {terms.disparity!r}: this client knows {DEMOGRAPHIC_PARITY} and {EQUAL_OPPORTUNITY}"
         )
-    sharpness = SHARPNESS if terms.disparity_sharpness is None else terms.disparity_sharpness
+    sharpness = 10.0 if terms.disparity_sharpness is None else terms.disparity_sharpness
     if not 0.0 < sharpness < math.inf:
         raise ReportableError(f"disparity-sharpness = {sharpness}: it must be finite and above 0")
     counts = members.sum(dim=1)

@@ -20,11 +20,11 @@ from .own import OwnRule
 from .personal import PersonalModel
 from .propfair import PropFairLoss
 from .proximal import ProximalTerm
-from .snapshot import Snapshot
+from .snapshot import SnapshotRule
 from .steps import ClientMomentum, FullBatchStep, LocalOnly, StepCount
 
 RULES: tuple[type[Rule], ...] = (
-    *(ProximalTerm, PersonalModel, ClientMomentum, FullBatchStep, StepCount, LocalOnly, Snapshot, PropFairLoss),
+    *(ProximalTerm, PersonalModel, ClientMomentum, FullBatchStep, StepCount, LocalOnly, SnapshotRule, PropFairLoss),
     *(GroupCounts, DisparityStep, Baseline, ControlVariates, DynamicRegularizer, OwnRule),
 )
 """The rules in their order: where several have the same hook, that of the first is called first."""

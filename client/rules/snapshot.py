@@ -8,7 +8,7 @@ from fairbloom.protocol.terms import SnapshotTerms, Terms
 from .base import Copied, Rule
 
 
-class Snapshot(Rule):
+class SnapshotRule(Rule):
     """Keeps the model as it is after one of the steps, or after the last where there are fewer.
 
     Source: Deng et al., NeurIPS 2020 (DRFA), Algorithm 1.

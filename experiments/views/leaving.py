@@ -16,7 +16,7 @@ from fairbloom.protocol.names import (
     SNAPSHOT,
     VALIDATION,
 )
-from fairbloom.simulation.rehearsal import Sent
+from fairbloom.simulation.rehearsal import SentReply
 
 WHEN = {
     "query": "When it is asked who it is",
@@ -38,7 +38,7 @@ INSTEAD = (
 )
 
 
-def as_json(sent: Sequence[Sent]) -> list[dict[str, Any]]:
+def as_json(sent: Sequence[SentReply]) -> list[dict[str, Any]]:
     """Return what clients send, a list of messages for each."""
     clients = dict.fromkeys(each.client for each in sent)
     return [
@@ -55,7 +55,7 @@ def as_json(sent: Sequence[Sent]) -> list[dict[str, Any]]:
     ]
 
 
-def sentences(sent: Sequence[Sent], smallest_category: int) -> Iterator[str]:
+def sentences(sent: Sequence[SentReply], smallest_category: int) -> Iterator[str]:
     """Yield what one client sends, a sentence a thing; the same message once."""
     said = set[str]()
     for each in sent:

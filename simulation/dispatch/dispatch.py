@@ -22,10 +22,7 @@ from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model
 from fairbloom.tasks.models import arrays_of
 
-from ..clients import Kept, LocalClients, Reply, answer_of, refuse_failed
-
-LOSSES = 2
-"""A client is refused when so many workers have ended while they computed it."""
+from ..clients import LocalClients, PackedStates, Reply, answer_of, refuse_failed
 
 Work = Literal["train", "evaluate", "count"]
 """What clients do: train, evaluate, or count their training examples."""
@@ -68,7 +65,7 @@ def pack_starts(states: Mapping[str, Version]) -> Starts:
     return {name: (version.made, arrays_of(version.state)) for name, version in states.items()}
 
 
-def pack_made(states: ClientStates, number: int) -> Kept:
+def pack_made(states: ClientStates, number: int) -> PackedStates:
     """Return what a client has kept in round `number`, as a worker hands it back."""
     return {name: (made.origin, arrays_of(made.state)) for name, made in states.made_in(number).items()}
 
@@ -160,7 +157,7 @@ class Dispatch:
         left = self._waiting.pop(worker)
         suspect = next((task for task in left if lost.row in [client.row for client in task.clients]), left[0])
         suspect.losses += 1
-        if suspect.losses < LOSSES:
+        if suspect.losses < 2:  # a client that ends two workers is refused
             again, then = [suspect], "is computed again"
         elif len(suspect.clients) > 1:
             again = [ScheduledTask([client], suspect.losses) for client in suspect.clients]

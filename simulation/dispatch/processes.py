@@ -21,9 +21,6 @@ from fairbloom.errors import FairbloomError
 from fairbloom.system.interrupts import hold_signals
 from fairbloom.system.parents import end_with_parent
 
-KILLED_FIRST = "500"
-"""By so much of 1000 the kernel prefers a forked process to this one where memory runs short: it can be replaced."""
-
 
 def processors_here() -> int:
     """Return how many processor cores this process may use."""
@@ -127,4 +124,4 @@ def _live(
 def _be_killed_first() -> None:
     """Let the kernel prefer this process to its parent where memory runs short, on systems that know of that."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST)
+        Path("/proc/self/oom_score_adj").write_text("500")  # of 1000: it can be replaced, its parent cannot

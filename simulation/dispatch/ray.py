@@ -54,9 +54,6 @@ PATIENCE = 60.0
 RETRIES, RETRY_SECONDS = 20, 0.1
 """How often, and how soon again, the folder of a local cluster is removed until it is gone."""
 
-ANSWERS_WITHIN = 10.0
-"""Seconds within which the address of a cluster has to answer."""
-
 
 # The cluster ----------------------------------------------------------------------------------------------------------
 
@@ -108,7 +105,7 @@ def _join(address: str) -> None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
         if port.isdigit():  # Ray itself would try for minutes
-            socket.create_connection((host.strip("[]"), int(port)), ANSWERS_WITHIN).close()
+            socket.create_connection((host.strip("[]"), int(port)), 10.0).close()
         _connect(address=address)
     except Exception as error:
         reason = one_line(str(error))

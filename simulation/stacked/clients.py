@@ -69,9 +69,6 @@ HONOURED = Honoured(
 once. There is no time budget, which is each client's, and nothing that a model draws. Of optimizers, `find_unmet` says
 which are honoured, and which are with a schedule over steps."""
 
-REMEMBERED_BYTES = 2**26
-"""Full batches are remembered from round to round up to this size in all."""
-
 
 def find_unmet(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:
     """Return the first thing that is asked for and is not done side by side, as name = value; "" where all is."""
@@ -150,7 +147,7 @@ class StackedClients(LocalClients):
         if self.method.frozen:  # which programs take from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
-        training = _Training(self, received, terms, work, trained, vectors)
+        training = _RoundTraining(self, received, terms, work, trained, vectors)
         members = self._members(names, terms, work, trained.refused)
 
         def train_block(block: Sequence[Member]) -> None:
@@ -226,7 +223,7 @@ class StackedClients(LocalClients):
             return self._full[names]
         step = full_batch(examples_of(block))
         self._full[names] = step
-        while sum(each.nbytes for each in self._full.values()) > REMEMBERED_BYTES:
+        while sum(each.nbytes for each in self._full.values()) > 2**26:  # bytes
             self._full.popitem(last=False)
         return step
 
@@ -312,7 +309,7 @@ class StackedClients(LocalClients):
         return measure(local.model, local.task, measurement.of(local.splits), self.settings.smallest_group)
 
 
-class _Training:
+class _RoundTraining:
     """One round's training of an engine's clients; the models go into the rows of the matrices of `trained`."""
 
     def __init__(
@@ -362,7 +359,7 @@ class _Training:
 class _Block(ClientRound):
     """The round of a block of clients."""
 
-    def __init__(self, training: _Training, block: Sequence[Member]) -> None:
+    def __init__(self, training: _RoundTraining, block: Sequence[Member]) -> None:
         self._training, self._block = training, block
         self._terms, self._work = training.terms, training.work
         self._task, self._model = block[0].local.task, block[0].local.model

@@ -39,9 +39,6 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
 )
 """Activations that map each number by itself, without parameters and without drawing."""
 
-PROBED = 3
-"""So many examples show whether a model gives the same numbers for several clients at once as by itself."""
-
 
 class UnstackableError(Exception):
     """A model that cannot be computed for many clients at once; the message says why."""
@@ -320,7 +317,7 @@ def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
 
 def _check_same(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:
     """Raise UnstackableError when two clients' losses or gradients are others at once than one by one."""
-    count = min(PROBED, len(examples))
+    count = min(3, len(examples))
     inputs, targets = examples[slice(0, count)]
     _check_same_in_evaluation(model, task, inputs)
     _check_each_by_itself(model, task, inputs, targets)

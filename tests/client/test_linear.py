@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from fairbloom.client import training
 from fairbloom.client.linear import linear_step
 from fairbloom.client.rules.base import Copied
-from fairbloom.client.rules.snapshot import Snapshot
+from fairbloom.client.rules.snapshot import SnapshotRule
 from fairbloom.client.training import fetched, gradients_of
 from fairbloom.client.work import LocalWork
 from fairbloom.protocol.terms import Terms
@@ -83,9 +83,9 @@ def test_training_with_it_is_training_by_autograd(
             pull=pull,
             random=np.random.default_rng(0),
         )
-        snapshot = Snapshot(Terms(server_round=1, snapshot_step=5))
+        snapshot = SnapshotRule(Terms(server_round=1, snapshot_step=5))
 
-        def after_step(step: int, parameters: Copied, last: bool, snapshot: Snapshot = snapshot) -> None:
+        def after_step(step: int, parameters: Copied, last: bool, snapshot: SnapshotRule = snapshot) -> None:
             snapshot.after_step(step, parameters, last=last)
 
         training.train(model, task_with(), examples, mixed, after_step=after_step)

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.federation import Deployment, federation, wait_for_rounds
 from benchmarks.flower import wait_until
-from fairbloom.client.kept import About, Kept, find_kept, list_kept
+from fairbloom.client.kept import About, KeptRun, find_kept, list_kept
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.server.run_folder.files import AGREED, CLIENTS, MODEL, read_delivered
 from fairbloom.server.settings import Settings
@@ -67,7 +67,7 @@ def data_of(there: Deployment, name: str) -> Path:
     return there.home / f"data-{name}"
 
 
-def kept_by(there: Deployment, name: str, run: Path) -> Kept:
+def kept_by(there: Deployment, name: str, run: Path) -> KeptRun:
     """Return what the device of a hospital keeps of a run."""
     (found,) = (each for each in list_kept(there.home / f"state-{name}") if each.about and each.about.run == run.name)
     return found
