@@ -14,7 +14,7 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "client": 3_350,
+    "client": 3_300,
     "client/fair": 1_250,
     "client/rules": 1_100,
     "deploy/device": 1_000,
