@@ -13,7 +13,7 @@ from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import whole_folder, write_whole
 
-from .check import TOLERANCE, ExportCheck
+from .check import TOLERANCE, check_export
 from .described import DescribedModel
 from .errors import ExportError, quiet
 from .exportable import Exportable
@@ -76,7 +76,7 @@ def export_model(predictor: Predictor, to: str, card: Callable[[DescribedModel],
     with explain_write_errors("the export", folder), whole_folder(folder) as draft:
         with quiet():
             form.write(exported, draft)
-            difference = ExportCheck.of(exported).check(form.predict(exported, draft), to)
+            difference = check_export(exported, form.predict(exported, draft), to)
         of = exported.preprocessing.classes != ()
         done = Exported(to, predictor.run.name, predictor.client, predictor.model, exported.count, difference, of)
         described = DescribedModel(

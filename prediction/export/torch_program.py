@@ -1,5 +1,6 @@
 """A model as a program of torch.export, which PyTorch runs without the module's source, and its preprocessing."""
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from fairbloom.client.training import choose_output
-from fairbloom.prediction.adapters import merged
 from fairbloom.server.run_folder.files import PREPROCESSING
 from fairbloom.tasks.inputs import tensors_of
 from fairbloom.tasks.preprocessing import Predictions, Preprocessing
@@ -18,6 +18,26 @@ from .form import Form
 
 PROGRAM = "model.pt2"
 """The file of the program."""
+
+
+MERGE = "merge_and_unload"
+"""The method by which peft's models merge their adapters."""
+
+
+def merged(module: nn.Module) -> nn.Module:
+    """Return a copy of a model with its adapters merged into their layers, or the model itself if it has none."""
+    has_adapters = any(hasattr(each, MERGE) for each in module.modules())
+    return _merged(copy.deepcopy(module)) if has_adapters else module
+
+
+def _merged(module: nn.Module) -> nn.Module:
+    """Merge the adapters of a module, or of those inside it, in place; return what takes its place."""
+    if hasattr(module, MERGE):
+        plain: nn.Module = getattr(module, MERGE)()
+        return plain
+    for name, child in list(module.named_children()):
+        setattr(module, name, _merged(child))
+    return module
 
 
 class Predicting(nn.Module):

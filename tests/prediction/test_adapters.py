@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from fairbloom import load
-from fairbloom.prediction.adapters import merged
 from fairbloom.prediction.export.export import export_model
-from fairbloom.prediction.export.torch_program import PROGRAM
+from fairbloom.prediction.export.torch_program import PROGRAM, merged
 from tests.simulation.helpers import run
 
 pytestmark = pytest.mark.skipif(not find_spec("peft"), reason="peft is not installed")
