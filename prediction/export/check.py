@@ -26,8 +26,8 @@ def check_export(exported: Exportable, found: Predictions, form: str) -> float:
     if not differences[row] <= TOLERANCE:
         raise ExportError(
             f"the model exported to {form} predicts {other[row]} for row {row} of {len(expected)} rows, where the "
-            f"model itself predicts {expected[row]}: they differ by {differences[row]:.2g}, and {TOLERANCE:g} is the most. "
-            "Nothing was written: choose another form, or compute in float32"
+            f"model itself predicts {expected[row]}: they differ by {differences[row]:.2g}, and {TOLERANCE:g} is the "
+            "most. Nothing was written: choose another form, or compute in float32"
         )
     if found.probabilities is not None:
         apart = _margins(preprocessing, expected) > 2 * TOLERANCE
