@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..views.listing import find_runs, table_rows
+from ..views.listing import find_runs
 from ..views.lists import show_runs
 from .options import JsonOption
 
@@ -20,4 +20,4 @@ def list_runs(
     if as_json:
         print(json.dumps(runs, indent=2))
     else:
-        show_runs(table_rows(runs), folder)
+        show_runs(runs, folder)

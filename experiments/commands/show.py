@@ -15,7 +15,7 @@ from ..results.ranks import name_tasks, ranks_of
 from ..results.run import COMPARISON, SWEEP, load
 from ..results.scored import scores_of
 from ..studies.swept import load_sweep
-from ..views.listing import find_runs, table_rows
+from ..views.listing import find_runs
 from ..views.lists import show_runs
 from ..views.summary import details_of, summary_of
 from ..views.terminal import console, show_page
@@ -94,7 +94,7 @@ def show_compared(folder: Path, figure: Path | None, spread: str, as_json: bool)
         if as_json:
             print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
         else:
-            show_runs(table_rows(runs), folder)
+            show_runs(runs, folder)
             done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
             console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
         return

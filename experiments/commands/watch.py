@@ -10,7 +10,7 @@ from fairbloom.system.interrupts import until_interrupted
 from ..results.comparison import load_comparison
 from ..results.run import COMPARISON, SWEEP, load
 from ..studies.swept import load_sweep
-from ..views.listing import find_runs, table_rows
+from ..views.listing import find_runs
 from ..views.lists import show_runs
 from ..views.live import terminal
 from ..views.live.state import Snapshot
@@ -67,4 +67,4 @@ def show_end(snapshot: Snapshot) -> None:
     elif finished and (folder / SWEEP).exists():
         load_sweep(folder).show()
     else:
-        show_runs(table_rows(find_runs(folder)), folder)
+        show_runs(find_runs(folder), folder)

@@ -26,9 +26,9 @@ from ..results.groups import ALL
 from ..results.run import Run, load, measures
 from . import markdown
 from .report.cells import Digits
+from .report.lines import worst_first
 from .report.of_run import Values, clients_table, spread_table
 from .report.page import Block, Cell, Listing, Note, Page, Section, Table, slug
-from .report.sections import worst_first
 from .report.subgroups import gap_in_words, group_table
 
 LISTED = 50

@@ -57,13 +57,7 @@ def about(parameter: Parameter) -> dict[str, str]:
 
 
 def describe(name: str) -> MethodDoc:
-    """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such method.
-    """
+    """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings."""
     method = FromTorchJD if name == "torchjd" else WRAPPERS.get(name) or find_method(name)
     text = inspect.getdoc(method) or ""
     return MethodDoc(
@@ -72,18 +66,11 @@ def describe(name: str) -> MethodDoc:
         summary=_one_line(text.partition("\n\n")[0]),
         explanation=text.partition("\n\nSource: ")[0],
         formula="\n".join(_one_line(block) for block in re.findall(r"\.\. math::((?:.+\n|\n(?= ))+)", text)),
-        source=_paragraph(text, "Source"),
         needs=tuple(sorted(method.needs)),
         weighting=method.default_weighting or "no prior",
         parameters=() if method in WRAPPERS.values() else parameters_of(method.__name__.lower(), method),
-        reductions=_paragraph(text, "Reductions"),
-        departures=_paragraph(text, "Departures"),
-        objective=_paragraph(text, "Objective"),
-        good_for=_paragraph(text, "Good for"),
-        hurts_when=_paragraph(text, "Hurts when"),
-        memory=_paragraph(text, "Memory"),
-        cost=_paragraph(text, "Cost"),
         server_optimizer=_with_server_optimizer(method),
+        **{label.lower().replace(" ", "_"): _paragraph(text, label) for label in LABELS},
     )
 
 

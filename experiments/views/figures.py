@@ -94,13 +94,7 @@ def render_image(result: object) -> str:
 
 
 def write_figure(result: object, path: Path) -> list[Path]:
-    """Write the chart of a result as PNG and SVG, the same chart as the same bytes.
-
-    Returns
-    -------
-    list
-        The files written: `path` with the endings .png and .svg.
-    """
+    """Write the chart of a result as `path`.png and .svg, the same chart as the same bytes; return these files."""
     spec = spec_of(result)
     files = {path.with_name(f"{path.name}{end}"): draw for end, draw in ((".png", draw_png), (".svg", draw_svg))}
     with explain_write_errors("the figure", path.parent):

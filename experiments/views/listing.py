@@ -19,26 +19,6 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
     return [_about(path, folder) for path in sorted(run_folders(folder))]
 
 
-def table_rows(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the runs as the rows of a table."""
-    rows = []
-    for run in runs:
-        score = run.get("score") or {}
-        row = {
-            "run": run["name"],
-            "task": str(run.get("task", "")),
-            "method": str(run.get("method", "")),
-            "rounds": f"{run['rounds']}/{run['of_rounds']}" if "rounds" in run else "",
-            "score": str(score.get("title", "")),
-            "mean": str(score.get("mean_in_words", "")),
-            "worst 10 %": str(score.get("worst_10_in_words", "")),
-            "state": str(run["state"]),
-            "when": str(run["when"]),
-        }
-        rows.append(row | ({"state": f"damaged: {run['fault']}"} if "fault" in run else {}))
-    return rows
-
-
 def run_folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     """Yield the run folders in a folder; a folder that cannot be read has none."""
     try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich import table as rich_table
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
     from ..recipes.recipe import Recipe
 
-NARROW = 72
-"""Below so many columns, lists are printed line by line and not in columns."""
-
-ROOMY = 100
-"""Below so many columns, settings are: their names and defaults leave little room for what they mean."""
-
 
 def show_tuned(tuned: "Tuned") -> None:
     """Print how fast each engine is, what auto chooses, and what to set."""
@@ -54,18 +48,9 @@ def show_tuned(tuned: "Tuned") -> None:
 def show_recipes(recipes: Sequence["Recipe"]) -> None:
     """Print the recipes: what each is, what data it needs, and how much it runs."""
     headings = ("name", "what", "data", "rows", "runs")
-    if console.width < NARROW:
-        for recipe in recipes:
-            console.print(f"[cyan]{recipe.name}[/]")
-            counts = f"{', '.join(recipe.tasks)}; {len(recipe.cases())} rows, {recipe.runs} runs"
-            _indented(f"{escape(f'{recipe.title} ({counts})')}\n[dim]{escape(recipe.source)}[/]")
-        return
     cells = [
-        [
-            *map(Cell, (recipe.name, recipe.title, ", ".join(recipe.tasks))),
-            *map(Cell.of, (len(recipe.cases()), recipe.runs)),
-        ]
-        for recipe in recipes
+        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.cases()), each.runs))]
+        for each in recipes
     ]
     show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
 
@@ -128,7 +113,7 @@ def show_settings(defaults: Mapping[str, Value]) -> None:
     known = {**SETTINGS, **parameters()}
     meaning = {key: f"{known[key].description} ({known[key].range})" for key in defaults}
     shown = {key: REQUIRED if known[key].default is None else repr(value) for key, value in defaults.items()}
-    if console.width < ROOMY:
+    if console.width < 100:  # names and defaults leave little room for what settings mean
         for key, default in shown.items():
             console.print(f"[cyan]{key}[/] = {escape(default)}")
             _indented(escape(meaning[key]))
@@ -145,14 +130,18 @@ def _indented(markup: str) -> None:
     console.print(Padding(Text.from_markup(markup, overflow="fold"), (0, 0, 0, 4), expand=False))
 
 
-NUMBERS = ("rounds", "mean", "worst 10 %")
-"""The columns of the list of runs that hold numbers."""
-
-
-def show_runs(rows: Sequence[Mapping[str, str]], folder: Path) -> None:
-    """Print the list of runs; a row has the cells by their headings."""
-    if not rows:
+def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Print the list of runs that `find_runs` returns."""
+    if not runs:
         console.print(f"there are no runs in {escape(str(folder))}", soft_wrap=True)
         return
-    cells = [[Cell(cell, 0 if key in NUMBERS else None) for key, cell in row.items()] for row in rows]
-    show_table(Table("runs", "", list(rows[0]), cells))
+    cells = []
+    for run in runs:
+        score = run.get("score", {})
+        rounds = f"{run['rounds']}/{run['of_rounds']}" if "rounds" in run else ""
+        state = f"damaged: {run['fault']}" if "fault" in run else run["state"]
+        measured = (Cell(score.get(f"{key}_in_words", ""), score.get(key)) for key in ("mean", "worst_10"))
+        words = map(Cell, (run["name"], str(run.get("task", "")), run.get("method", "")))
+        cells.append([*words, Cell(rounds, 0), Cell(score.get("title", "")), *measured, Cell(state), Cell(run["when"])])
+    headings = ("run", "task", "method", "rounds", "score", "mean", "worst 10 %", "state", "when")
+    show_table(Table("runs", "", headings, cells))

@@ -54,17 +54,7 @@ def progress(*, shown: bool = True) -> Iterator[Progress]:
 
 
 class RunBar:
-    """The bar of a run: its rounds, how the last evaluated one serves the clients, and how far a long one is.
-
-    Parameters
-    ----------
-    bar
-        Draws it.
-    title
-        What the run is called.
-    num_rounds
-        How many rounds it has.
-    """
+    """The bar of a run: its rounds, how the last evaluated one serves the clients, and how far a long one is."""
 
     def __init__(self, bar: Progress, title: str, num_rounds: int) -> None:
         self._bar, self._num_rounds = bar, num_rounds

@@ -20,13 +20,13 @@ from ..results.reproduction import Reproduction
 from ..results.run import REPORT, Run
 from ..results.sweep import Sweep
 from .report.cells import CLEAR, NONE, SHOWN, Digits, mark_clear
+from .report.lines import worst_first
 from .report.of_comparison import by_name, failed_rows, left_out, names_table
 from .report.of_comparisons import rank_table
 from .report.of_reproduction import notes_section, rows_table, verdict
 from .report.of_run import measures_table
 from .report.of_sweep import points_table
 from .report.page import Block, Cell, Note, Page, Section, Table
-from .report.sections import worst_first
 from .report.subgroups import gap_in_words, gaps_table, group_table
 
 NEGLECTED, SERVED = 6, 3
@@ -122,13 +122,7 @@ def describe_engine(engine: Mapping[str, Any]) -> str:
 
 @summary_of.register(Comparison)
 def summary_of_comparison(comparison: Comparison, spread: str = INTERVAL) -> Page:
-    """Return the table of methods, the clients that the baseline neglects, the verdict, and what limits the numbers.
-
-    Raises
-    ------
-    FairbloomError
-        When `spread` is neither "interval" nor "std".
-    """
+    """Return the table of methods, the clients that the baseline neglects, the verdict, and what limits the numbers."""
     tables = [method_table(comparison, spread), client_table(comparison), *gap_tables(comparison, spread)]
     files = [path for end in ("png", "svg") if (path := comparison.folder / f"clients.{end}").exists()]
     facts = [("tables and runs", str(comparison.folder))]
@@ -200,10 +194,7 @@ def titles_over(clients: int) -> dict[str, str]:
 
 
 def client_table(comparison: Comparison) -> Table:
-    """Return the table of the clients that the baseline serves worst, and best.
-
-    It has a row a client, or a row a method where there are more methods than clients to show.
-    """
+    """Return the clients that the baseline serves worst and best, in rows, or in columns where methods are more."""
     ascending = worst_first(by_name(comparison, comparison.baseline), comparison.score)
     hidden = max(0, len(ascending) - NEGLECTED - SERVED)
     shown = [*ascending[:NEGLECTED], *ascending[-SERVED:]] if hidden else ascending
@@ -287,13 +278,7 @@ def _of_recommendation(found: Recommendation) -> Page:
     """Return the answer, how far the candidates came, and the commands that run it."""
     digits = Digits.of(found.judged, (each.value for each in found.tried))
     rows = [
-        [
-            Cell(each.method),
-            Cell.of(each.rounds),
-            Cell.of(each.seeds),
-            digits.cell(each.value),
-            digits.cell(each.misses or None),
-        ]
+        [*map(Cell.of, (each.method, each.rounds, each.seeds)), *map(digits.cell, (each.value, each.misses or None))]
         for each in found.tried
     ]
     headings = ("method", "rounds", "seeds", found.gain.measure, "misses by")

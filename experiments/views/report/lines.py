@@ -1,6 +1,7 @@
 """The numbers behind a report's charts: what runs recorded, over seeds, thinned to what a chart can show."""
 
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from fairbloom.server.run_folder.rows import parse_refusals
 
 from ...results.measured import curve
 from ...results.run import Run
-from .charts import Row, short, thin
+from .charts import Row, Series, series_of, short, thin
 
 if TYPE_CHECKING:
     import pandas
@@ -45,8 +46,8 @@ class Line:
 
     @cached_property
     def tables(self) -> "list[pandas.DataFrame]":
-        """The columns of clients.csv that charts need, run by run."""
-        return [read_clients(run, self.model) for run in self.runs]
+        """The columns of clients.csv that charts need, run by run, with each client's `share` of a round's weights."""
+        return [_with_shares(read_clients(run, self.model)) for run in self.runs]
 
     @property
     def is_personal(self) -> bool:
@@ -99,6 +100,74 @@ def read_clients(run: Run, model: str = "global") -> "pandas.DataFrame":
     return table.rename(columns=wanted).reindex(columns=[*wanted.values()])
 
 
+@dataclass(frozen=True)
+class Scene:
+    """What the sections of a report are about.
+
+    The first line is the baseline, and personal models are lines of their own. The groups are the clients from the
+    worst served to the best by the baseline. `first_only` says that what is shown client by client is of the first
+    seed alone, because each seed deals the data again.
+    """
+
+    lines: Sequence[Line]
+    score: Score
+    groups: Groups
+    first_only: bool
+    clients: int
+
+    def table(self, line: Line, column: str) -> "pandas.DataFrame":
+        """Return the rows of a line's runs, or of the first, that have a column, for the clients in the groups."""
+        import pandas
+
+        table = pandas.concat(line.tables[:1] if self.first_only else line.tables)
+        return table[table[column].notna() & table["client"].isin(self.groups.members)]
+
+    @property
+    def series(self) -> list[Series]:
+        """How the lines look."""
+        personal = [line.label for line in self.lines if line.is_personal]
+        return series_of([line.label for line in self.lines], self.lines[0].label, personal)
+
+    @property
+    def trained(self) -> list[Line]:
+        """The lines but those of personal models that come from the same runs as another."""
+        return [line for line in self.lines if not line.beside]
+
+    @property
+    def axis(self) -> str:
+        """What the axis of a score says."""
+        return axis_title(self.score)
+
+    @property
+    def whose(self) -> str:
+        """In words whose numbers a chart of single clients shows."""
+        if all(len(line.runs) == 1 for line in self.lines):
+            return ""
+        return "Of the first seed: each seed deals the data anew." if self.first_only else "Mean over the seeds."
+
+    @property
+    def rows_are(self) -> str:
+        """In words what the rows of a map are."""
+        order = "from the worst served at the top to the best"
+        if len(self.lines) > 1:
+            order = f"by their score under {self.lines[0].label}, the worst served at the top"
+        return f"Clients stand {order}" + ("." if self.groups.single else f", {self._together} in a row.")
+
+    @property
+    def _together(self) -> str:
+        return f"{-(-self.clients // len(self.groups.names))} or so"
+
+
+def axis_title(score: Score) -> str:
+    """Return what the axis of a score says: its name, unit and direction."""
+    return f"test {score.title}, higher is better" if score.higher_is_better else f"test {score.title}"
+
+
+def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
+    """Return the clients from the worst served to the best."""
+    return sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
+
+
 # Over rounds --------------------------------------------------------------------------------------------------------
 
 
@@ -125,48 +194,36 @@ def spanned(values: Sequence[float]) -> dict[str, float | None]:
     return {"value": short(float(np.mean(values))), "low": short(min(values)), "high": short(max(values))}
 
 
-def score_map(line: Line, groups: Groups, *, first_only: bool) -> list[Row]:
+def _with_shares(table: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Return a table with the `share` of participants: the coefficient in percent of the round's, without signs."""
+    total = table["coefficient"].abs().groupby(table["round"]).transform("sum")
+    return table.assign(share=100.0 * table["coefficient"] / total.where(total > 0.0))
+
+
+def score_map(scene: Scene, line: Line) -> list[Row]:
     """Return the score of each row of a map after thinned rounds, the mean over its clients and the runs."""
-    import pandas
-
-    table = pandas.concat(line.tables[:1] if first_only else line.tables)
-    table = table[table["value"].notna() & table["client"].isin(groups.members)]
+    table = scene.table(line, "value")
     kept = thin(sorted(int(number) for number in table["round"].unique()), MAP_ROUNDS)
-    return _mapped(table[table["round"].isin(kept)], groups, "value")
+    return _mapped(table[table["round"].isin(kept)], scene.groups, "value")
 
 
-def weight_map(line: Line, groups: Groups, *, first_only: bool) -> list[Row]:
+def weight_map(scene: Scene, line: Line) -> list[Row]:
     """Return how much each client of a map's row weighed in the steps, in percent of a round's weights.
 
     Rounds are put together where they are many: a value is the mean over the rounds in which clients took part.
     """
-    import pandas
-
-    shares = [weight_shares(table) for table in (line.tables[:1] if first_only else line.tables)]
-    table = pandas.concat(shares)
-    table = table[table["client"].isin(groups.members)]
+    table = scene.table(line, "share")
     if table.empty:
         return []
     last = int(table["round"].max())
     width = -(-last // MAP_ROUNDS)
-    table = table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width))
-    return _mapped(table, groups, "share")
+    return _mapped(table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)), scene.groups, "share")
 
 
-def weight_shares(table: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return the rows of participants with their `share`: the coefficient in percent of the round's, without signs."""
-    trained = table[table["coefficient"].notna()]
-    total = trained["coefficient"].abs().groupby(trained["round"]).transform("sum")
-    return trained.assign(share=100.0 * trained["coefficient"] / total.where(total > 0.0))
-
-
-def mean_shares(line: Line, groups: Groups, *, first_only: bool) -> dict[str, float]:
+def mean_shares(scene: Scene, line: Line) -> dict[str, float]:
     """Return how much a client of each row weighed when it took part, in percent: the mean over rounds and runs."""
-    import pandas
-
-    table = pandas.concat([weight_shares(each) for each in (line.tables[:1] if first_only else line.tables)])
-    table = table[table["client"].isin(groups.members)]
-    found = table["share"].groupby(table["client"].map(groups.members)).mean().dropna()
+    table = scene.table(line, "share")
+    found = table["share"].groupby(table["client"].map(scene.groups.members)).mean()
     return {str(name): float(value) for name, value in found.items()}
 
 
@@ -197,24 +254,15 @@ def sorted_scores(by_seed: Sequence[Mapping[str, float]], score: Score) -> NDArr
 # Counts -------------------------------------------------------------------------------------------------------------
 
 
-def refusal_reasons(runs: Iterable[Run]) -> dict[tuple[str, str], int]:
+def refusal_reasons(runs: Iterable[Run]) -> Counter[tuple[str, str]]:
     """Return in how many rounds a client's reply was refused for a reason, by client and reason."""
-    found: dict[tuple[str, str], int] = {}
-    for run in runs:
-        for row in run.rows_of_rounds():
-            for refusal in parse_refusals(row.get("refused", "")) if row.get("refused") else ():
-                found[refusal] = found.get(refusal, 0) + 1
-    return found
+    rows = (row for run in runs for row in run.rows_of_rounds())
+    return Counter(refusal for row in rows for refusal in parse_refusals(row.get("refused", "")))
 
 
-def count_names(runs: Iterable[Run], names_in: Callable[[Mapping[str, str]], Iterable[str]]) -> dict[str, int]:
+def count_names(runs: Iterable[Run], names_in: Callable[[Mapping[str, str]], Iterable[str]]) -> Counter[str]:
     """Return in how many rows of rounds.csv each client is named."""
-    found: dict[str, int] = {}
-    for run in runs:
-        for row in run.rows_of_rounds():
-            for name in names_in(row):
-                found[name] = found.get(name, 0) + 1
-    return found
+    return Counter(name for run in runs for row in run.rows_of_rounds() for name in names_in(row))
 
 
 def total(run: Run, column: str) -> float:

@@ -16,24 +16,15 @@ from ...results.run import load
 from ...results.verdict import OTHERS, WORST
 from . import charts
 from .cells import CLEAR, NONE, SHOWN, Digits, mark_clear, tone_of
-from .lines import Groups, Line, groups_of, sorted_scores, spanned
+from .lines import Groups, Line, Scene, groups_of, sorted_scores, spanned, worst_first
 from .page import Block, Cell, Chart, Charts, Page, Section, Table, slug
 from .sections import (
-    Scene,
-    absences_section,
-    caveats_section,
-    cost_section,
-    map_section,
+    common_sections,
     named_charts,
     ordered_charts,
     present,
     rounds_section,
-    settings_section,
-    split_section,
-    weights_section,
-    worst_first,
 )
-from .subgroups import subgroups_section
 
 NAMED_POINTS = 16
 """Up to so many clients have a point for each method; the scores of more are lines."""
@@ -46,22 +37,13 @@ def page_of_comparison(comparison: Comparison, plan: Plan | None = None) -> Page
     """Return the report of a comparison; the plan says which runs it has, by default that in its folder."""
     lines = lines_of(comparison, plan or Plan.read(comparison.folder))
     scene = Scene(lines, comparison.score, _groups(comparison), _first_only(comparison), comparison.client_count)
-    sections = present(
-        [
-            _clients_section(comparison, scene),
-            _differences_section(comparison, scene),
-            _front_section(comparison, scene),
-            rounds_section(scene),
-            map_section(scene),
-            weights_section(scene),
-            subgroups_section(scene, comparison.by_group),
-            split_section(scene),
-            absences_section(scene),
-            cost_section(scene),
-            settings_section(scene),
-            caveats_section([*comparison.caveats, *left_out(comparison)]),
-        ]
-    )
+    sections = [
+        _clients_section(comparison, scene),
+        _differences_section(comparison, scene),
+        _front_section(comparison, scene),
+        rounds_section(scene),
+        *common_sections(scene, comparison.by_group, [*comparison.caveats, *left_out(comparison)]),
+    ]
     settings, seeds = lines[0].runs[0].settings, comparison.seeds
     task = f" on {settings['task']}" if "task" in settings else ""
     facts = {
@@ -75,7 +57,7 @@ def page_of_comparison(comparison: Comparison, plan: Plan | None = None) -> Page
     shown = [(name, str(value)) for name, value in facts.items() if value is not None]
     verdict = comparison.verdict
     title = f"{facts['methods']} method{'s' if facts['methods'] != 1 else ''} compared{task}"
-    return Page(title, verdict.headline, verdict.sentences, shown, sections)
+    return Page(title, verdict.headline, verdict.sentences, shown, present(sections))
 
 
 def lines_of(comparison: Comparison, plan: Plan) -> list[Line]:

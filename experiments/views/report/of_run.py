@@ -12,24 +12,15 @@ from ...results.measured import LARGER_CLASS, measure_title
 from ...results.run import Run, measures
 from ...results.scored import scores_of, sentences_of
 from .cells import SHOWN, Digits
-from .lines import NAMED, Line, groups_of
+from .lines import NAMED, Line, Scene, groups_of, worst_first
 from .page import Block, Cell, Page, Section, Table
 from .sections import (
-    Scene,
-    absences_section,
-    caveats_section,
-    cost_section,
-    map_section,
+    common_sections,
     named_charts,
     ordered_charts,
     present,
     run_rounds_section,
-    settings_section,
-    split_section,
-    weights_section,
-    worst_first,
 )
-from .subgroups import subgroups_section
 
 Values = Mapping[str, float]
 """A score by client."""
@@ -48,20 +39,9 @@ def page_of_run(run: Run) -> Page:
     lines += [Line(personal_label(run.label), [run], "personal", beside=run.label)] if personal else []
     scene = Scene(lines, run.score, groups_of(worst_first(final, run.score)), False, len(final))
     headline, sentences = _words(run, final)
-    sections = present(
-        [
-            _clients_section(scene, final, personal),
-            run_rounds_section(run),
-            map_section(scene),
-            weights_section(scene),
-            subgroups_section(scene, _by_group(run, lines)),
-            split_section(scene),
-            absences_section(scene),
-            cost_section(scene),
-            settings_section(scene),
-            caveats_section([*caveats_of_run(run), ONE_SEED] if final else [ONE_SEED]),
-        ]
-    )
+    caveats = [*caveats_of_run(run), ONE_SEED] if final else [ONE_SEED]
+    sections = [_clients_section(scene, final, personal), run_rounds_section(run)]
+    sections += common_sections(scene, _by_group(run, lines), caveats)
     facts = {
         "task": run.settings.get("task"),
         "method": run.label,
@@ -72,7 +52,7 @@ def page_of_run(run: Run) -> Page:
     }
     task = f" on {run.settings['task']}" if "task" in run.settings else ""
     shown = [(name, str(value)) for name, value in facts.items() if value is not None]
-    return Page(f"{run.label}{task}", headline, sentences, shown, sections)
+    return Page(f"{run.label}{task}", headline, sentences, shown, present(sections))
 
 
 def _by_group(run: Run, lines: list[Line]) -> dict[str, list[GroupReport]]:

@@ -2,8 +2,8 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from .lines import (
     NAMED,
     Groups,
     Line,
+    Scene,
+    axis_title,
     count_names,
     curves,
     groups_of,
@@ -33,6 +35,7 @@ from .lines import (
     weight_map,
 )
 from .page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+from .subgroups import Reports, subgroups_section
 
 TOGETHER = 6
 """The most lines that one chart has; more methods have a chart each, with the baseline in it."""
@@ -48,62 +51,6 @@ MOST_CLASSES = 100
 
 KEPT_APART = ("seed", "out", "method", "data-dir")
 """The settings that are said elsewhere, or are a path of one machine."""
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What the sections of a report are about.
-
-    The first line is the baseline, and personal models are lines of their own. The groups are the clients from the
-    worst served to the best by the baseline. `first_only` says that what is shown client by client is of the first
-    seed alone, because each seed deals the data again.
-    """
-
-    lines: Sequence[Line]
-    score: Score
-    groups: Groups
-    first_only: bool
-    clients: int
-
-    @property
-    def series(self) -> list[Series]:
-        """How the lines look."""
-        personal = [line.label for line in self.lines if line.is_personal]
-        return charts.series_of([line.label for line in self.lines], self.lines[0].label, personal)
-
-    @property
-    def trained(self) -> list[Line]:
-        """The lines but those of personal models that come from the same runs as another."""
-        return [line for line in self.lines if not line.beside]
-
-    @property
-    def axis(self) -> str:
-        """What the axis of a score says."""
-        return axis_title(self.score)
-
-    @property
-    def whose(self) -> str:
-        """In words whose numbers a chart of single clients shows."""
-        if all(len(line.runs) == 1 for line in self.lines):
-            return ""
-        return "Of the first seed: each seed deals the data anew." if self.first_only else "Mean over the seeds."
-
-    @property
-    def rows_are(self) -> str:
-        """In words what the rows of a map are."""
-        order = "from the worst served at the top to the best"
-        if len(self.lines) > 1:
-            order = f"by their score under {self.lines[0].label}, the worst served at the top"
-        return f"Clients stand {order}" + ("." if self.groups.single else f", {self._together} in a row.")
-
-    @property
-    def _together(self) -> str:
-        return f"{-(-self.clients // len(self.groups.names))} or so"
-
-
-def axis_title(score: Score) -> str:
-    """Return what the axis of a score says: its name, unit and direction."""
-    return f"test {score.title}, higher is better" if score.higher_is_better else f"test {score.title}"
 
 
 # Each client --------------------------------------------------------------------------------------------------------
@@ -226,9 +173,23 @@ def _curve_table(scene: Scene, rows: Sequence[charts.Row], name: str, title: str
 # Clients over rounds ------------------------------------------------------------------------------------------------
 
 
-def map_section(scene: Scene) -> Section | None:
+def common_sections(scene: Scene, reports: Reports, caveats: Sequence[str]) -> list[Section | None]:
+    """Return the sections that reports of runs and of comparisons end with."""
+    return [
+        _map_section(scene),
+        _weights_section(scene),
+        subgroups_section(scene, reports),
+        _split_section(scene),
+        _absences_section(scene),
+        _cost_section(scene),
+        _settings_section(scene),
+        caveats_section(caveats),
+    ]
+
+
+def _map_section(scene: Scene) -> Section | None:
     """Return the score of each client, or group of clients, over the rounds, a map a line."""
-    found = {line.label: score_map(line, scene.groups, first_only=scene.first_only) for line in scene.lines}
+    found = {line.label: score_map(scene, line) for line in scene.lines}
     found = {label: rows for label, rows in found.items() if len({row["round"] for row in rows}) > 1}
     if not found:
         return None
@@ -240,21 +201,17 @@ def map_section(scene: Scene) -> Section | None:
         least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
         what = f"Score by client and round. After round {end} from {scene.score.written(least['value'])} "
         what += f"({least['client']}) to {scene.score.written(most['value'])} ({most['client']})."
-        worse_bright = not scene.score.higher_is_better
-        spec = charts.heat_map(rows, scene.groups.names, scene.axis, bounds, reverse=worse_bright)
+        spec = charts.heat_map(rows, scene.groups.names, scene.axis, bounds, reverse=not scene.score.higher_is_better)
         maps.append(Chart(f"map-{slug(label)}", label, what, spec))
-    beyond = (
-        f"{scene.score.written(low)} and below"
-        if scene.score.higher_is_better
-        else f"{scene.score.written(high)} and above"
-    )
+    written = scene.score.written
+    beyond = f"{written(low)} and below" if scene.score.higher_is_better else f"{written(high)} and above"
     intro = " ".join(filter(None, (f"Bright is better; the darkest stands for {beyond}.", scene.rows_are, scene.whose)))
     return Section("map", "Clients over the rounds", intro, [Charts(maps, narrow=len(maps) > 2)])
 
 
-def weights_section(scene: Scene) -> Section | None:
+def _weights_section(scene: Scene) -> Section | None:
     """Return how much each client weighed in the steps over the rounds, a map a line, and on average, a table."""
-    found = {line.label: weight_map(line, scene.groups, first_only=scene.first_only) for line in scene.trained}
+    found = {line.label: weight_map(scene, line) for line in scene.trained}
     found = {label: rows for label, rows in found.items() if rows}
     if not found:
         return None
@@ -262,7 +219,7 @@ def weights_section(scene: Scene) -> Section | None:
     maps, shares = [], {}
     for line in scene.trained:
         if line.label in found:
-            shares[line.label] = share = mean_shares(line, scene.groups, first_only=scene.first_only)
+            shares[line.label] = share = mean_shares(scene, line)
             most = max(share, key=lambda name: share[name])
             what = f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a round."
             spec = charts.heat_map(found[line.label], scene.groups.names, "% of a round's weights", bounds)
@@ -289,7 +246,7 @@ def _bounds(found: Mapping[str, Sequence[charts.Row]], low: float, high: float) 
 # Data ---------------------------------------------------------------------------------------------------------------
 
 
-def split_section(scene: Scene) -> Section | None:
+def _split_section(scene: Scene) -> Section | None:
     """Return who has how many examples, and of which classes where the run folder has the split of the data."""
     run = scene.lines[0].runs[0]
     split = SPLIT.read(run.folder)
@@ -297,14 +254,11 @@ def split_section(scene: Scene) -> Section | None:
     if split is None:
         counts = {"test": run.test_examples()}
     else:
+        owners = {part: split.client[split.part == i] for i, part in enumerate(("training", "test", "validation"))}
         counts = {
-            part: dict(
-                zip(
-                    split.clients, np.bincount(split.client[split.part == i], minlength=len(split.clients)), strict=True
-                )
-            )
-            for i, part in enumerate(("training", "test", "validation"))
-            if (split.part == i).any()
+            part: dict(zip(split.clients, np.bincount(each, minlength=len(split.clients)), strict=True))
+            for part, each in owners.items()
+            if each.size
         }
         by_class = split.counts()
         if 1 < by_class.shape[1] <= MOST_CLASSES:
@@ -346,7 +300,7 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
     if len(everyone) <= NAMED:
         cells = [[Cell(client), *(Digits(0).cell(each.get(client)) for each in counts.values())] for client in everyone]
         return Table("examples", "Examples of each client", ["client", *headings], cells, folded=True)
-    spread = {
+    shares = {
         "fewest": 0.0,
         "a quarter has at most": 0.25,
         "median": 0.5,
@@ -354,18 +308,17 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
         "most": 1.0,
     }
     cells = [
-        [Cell(name), *(Digits(0).cell(float(np.quantile([*each.values()], q))) for each in counts.values())]
-        for name, q in spread.items()
+        [Cell(name), *(Digits(0).cell(float(np.quantile([*each.values()], share))) for each in counts.values())]
+        for name, share in shares.items()
     ]
-    return Table(
-        "examples", f"Examples of a client, over {len(everyone)} clients", ["of the clients", *headings], cells
-    )
+    caption = f"Examples of a client, over {len(everyone)} clients"
+    return Table("examples", caption, ["of the clients", *headings], cells)
 
 
 # What happened ------------------------------------------------------------------------------------------------------
 
 
-def absences_section(scene: Scene) -> Section:
+def _absences_section(scene: Scene) -> Section:
     """Return who was refused, missing or offline, why replies were refused, and who decided a round alone."""
     kinds: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
         **{kind: partial(parse_absent, kind=kind) for kind in ABSENT},
@@ -390,33 +343,25 @@ def absences_section(scene: Scene) -> Section:
     if not rows:
         blocks.append(Note(["No client was refused, missing or offline in any round, and none decided a round alone."]))
         return Section("absences", "Absences and refusals", "", blocks)
-    there = [kind for i, kind in enumerate(kinds) if any(counts[i] for _, _, counts in rows)]
+    there = [i for i, _ in enumerate(kinds) if any(counts[i] for _, _, counts in rows)]
     shown = sorted(rows, key=lambda row: -sum(row[2]))[:LISTED]
-    places = [list(kinds).index(kind) for kind in there]
     cells = [
-        [Cell(label), Cell(client), *(Cell(str(counts[i] or "–"), counts[i]) for i in places)]
+        [Cell(label), Cell(client), *(Cell(str(counts[i] or "–"), counts[i]) for i in there)]
         for label, client, counts in shown
     ]
-    more = f"{len(rows) - len(shown)} more are in the runs' {ROUNDS.name}. " if len(rows) > len(shown) else ""
-    table = Table(
-        "absences",
-        "In how many rounds clients were absent, over all seeds",
-        ["method", "client", *there],
-        cells,
-        more
-        + "Refused: a reply that could not be used. Missing: no reply in time. Decided alone: nearly all of a round's "
-        "step was one client's.",
-    )
+    note = f"{len(rows) - len(shown)} more are in the runs' {ROUNDS.name}. " if len(rows) > len(shown) else ""
+    note += "Refused: a reply that could not be used. Missing: no reply in time. "
+    note += "Decided alone: nearly all of a round's step was one client's."
+    headings = ["method", "client", *([*kinds][i] for i in there)]
+    table = Table("absences", "In how many rounds clients were absent, over all seeds", headings, cells, note)
     blocks.append(table)
     if reasons:
-        caption = "Why replies were refused"
-        blocks.append(
-            Table("refusals", caption, ["method", "client", "reason", "rounds"], reasons[:LISTED], folded=True)
-        )
+        headings = ["method", "client", "reason", "rounds"]
+        blocks.append(Table("refusals", "Why replies were refused", headings, reasons[:LISTED], folded=True))
     return Section("absences", "Absences and refusals", "", blocks)
 
 
-def cost_section(scene: Scene) -> Section:
+def _cost_section(scene: Scene) -> Section:
     """Return how long the rounds took, and how many bytes travelled."""
     cells = []
     for line in scene.trained:
@@ -430,41 +375,33 @@ def cost_section(scene: Scene) -> Section:
         cells.append([Cell(line.label), Digits(0).cell(rounds), *times, *traffic])
     engine = scene.lines[0].runs[0].engine
     by = f" Clients were computed by the engine {engine.get('engine')}." if engine else ""
-    table = Table(
-        "cost",
-        "A run's time and traffic, mean over the seeds"
-        if len(scene.lines[0].runs) > 1
-        else "The run's time and traffic",
-        ["method", "rounds", "time of a run", "time of a round", "sent to clients", "received from clients"],
-        cells,
-        "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs that go on at the "
-        f"same time share the machine.{by}",
-    )
+    caption = "A run's time and traffic, mean over the seeds"
+    caption = caption if len(scene.lines[0].runs) > 1 else "The run's time and traffic"
+    headings = ["method", "rounds", "time of a run", "time of a round", "sent to clients", "received from clients"]
+    note = "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs that go on at "
+    note += f"the same time share the machine.{by}"
+    table = Table("cost", caption, headings, cells, note)
     return Section("cost", "Time and traffic", "", [table])
 
 
-def settings_section(scene: Scene) -> Section:
+def _settings_section(scene: Scene) -> Section:
     """Return the settings that are not at their defaults, all settings, and the versions of what computed."""
     first = {line.label: line.runs[0] for line in scene.trained}
-    differing = _setting_rows({label: run.differing() for label, run in first.items()})
-    every = _setting_rows({label: run.settings for label, run in first.items()})
     headings = ["setting", "value", *(["of"] if len(first) > 1 else [])]
-    environments = [ENVIRONMENT.read(run.folder) for line in scene.trained for run in line.runs]
-    versions = [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]
-    varied = (
-        ""
-        if all(each == environments[0] for each in environments)
-        else f"Not all runs had the same: see {ENVIRONMENT.name}."
-    )
-    cut = [row[: len(headings)] for row in differing]
-    blocks: list[Block] = [
-        Table("settings", "Settings other than the defaults", headings, cut),
-        Table("all-settings", "All settings", headings, [row[: len(headings)] for row in every], folded=True),
+    tables = [
+        Table(name, caption, headings, [row[: len(headings)] for row in _setting_rows(by_method)], folded=folded)
+        for name, caption, by_method, folded in (
+            ("settings", "Settings other than the defaults", {at: run.differing() for at, run in first.items()}, False),
+            ("all-settings", "All settings", {at: run.settings for at, run in first.items()}, True),
+        )
     ]
-    if versions:
+    environments = [ENVIRONMENT.read(run.folder) for line in scene.trained for run in line.runs]
+    if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
+        same = all(each == environments[0] for each in environments)
+        note = "" if same else f"Not all runs had the same: see {ENVIRONMENT.name}."
         caption = "Versions and machine of the first run"
-        blocks.append(Table("versions", caption, ["what", "version"], versions, varied, folded=True))
-    return Section("settings", "Settings and versions", "", blocks)
+        tables.append(Table("versions", caption, ["what", "version"], versions, note, folded=True))
+    return Section("settings", "Settings and versions", "", tables)
 
 
 def _setting_rows(by_method: Mapping[str, Mapping[str, object]]) -> list[list[Cell]]:
@@ -481,8 +418,8 @@ def _setting_rows(by_method: Mapping[str, Mapping[str, object]]) -> list[list[Ce
     return rows
 
 
-def _said(value: object) -> str:
-    return "–" if value == "" else format_value(value) if isinstance(value, bool | int | float | str) else str(value)
+def _said(value: Any) -> str:
+    return "–" if value == "" else format_value(value)
 
 
 def caveats_section(sentences: Sequence[str]) -> Section:
@@ -508,11 +445,6 @@ def in_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f} B"
-
-
-def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
-    """Return the clients from the worst served to the best."""
-    return sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
 
 
 def present(sections: Iterable[Section | None]) -> list[Section]:

@@ -9,9 +9,8 @@ from ...results.comparison import mean_and_deviation
 from ...results.groups import ALL, Gap, Group, GroupReport
 from . import charts
 from .cells import NONE, Digits
-from .lines import spanned
+from .lines import Scene, spanned
 from .page import Block, Cell, Chart, Charts, Note, Section, Table, slug
-from .sections import Scene
 
 Reports = Mapping[str, Sequence[GroupReport]]
 """What clients report of groups under each method's final models, a report a seed."""
