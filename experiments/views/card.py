@@ -202,8 +202,8 @@ class ModelCard:
         base, of_base = self._baseline
         columns |= {f"under {base}": of_base} if of_base else {}
         spreads = [
-            (title if model == "global" else f"{title} ({model} models)", each, values)
-            for each, title in ((each, each.title) for each in run.scores)
+            (each, model, values, len(self._tested))
+            for each in run.scores
             for model in run.models
             if (values := self._final(each, model))
         ]

@@ -151,7 +151,7 @@ class StudyBars:
                 self.shown[run.folder] = self._bar.add_task(f"  {run.name}", total=run.num_rounds, measured="")
             self._bar.update(self.shown[run.folder], completed=run.rounds, measured=self._measured(run))
         if self._counts_runs:
-            going_on = sum(run.rounds / max(1, run.num_rounds) for run in runs)
+            going_on = sum(run.share for run in runs)
             self._bar.update(self._study, completed=self._done + going_on)
 
     def _measured(self, run: LiveRun) -> str:

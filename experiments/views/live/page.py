@@ -31,13 +31,7 @@ HEADERS = {
 
 
 def serve(folder: Path, port: int, interval: float) -> Snapshot:
-    """Serve a page that follows what a folder shows until it is over; return how it ended.
-
-    Raises
-    ------
-    FairbloomError
-        When the port is taken, or what lies in the folder cannot be read.
-    """
+    """Serve a page that follows what a folder shows until it is over; return how it ended."""
     snapshots = follow(folder, interval)
     snapshot = next(snapshots)
     content = _Content(snapshot)
@@ -62,12 +56,10 @@ def serve(folder: Path, port: int, interval: float) -> Snapshot:
 
 
 class _Content:
-    """What the page shows, and which version of it that is; a version is made into a page when it is asked for."""
+    """What the page shows, and which version of it that is."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._version, self._over = snapshot, 0, False
-        self._rendered = (-1, "")
-        self._lock = threading.Lock()
 
     def take(self, snapshot: Snapshot) -> None:
         """Take in what the folder shows now."""
@@ -85,12 +77,8 @@ class _Content:
 
     def page(self) -> str:
         """Return the page of the newest version."""
-        with self._lock:
-            version = self._version
-            if self._rendered[0] != version:
-                script = Path(__file__).with_name("live.js").read_text(encoding="utf-8")
-                self._rendered = version, render(page_of_snapshot(self._snapshot), live=script)
-            return self._rendered[1]
+        script = Path(__file__).with_name("live.js").read_text(encoding="utf-8")
+        return render(page_of_snapshot(self._snapshot), live=script)
 
 
 class _Handler(BaseHTTPRequestHandler):

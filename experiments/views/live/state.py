@@ -19,6 +19,7 @@ from ...results.measured import measure_title
 from ...results.run import COMPARISON, SWEEP, Run, load
 from ...results.sweep import SweepPlan
 from ..listing import run_folders
+from ..report.lines import worst_first
 
 LATEST = 10
 """The seconds of a round are the median of so many rounds."""
@@ -246,10 +247,7 @@ def _read_run(run: Run, name: str) -> LiveRun:
         seconds=statistics.median(seconds) if seconds else None,
         score=score,
         points=[Point(int(row["round"]), *(float(row[column]) for column in columns)) for row in evaluated],
-        clients=[
-            Client(client, final[client], coefficients.get(client))
-            for client in sorted(final, key=lambda client: (score.better(final[client], 0.0), client))
-        ],
+        clients=[Client(client, final[client], coefficients.get(client)) for client in worst_first(final, score)],
         absences=run.absences(),
         refusals=refusals[:MOST_REFUSALS],
         deployed=KNOWN.exists_in(run.folder),

@@ -261,57 +261,35 @@ def critical_difference(
     labels = [{"method": m, "rank": short(ranks[m]), "axis": 0, "place": -1.2 - i} for i, m in enumerate(ascending)]
     middle = (1 + len(ranks)) / 2
     bars = [
-        {
-            "from": short(min(ranks[m] for m in group)),
-            "to": short(max(ranks[m] for m in group)),
-            "place": 0.55 + 0.5 * i,
-        }
-        for i, group in enumerate(groups)
+        {"from": short(min(of)), "to": short(max(of)), "place": 0.55 + 0.5 * i}
+        for i, of in enumerate([ranks[method] for method in group] for group in groups)
     ]
     top = 1.0 + 0.5 * len(bars) + (0.7 if distance is not None else 0.0)
     last = max(2.0, len(ranks), 1.0 + (distance or 0.0))
     scale = {"domain": [1, short(last)], "nice": False, "padding": 12}
-    x: Spec = {
-        "field": "rank",
-        "type": "quantitative",
-        "scale": scale,
-        "title": "mean rank over the tasks (1: the best)",
-    }
-    x |= {"axis": {"tickMinStep": 1, "grid": True}}
+    x: Spec = {"field": "rank", "type": "quantitative", "title": "mean rank over the tasks (1: the best)"}
+    x |= {"scale": scale, "axis": {"tickMinStep": 1, "grid": True}}
     y = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.8 - len(ranks), top]}}
+    level, common = {**y, "field": "axis"}, {**_method(series), "opacity": _emphasis()}
     tooltip = _tooltip(("method", "method"), ("rank", "mean rank"))
-    level = {**y, "field": "axis"}
-    stem = {"x": x, "y": level, "y2": {"field": "place"}, **_method(series), "opacity": _emphasis()}
-    point = {"x": x, "y": level, "shape": _shape(series), **_method(series), "tooltip": tooltip}
-    text = {"x": x, "y": y, "text": {"field": "method"}, **_method(series), "opacity": _emphasis()}
+    span = {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "y": y}
     layers = [
-        _layer("rule", stem, strokeWidth=1),
-        _layer("point", {**point, "opacity": _emphasis()}, size=90),
+        _layer("rule", {"x": x, "y": level, "y2": {"field": "place"}, **common}, strokeWidth=1),
+        _layer("point", {"x": x, "y": level, "shape": _shape(series), "tooltip": tooltip, **common}, size=90),
         *(
-            _layer("text", text, align=align, dx=dx, fontSize=12, limit=220)
+            _layer("text", {"x": x, "y": y, "text": {"field": "method"}, **common}, align=align, dx=dx, fontSize=12)
             | {"transform": [{"filter": f"datum.rank {sign} {middle}"}]}
             for align, dx, sign in (("left", 5, "<="), ("right", -5, ">"))
             if any((rank <= middle) == (sign == "<=") for rank in ranks.values())
         ),
     ]
     if bars:
-        bar = {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "y": y}
-        layers.append(_layer("rule", bar, data={"values": bars}, strokeWidth=5, color=colour("ink"), strokeCap="round"))
+        layers.append(_layer("rule", span, {"values": bars}, strokeWidth=5, color=colour("ink"), strokeCap="round"))
     if distance is not None:
-        ruler = [{"from": 1, "to": short(1 + distance), "place": top - 0.5}]
-        layers.append(
-            _layer("rule", {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "y": y}, data={"values": ruler})
-        )
-        layers.append(
-            _layer(
-                "text",
-                {"x": {**x, "field": "from"}, "y": y, "text": {"value": f"critical difference {distance:.2f}"}},
-                data={"values": ruler},
-                align="left",
-                dy=-9,
-                color=colour("muted"),
-            )
-        )
+        ruler = {"values": [{"from": 1, "to": short(1 + distance), "place": top - 0.5}]}
+        words = {"x": span["x"], "y": y, "text": {"value": f"critical difference {distance:.2f}"}}
+        layers.append(_layer("rule", span, ruler))
+        layers.append(_layer("text", words, ruler, align="left", dy=-9, color=colour("muted")))
     return {**_spec(labels, layers), "height": 90 + 22 * len(ranks)}
 
 
@@ -400,17 +378,13 @@ def _beside(rows: Sequence[Row], *, reverse: bool) -> list[dict[str, Any]]:
 
     Lengths are those of a chart 640 wide and 340 high; a narrow one shows no labels.
     """
-    ends = {
-        field: (min(float(row[f"{field}_low"]) for row in rows), max(float(row[f"{field}_high"]) for row in rows))
-        for field in ("mean", "worst")
-    }
 
-    def part_of(row: Row, field: str) -> float:
-        low, high = ends[field]
-        part = (float(row[field]) - low) / max(high - low, 1e-12)
-        return 1.0 - part if reverse else part
+    def place(row: Row, field: str, width: float) -> float:
+        low, high = min(each[f"{field}_low"] for each in rows), max(each[f"{field}_high"] for each in rows)
+        part = (row[field] - low) / max(high - low, 1e-12)
+        return width * float(1.0 - part if reverse else part)
 
-    points = [(40 + 560 * part_of(row, "mean"), 310 - 280 * part_of(row, "worst")) for row in rows]
+    points = [(40 + place(row, "mean", 560), 310 - place(row, "worst", 280)) for row in rows]
     boxes: list[Sequence[float]] = []
     found = []
     for row, (left, top) in zip(rows, points, strict=True):

@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from markupsafe import Markup
 from fairbloom import __version__
 
 from .charts import COLOURS, CONFIG
-from .page import Block, Charts, Listing, Page, Table
+from .page import Page
 
 HERE = Path(__file__).parent
 
@@ -26,10 +25,8 @@ def render(page: Page, *, live: str = "") -> str:
     style = _theme() + (HERE / "page.css").read_text(encoding="utf-8")
     scripts = [*([_library()] if page.charts or live else []), (HERE / "page.js").read_text(encoding="utf-8")]
     scripts += [live] if live else []
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("page.html").render(
+    return _fill(
+        "page.html",
         page=page,
         style=Markup(style),  # noqa: S704 (ours)
         scripts=[Markup(script) for script in scripts],  # noqa: S704 (ours and the library's)
@@ -46,17 +43,13 @@ def policy(scripts: Sequence[str], *, live: bool = False) -> str:
 
     What a client's name says is never run. A live page may ask where it came from.
     """
-    allowed = " ".join(f"'sha256-{digest_of(script)}'" for script in scripts)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     asked = "connect-src 'self'; " if live else ""
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
         f"{asked}base-uri 'none'; form-action 'none'"
     )
-
-
-def digest_of(script: str) -> str:
-    """Return the digest by which a Content-Security-Policy names a script."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def as_script_data(value: Mapping[str, Any]) -> Markup:
@@ -74,28 +67,14 @@ def as_script_data(value: Mapping[str, Any]) -> Markup:
 
 def render_fragment(page: Page) -> str:
     """Return what a notebook shows of a page, without its charts."""
-    parts = [f"<p>{escape(page.title)}</p>"] if page.title else []
-    parts += [f"<p><b>{escape(page.headline)}</b> {escape(' '.join(page.sentences))}</p>"] if page.headline else []
-    parts += [_fragment(block) for section in page.sections for block in section.blocks]
-    parts += [f"<p>{escape(name)}: <code>{escape(value)}</code></p>" for name, value in page.facts]
-    return "\n".join(parts)
+    return _fill("fragment.html", page=page)
 
 
-def _fragment(block: Block) -> str:
-    """Return a table or a note; a colour is that of the reader's system, and what it means is said in words as well."""
-    if isinstance(block, Charts):
-        return ""
-    if isinstance(block, Listing):
-        return f"<pre>{escape(block.code)}</pre>"
-    if not isinstance(block, Table):
-        return "".join(f"<p>{escape(sentence)}</p>" for sentence in block.sentences)
-    style = {tone: f' style="color:{name};font-weight:bold"' for tone, name in (("better", "green"), ("worse", "red"))}
-    cells = [[f"<td{style.get(cell.tone, '')}>{escape(cell.text)}</td>" for cell in row] for row in block.rows]
-    rows = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
-    headings = "".join(f"<th>{escape(heading)}</th>" for heading in block.headings)
-    note = f"<p><small>{escape(block.note)}</small></p>".replace("\n", "<br>") if block.note else ""
-    caption = f"<p><b>{escape(block.caption)}</b></p>"
-    return f"{caption}<table><thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>{note}"
+def _fill(template: str, **values: Any) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template(template).render(values)
 
 
 def _theme() -> str:

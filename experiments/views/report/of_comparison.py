@@ -303,10 +303,7 @@ def _front_section(comparison: Comparison, scene: Scene) -> Section:
     """Return the methods by mean and worst, and which of them no other one beats in both."""
     score, labels = comparison.score, [line.label for line in scene.lines]
     measured = {method: comparison.measures(method) for method in labels}
-    means = {
-        method: {key: statistics.fmean(each[key] for each in seeds) for key in SHOWN}
-        for method, seeds in measured.items()
-    }
+    means = {method: {key: comparison.spread(method, key)[0] for key in SHOWN} for method in labels}
     front = [
         method
         for method in labels

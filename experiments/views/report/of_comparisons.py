@@ -70,12 +70,7 @@ def _sentences(ranks: Ranks) -> tuple[list[str], list[str]]:
 def _verdicts_section(comparisons: Mapping[str, Comparison]) -> Section:
     """Return what each comparison says by itself."""
     cells = [
-        [
-            Cell(task),
-            Cell(each.verdict.headline),
-            Cell.of(each.client_count),
-            Cell.of(len(each.seeds)),
-        ]
+        [*map(Cell.of, (task, each.verdict.headline, each.client_count, len(each.seeds)))]
         for task, each in comparisons.items()
     ]
     table = Table("verdicts", "The verdict of each comparison", ["task", "verdict", "clients", "seeds"], cells)

@@ -177,17 +177,12 @@ def _curve(done: Reproduction, name: str, outcomes: Sequence[Outcome], measure: 
 
 def _cost_section(done: Reproduction) -> Section:
     cells = [
-        [
-            Cell(outcome.full_name),
-            Cell.of(len(outcome.runs)),
-            Cell(in_seconds(outcome.seconds), outcome.seconds),
-        ]
-        for outcome in done.outcomes
+        [Cell(each.full_name), Cell.of(len(each.runs)), Cell(in_seconds(each.seconds), each.seconds)]
+        for each in done.outcomes
     ]
     headings = ["row", "runs", "time of their rounds together"]
-    return Section(
-        "cost", "Time", "", [Table("cost", "How long the rounds took to compute", headings, cells, folded=True)]
-    )
+    table = Table("cost", "How long the rounds took to compute", headings, cells, folded=True)
+    return Section("cost", "Time", "", [table])
 
 
 def notes_section(done: Reproduction) -> Section | None:

@@ -97,25 +97,20 @@ def _clients_section(scene: Scene, final: dict[str, float], personal: dict[str, 
 def measures_table(run: Run) -> Table:
     """Return the measures over clients of all scores, each with the number of clients that it is over."""
     found = scores_of(run)
-    spreads = [
-        (
-            f"{each.score.title} (personal models)" if each.model == "personal" else each.score.title,
-            each.score,
-            each.values,
-        )
-        for each in found
-    ]
+    spreads = [(each.score, each.model, each.values, each.clients) for each in found]
     table = spread_table(f"{run.label} after round {run.rounds_done}, over clients", spreads, len(run.final()))
     return replace(table, note=" ".join(f"{sentence}." for sentence in sentences_of(found)))
 
 
-def spread_table(caption: str, spreads: Iterable[tuple[str, Score, Values]], clients: int) -> Table:
-    """Return the measures over clients of scores, which have a name each and are given by client."""
+def spread_table(caption: str, spreads: Iterable[tuple[Score, str, Values, int]], clients: int) -> Table:
+    """Return the measures over clients of scores, each under a kind of model and with its number of all clients."""
     keys, cells = (*SHOWN, "gap"), []
-    for name, score, values in spreads:
+    for score, model, values, of in spreads:
         spread = measures(values, score)
         digits = Digits.of(score, (spread[key] for key in keys))
-        cells.append([Cell(name), Cell.of(len(values)), *(digits.cell(spread[key]) for key in keys)])
+        name = f"{score.title} (personal models)" if model == "personal" else score.title
+        count = Cell(f"{len(values)} of {of}" if len(values) < of else str(of), len(values))
+        cells.append([Cell(name), count, *(digits.cell(spread[key]) for key in keys)])
     return Table("measures", caption, ["test score", "clients", *(measure_title(key, clients) for key in keys)], cells)
 
 

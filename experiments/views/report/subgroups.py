@@ -43,32 +43,28 @@ def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequenc
     """Return a chart for each score, with a point for each group and method."""
     drawn = []
     for score in scores:
-        rows: list[charts.Row] = []
-        names: list[str] = []
-        for label, by_seed in reports.items():
-            for group, values in _values(by_seed, ALL, grouping, score).items():
-                rows.append({"client": group, "method": label, **spanned(values)})
-                names.append(group)
+        rows: list[charts.Row] = [
+            {"client": name, "method": label, **spanned(values)}
+            for label, by_seed in reports.items()
+            for name, groups in _by_name(by_seed, ALL, grouping).items()
+            if (values := [group.values[score.name] for group in groups if score.name in group.values])
+        ]
         if not rows:
             continue
         series = [each for each in scene.series if each.label in reports]
-        spec = charts.clients_by_method(rows, series, list(dict.fromkeys(names)), score.title)
+        spec = charts.clients_by_method(rows, series, list(dict.fromkeys(row["client"] for row in rows)), score.title)
         said = "; ".join(f"{row['client']} under {row['method']} {score.written(row['value'])}" for row in rows)
-        name, title = (
-            f"groups-{slug(grouping)}-{slug(score.name)}",
-            f"{score.name.capitalize()} by {grouping}, over all clients",
-        )
-        drawn.append(Chart(name, title, f"{title}: {said}.", spec))
+        title = f"{score.name.capitalize()} by {grouping}, over all clients"
+        drawn.append(Chart(f"groups-{slug(grouping)}-{slug(score.name)}", title, f"{title}: {said}.", spec))
     return Charts(drawn, scene.series)
 
 
-def _values(by_seed: Sequence[GroupReport], client: str, grouping: str, score: GroupScore) -> dict[str, list[float]]:
-    """Return a score of each group with each seed that has it."""
-    found: dict[str, list[float]] = {}
+def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict[str, list[Group]]:
+    """Return the groups of one grouping by their names, with each seed that has it."""
+    found: dict[str, list[Group]] = {}
     for report in by_seed:
         for group in report.of(client, grouping):
-            if score.name in group.values:
-                found.setdefault(group.group, []).append(group.values[score.name])
+            found.setdefault(group.group, []).append(group)
     return found
 
 
@@ -144,11 +140,7 @@ def _group_rows(
     rows = []
     for client in clients:
         for grouping in first.grouped.groupings:
-            found: dict[str, list[Group]] = {}
-            for report in by_seed:
-                for group in report.of(client, grouping):
-                    found.setdefault(group.group, []).append(group)
-            for name, groups in found.items():
+            for name, groups in _by_name(by_seed, client, grouping).items():
                 count = statistics.fmean(group.count for group in groups)
                 row = [Cell(label), Cell(client), Cell(grouping), Cell(name), Digits(0).cell(count)]
                 for score in first.scores:
