@@ -180,7 +180,6 @@ def check_free(folder: Path) -> None:
 
 
 def _model_in(folder: Path, model: str) -> tuple[Arrays, About]:
-    """Return a model of the finished run in a folder, and what is known of it."""
     if model not in MODELS:
         raise NewcomerError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
     file = MODELS[model]
@@ -202,7 +201,6 @@ def _model_in(folder: Path, model: str) -> tuple[Arrays, About]:
 
 
 def _find_client(clients: Sequence[str], client: str, data_dir: str) -> str:
-    """Return which of the clients whose data are there is meant: the one that is named, or the only one."""
     if client and client not in clients:
         raise NewcomerError(
             f"client = {client!r}: {data_dir or 'the task'} has no data of a client that is called like that: "

@@ -196,7 +196,6 @@ class Predictor:
         return Predictions(np.concatenate(values), np.concatenate(known) if known else None)
 
     def _columns(self, predictions: Predictions, taken: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Return the columns of predictions by their names."""
         preprocessing = self._preprocessing()
         columns = {f"predicted_{preprocessing.target or 'target'}": predictions.values}
         if predictions.probabilities is not None:
@@ -271,7 +270,6 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
 
 
 def _check_own(folder: Path, preprocessing: Preprocessing | None, client: str) -> str:
-    """Return the client whose own folder it is; raise PredictionError where another one is asked for."""
     own = preprocessing.client if preprocessing is not None else ""
     if client and own and client != own:
         raise PredictionError(f"client = {client!r}: {folder} is that of client {own}: leave the client out")
@@ -292,7 +290,6 @@ def settings_in(folder: Path) -> Mapping[str, Any]:
 
 
 def _clients_of(folder: Path) -> tuple[str, ...]:
-    """Return the clients of a run, by name."""
     return tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or KNOWN.read(folder).known
 
 
@@ -334,7 +331,6 @@ def _preprocessing_of(folder: Path, client: str, place: Path | None) -> Preproce
 def _arrays(
     folder: Path, model: str, client: str, place: Path | None, settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the weights of a model of a run; raise FairbloomError when there is none."""
     if model == PERSONAL_MODEL:
         return _personal(folder, client, place)
     if is_kept(folder):
@@ -382,7 +378,6 @@ def find_threshold(folder: Path, model: str, client: str, settings: Mapping[str,
 
 
 def _kept(folder: Path, model: str) -> Mapping[str, Any]:
-    """Return the model that a client keeps of a run."""
     if model == BEST_MODEL:
         raise PredictionError(f"{folder} is what a client keeps of a run, the final model: take model last or personal")
     arrays, about = _read_kept(folder)
@@ -424,7 +419,6 @@ def _complete(personal: Mapping[str, Any], folder: Path, frozen: Sequence[str]) 
 
 
 def _load(module: nn.Module, arrays: Mapping[str, Any]) -> None:
-    """Load arrays into a model; raise FairbloomError where it is another one than they were of."""
     try:
         module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
     except RuntimeError as error:

@@ -83,7 +83,6 @@ class NewRows:
         return Table(Source(Path(self.source), self.lines), columns)
 
     def _check_columns(self, preprocessing: Preprocessing) -> None:
-        """Raise UnreadableRowsError where a column is missing, or is none that the model or the run knows."""
         inputs = [each.name for each in preprocessing.columns]
         others = [*preprocessing.ignored, *([preprocessing.target] if preprocessing.target else TARGETS)]
         known = {name.lower() for name in others}
@@ -214,7 +213,6 @@ def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, wha
 
 
 def _cells_of(column: "pandas.Series[Any]") -> Cells:
-    """Return the cells of a data frame's column, as texts."""
     import pyarrow as pa  # imported late, as it is where files are read
 
     texts = list(map(str, column.astype(object).where(~column.isna(), "")))

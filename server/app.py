@@ -166,7 +166,6 @@ def federate(
 
 
 def _leave_finished(path: Path) -> Path:
-    """Say that a run is finished, and return its folder."""
     finished = "%s is finished%s; nothing to run: %s extend it, and another folder (out) begins a new run"
     stopped = read_stop(path)
     extends = "more num-rounds, and a larger early-stopping if that was the reason," if stopped else "more num-rounds"
@@ -259,7 +258,6 @@ def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Mode
 
 
 def _suggest_learning_rate(settings: Settings) -> None:
-    """Warn of a learning rate that is mostly too large for the clients' optimizer."""
     if (usual := usual_learning_rate(settings)) is not None:
         log.warning(
             "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say",

@@ -185,7 +185,6 @@ def _detach(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
 
 
 def _attach(value: Any, tensors: Mapping[str, NDArray[Any]]) -> Any:
-    """Return what `_detach` was given."""
     if isinstance(value, list):
         return [_attach(item, tensors) for item in value]
     if isinstance(value, dict) and "array" in value:

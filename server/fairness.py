@@ -111,7 +111,6 @@ def _finite(values: Mapping[str, float]) -> NDArray[np.float64]:
 
 
 def _check_same(one: Mapping[str, float], other: Mapping[str, float]) -> None:
-    """Raise ValueError where there is no client, or the two are not of the same clients."""
     if not one:
         raise ValueError("there is no client to compare")
     if odd := sorted(set(one) ^ set(other)):

@@ -196,6 +196,5 @@ def require_token(page: WSGIApplication, token: str | None) -> WSGIApplication:
 
 
 def _answer_empty(start_response: StartResponse, status: HTTPStatus, headers: list[tuple[str, str]]) -> Iterable[bytes]:
-    """Answer a request with a status and an empty body."""
     start_response(f"{status.value} {status.phrase}", [*headers, ("Content-Length", "0")])
     return [b""]

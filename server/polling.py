@@ -186,7 +186,6 @@ class PollingGrid(Grid):
         return replies
 
     def _send(self, messages: Sequence[Message]) -> dict[str, Message]:
-        """Send messages; return those that were taken, by their ids."""
         ids = self.push_messages(messages)
         return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
 

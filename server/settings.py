@@ -165,7 +165,6 @@ class Settings(RunSettings):
             raise SettingsError(f"method = {self.method!r}: {error}" if by_method else str(error)) from error
 
     def _check_schedule(self) -> None:
-        """Raise SettingsError where a schedule has no effect, or warms up for longer than the run."""
         if self.schedule_over == "steps" and self.schedule_of_steps == UNCHANGED:
             raise SettingsError(
                 "schedule-over = 'steps' has no effect: set schedule, to cosine say, or warmup, or leave it out"
@@ -177,7 +176,6 @@ class Settings(RunSettings):
             )
 
     def _check_class_weights(self) -> None:
-        """Raise SettingsError where class weights are no numbers above 0."""
         if self.class_weights in ("", BALANCED):
             return
         try:
@@ -262,7 +260,6 @@ class Settings(RunSettings):
         return parameters(task=self.task, methods=[self.method])
 
     def _method_parameters(self) -> dict[str, Value]:
-        """Return the values of the method's parameters by their keys."""
         found: dict[str, Value] = {}
         owner = find_method(self.method).__name__.lower()
         for key, parameter in self._known().items():

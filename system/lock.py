@@ -132,7 +132,6 @@ def _warn_once(folder: Path, reason: str) -> None:
 
 
 def _lies_at(path: Path, descriptor: int) -> bool:
-    """Return whether the open file is the one at `path`."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

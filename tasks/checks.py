@@ -179,7 +179,6 @@ def _check_inputs(source: str, examples: Examples) -> dict[str, Tensor]:
 
 
 def _check_groups(source: str, groups: Tensor | None, count: int, task: Task) -> None:
-    """Raise FairbloomError when examples do not say which group of each of the task's groupings they belong to."""
     names = task.groupings
     if not names:
         return

@@ -76,7 +76,6 @@ class CollatedExamples:
         return replace(self, device=device)
 
     def _inputs_and_targets(self, batch: object, count: int) -> tuple[Inputs, Tensor]:
-        """Return the two parts of a batch; raise ReportableError where it has none."""
         inputs: Any
         targets: Any
         if isinstance(batch, Mapping):

@@ -188,7 +188,6 @@ def _of_pytorch() -> dict[str, type[Optimizer]]:
 
 
 def _signature(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return what a maker of optimizers takes, by name."""
     return dict(inspect.signature(maker).parameters)
 
 

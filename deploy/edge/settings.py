@@ -53,7 +53,6 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
 
 
 def _drop_lines(text: str, keys: list[str]) -> str:
-    """Return settings without the lines that begin with these keys."""
     named = re.compile(rf"({'|'.join(map(re.escape, keys))})[ \t]*=") if keys else re.compile(r"(?!)")
     lines = (line if line.endswith("\n") else f"{line}\n" for line in text.splitlines(keepends=True))
     return "".join(line for line in lines if not named.match(line))

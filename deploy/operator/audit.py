@@ -104,7 +104,6 @@ def read_whole(folder: Path) -> bytes:
 
 
 def _read_older(folder: Path) -> bytes:
-    """Return what older files of the log hold, the oldest first."""
     files = [_file(folder, number) for number in range(KEPT_FILES, 0, -1)]
     return b"".join(file.read_bytes() for file in files if file.exists())
 

@@ -280,7 +280,6 @@ def _revoked_keys(folder: Path) -> frozenset[str]:
 
 
 def _strike_off(federation: Federation, keys: frozenset[str]) -> tuple[str, ...]:
-    """Revoke the clients that have these keys; return their names."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     gone = [client for client in federation.clients if client.public_key in keys and not client.revoked]
     for client in gone:

@@ -285,7 +285,6 @@ def _choose_keys(federation: Federation, name: str, request: Path | None) -> pki
 
 
 def _register(federation: Federation, name: str, public_key: bytes) -> str:
-    """Register a public key with the SuperLink; return the node's id."""
     with control_api.connected(federation) as api:
         return api.register(name, public_key)
 

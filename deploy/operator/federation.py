@@ -197,7 +197,6 @@ class Federation:
 
 
 def _read_address(file: Path, about: Mapping[str, object], key: str) -> str:
-    """Return an address of federation.toml as it is written there, or raise DeployError where it is none."""
     if key not in about:
         raise DeployError(f"{file} lacks {key}: bring it back from a copy")
     given = about[key]

@@ -49,6 +49,5 @@ def _margins(preprocessing: Preprocessing, probabilities: Numbers) -> Numbers:
 
 
 def _numbers(predictions: Predictions) -> Numbers:
-    """Return the numbers of predictions: probabilities, or quantities."""
     numbers = predictions.values if predictions.probabilities is None else predictions.probabilities
     return np.asarray(numbers, np.float64)

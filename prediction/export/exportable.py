@@ -115,7 +115,6 @@ def make_rows(preprocessing: Preprocessing) -> Raw:
 
 
 def _make_cells(column: InputColumn, random: np.random.Generator) -> Raw:
-    """Return a column's cells."""
     gone = random.random(ROWS) < (0.1 if column.fill else 0.0)
     if column.kind == CATEGORY:
         cells = random.choice(np.array([*column.categories, UNKNOWN], object), ROWS)

@@ -60,7 +60,6 @@ def _pyfunc() -> Any:
 
 
 def _asked(exported: Exportable) -> Any:
-    """Return the schema of raw data."""
     from mlflow.types import ColSpec, Schema, TensorSpec
 
     preprocessing = exported.preprocessing
@@ -77,7 +76,6 @@ def _asked(exported: Exportable) -> Any:
 
 
 def _answered(exported: Exportable) -> Any:
-    """Return the schema of predictions."""
     from mlflow.types import ColSpec, Schema
 
     classes = exported.preprocessing.classes

@@ -216,14 +216,12 @@ def _value(name: str, kind: int, *shape: int) -> Any:
 
 
 def _replace(values: Any, others: Sequence[Any]) -> None:
-    """Put other values into a list of a graph."""
     kept = list(others)
     del values[:]
     values.extend(kept)
 
 
 def _unused_prefix(names: Sequence[str]) -> str:
-    """Return what no name of an input begins with."""
     prefix = "/"
     while any(name.startswith(prefix) for name in names):
         prefix += "/"
@@ -242,7 +240,6 @@ def output_names(exported: Exportable) -> list[str]:
 
 
 def _about(exported: Exportable) -> dict[str, str]:
-    """Return what the file says of itself."""
     preprocessing = exported.preprocessing
     lists = {"classes": preprocessing.classes, "columns": [column.name for column in preprocessing.columns]}
     texts = {key: json.dumps(values, ensure_ascii=False) for key, values in lists.items()}

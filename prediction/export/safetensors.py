@@ -29,7 +29,6 @@ def write_safetensors(exported: Exportable, folder: Path) -> None:
 
 
 def _about(exported: Exportable) -> dict[str, Any]:
-    """Return what builds the module that the weights belong to."""
     preprocessing, settings = exported.preprocessing, CONFIG.read(exported.predictor.run).settings
     module = type(exported.predictor.module)
     return {

@@ -57,7 +57,6 @@ class ServedModel(PythonModel):
         return pd.DataFrame(values, index=index)
 
     def _of_table(self, frame: pd.DataFrame) -> np.ndarray[Any, Any]:
-        """Return the inputs of a data frame's rows."""
         columns = self._how["columns"]
         if lacking := [column["name"] for column in columns if column["name"] not in frame]:
             raise ValueError(f"the data frame lacks the columns {', '.join(map(repr, lacking))}")

@@ -63,7 +63,6 @@ def find_differing(there: Config, config: Config) -> set[str]:
 
 
 def _check_format(path: Path, number: int) -> None:
-    """Raise RunFolderError when a folder is of another format than this version's."""
     if number != FORMAT:
         written_by = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
         remedy = "upgrade fairbloom" if number > FORMAT else written_by
@@ -74,7 +73,6 @@ def _check_format(path: Path, number: int) -> None:
 
 
 def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool, taken_back: bool) -> None:
-    """Raise RunFolderError when settings differ that make a run what it is."""
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
     grown = find_grown(there, config)
@@ -92,7 +90,6 @@ def _explain_differing(path: Path, keys: Iterable[str], there: Config, config: C
 
 
 def _check_model(path: Path) -> None:
-    """Raise RunFolderError when the final model is not as it was written."""
     try:
         MODEL.read(path)
     except RunFolderError as error:

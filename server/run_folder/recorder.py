@@ -332,7 +332,6 @@ class _Unsaved:
 
 
 def _lay_out(path: Path, config: Mapping[str, Any], scores: Sequence[Score]) -> None:
-    """Make the folder of a new run."""
     with explain_write_errors("the run folder", path):
         CHECKPOINTS.path_in(path).mkdir(parents=True, exist_ok=True)
     ENVIRONMENT.write(path, _describe_environment())
@@ -342,7 +341,6 @@ def _lay_out(path: Path, config: Mapping[str, Any], scores: Sequence[Score]) -> 
 
 
 def _describe_environment() -> dict[str, object]:
-    """Return the machine and the versions of what computes."""
     about = {"machine": platform.platform(), "processors": os.cpu_count(), "python": platform.python_version()}
     packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
     return {**about, "fairbloom": __version__, **packages}

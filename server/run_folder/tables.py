@@ -66,7 +66,6 @@ def format_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]], *
 
 
 def _format_rows(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows of cells as CSV text with Unix line ends."""
     lines: list[str] = []
     # The library quotes a cell with \r only where \r is a part of the line end.
     writer = csv.writer(_Sink(lambda line: lines.append(f"{line[:-2]}\n")), lineterminator="\r\n")
@@ -92,7 +91,6 @@ def escape_formula(cell: object) -> object:
 
 
 def _unescape(row: Cells) -> Cells:
-    """Return a row of cells as they were before `escape_formula`."""
     escaped = {column for column, cell in row.items() if cell and cell[:1] == "'" and FORMULA.match(cell)}
     return {column: cell[1:] if column in escaped else cell for column, cell in row.items()} if escaped else row
 

@@ -90,7 +90,6 @@ def complete_taking_back(run: StoredRun, recorded: Recorded) -> Recorded:
 
 
 def _check_reachable(run: StoredRun, number: int, there: Mapping[str, object], config: Mapping[str, object]) -> None:
-    """Raise RunFolderError when the run cannot be taken back to a round."""
     folder = CHECKPOINTS.path_in(run.path)
     have = {0} | list_reachable(folder)
     if number not in have:
@@ -109,7 +108,6 @@ def _check_reachable(run: StoredRun, number: int, there: Mapping[str, object], c
 
 
 def _restore_best(run: StoredRun, number: int) -> None:
-    """Make the best model that of the rounds up to a checkpoint's."""
     folder, path = CHECKPOINTS.path_in(run.path), BEST.path_in(run.path)
     arrays, state = load_checkpoint(find_checkpoint(folder, number)) if number else ({}, {"best": {}})
     best, copy = state["best"], path_of_best(folder, number)

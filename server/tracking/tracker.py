@@ -80,7 +80,6 @@ def metrics_of(recorded: RecordedRound, score: Score) -> dict[str, float]:
 
 
 def _grouped(column: str, score: Score) -> str:
-    """Return the name of a column of rounds.csv with its group."""
     for model in ("global", "personal"):
         prefix = f"{score.column(model)}_"
         if column.startswith(prefix):

@@ -181,7 +181,6 @@ class Grouping(NamedTuple):
 
 
 def _find_grouped(group: str) -> tuple[Grouping, ...]:
-    """Return how `group` groups people."""
     words = split_names(group)
     of_one = [re.fullmatch(r"([^<>=]+)=([^<>=]+)", word) for word in words]
     columns = [found[1].strip() if found else word for word, found in zip(words, of_one, strict=True)]
@@ -198,7 +197,6 @@ def _find_grouped(group: str) -> tuple[Grouping, ...]:
 
 
 def _find_inputs(left_out: str) -> tuple[str, ...]:
-    """Return the columns that are inputs."""
     without = split_names(left_out)
     for column in without:
         _check_column("adult.left-out", column, "columns of categories alone are inputs")
@@ -220,7 +218,6 @@ def _places_of(columns: Sequence[str]) -> Indices:
 
 
 def _preprocessing(columns: Sequence[str]) -> Preprocessing:
-    """Return how a table of people becomes inputs, which are made of these columns."""
     return Preprocessing(
         form=TABLE,
         columns=tuple(InputColumn(name, CATEGORY, CATEGORIES[name], fill=True) for name in columns),
@@ -240,7 +237,6 @@ def _find_names(setup: Setup) -> tuple[str, ...]:
 
 
 def _deal(train: People, test: People, setup: Setup, groups: str) -> list[Dealt]:
-    """Return each client's people of the two files."""
     if setup.partition not in (PHD, *CATEGORIES):
         return deal(train.targets, setup, test.targets)
     ours = published(train.doctorates) if groups == "published" else _group(train, setup.partition)
@@ -307,7 +303,6 @@ def read_people(path: Path) -> People:
 
 
 def _look_up(path: Path, column: str, words: Sequence[str], known: tuple[str, ...]) -> Labels:
-    """Return the place of each word among those that are known."""
     places = {word: place for place, word in enumerate(known)}
     if unknown := set(words) - places.keys():
         raise FairbloomError(f"{path}: {column} = {min(unknown)!r}, and Adult has {', '.join(known)}")

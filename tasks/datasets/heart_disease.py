@@ -108,7 +108,6 @@ def _check_grouped(groupings: Sequence[GroupBy]) -> None:
 
 
 def _group(inputs: NDArray[np.float64], groupings: Sequence[GroupBy]) -> NDArray[np.int64]:
-    """Return the place of each patient's group in each grouping, shape (n, groupings)."""
     columns = [inputs[:, NUMBERS.index(by.column)] for by in groupings]
     for by, of in zip(groupings, columns, strict=True):
         if not by.sign and not np.isin(of, range(len(SEXES))).all():
@@ -184,7 +183,6 @@ def read_patients(path: Path) -> tuple[NDArray[np.float64], Labels]:
 
 
 def _parse_number(path: Path, line: int, column: str, text: str) -> float:
-    """Return a value as a number, which in a column of categories is one of these."""
     try:
         value = float(text)
     except ValueError:

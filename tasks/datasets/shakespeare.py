@@ -159,7 +159,6 @@ def read_lines(path: Path) -> Lines:
 
 
 def _encode(text: str) -> bytes:
-    """Return the number of each character."""
     if not text.isascii():
         text = FOREIGN.sub("\0", text)
     return text.encode("latin-1").translate(CODES)

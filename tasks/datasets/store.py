@@ -65,7 +65,6 @@ def _download(root: Path, info: TaskInfo, fetch: Fetch) -> None:
 
 
 def _check(path: Path, file: DataFile, info: TaskInfo) -> None:
-    """Raise FairbloomError when a file is not the original."""
     about = path.stat()
     if file.md5 and (found := compute_md5(path, about.st_mtime_ns, about.st_size)) != file.md5:
         raise FairbloomError(

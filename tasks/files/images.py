@@ -147,7 +147,6 @@ def size_of(file: Path) -> tuple[int, int]:
 
 
 def _pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return an image as channels, height and width."""
     from PIL import Image
 
     channels, height, width = shape

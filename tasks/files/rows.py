@@ -110,7 +110,6 @@ class ClientRows:
             raise_faults([*early, *self._find_faults()])
 
     def _find_columns(self, table: Table, settings: CsvSettings) -> None:
-        """Find the target, the inputs, and the columns by which rows are grouped."""
         self.target = _find_target(table, settings.target)
         for name in settings.categories:
             find_column(table, name, "csv.categories")
@@ -126,7 +125,6 @@ class ClientRows:
             )
 
     def _find_faults(self) -> list[DataError]:
-        """Return what is wrong with categories and target."""
         of_texts = [column for column in self.inputs if column.kind == CATEGORIES]
         return collect_faults(
             [*(partial(self._check_categories, each) for each in of_texts), lambda: self.target_summary]
@@ -220,7 +218,6 @@ class ClientRows:
     # How they are grouped
 
     def _find_grouped(self, by: GroupBy) -> Column:
-        """Return the column of a grouping; raise DataError where there is none, or rows cannot be grouped by it."""
         column = find_column(self._table, by.column, "csv.group")
         if column is self.target:
             raise DataError(
@@ -451,7 +448,6 @@ class ClientRows:
         return columns
 
     def _check_kind(self, column: Column, agreed: Input) -> None:
-        """Raise DataError where a column is of another kind than the clients have agreed on."""
         kind = column.kind
         if kind != EMPTY and (kind == CATEGORIES) != (agreed.categories is not None):
             raise DataError(
@@ -501,7 +497,6 @@ class ClientRows:
         return digest_table({name: (of.different, of.places) for name, of in cells.items()}, digest)[self.rows]
 
     def _class_indices(self, classes: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return which of the classes each row has; raise DataError where it has another one."""
         order = {text: place for place, text in enumerate(classes)}
         of_codes = np.array([order.get(text, -1) for text in self.target.texts] + [-1], np.int64)
         indices = of_codes[self.target.codes[self.rows]]
@@ -517,7 +512,6 @@ class ClientRows:
         return indices
 
     def _quantity(self) -> NDArray[np.float64]:
-        """Return the target of the client's rows as numbers; raise DataError where one in the file is a text."""
         values = self.target.text_numbers
         if len(wrong := np.flatnonzero(~(np.abs(values) <= MAX_NUMBER))):
             row = int(np.argmax(self.target.codes == wrong[0]))
@@ -566,7 +560,6 @@ def _values_in(column: Column, rows: Rows) -> tuple[list[str], NDArray[np.int64]
 
 
 def _find_target(table: Table, name: str) -> Column:
-    """Return the column to predict."""
     if name:
         return find_column(table, name, "csv.target")
     found = [column for column in table.columns.values() if column.name.lower() in TARGETS]

@@ -183,7 +183,6 @@ class CsvFiles:
         return np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
 
     def _rows_of(self, client: str) -> ClientRows:
-        """Return the data of one client."""
         if not self._settings.client:
             path = self._paths[client]
             table = read(path, self._settings.hints_of(path))
@@ -228,7 +227,6 @@ def list_faults(error: FairbloomError) -> str:
 
 
 def _describe_column(name: str, clients: Sequence[ClientRows]) -> Mapping[str, str | int]:
-    """Return what is shown of a column over all clients."""
     having = [(column, each.rows) for each in clients for column in (*each.inputs, each.target) if column.name == name]
     texts = sort_classes({text for column, rows in having for text in column.texts_in(rows)})
     kinds = sorted({column.kind for column, _ in having} - {EMPTY}) or [EMPTY]

@@ -518,7 +518,6 @@ def identifiers(tree: ObjectTree) -> list[str]:
 
 
 def _metadata(row: dict[str, Any]) -> Metadata:
-    """Return the metadata of a reply that is stored."""
     return Metadata(
         run_id=int64_to_uint64(row["run_id"]),
         message_id=row["message_id"],

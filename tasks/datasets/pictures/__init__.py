@@ -90,7 +90,6 @@ def _name_idx_files(folder: str, *digests: str) -> tuple[DataFile, ...]:
 
 
 def _name_batches(folder: str, **digests: str) -> tuple[DataFile, ...]:
-    """Return the batches in a folder, each with its checksum."""
     return tuple(DataFile(f"{folder}/{name}", md5) for name, md5 in digests.items())
 
 

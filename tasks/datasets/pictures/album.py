@@ -134,7 +134,6 @@ def task_of(
 
 
 def _read_classes(album: Album, classes: str) -> tuple[int, ...]:
-    """Return the numbers of the classes that are kept."""
     if not classes:
         return tuple(range(len(album.classes)))
     words = [word.strip() for word in classes.split(",")]
@@ -170,7 +169,6 @@ class _Dealt(NamedTuple):
 def _deal(
     album: Album, setup: Setup, names: Sequence[str], kept: tuple[int, ...], test: str, standardise: str
 ) -> _Dealt:
-    """Read the images, keep the classes that are wanted, and deal them."""
     pictures = album.read(setup)
     scale = _make_scaling(pictures.images, album.brightest, standardise)
     trained, labels = _keep_classes(pictures.images, pictures.labels, kept)
@@ -189,7 +187,6 @@ def _deal(
 
 
 def _deal_labels(labels: Labels, setup: Setup, classes: int, tested: Labels | None = None) -> list[Dealt]:
-    """Return what each client is dealt."""
     if setup.partition != CLASS:
         return deal(labels, setup, tested)
     none = np.empty(0, np.int64) if tested is None else tested
@@ -199,7 +196,6 @@ def _deal_labels(labels: Labels, setup: Setup, classes: int, tested: Labels | No
 def _keep_classes(
     images: NDArray[np.generic], labels: Labels, kept: tuple[int, ...]
 ) -> tuple[NDArray[np.generic], Labels]:
-    """Return the images of these classes, with labels renumbered in their order."""
     numbers = np.full(max(max(kept), labels.max(initial=0)) + 1, -1)
     numbers[list(kept)] = np.arange(len(kept))
     new = numbers[labels]
@@ -207,7 +203,6 @@ def _keep_classes(
 
 
 def _to_unit(images: NDArray[np.generic], brightest: float) -> Tensor:
-    """Return images from 0 to 1, in float32."""
     unit = images.astype(np.float32)
     unit /= np.float32(brightest)  # in place, as all of this: a copy of CINIC-10 takes three gigabytes
     return torch.from_numpy(unit)

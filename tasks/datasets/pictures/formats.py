@@ -68,7 +68,6 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _read_table(path: Path, info: PictureSet) -> tuple[NDArray[np.uint8], Labels]:
-    """Return the images, shape (n, channels, height, width), and the labels, shape (n,), of a parquet file."""
     columns = parquet.read_columns(path, ("image", info.target))
     labels = parquet.to_labels(path, info.target, columns[info.target], info.classes)
     content = columns["image"]

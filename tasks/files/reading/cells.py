@@ -73,7 +73,6 @@ def to_cells(values: Values, decimal: Decimal = ".") -> Cells:
 
 
 def _format_numbers(values: Values, decimal: Decimal) -> Values:
-    """Return a column of numbers as texts, "" for what is missing."""
     import pyarrow as pa
 
     coded = values.dictionary_encode().combine_chunks()

@@ -23,7 +23,6 @@ def doubtful_place(header: Sequence[str], columns: Sequence[Sequence[str]], know
 
 
 def _recurs(name: str, cells: Sequence[str]) -> bool:
-    """Return whether one of these cells is the name of their column, in any case of letters."""
     return any(len(cell) == len(name) and cell.lower() == name.lower() for cell in cells)
 
 
