@@ -38,12 +38,9 @@ def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
 def data_of_rows(rows: NewRows, preprocessing: Preprocessing) -> NewData:
     """Return the new data in rows of a table."""
     table = rows.table(preprocessing)
-    batches = (preprocessing.inputs(table, places) for places in _split(np.arange(len(rows)), EVALUATION_BATCH))
+    places, starts = np.arange(len(rows)), range(0, len(rows), EVALUATION_BATCH)
+    batches = (preprocessing.inputs(table, places[start : start + EVALUATION_BATCH]) for start in starts)
     return NewData({name: rows.texts(name) for name in rows.cells}, batches)
-
-
-def _split(values: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
-    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------

@@ -73,9 +73,8 @@ class Settings(RunSettings):
                 chosen = {find_method(method).__name__.lower(), run.task}
                 nearest_first = sorted(known, key=lambda each: each.partition(".")[0] not in chosen)
                 raise SettingsError(f"unknown setting {key} = {value!r}; {_hint(key, [*general, *nearest_first])}")
-        given = {
-            key: value for key, value in run.given().items() if key not in known or not _is_unset(known[key], value)
-        }
+        unset = {key for key, each in known.items() if each.default is None and run.parameters.get(key) == UNSET}
+        given = {key: value for key, value in run.given().items() if key not in unset}
         info = find_task(run.task)
         setup = info.setup(run)
         info.check(setup)
@@ -369,10 +368,6 @@ def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> st
     """Return eight letters for the settings that differ from their defaults; new settings do not change them."""
     defaults = default_config()
     return digest({k: v for k, v in config.items() if k not in left_out and v != defaults.get(k)})
-
-
-def _is_unset(parameter: Parameter, value: object) -> bool:
-    return parameter.default is None and value == UNSET
 
 
 def _hint(key: str, known: Collection[str]) -> str:

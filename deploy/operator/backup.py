@@ -179,7 +179,8 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
                 elif entry.name not in (*FILES, LOG, DATABASE) and not CLIENT.fullmatch(entry.name):
                     raise DeployError(f"{damaged}: {entry.name!r} is not of a federation")
                 else:
-                    with whole_file(folder / entry.name, 0o644 if _is_public(entry.name) else 0o600) as written:
+                    public = entry.name in PUBLIC or entry.name.startswith("clients/")
+                    with whole_file(folder / entry.name, 0o644 if public else 0o600) as written:
                         shutil.copyfileobj(content, written)
             while stream.read(1 << 20):  # what is left: the checksum of all comes last
                 pass
@@ -205,10 +206,6 @@ def _about(entry: tarfile.TarInfo, content: IO[bytes], damaged: str) -> dict[str
             f"{FORMAT}: upgrade fairbloom here"
         )
     return about
-
-
-def _is_public(name: str) -> bool:
-    return name in PUBLIC or name.startswith("clients/")
 
 
 # The folder ---------------------------------------------------------------------------------------------------------

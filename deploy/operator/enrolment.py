@@ -69,7 +69,7 @@ def enroll(
             enrolled = EnrolledClient(
                 name=name,
                 node_id=node_id,
-                partition_id=_first_free(taken) if partition_id is None else partition_id,
+                partition_id=min({*range(len(taken) + 1)} - taken) if partition_id is None else partition_id,
                 public_key=keys.public.decode(),
                 enrolled=_now(),
                 expires=_in_days(days) if days else "",
@@ -340,10 +340,6 @@ def _now() -> str:
 
 def _in_days(days: float) -> str:
     return (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
-
-
-def _first_free(taken: set[int]) -> int:
-    return min(set(range(len(taken) + 1)) - taken)
 
 
 def _key_facts(client: EnrolledClient) -> dict[str, str | int | float | None]:

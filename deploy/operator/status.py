@@ -143,7 +143,9 @@ def render(found: Mapping[str, Any]) -> RenderableType:
             parts.append(_line(f"run {run['run-id']} is not kept by {escape_unprintable(name)}", reason, warn=True))
     parts += [_line("turned away", _describe_attempt(each)) for each in found["turned-away"] or ()]
     parts.append(_line("disk", _describe_disk(found["disk"])))
-    parts.append(_line("certificate", _describe_certificate(found["certificate-days"])))
+    days = found["certificate-days"]
+    words = "not known from here" if days is None else f"the server's holds for {days:.0f} more days"
+    parts.append(_line("certificate", words))
     parts.append(_line("server", found["server"]["words"], warn=found["server"]["verdict"] != "ok"))
     if found["keys"]["verdict"] != "ok":
         parts.append(_line("client keys", found["keys"]["words"], warn=True))
@@ -221,10 +223,6 @@ def _describe_disk(disk: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{size / 1e9:.1f} GB free for {what}" for what, size in parts.items() if size is not None)
 
 
-def _describe_certificate(days: float | None) -> str:
-    return "not known from here" if days is None else f"the server's holds for {days:.0f} more days"
-
-
 def _line(what: str, words: str, *, warn: bool = False, style: str = "") -> Text:
     return Text.assemble((f"{what}: ", style), (_shorten(words), "yellow" if warn else ""))
 
@@ -245,7 +243,7 @@ def watch(federation: Federation, interval: float, *, as_json: bool) -> None:
                 if as_json:
                     print(json.dumps(found), flush=True)
                 else:
-                    _print_away(found) if "error" in found else show(found)
+                    print(f"{found['at']}: {found['error']}") if "error" in found else show(found)
                     sys.stdout.flush()
             return
         last: Mapping[str, Any] | None = None
@@ -277,7 +275,3 @@ def _frame(found: Mapping[str, Any], last: Mapping[str, Any] | None, interval: f
     if last is not None:
         parts.append(render(last))
     return Group(*parts)
-
-
-def _print_away(found: Mapping[str, Any]) -> None:
-    print(f"{found['at']}: {found['error']}")

@@ -99,7 +99,7 @@ class FederationServer:
         self._seen.unlink(missing_ok=True)
         try:
             supervise([self._superlink], stopped, Readiness(self._superlink, self._superlink_answers))
-            supervise(both, stopped, Readiness(self._superexec, self._superexec_asks))
+            supervise(both, stopped, Readiness(self._superexec, lambda: is_newer(self._seen, self._started)))
             if not stopped.came:
                 place = self._federation
                 say(f"ready: clients reach it at {place.superlink}, the operator at {place.control}")
@@ -125,9 +125,6 @@ class FederationServer:
                 asked.request("GET", "/health")
                 return asked.getresponse().status == HTTPStatus.OK and reachable(self._federation.listen)
         return False
-
-    def _superexec_asks(self) -> bool:
-        return is_newer(self._seen, self._started)
 
 
 class Readiness:

@@ -8,7 +8,7 @@ column has.
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -89,7 +89,8 @@ class _Graph:
         rest = column.categories.index(OTHER) if column.other else NO_CATEGORY
         codes = dict.fromkeys(sorted(BLANKS), NO_VALUE)
         for place, text in enumerate(column.categories):
-            codes |= dict.fromkeys(_spellings(text), place)
+            # A whole number has a point, too, where a column was read as numbers.
+            codes |= dict.fromkeys((text, f"{text}.", f"{text}.0") if WHOLE.fullmatch(text) else (text,), place)
         code = self.add(
             "LabelEncoder",
             column.name,
@@ -152,11 +153,6 @@ def _onnx_type(name: str) -> int:
     from onnx import TensorProto
 
     return int(getattr(TensorProto, name))
-
-
-def _spellings(text: str) -> Iterable[str]:
-    """Return how a category may be written; a whole number has a point, too, where a column was read as numbers."""
-    return (text, f"{text}.", f"{text}.0") if WHOLE.fullmatch(text) else (text,)
 
 
 # The whole graph ------------------------------------------------------------------------------------------------------

@@ -64,15 +64,10 @@ def export_program(exported: Exportable, form: str) -> torch.export.ExportedProg
     """Return the program of a model and its predictions, traced with three examples, for any number of them."""
     examples = tuple(torch.zeros(3, *each.shape[1:], dtype=each.dtype) for each in tensors_of(exported.inputs))
     shapes = tuple({0: torch.export.Dim("batch")} for _ in examples)
-    _start_autograd()
+    start = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(start.sum(), start)  # the first gradient starts threads, which forked processes would lack
     with explained(form, "safetensors, which holds the weights alone"):
         return torch.export.export(Predicting(exported).eval(), examples, dynamic_shapes=(shapes,))
-
-
-def _start_autograd() -> None:
-    """Compute a gradient before torch.export does: the first one starts threads, which forked processes would lack."""
-    start = torch.ones(1, requires_grad=True)
-    torch.autograd.grad(start.sum(), start)
 
 
 def write_program(exported: Exportable, folder: Path, form: str = "torch") -> None:

@@ -1,6 +1,7 @@
 """The table of all that a user's app reports: of each client, what her strategy makes of it, and her own evaluation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from fairbloom.logs import log
@@ -55,7 +56,7 @@ def _bounded(number: int, client: str, metrics: Mapping[str, float]) -> Mapping[
     """Return what a client reports as far as the table takes it; a warning says what is left out."""
     if len(metrics) <= MOST_METRICS and all(map(_is_name, metrics)):
         return metrics
-    kept = _first(MOST_METRICS, (name for name in metrics if _is_name(name)))
+    kept = set(islice(filter(_is_name, metrics), MOST_METRICS))
     left_out = next(name for name in metrics if name not in kept)
     log.warning(
         "client %s: %d of its %d metrics are not written, %r first: names have at most %d printable characters, and %d "
@@ -68,12 +69,8 @@ def _bounded(number: int, client: str, metrics: Mapping[str, float]) -> Mapping[
         MOST_METRICS,
         extra={"client": client, "round": number},
     )
-    return {name: metrics[name] for name in kept}
+    return {name: value for name, value in metrics.items() if name in kept}
 
 
 def _is_name(name: str) -> bool:
     return len(name) <= LONGEST_NAME and name.isprintable()
-
-
-def _first(most: int, names: Iterable[str]) -> dict[str, None]:
-    return dict.fromkeys(name for name, _ in zip(names, range(most), strict=False))

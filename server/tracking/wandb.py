@@ -25,7 +25,9 @@ class WandbTracker:
     """Shows a run as a run of Weights & Biases; a continued run goes on under the same id."""
 
     def __init__(self, run: TrackedRun) -> None:
-        mode = _choose_mode()
+        mode = os.environ.get("WANDB_MODE") or "online"
+        if mode == "online" and not _is_logged_in():
+            mode = "offline"
         try:
             self._run = _begin(run, mode)
         except wandb.errors.Error as error:
@@ -70,12 +72,6 @@ def _begin(run: TrackedRun, mode: str) -> wandb.Run:
             finish_timeout=WAIT_SECONDS,
         ),
     )
-
-
-def _choose_mode() -> str:
-    """Return the mode that WANDB_MODE names, else online for who is logged in; without a key online is offline."""
-    wanted = os.environ.get("WANDB_MODE") or "online"
-    return "offline" if wanted == "online" and not _is_logged_in() else wanted
 
 
 def _is_logged_in() -> bool:

@@ -121,7 +121,7 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
         )
     names = _find_names(setup)
     grouped, inputs_of = _find_grouped(group), _find_inputs(left_out)
-    places = _places_of(inputs_of)
+    places = np.flatnonzero([name in inputs_of for name, known in CATEGORIES.items() for _ in known])
 
     @cache
     def dealt() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Dealt]]:
@@ -210,11 +210,6 @@ def _check_column(key: str, column: str, reason: str) -> None:
         raise FairbloomError(
             f"{key} = {column!r}: {reason}: {did_you_mean(column, CATEGORIES)}there are {', '.join(CATEGORIES)}"
         )
-
-
-def _places_of(columns: Sequence[str]) -> Indices:
-    """Return the places of the inputs of these columns among those of all."""
-    return np.flatnonzero([name in columns for name, known in CATEGORIES.items() for _ in known])
 
 
 def _preprocessing(columns: Sequence[str]) -> Preprocessing:

@@ -17,13 +17,10 @@ def doubtful_place(header: Sequence[str], columns: Sequence[Sequence[str]], know
     value.
     """
     for place, (name, cells) in enumerate(zip(header, columns, strict=True), start=1):
-        if _recurs(name, cells) or (name.lower() not in known and looks_like_value(name)):
+        recurs = any(len(cell) == len(name) and cell.lower() == name.lower() for cell in cells)
+        if recurs or (name.lower() not in known and looks_like_value(name)):
             return place
     return None
-
-
-def _recurs(name: str, cells: Sequence[str]) -> bool:
-    return any(len(cell) == len(name) and cell.lower() == name.lower() for cell in cells)
 
 
 def looks_like_value(name: str) -> bool:

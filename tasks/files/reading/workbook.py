@@ -12,7 +12,7 @@ those that hold values, or of all where none of them does, or none is of a given
 import json
 import resource
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,7 +33,9 @@ def main(path: str, limit: int, wanted: Sequence[str]) -> None:
             ]
             chosen = [name for name in there if name in wanted] if wanted else there
             sheets = {name: workbook.get_sheet_by_name(name) for name in chosen}
-            filled = [name for name, sheet in sheets.items() if has_values(sheet.iter_rows())]
+            filled = [
+                name for name, sheet in sheets.items() if any(cell != "" for row in sheet.iter_rows() for cell in row)
+            ]
             if len(filled) != 1:
                 write({"sheets": filled or there, "filled": len(filled)})
                 return
@@ -42,11 +44,6 @@ def main(path: str, limit: int, wanted: Sequence[str]) -> None:
                 write([cell if isinstance(cell, str | float | bool) else str(cell) for cell in row])
     except (CalamineError, OSError, ValueError) as error:
         write({"error": f"{type(error).__name__}: {error}"})
-
-
-def has_values(rows: Iterable[Sequence[Any]]) -> bool:
-    """Return whether a cell holds something."""
-    return any(cell != "" for row in rows for cell in row)
 
 
 def write(what: Any) -> None:
