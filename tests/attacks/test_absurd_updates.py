@@ -5,14 +5,14 @@ import math
 import pytest
 
 from benchmarks.attacks import HOSTILE, REFUSED, ROUNDS, WITHIN, accuracy, noise, run, without
-from fairbloom.strategies import METHODS
+from tests.rounds.helpers import KINDS
 
 TWO_POINTS = 2.0
 EACH = range(1, ROUNDS + 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", KINDS)
 @pytest.mark.parametrize("attack", ["1e38", "-100 w"])  # tests/rounds/test_lengths.py has 1e6 and 1e30, to the bit
 def test_a_client_that_attacks_in_each_round_changes_nothing(method: str, attack: str) -> None:
     rounds = run(REFUSED[attack], EACH, method=method)
@@ -26,7 +26,7 @@ def test_a_client_that_attacks_in_each_round_changes_nothing(method: str, attack
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", KINDS)
 def test_a_client_that_attacks_once_costs_no_accuracy(method: str) -> None:
     """In the first round, in which nothing is known of those before; afterwards it is as honest as the others."""
     rounds = run(REFUSED["1e38"], [1], method=method)

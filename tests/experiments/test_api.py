@@ -49,7 +49,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> api.Comparison:
     out = tmp_path_factory.mktemp("compared") / "cmp"
-    return api.compare(methods=["fedavg", "ditto"], seeds=2, rounds=2, clients=5, jobs=2, out=out, progress=False)
+    return api.compare(methods=["fedavg", "ditto"], seeds=2, rounds=2, clients=5, jobs=1, out=out, progress=False)
 
 
 # Importing ----------------------------------------------------------------------------------------------------------

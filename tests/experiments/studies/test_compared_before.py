@@ -13,7 +13,7 @@ from tests.simulation.helpers import table
 
 from ..helpers import fairbloom
 
-SMALL = ("--seeds", 1, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--jobs", 2, "--set", "device=cpu")
+SMALL = ("--seeds", 1, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--jobs", 1, "--set", "device=cpu")
 
 
 @pytest.fixture(scope="module")

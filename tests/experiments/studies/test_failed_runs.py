@@ -16,7 +16,7 @@ from ..helpers import fairbloom
 FAILING = "FedAvg (learning-rate=1e+30)"
 DIVERGED = {(FAILING, seed): Failure("", diverged=True) for seed in range(2)}
 ROW = f"{FAILING}: diverged with 2 of 2 seeds"
-SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--jobs", 2, "--model", "mlp", "--set", "device=cpu")
+SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--jobs", 1, "--model", "mlp", "--set", "device=cpu")
 WORDS = ("compare", "--methods", "fedavg(learning-rate=1e30),fedavg,fedfv", *SMALL, "--set", "unused-rounds=1")
 
 

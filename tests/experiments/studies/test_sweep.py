@@ -30,7 +30,7 @@ OWN = Path(__file__).parents[1] / "own"
 VALIDATION, TEST = "validation_accuracy_of_global_model", "test_accuracy_of_global_model"
 SMALL = ("--clients", 4, "--rounds", 2, "--device", "cpu")
 GRID = ("--grid", "alpha=0,0.5", "--grid", "learning-rate=0.001,0.2")
-WORDS = ("sweep", "--method", "fedfv", *GRID, "--baseline", "fedavg", "--seeds", 2, *SMALL, "--jobs", 2)
+WORDS = ("sweep", "--method", "fedfv", *GRID, "--baseline", "fedavg", "--seeds", 2, *SMALL, "--jobs", 1)
 WRITTEN = {"sweep.json", "sweep.csv", "sweep.png", "sweep.svg", "comparison.csv", "clients.csv", "runs", REPORT}
 
 
@@ -170,7 +170,7 @@ def test_another_criterion_chooses_again_from_the_same_runs(copied: Path) -> Non
 def test_points_that_cannot_be_told_apart_are_named_and_a_single_seed_tells_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("sweep", "--grid", "learning-rate=0.001,0.2,0.2001", *SMALL, "--rounds", 3, "--jobs", 2, "--out", tmp_path)
+    words = ("sweep", "--grid", "learning-rate=0.001,0.2,0.2001", *SMALL, "--rounds", 3, "--jobs", 1, "--out", tmp_path)
     shown = shown_json(capsys, *words, "--seeds", 4)
     told = {point["name"]: point["told_apart"] for point in shown["points"]}
     assert told.pop(shown["chosen"]["name"]) is None
@@ -212,7 +212,7 @@ def test_clients_with_five_rows_are_swept_and_the_choice_is_said_to_be_by_chance
 @pytest.mark.slow
 def test_a_constraint_is_held_against_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("sweep", "--method", "qfedavg(lipschitz=10)", "--grid", "q=0,30", "--baseline", "fedavg", "--seeds", 2)
-    words += (*SMALL, "--rounds", 4, "--jobs", 2, "--out", tmp_path)
+    words += (*SMALL, "--rounds", 4, "--jobs", 1, "--out", tmp_path)
     free = shown_json(capsys, *words, "--criterion", "gap")
     bound = shown_json(capsys, *words, "--criterion", "gap, mean within 0.5 points of FedAvg")
     missing = {point["name"]: point["misses"] for point in bound["points"]}
@@ -232,7 +232,7 @@ def test_more_values_seeds_and_rounds_run_what_is_missing_alone(copied: Path) ->
     before = written_in(copied)
     runs = {path.name for path in (copied / "runs").iterdir()}
     grid = ("--grid", "alpha=0", "--grid", "learning-rate=0.001,0.1,0.2")
-    words = ("sweep", "--method", "fedfv", *grid, *SMALL, "--jobs", 2, "--out", copied)
+    words = ("sweep", "--method", "fedfv", *grid, *SMALL, "--jobs", 1, "--out", copied)
     assert fairbloom(*words, "--seeds", 2) == 0
     now = {path.name for path in (copied / "runs").iterdir()}
     assert len(now - runs) == 2  # the new learning rate with each seed
@@ -290,7 +290,7 @@ def test_points_that_fail_are_shown_and_never_win_and_do_not_end_the_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("sweep", "--grid", "learning-rate=1e300,0.1", "--seeds", 1, *SMALL, "--set", "unused-rounds=1")
-    shown = shown_json(capsys, *words, "--jobs", 2, "--out", tmp_path)
+    shown = shown_json(capsys, *words, "--jobs", 1, "--out", tmp_path)
     failed, good = shown["points"]
     assert failed["fault"]
     assert (failed["values"], failed["mean"]) == ([], None)
@@ -389,7 +389,7 @@ label = "Averaging"
 def test_a_file_has_rows_with_grids_and_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(FILE)
-    swept = api.sweep("mine.toml", jobs=2, progress=False)
+    swept = api.sweep("mine.toml", jobs=1, progress=False)
     assert swept.folder == tmp_path / "runs" / "mine"
     assert [point.name for point in swept.points] == [
         *(f"FedFV (learning-rate={rate}, alpha={alpha})" for rate in (0.05, 0.1) for alpha in ("0", "0.5")),
@@ -399,14 +399,14 @@ def test_a_file_has_rows_with_grids_and_names_the_folder(tmp_path: Path, monkeyp
     assert (swept.plan.title, swept.measured) == ("mine", "worst client")
     assert not any("was set" in line for line in swept.sentences())
     assert {run.settings["validation-share"] for run in map(api.load, (swept.folder / "runs").iterdir())} == {0.3}
-    more = api.sweep("mine.toml", seeds=2, settings={"batch-size": 20}, jobs=2, progress=False, criterion="mean")
+    more = api.sweep("mine.toml", seeds=2, settings={"batch-size": 20}, jobs=1, progress=False, criterion="mean")
     assert (len(more.plan.seeds), more.plan.criterion) == (2, "mean")
 
 
 def test_a_file_may_search_with_fewer_seeds_than_it_tests_with(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(FILE.replace("seeds = 1", "seeds = 3\ngrid-seeds = 1"))
-    swept = api.sweep(path, out=tmp_path / "out", jobs=2, progress=False)
+    swept = api.sweep(path, out=tmp_path / "out", jobs=1, progress=False)
     assert {len(point.values) for point in (*swept.points, *swept.bases)} == {1}
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 8 + 2 * 2
     assert swept.test is not None
@@ -507,7 +507,7 @@ def test_methods_and_values_are_not_said_beside_a_file(tmp_path: Path, capsys: p
 
 def test_several_methods_are_chosen_from_by_one_sweep_each_with_its_own_parameters(tmp_path: Path) -> None:
     grid: dict[str, str | Sequence[Any]] = {"alpha": [0, 0.5], "q": [1.0], "batch_size": "20"}
-    words: dict[str, Any] = {"clients": 4, "rounds": 1, "seeds": 1, "device": "cpu", "jobs": 2, "progress": False}
+    words: dict[str, Any] = {"clients": 4, "rounds": 1, "seeds": 1, "device": "cpu", "jobs": 1, "progress": False}
     swept = api.sweep(method="fedfv,qfedavg(lipschitz=5)", grid=grid, out=tmp_path, **words)
     assert [point.name for point in swept.points] == [
         "FedFV (alpha=0, batch-size=20)",
@@ -517,7 +517,7 @@ def test_several_methods_are_chosen_from_by_one_sweep_each_with_its_own_paramete
 
 
 def test_a_method_without_a_global_model_is_judged_by_its_personal_models(tmp_path: Path) -> None:
-    words: dict[str, Any] = {"clients": 4, "rounds": 2, "seeds": 1, "device": "cpu", "jobs": 2, "progress": False}
+    words: dict[str, Any] = {"clients": 4, "rounds": 2, "seeds": 1, "device": "cpu", "jobs": 1, "progress": False}
     swept = api.sweep(method="local", grid={"learning-rate": [0.001, 0.2]}, out=tmp_path, **words)
     for point in swept.points:
         personal = last(tmp_path / point.planned.runs([0])[0], VALIDATION.replace("global", "personal"))
@@ -528,7 +528,7 @@ def test_a_method_without_a_global_model_is_judged_by_its_personal_models(tmp_pa
 # Searches -----------------------------------------------------------------------------------------------------------
 
 SEARCH = ("sweep", "--method", "fedfv", "--grid", "learning-rate=0.0001..0.5:log", "--grid", "alpha=0,0.5")
-SEARCH += ("--seeds", 1, "--clients", 4, "--rounds", 9, "--device", "cpu", "--jobs", 2)
+SEARCH += ("--seeds", 1, "--clients", 4, "--rounds", 9, "--device", "cpu", "--jobs", 1)
 
 
 @pytest.fixture(scope="module")
@@ -589,7 +589,7 @@ def test_more_trials_go_on_where_a_search_ended(searched: Path, tmp_path: Path) 
 
 def test_methods_whose_steps_decay_over_all_rounds_are_not_stopped_early(tmp_path: Path) -> None:
     words = ("sweep", "--method", "fedavgn", "--grid", "learning-rate=0.05..0.2", "--search", 5, "--seeds", 1)
-    small = ("--clients", 4, "--rounds", 3, "--device", "cpu", "--jobs", 2)
+    small = ("--clients", 4, "--rounds", 3, "--device", "cpu", "--jobs", 1)
     assert fairbloom(*words, *small, "--set", "fedavgn.decay=0.5", "--out", tmp_path) == 0
     assert {point.planned.rounds for point in api.load_sweep(tmp_path).points} == {3}
 
