@@ -42,14 +42,8 @@ from .subject import (
 SIZES = (1, 2, 3, 10, 50)
 """With so many clients the shape of the coefficients is tried."""
 
-SCALES = (1e-3, 7.0, 1e3)
-"""Factors by which all updates are multiplied."""
-
 TOLERANCE = 1e-3
 """Coefficients and steps that differ by less than this share are the same: some methods solve a program for them."""
-
-CANCELLED = 0.01
-"""Steps are the same if they differ by less than this share of what their different coefficients could move."""
 
 SEVERAL, LARGE = 10, 1_000_000
 """The cost is compared with that of so many updates of so many numbers."""
@@ -294,7 +288,7 @@ def check_permutation(subject: Subject) -> Answer:
             continue
         lengths = np.linalg.norm(renamed.updates, axis=1) + np.linalg.norm(renamed.seconds, axis=1)
         moved = np.abs(after.coefficients - wanted).max(axis=0) @ lengths  # if all went in one direction
-        if np.linalg.norm(after.step - before.step) <= CANCELLED * moved:
+        if np.linalg.norm(after.step - before.step) <= 0.01 * moved:
             return Verdict.REMARK, (
                 "When clients change their names, they get other coefficients, and the step is the same: several "
                 "coefficients give it, and the order of names decides which."
@@ -323,7 +317,7 @@ def check_scaling(subject: Subject) -> Answer:
     if length == 0.0:
         return Verdict.NOT_APPLICABLE, "There is no step among ordinary clients."
     powers = []
-    for scale in SCALES:
+    for scale in (1e-3, 7.0, 1e3):
         longer = situation.move(f"updates {scale:g} times as long", partial(np.multiply, scale))
         scaled = subject.weigh_fresh(longer).step
         if not scaled.any():
@@ -449,7 +443,8 @@ def _check_weigh_changes_nothing(subject: Subject, method: FairStrategy, number:
 
 def _own_attributes(method: FairStrategy) -> dict[str, object]:
     """Return what a method has outside its memory, in a form that shows whether it has changed."""
-    own = {name: value for name, value in vars(method).items() if name not in FRAMEWORK_ATTRIBUTES}
+    of_base = ("memory", "progress", "_flower", "_loop", "_outer")  # which FairStrategy keeps
+    own = {name: value for name, value in vars(method).items() if name not in of_base}
     return {name: _bits(value, _pickled) for name, value in own.items()}
 
 
@@ -593,10 +588,6 @@ def check_determinism(subject: Subject) -> Answer:
             if round_bits(one) != round_bits(other):
                 raise Failure(f"The same run, begun twice, differs in round {one.number}. {remedy}")
     return Verdict.PASSED, "The same replies get the same coefficients to the bit, also in a fresh method."
-
-
-FRAMEWORK_ATTRIBUTES = ("memory", "progress", "_flower", "_loop", "_outer")
-"""Attributes of a method that are FairStrategy's to keep."""
 
 
 def round_bits(finished: Round) -> object:

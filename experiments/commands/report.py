@@ -1,6 +1,5 @@
 """The command `fairbloom report`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +10,11 @@ from fairbloom.command import TrustOption
 
 from ..results.comparison import load_comparison
 from ..results.ranks import name_tasks
-from ..results.run import COMPARISON, REPORT, SWEEP, load
+from ..results.run import REPORT
 from ..studies.reproduce import REPRODUCTION, load_reproduction
-from ..studies.swept import load_sweep
 from ..views.report import FIGURES, write_report
 from ..views.terminal import console
+from .show import load_result
 
 
 def report(
@@ -45,19 +44,12 @@ def report(
     Comparisons, reproductions and sweeps write their report when they end.
     """
     file = out or (folders[0] if len(folders) == 1 else Path()) / REPORT
-    written, *figures = write_report(load_result(folders, trust), file, svg=svg)
+    result: object = None
+    if len(folders) > 1:
+        result = name_tasks([load_comparison(folder) for folder in folders])
+    elif (folders[0] / REPRODUCTION).exists():
+        result = load_reproduction(folders[0], trust)
+    written, *figures = write_report(result or load_result(folders[0]), file, svg=svg)
     console.print(f"report: {escape(str(written))}", soft_wrap=True)
     if figures:
         console.print(f"figures: {len(figures)} in {escape(str(figures[0].parent))}", soft_wrap=True)
-
-
-def load_result(folders: Sequence[Path], trust: Sequence[str] = ()) -> object:
-    """Return what the folder holds; of several, the comparisons by the names of their tasks."""
-    if len(folders) > 1:
-        return name_tasks([load_comparison(folder) for folder in folders])
-    (folder,) = folders
-    if (folder / COMPARISON).exists():
-        return load_comparison(folder)
-    if (folder / SWEEP).exists():
-        return load_sweep(folder)
-    return load_reproduction(folder, trust) if (folder / REPRODUCTION).exists() else load(folder)

@@ -1,25 +1,25 @@
 """The command `fairbloom show`."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from fairbloom.server.run_folder.errors import RunFolderError
 
-from ..results.comparison import Plan, load_comparison
+from ..results.comparison import Comparison, Plan, load_comparison
 from ..results.ranks import name_tasks, ranks_of
-from ..results.run import COMPARISON, SWEEP, load
+from ..results.run import COMPARISON, SWEEP, Run, load
 from ..results.scored import scores_of
+from ..results.sweep import Sweep
 from ..studies.swept import load_sweep
 from ..views.listing import find_runs
 from ..views.lists import show_runs
 from ..views.summary import details_of, summary_of
 from ..views.terminal import console, show_page
-from .options import FigureOption, JsonOption, SpreadOption, show_result
+from .options import FigureOption, JsonOption, SpreadOption
 
 
 def show(
@@ -44,75 +44,57 @@ def show(
 
     For several comparisons of the same methods on different tasks, it ranks the methods.
     """
-    if len(folders) > 1:
-        show_ranked(folders, figure, as_json)
+    folder, *others = folders
+    if not others and show_unfinished(folder, as_json):
         return
-    (folder,) = folders
-    for file, kind in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
-        if split is not None and (folder / file).exists():
-            raise RunFolderError(f"{folder} holds a {kind}: draw the split of one of its runs, in {folder}/runs")
-    if (folder / COMPARISON).exists():
-        show_compared(folder, figure, spread, as_json)
-        return
-    if (folder / SWEEP).exists():
-        show_swept(folder, figure, as_json)
-        return
-    chosen = load(folder)
+    found = ranks_of(name_tasks([load_comparison(each) for each in folders])) if others else load_result(folder)
+    if split is not None and not isinstance(found, Run):
+        kind = "comparison" if others else type(found).__name__.lower()
+        raise RunFolderError(f"{folder} holds a {kind}: draw the split of one of its runs, in {folder}/runs")
     if as_json:
-        about = {**chosen.summary, "settings": dict(chosen.settings), **chosen.absences()}
-        about |= {"engine": chosen.engine, "taken_back": chosen.taken_back}
-        about["clients"] = {score.name: chosen.final(score) for score in chosen.scores}
-        about["scores"] = [each.as_row() for each in scores_of(chosen)]
-        if (groups := chosen.by_group()) is not None:
-            about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
-        print(json.dumps(about, indent=2))
+        print(json.dumps(describe(found) if isinstance(found, Run) else found.as_json, indent=2))
+    elif isinstance(found, Comparison):
+        found.show(spread)
     else:
-        show_page(details_of(chosen))
-    if figure is not None:
-        draw(chosen, figure, as_json)
-    if split is not None:
-        draw(chosen.split(), split, as_json)
-
-
-def show_ranked(folders: Sequence[Path], figure: Path | None, as_json: bool) -> None:
-    """Show how methods rank over several comparisons."""
-    found = ranks_of(name_tasks([load_comparison(folder) for folder in folders]))
-    if as_json:
-        print(json.dumps(found.as_json, indent=2))
-    else:
-        show_page(summary_of(found))
+        show_page(details_of(found) if isinstance(found, Run) else summary_of(found))
     if figure is not None:
         draw(found, figure, as_json)
+    if split is not None and isinstance(found, Run):
+        draw(found.split(), split, as_json)
 
 
-def show_compared(folder: Path, figure: Path | None, spread: str, as_json: bool) -> None:
-    """Show a comparison, or how far its runs are."""
-    plan = Plan.read(folder)
-    unfinished = plan.unfinished(folder)
-    if unfinished:
-        runs = find_runs(folder)
-        if as_json:
-            print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
-        else:
-            show_runs(runs, folder)
-            done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
-            console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
-        return
-    comparison = load_comparison(folder)
+def load_result(folder: Path) -> Run | Comparison | Sweep:
+    """Return what a folder holds."""
+    if (folder / COMPARISON).exists():
+        return load_comparison(folder)
+    return load_sweep(folder) if (folder / SWEEP).exists() else load(folder)
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Return what --json prints of a run."""
+    about = {**run.summary, "settings": dict(run.settings), **run.absences()}
+    about |= {"engine": run.engine, "taken_back": run.taken_back}
+    about["clients"] = {score.name: run.final(score) for score in run.scores}
+    about["scores"] = [each.as_row() for each in scores_of(run)]
+    if (groups := run.by_group()) is not None:
+        about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
+    return about
+
+
+def show_unfinished(folder: Path, as_json: bool) -> bool:
+    """Show how far the runs of a comparison are, and return whether there is one that is unfinished."""
+    plan = Plan.read(folder) if (folder / COMPARISON).exists() else None
+    unfinished = plan.unfinished(folder) if plan else []
+    if not plan or not unfinished:
+        return False
+    runs = find_runs(folder)
     if as_json:
-        print(json.dumps(comparison.as_json, indent=2))
+        print(json.dumps({"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs}, indent=2))
     else:
-        comparison.show(spread)
-    if figure is not None:
-        draw(comparison, figure, as_json)
-
-
-def show_swept(folder: Path, figure: Path | None, as_json: bool) -> None:
-    """Show a sweep, finished or not."""
-    swept = load_sweep(folder)
-    show_result(swept, as_json)
-    if figure is not None:
-        draw(swept, figure, as_json)
+        show_runs(runs, folder)
+        done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
+        console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
+    return True
 
 
 def draw(result: object, path: Path, as_json: bool) -> None:

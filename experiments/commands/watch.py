@@ -5,18 +5,15 @@ from typing import Annotated
 
 import typer
 
+from fairbloom.command import INTERRUPTED
 from fairbloom.system.interrupts import until_interrupted
 
-from ..results.comparison import load_comparison
 from ..results.run import COMPARISON, SWEEP, load
-from ..studies.swept import load_sweep
 from ..views.listing import find_runs
 from ..views.lists import show_runs
 from ..views.live import terminal
 from ..views.live.state import Snapshot
-
-ENDED_EARLY, LEFT = 1, 130
-"""Exit codes: the run was interrupted, and the user has left by Ctrl-C while it goes on."""
+from .show import load_result
 
 
 def watch(
@@ -48,11 +45,11 @@ def watch(
         else:
             ended = terminal.watch(folder, interval)
     if ended is None:
-        raise typer.Exit(LEFT)
+        raise typer.Exit(INTERRUPTED)
     show_end(ended)
     print(terminal.describe_end(ended))
     if ended.state != "finished":
-        raise typer.Exit(ENDED_EARLY)
+        raise typer.Exit(1)
 
 
 def show_end(snapshot: Snapshot) -> None:
@@ -62,9 +59,7 @@ def show_end(snapshot: Snapshot) -> None:
         run = load(folder)
         if run.final():
             run.show()
-    elif finished and (folder / COMPARISON).exists():
-        load_comparison(folder).show()
-    elif finished and (folder / SWEEP).exists():
-        load_sweep(folder).show()
+    elif finished and any((folder / name).exists() for name in (COMPARISON, SWEEP)):
+        load_result(folder).show()
     else:
         show_runs(find_runs(folder), folder)

@@ -7,32 +7,19 @@ from fairbloom.protocol.settings import SETTINGS, Mark, Value, parsed
 
 from .labels import format_value
 
-OPTIONS = {
-    "task": "--task",
-    "data-dir": "--data-dir",
-    "method": "--method",
-    "model": "--model",
-    "clients": "--clients",
-    "partition": "--partition",
-    "num-rounds": "--rounds",
-    "fraction": "--fraction",
-    "score": "--score",
-    "engine": "--engine",
-    "device": "--device",
-    "memory": "--memory",
-}
+OPTIONS = (
+    *("task", "data-dir", "method", "model", "clients", "partition", "num-rounds", "fraction"),
+    *("score", "engine", "device", "memory"),
+)
 """The settings that have an option of their own in `fairbloom run`."""
-
-ON_ONE_MACHINE = ("engine", "memory", "pooled")
-"""Settings without a meaning where each client is a machine of its own, beside those that lie on devices."""
 
 
 def run_command(config: Mapping[str, Value]) -> str:
     """Return the command that runs a method on this machine with these settings."""
     words = ["fairbloom", "run"]
-    for key, option in OPTIONS.items():
+    for key in OPTIONS:
         if key in config:
-            words += [option, format_value(config[key])]
+            words += [f"--{key.removeprefix('num-')}", format_value(config[key])]
     for key, value in config.items():
         if key not in OPTIONS:
             words += ["--set", _assignment(key, value)]
@@ -44,7 +31,7 @@ def deploy_command(config: Mapping[str, Value]) -> str:
     words = ["fairbloom", "deploy", "submit"]
     for key, value in config.items():
         marks = SETTINGS[key].marks if key in SETTINGS else frozenset[Mark]()
-        if key not in ON_ONE_MACHINE and Mark.PLACE not in marks:
+        if key not in ("engine", "memory", "pooled") and Mark.PLACE not in marks:  # which are of one machine
             words += ["--set", _assignment(key, value)]
     return shlex.join(words)
 

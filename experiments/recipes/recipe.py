@@ -18,7 +18,7 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import METHODS, canonical, find_method
 
 from .labels import label_of, short_key
-from .variants import find_key, method_parameters
+from .variants import find_key, method_parameters, owner_of
 
 FOLDER = Path(__file__).parent
 """Where the recipes of published tables lie."""
@@ -43,9 +43,6 @@ OTHERS = ("angle", "uniform", "improved", *PERCENTILES, *AGAINST)
 
 ROUND = "round"
 """What a figure has on its x-axis where it draws curves over the rounds."""
-
-RESERVED = ("seed", "out")
-"""The settings that a reproduction sets itself, run by run."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +205,7 @@ class Recipe(Section):
         settings += [row.settings for row in self.rows]
         grids = [self.grid, *(grid for row in self.rows for grid in row.grid)]
         given = {*itertools.chain(*settings), *itertools.chain(*grids)}
-        if mistaken := [key for key in RESERVED if key in given]:
+        if mistaken := [key for key in ("seed", "out") if key in given]:
             raise ValueError(f"settings: leave {mistaken[0]} out: it is set for each run")
 
     def _check_row(self, row: Row) -> None:
@@ -390,11 +387,6 @@ class Case:
     def _shared(self) -> dict[str, Value]:
         """The settings that the recipe and the variant have for all rows."""
         return self.recipe.settings | (self.recipe.variants[self.variant].settings if self.variant else {})
-
-
-def owner_of(method: str) -> str:
-    """Return what the keys of a method's parameters begin with."""
-    return find_method(method).__name__.lower()
 
 
 # Files --------------------------------------------------------------------------------------------------------------

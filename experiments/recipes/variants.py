@@ -34,11 +34,6 @@ class Variant:
         return {"method": self.method, **self.given}
 
     @property
-    def owner(self) -> str:
-        """What the keys of its method's parameters begin with."""
-        return find_method(self.method).__name__.lower()
-
-    @property
     def folder_name(self) -> str:
         """A name for its run folders that every file system takes: `qfedavg-q=1`.
 
@@ -141,7 +136,7 @@ def baseline_of(name: str, among: Sequence[Variant]) -> str:
 
 def config_of(variant: Variant, among: Sequence[Variant], config: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings of a variant's runs: those that all share but for parameters of the others, and its own."""
-    others = {other.owner for other in among} - {variant.owner}
+    others = {owner_of(other.method) for other in among} - {owner_of(variant.method)}
     return {key: value for key, value in config.items() if key.partition(".")[0] not in others} | variant.config
 
 
@@ -155,10 +150,14 @@ def folder_names(among: Sequence[Variant]) -> dict[str, str]:
     }
 
 
+def owner_of(method: str) -> str:
+    """Return what the keys of a method's parameters begin with."""
+    return find_method(method).__name__.lower()
+
+
 def method_parameters(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of a method by their run-config keys."""
-    owner = find_method(method).__name__.lower()
-    return {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner}
+    return {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner_of(method)}
 
 
 def find_key(name: str, known: Iterable[str]) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fairbloom.server.run_folder.files import MODEL
+from fairbloom.tasks.files.targets import join_names
 
 from .run import Run
 from .scored import scores_of
@@ -10,9 +11,6 @@ from .shared_data import SharedData
 
 FEWEST_EXAMPLES = 10
 """A score over fewer test examples than this says little about a client."""
-
-NAMED = 5
-"""So many clients are named at most."""
 
 
 def caveats_of_run(run: Run) -> list[str]:
@@ -28,11 +26,11 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     every = [run for by_seed in runs.values() for run in by_seed]
     found = _single(every, "no method had anything")
     for labels in same_models(runs):
-        found.append(f"{_listed(labels)} ended with the same models to the bit, so their numbers are equal.")
+        found.append(f"{join_all(labels)} ended with the same models to the bit, so their numbers are equal.")
     worse = [label for label, by_seed in runs.items() if _worse_than_the_mean(by_seed[0])]
     if worse:
         found.append(
-            f"Under {_listed(worse) if len(worse) > 1 else worse[0]}, the prediction for some clients is worse than "
+            f"Under {join_all(worse)}, the prediction for some clients is worse than "
             "the mean of their test targets (r2 below 0)."
         )
     found += _stopped(runs)
@@ -104,13 +102,12 @@ def _small_tests(run: Run) -> list[str]:
     small = sorted((count, client) for client, count in examples.items() if count < FEWEST_EXAMPLES)
     if not small:
         return []
-    shown = [f"{client} {count}" for count, client in small[:NAMED]]
-    more = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
+    shown = join_names([f"{client} {count}" for count, client in small], 5)
     moved = f": one example moves the {run.score.name} of such a client by {100 / small[-1][0]:.0f} points or more"
     verb = "are" if len(small) > 1 else "is"
     return [
         f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples "
-        f"({', '.join(shown)}{more}){moved if run.score.percent else ', which says little about them'}."
+        f"({shown}){moved if run.score.percent else ', which says little about them'}."
     ]
 
 
@@ -120,14 +117,14 @@ def _worse_than_the_mean(run: Run) -> list[str]:
     for each in scores_of(run):
         worse = sorted((value, client) for client, value in each.values.items() if value < 0.0)
         if each.score.name == "r2" and worse:
-            shown = [f"{client} {value:.3g}" for value, client in worse[:NAMED]]
-            more = f" and {len(worse) - NAMED} more" if len(worse) > NAMED else ""
+            shown = join_names([f"{client} {value:.3g}" for value, client in worse], 5)
             found.append(
                 f"For {len(worse)} of {len(each.values)} clients the {each.model} model is worse than to predict the "
-                f"mean of their test targets for everyone (r2 below 0: {', '.join(shown)}{more})."
+                f"mean of their test targets for everyone (r2 below 0: {shown})."
             )
     return found
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+def join_all(names: Sequence[str]) -> str:
+    """Return names joined for a sentence."""
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

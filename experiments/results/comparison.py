@@ -1,6 +1,5 @@
 """What several methods make of the same clients over several seeds: who gains, who loses."""
 
-import json
 import math
 import os
 import statistics
@@ -9,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score, accuracy_first
 from fairbloom.protocol.settings import Value
 from fairbloom.server.fairness import count_of_share
-from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS, is_finished
 from fairbloom.server.run_folder.rows import MEASURES
-from fairbloom.system.files import write_whole
 
 from ..recipes.recipe import CLIENT, GAP, NAMED, parse_gap
 from .caveats import FEWEST_EXAMPLES, caveats_of_comparison
@@ -28,6 +26,7 @@ from .differences import FEWEST_SEEDS, Difference, differences_of
 from .groups import GroupReport
 from .measured import BARE
 from .other_scores import Contradiction, find_contradictions, sentences_on
+from .plans import PlanFile
 from .presentation import chart, render_html, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
 from .shared_data import SharedData
@@ -40,12 +39,6 @@ if TYPE_CHECKING:
 Values = Mapping[str, float]
 """A score by client."""
 
-SMALLER_IS_FAIRER, LARGER_IS_FAIRER = ("std", "var", "gap", "gini"), ("jain", "entropy", "cosine")
-"""Measures of how unequal, and of how equal, clients are; the others are better where the score is."""
-
-EQUAL = 1e-9
-"""Relative difference below which two measures are equal up to the rounding of floating-point numbers."""
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -56,10 +49,10 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PlanFile):
     """What is compared, as comparison.json has it; keys are labels of methods."""
 
-    file: ClassVar[str] = COMPARISON
+    file, kind, command = COMPARISON, "comparison", "fairbloom compare"
 
     runs: Mapping[str, Sequence[str]]  # run folders in the comparison's, one per seed
     seeds: Sequence[int]
@@ -67,41 +60,15 @@ class Plan:
     methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # name and own settings
     failed: Mapping[str, Mapping[int, Failure]] = field(default_factory=dict)  # by seed
 
-    def write(self, folder: Path) -> None:
-        """Write it into the comparison's folder."""
-        about = {
-            "baseline": self.baseline,
-            "seeds": list(self.seeds),
-            "runs": {k: list(v) for k, v in self.runs.items()},
-            "methods": {label: dict(given) for label, given in self.methods.items()},
-            "failed": {
-                label: {str(seed): asdict(failure) for seed, failure in by_seed.items()}
-                for label, by_seed in self.failed.items()
-            },
-        }
-        with explain_write_errors("the comparison", folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / COMPARISON, json.dumps(about, indent=2, ensure_ascii=False).encode())
-
     @classmethod
     def read(cls, folder: Path) -> "Plan":
         """Return what was written; raise RunFolderError when the folder holds no comparison or its file is damaged."""
-        file = folder / COMPARISON
-        try:
-            about = json.loads(file.read_bytes())
-            failed = {
-                label: {int(seed): Failure(**failure) for seed, failure in by_seed.items()}
-                for label, by_seed in about.get("failed", {}).items()
-            }
-            plan = cls(about["runs"], about["seeds"], about["baseline"], about.get("methods", {}), failed)
-            if plan.baseline not in plan.runs or any(len(runs) != len(plan.seeds) for runs in plan.runs.values()):
-                raise ValueError("it names other runs than its methods and seeds have")
-        except FileNotFoundError as error:
-            raise RunFolderError(f"{folder} holds no comparison: it has no {COMPARISON}") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        plan = super().read(folder)
+        if plan.baseline not in plan.runs or any(len(runs) != len(plan.seeds) for runs in plan.runs.values()):
             raise RunFolderError(
-                f"{file} cannot be read: {error}. Run the same fairbloom compare again, which writes it again"
-            ) from error
+                f"{folder / cls.file} cannot be read: it names other runs than its methods and seeds have. Run the "
+                f"same {cls.command} again, which writes it again"
+            )
         return plan
 
     @property
@@ -389,7 +356,7 @@ class Comparison:
         if not pairs:
             raise FairbloomError(f"measure = {measure!r}: it is not there, or has no meaning, with any seed")
         return [
-            0.0 if math.isclose(value, base, rel_tol=EQUAL, abs_tol=1e-12) else sign * (value - base)
+            0.0 if math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12) else sign * (value - base)
             for value, base in pairs
         ]
 
@@ -515,9 +482,9 @@ class Comparison:
         return self._sign_of(measure) * self.spread(method, measure)[0]
 
     def _sign_of(self, measure: str) -> float:
-        if measure in SMALLER_IS_FAIRER or measure.startswith(GAP):
+        if measure in ("std", "var", "gap", "gini") or measure.startswith(GAP):  # how unequal clients are
             return -1.0
-        return 1.0 if measure in LARGER_IS_FAIRER else self.score.better(1.0, 0.0)
+        return 1.0 if measure in ("jain", "entropy", "cosine") else self.score.better(1.0, 0.0)
 
     def percent_better(self, method: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of the percentage of clients better off than under the baseline."""

@@ -13,9 +13,6 @@ from .caveats import FEWEST_EXAMPLES
 from .presentation import show
 from .run import load
 
-SIGNIFICANT = 0.05
-"""Below this p-value a difference between two models is called one."""
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -92,7 +89,7 @@ class Evaluation:
 
     def decides(self, score: str) -> bool:
         """Return whether the test examples decide by a score which of the two models is better."""
-        return self.test_examples >= FEWEST_EXAMPLES and self.p_values.get(score, 1.0) < SIGNIFICANT
+        return self.test_examples >= FEWEST_EXAMPLES and self.p_values.get(score, 1.0) < 0.05
 
     def sentences(self) -> Iterator[str]:
         """Yield what the numbers mean, in words."""

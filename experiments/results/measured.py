@@ -15,9 +15,6 @@ from ..recipes.recipe import AGAINST, CLIENT, GAP, PERCENTILES, Case, parse_gap
 from .groups import ALL
 from .run import Run, final_of, measures
 
-IMPROVED = "percent_of_participants_improved"
-"""The column of rounds.csv that the measure `improved` is of."""
-
 PERCENT = ("improved", "suffering_improved", "well_degraded")
 """Percentages of clients, which stay so whatever accuracies are in."""
 
@@ -106,7 +103,7 @@ def curve(run: Run, measure: str, evaluated: str, unit: str, window: int) -> dic
     if measure.startswith(CLIENT):
         by_round = run.over_rounds(measure.removeprefix(CLIENT), evaluated)
     elif measure == "improved":
-        by_round = _column(run, IMPROVED)
+        by_round = _column(run, "percent_of_participants_improved")
     elif measure == "angle":
         by_round = {
             number: _angle(value) for number, value in _column(run, f"{run.score.column(evaluated)}_cosine").items()

@@ -37,12 +37,12 @@ class Ranks:
 
     @property
     def clear(self) -> bool:
-        """Whether some methods are told apart at all."""
+        """Whether some methods differ significantly."""
         return self.p_value < LEVEL
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
-        """The largest sets of methods that are not told apart, as a critical-difference diagram joins them."""
+        """The largest sets of methods that do not differ significantly, as a critical-difference diagram joins them."""
         methods = list(self.average)
         found: list[tuple[str, ...]] = []
         for start, first in enumerate(methods):
@@ -128,7 +128,7 @@ def ranks_of(comparisons: Mapping[str, "Comparison"], measure: str = "worst_10")
 
 
 def critical_difference(methods: int, tasks: int) -> float:
-    """Return by how much average ranks must differ for two methods to be told apart, by Nemenyi's test."""
+    """Return by how much average ranks must differ for two methods to differ significantly, by Nemenyi's test."""
     from scipy.stats import studentized_range
 
     quantile = float(studentized_range.ppf(CONFIDENCE, methods, math.inf)) / math.sqrt(2.0)
@@ -136,7 +136,7 @@ def critical_difference(methods: int, tasks: int) -> float:
 
 
 def fewest_tasks(methods: int) -> int:
-    """Return the number of tasks with which the best and the last of so many methods can be told apart at all."""
+    """Return the number of tasks with which the best and the last of so many methods can differ significantly."""
     return math.ceil((critical_difference(methods, 1) / (methods - 1)) ** 2)
 
 

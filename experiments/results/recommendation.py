@@ -17,16 +17,6 @@ from .presentation import render_html, show
 FILE = "recommendation.json"
 """The file in which a recommendation lies in its folder."""
 
-SUBJECTS = {
-    "mean": "the mean over the clients",
-    "std": "the standard deviation over the clients",
-    "gap": "the gap between best and worst client",
-}
-"""What sentences call measures of a wish; others have the titles that tables give them."""
-
-SHRINKING = ("std", "gap")
-"""The measures that are better when they are smaller, whatever the score."""
-
 FRESH_SEEDS = 10
 """For the mean gain over so many fresh seeds `Gain.low` and `Gain.high` are the ends of a prediction interval."""
 
@@ -209,7 +199,7 @@ class Recommendation:
         if self.is_baseline:
             return f"Stay with {self.label}: no candidate is shown to be better for this wish."
         gain, unit = self.gain, self.judged.unit
-        verb = "shrinks by" if gain.measure in SHRINKING or gain.measure.startswith(GAP) else "gains"
+        verb = "shrinks by" if gain.measure in ("std", "gap") or gain.measure.startswith(GAP) else "gains"
         return (
             f"Take {self.label}. Against {gain.against}, {self._subject()} {verb} {gain.mean:.3g} {unit} on the "
             f"test examples of {len(self.fresh_seeds)} fresh seeds; over ten others, expect {gain.low:.3g} to "
@@ -224,7 +214,12 @@ class Recommendation:
         if measure.startswith(GAP):
             _, client = parse_gap(measure)
             return f"the {measure_title(measure, self.clients)}{'' if client else ' between groups'}"
-        return SUBJECTS.get(measure, f"the {measure_title(measure.replace('-', '_'), self.clients)}")
+        known = {
+            "mean": "the mean over the clients",
+            "std": "the standard deviation over the clients",
+            "gap": "the gap between best and worst client",
+        }
+        return known.get(measure, f"the {measure_title(measure.replace('-', '_'), self.clients)}")
 
     def _about_price(self) -> list[str]:
         if self.is_baseline:

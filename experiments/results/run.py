@@ -68,9 +68,6 @@ REPORT = "report.html"
 LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.WORK not in setting.marks)
 """The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
 
-TEXTS = (*WORDS, "method", "score", "lowest", "highest")
-"""The columns of tables that hold words, however much they look like numbers."""
-
 Rows = list[dict[str, str]]
 
 
@@ -566,10 +563,11 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     """Return rows as a data frame, in which all but words are numbers."""
     import pandas  # imported late: it takes a second
 
+    words = (*WORDS, "method", "score", "lowest", "highest")  # text, however much it looks like numbers
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return pandas.DataFrame(
         {
-            name: column if name in TEXTS else pandas.to_numeric(pandas.Series(column), errors="coerce")
+            name: column if name in words else pandas.to_numeric(pandas.Series(column), errors="coerce")
             for name, column in columns.items()
         }
     )

@@ -9,9 +9,6 @@ from fairbloom.tasks.undefined import WHY_UNDEFINED
 
 from .run import Run, measures
 
-UNTESTED = "not tested in the last round"
-"""Why a client has no score at all: it has no test examples, or was refused, missing or offline."""
-
 
 @dataclass(frozen=True)
 class Scored:
@@ -61,7 +58,9 @@ def scores_of(run: Run) -> list[Scored]:
         for model in run.models:
             if values := run.final(score, model):
                 why = WHY_UNDEFINED.get(score.name, "it has no finite value there")
-                lacking = {name: why if name in tested else UNTESTED for name in run.without(score, model)}
+                # A client without test examples, or one that was refused, missing or offline, has no score at all.
+                untested = "not tested in the last round"
+                lacking = {name: why if name in tested else untested for name in run.without(score, model)}
                 found.append(Scored(score, model, values, lacking))
     return found
 

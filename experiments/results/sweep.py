@@ -1,22 +1,21 @@
 """What a sweep has found: the points of its grid on validation examples, and the chosen one on test examples."""
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
-from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
-from fairbloom.system.files import write_whole
+from fairbloom.tasks.files.targets import join_names
 
 from ..recipes.labels import format_value, label_of, short_key
 from .comparison import Comparison, Plan
 from .differences import Difference, differences_of
+from .plans import PlanFile
 from .presentation import chart, render_html, show
 from .run import SWEEP
 
@@ -48,10 +47,10 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class SweepPlan(PlanFile):
     """What a sweep runs, as sweep.json has it."""
 
-    file: ClassVar[str] = SWEEP
+    file, kind, command = SWEEP, "sweep", "fairbloom sweep"
 
     title: str
     criterion: str
@@ -61,27 +60,6 @@ class SweepPlan:
     baseline: str = ""  # the row that the chosen point is compared with
     notes: Sequence[str] = ()  # what the sweep has set by itself
     ended: bool = False  # all runs were tried, so no point is missing
-
-    def write(self, folder: Path) -> None:
-        """Write it into the sweep's folder."""
-        with explain_write_errors("the sweep", folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            content = json.dumps(asdict(self), indent=2, ensure_ascii=False)
-            write_whole(folder / self.file, content.encode())
-
-    @classmethod
-    def read(cls, folder: Path) -> "SweepPlan":
-        """Return what was written; raise RunFolderError when the folder holds no sweep, or its file is damaged."""
-        file = folder / cls.file
-        try:
-            about = json.loads(file.read_bytes())
-            return cls(**{**about, "points": [Planned(**point) for point in about["points"]]})
-        except FileNotFoundError as error:
-            raise RunFolderError(f"{folder} holds no sweep: it has no {cls.file}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(
-                f"{file} cannot be read: {error}. Run the same fairbloom sweep again, which writes it again"
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -219,7 +197,7 @@ class Sweep:
 
     @property
     def as_good(self) -> list[SweepPoint]:
-        """The points that cannot be told from the chosen one, the best first."""
+        """The points that do not differ significantly from the chosen one, the best first."""
         alike = [i for i, difference in self.behind.items() if not difference.clear]
         return [self.points[i] for i in sorted(alike, key=lambda i: self.behind[i].mean)]
 
@@ -238,13 +216,12 @@ class Sweep:
             found.append(f"{self._missing()} The choice may change.")
         if self.behind:
             alike = [point.name for point in self.as_good]
-            listed = ", ".join(alike[:NAMED]) + (f" and {len(alike) - NAMED} more" if len(alike) > NAMED else "")
             if seeds == 1:
                 found.append("With one seed no point can be called better: raise --seeds.")
             elif not alike:
                 found.append(f"Over {seeds} seeds it differs significantly from all other points.")
             else:
-                found.append(f"Over {seeds} seeds it does not differ significantly from {listed}.")
+                found.append(f"Over {seeds} seeds it does not differ significantly from {join_names(alike, 5)}.")
         if self.baseline is not None:
             if self.score.better(self.baseline.mean, self.best.mean) > 0.0:
                 found.append(f"{by[:1].upper()}{by[1:]}, the baseline {self.baseline.name} is better still.")
@@ -343,10 +320,6 @@ class Sweep:
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         return render_html(self)
-
-
-NAMED = 5
-"""So many points that cannot be told apart are named at most."""
 
 
 def _or_none(number: float | None) -> float | None:

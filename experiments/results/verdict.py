@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share
+from fairbloom.tasks.files.targets import join_names
 
-from .caveats import FEWEST_EXAMPLES
+from .caveats import FEWEST_EXAMPLES, join_all
 from .differences import FEWEST_SEEDS, Difference
 from .measured import measure_title
 
@@ -27,15 +28,6 @@ mean over the clients that are not in the baseline's worst-served tenth; and the
 
 FEW_CLIENTS = 10
 """Among so many clients the worst served are named."""
-
-MOST_NAMED = 3
-"""So many clients are named as the worst served at most; where more take turns, none is."""
-
-MOST_LISTED = 6
-"""So many methods are listed in a sentence at most."""
-
-USUAL_SEEDS = 5
-"""The number of seeds to try where there is a single one."""
 
 NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -143,7 +135,7 @@ class _Words:
     def too_few_seeds(self) -> str:
         """That nothing is claimed with so few seeds."""
         seeds = "A single seed does" if len(self._among.seeds) == 1 else "Two seeds do"
-        return f"{seeds} not show which method is better: compare with {USUAL_SEEDS} seeds or more."
+        return f"{seeds} not show which method is better: compare with 5 seeds or more."
 
     def best_seen(self, worst: Mapping[str, Difference]) -> list[str]:
         """Return the largest gain that was seen with too few seeds to claim anything."""
@@ -206,10 +198,10 @@ class _Words:
         """Return which methods are equal to the baseline with every seed, and where their personal models are."""
         if not methods:
             return []
-        under = _listed([*methods, self._base])
+        under = join_all([*methods, self._base])
         found = [f"With every seed {self._whom} has the same score under {under}, so nothing is tested there."]
         rows = [row for method in methods if (row := self._comparison.personal_row(method))]
-        return [*found, f"Look at the personal models instead: {_listed(rows)}."] if rows else found
+        return [*found, f"Look at the personal models instead: {join_all(rows)}."] if rows else found
 
     def gaps(self) -> list[str]:
         """Return how much better methods are by each gap between groups over all clients."""
@@ -252,7 +244,7 @@ class _Words:
             return []
         served = (self._among.served_worst(place) for place in range(len(self._among.seeds)))
         names = [name for name, _ in Counter(name for each in served for name in sorted(each)).most_common()]
-        return names if len(names) <= MOST_NAMED else []
+        return names if len(names) <= 3 else []
 
 
 def _sized(found: Difference, score: Score) -> str:
@@ -276,12 +268,7 @@ def _number(count: int) -> str:
     return NUMBERS[count] if count < len(NUMBERS) else f"{count:,}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
-
-
 def _shortened(names: Sequence[str]) -> str:
     """Return names as a list, of which the last are counted where they are many."""
-    if len(names) <= MOST_LISTED:
-        return _listed(names)
-    return f"{', '.join(names[:MOST_LISTED])} and {len(names) - MOST_LISTED} more"
+    most = 6
+    return join_all(names) if len(names) <= most else join_names(names, most)

@@ -23,9 +23,6 @@ from .trials import Trials
 FRESH_FROM, MOST_FRESH = 1000, 20
 """Fresh seeds begin so many after the first seed of the search; there are at most so many, for more say little more."""
 
-SAME_SIGN = 6
-"""So many differences of one sign are p < 0.05 by the two-sided sign test: 2 / 2⁶."""
-
 FEW_CLIENTS = 10
 """Up to so many clients, those that lose are named."""
 
@@ -271,7 +268,7 @@ class Answer:
         return dict(sorted(losing.items(), key=lambda pair: pair[1]))
 
     def _as_good(self, label: str) -> tuple[str, ...]:
-        """Return who cannot be told from the answer: on validation examples, and of finalists with fresh seeds."""
+        """Return what does not differ significantly from the answer on validation examples, or with fresh seeds."""
         standings, goal, score = self._search.standings, self._trials.wish.goal, self._trials.score
         if label not in standings:
             return ()
@@ -292,4 +289,5 @@ def is_better(found: Difference) -> bool:
 
     The t test needs differences that vary; for equal ones the sign test decides.
     """
-    return found.mean > 0.0 and (found.clear or (found.error == 0.0 and found.seeds >= SAME_SIGN))
+    by_sign = found.error == 0.0 and found.seeds >= 6  # p = 2 / 2⁶ < 0.05, two-sided
+    return found.mean > 0.0 and (found.clear or by_sign)

@@ -12,9 +12,6 @@ from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 from ..recipes.labels import format_value
 from ..recipes.variants import Variant, method_parameters, variants
 
-FIRST = ("local", "ditto", "fedfv", "fedlf", "qfedavg", "drfa", "fedmgdaplus", "term", "fedmdfg")
-"""The methods that are tried before all others, since they gained the most in the comparisons of this project."""
-
 EQUAL_WEIGHTS = {"weighting": "uniform"}
 """The simplest change of the baseline: every client counts the same."""
 
@@ -26,7 +23,9 @@ def search_space(about_gaps: bool) -> list[tuple[str, Mapping[str, Value]]]:
     `tries`, then the second ones. A wish about gaps between groups adds the methods that measure groups, before the
     others. Local settings, as the learning rate, are the same for all.
     """
-    names = [name for name in dict.fromkeys((*FIRST, *METHODS)) if name != "fedavg"]
+    # Those that gained the most in the comparisons of this project are tried first.
+    first = ("local", "ditto", "fedfv", "fedlf", "qfedavg", "drfa", "fedmgdaplus", "term", "fedmdfg")
+    names = [name for name in dict.fromkeys((*first, *METHODS)) if name != "fedavg"]
     of_groups = [name for name in names if METHODS[name].needs & BETWEEN_GROUPS]
     others = [name for name in names if name not in of_groups]
     baselines: list[tuple[str, Mapping[str, Value]]] = [("fedavg", {}), ("fedavg", EQUAL_WEIGHTS)]

@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.errors import RunFolderError, check_place, explain_access_errors, explain_write_errors
@@ -13,45 +13,16 @@ from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.system.files import write_whole
 
+from ..results.plans import PlanFile
 from ..results.recommendation import FILE as RECOMMENDATION
 from ..results.run import COMPARISON, SWEEP
-from .pool import RunKey, Runs, Workers, check_runs
+from .pool import RunKey, Workers, check_runs
 from .study import Study
 
 Result = TypeVar("Result")
 
-OF_STUDIES = frozenset({"runs", COMPARISON, SWEEP, RECOMMENDATION})
-"""What lies in the folder of a study: one of these at least."""
-
 Failures = Mapping[Path, str]
 """Why runs failed, by their folders."""
-
-
-class PlanFile(Protocol):
-    """What a study runs, as a file in its folder says; the file's name says of what kind the study is."""
-
-    file: ClassVar[str]
-
-    def write(self, folder: Path) -> None:
-        """Write the file into the study's folder."""
-
-
-class Execution:
-    """The runs of a study as they are carried out, with those that failed; `carry_out` makes one."""
-
-    def __init__(self, workers: Workers, on_run: Callable[[], None]) -> None:
-        self._workers, self._on_run = workers, on_run
-        self.failed: dict[RunKey, FairbloomError] = {}
-        self.failures: dict[Path, str] = {}
-
-    def run(self, runs: Runs, until: float | None = None) -> None:
-        """Run what is not finished of these; raise TimeoutError, and end them, at a time by `time.monotonic`."""
-
-        def on_failure(key: RunKey, error: FairbloomError) -> None:
-            self.failed[key] = error
-            self.failures[Path(runs[key].out)] = str(error)
-
-        self._workers.run(runs, self._on_run, on_failure, until)
 
 
 def run_study(
@@ -87,16 +58,16 @@ def carry_out(
     *,
     plan: PlanFile | None = None,
     log_level: int = logging.WARNING,
-) -> Iterator[Execution]:
+) -> Iterator[Workers]:
     """Lock a study's folder, write its plan if it has one, and yield what carries out its runs.
 
     Up to `jobs` runs go on at a time, each in a process of its own, whose log lines are printed from `log_level` on.
     `on_run` is called after each run, and for each that was finished before.
     """
-    with _locked(out, plan), Workers(jobs, log_level) as workers:
+    with _locked(out, plan), Workers(jobs, log_level, on_run) as workers:
         if plan:
             plan.write(out)
-        yield Execution(workers, on_run)
+        yield workers
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -124,7 +95,9 @@ def _locked(out: Path, plan: PlanFile | None) -> Iterator[None]:
     with explain_access_errors(out):
         made = not out.exists()
         there = set() if made else {each.name for each in out.iterdir() if not each.name.startswith(".")}
-    if there and there.isdisjoint(OF_STUDIES):  # files of the same names would be replaced
+    if there and there.isdisjoint(
+        {"runs", COMPARISON, SWEEP, RECOMMENDATION}
+    ):  # files of the same names would be replaced
         raise RunFolderError(f"{out} is there already and holds no study: choose another folder (--out)")
     try:
         with locked_folder(out, wait=False):

@@ -422,6 +422,26 @@ def judge(
     return {key: _standing(objective, by_seed, score, against, wanted) for key, by_seed in candidates.items()}
 
 
+def judge_runs(
+    objective: Objective,
+    evaluated: Sequence[str],
+    runs: Sequence[Sequence[Run | None]],
+    after: int | None,
+    reference: Sequence[Served] = (),
+) -> list[Standing]:
+    """Return the standing of each candidate, whose runs are given by seed; all constraints are against one reference.
+
+    `evaluated` and `after` are as in `serve`.
+    """
+    first = next((run for of_each in runs for run in of_each if run is not None), None)
+    if first is None:
+        return [Standing() for _ in runs]
+    groups = bool(objective.gap_scores)
+    pairs = zip(runs, evaluated, strict=True)
+    served = {i: serve(of_each, model, after, with_groups=groups) for i, (of_each, model) in enumerate(pairs)}
+    return list(judge(objective, served, first.score, [reference] * len(objective.constraints)).values())
+
+
 def _standing(
     objective: Objective,
     by_seed: Sequence[Served] | str,

@@ -69,11 +69,14 @@ def check_runs(runs: Runs) -> None:
 class Workers:
     """The processes in which runs go on, several at a time; they are started with the first run that is not finished.
 
-    They stay from one call of `run` to the next. Leaving the `with` block with an error ends the runs that go on.
+    They stay from one call of `run` to the next, as do the errors of runs that `failed`. Leaving the `with` block with
+    an error ends the runs that go on.
     """
 
-    def __init__(self, jobs: int, log_level: int) -> None:
-        self._jobs, self._log_level = jobs, log_level
+    def __init__(self, jobs: int, log_level: int, on_run: Callable[[], None] = lambda: None) -> None:
+        self._jobs, self._log_level, self._on_run = jobs, log_level, on_run
+        self.failed: dict[RunKey, FairbloomError] = {}
+        self.failures: dict[Path, str] = {}  # why runs failed, by their folders
         self._size = 0
         self._open = contextlib.ExitStack()
 
@@ -85,22 +88,14 @@ class Workers:
         """End the processes."""
         self._open.close()
 
-    def run(
-        self,
-        runs: Runs,
-        on_run: Callable[[], None],
-        on_failure: Callable[[RunKey, FairbloomError], None],
-        until: float | None = None,
-    ) -> None:
-        """Run everything that is not finished.
+    def run(self, runs: Runs, until: float | None = None) -> None:
+        """Run everything that is not finished; call `on_run` after each run, and for each that was finished before.
 
-        `on_run` is called after each run, and for each that was finished before; what `on_failure` raises ends all. At
-        the time `until`, by `time.monotonic`, runs are ended, which continue when they are run again, and TimeoutError
-        is raised.
+        At the time `until`, by `time.monotonic`, TimeoutError is raised, and runs end that continue when run again.
         """
         unfinished = {key: run for key, run in runs.items() if not is_done(run)}
         for _ in range(len(runs) - len(unfinished)):
-            on_run()
+            self._on_run()
         if not unfinished:
             return
         if until is not None and time.monotonic() >= until:
@@ -119,13 +114,14 @@ class Workers:
                 try:
                     done.result()
                 except FairbloomError as error:
-                    on_failure(started[done], error)
+                    key = started[done]
+                    self.failed[key], self.failures[Path(runs[key].out)] = error, str(error)
                 except BrokenProcessPool as error:
                     raise FairbloomError(
                         "the system has ended the process of a run, as it does when memory runs short: lower --jobs, "
                         "and run the same command again, which continues"
                     ) from error
-                on_run()
+                self._on_run()
         except BaseException:
             self._held_open.send_bytes(b"end")  # to these workers, and to no other process of the caller's
             self._pool.shutdown(cancel_futures=True)

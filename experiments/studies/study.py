@@ -12,9 +12,10 @@ from fairbloom.server.run_folder.files import CONFIG, is_run_folder
 from fairbloom.server.settings import Settings, digest_changed, may_differ
 
 from ..recipes.labels import format_value, short_key
-from ..recipes.recipe import Point, owner_of
+from ..recipes.recipe import Point
+from ..recipes.variants import owner_of
 from ..results.run import Run, load
-from .objective import MEAN, Objective, Standing, choose, judge, serve
+from .objective import MEAN, Objective, Standing, choose, judge_runs
 from .pool import RunKey, is_done
 
 
@@ -86,15 +87,7 @@ class Study:
     def judge(self, row: StudyRow) -> list[Standing]:
         """Return what each candidate of a row is worth by the criterion, over the seeds of the search."""
         runs = [[self.finished(PlannedRun(each, seed)) for seed in self.search_seeds] for each in row]
-        first = next((run for of_each in runs for run in of_each if run is not None), None)
-        if first is None:
-            return [Standing() for _ in row]
-        groups = bool(self.criterion.gap_scores)
-        served = {
-            place: serve(of_each, each.evaluated, self.rounds, with_groups=groups)
-            for place, (each, of_each) in enumerate(zip(row, runs, strict=True))
-        }
-        return list(judge(self.criterion, served, first.score).values())
+        return judge_runs(self.criterion, [each.evaluated for each in row], runs, self.rounds)
 
     def folder(self, planned: PlannedRun) -> Path:
         """Return the folder of a run."""

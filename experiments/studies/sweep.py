@@ -9,9 +9,9 @@ from fairbloom.server.settings import Settings
 
 from ..recipes.recipe import Recipe
 from ..results.sweep import Sweep, SweepPlan
-from .driver import Execution, carry_out, raise_failure
+from .driver import carry_out, raise_failure
 from .objective import Objective, Standing
-from .pool import check_runs
+from .pool import Workers, check_runs
 from .reproduce import QUIET
 from .score import check_objective, fix_score
 from .search import Search, rungs_of
@@ -87,7 +87,7 @@ def stage(study: Study, candidates: Iterable[Candidate], rounds: int | None = No
 
 
 def _search(
-    space: Space, candidates: Sequence[Candidate], study: Study, plan: SweepPlan, work: Execution, jobs: int
+    space: Space, candidates: Sequence[Candidate], study: Study, plan: SweepPlan, work: Workers, jobs: int
 ) -> SweepPlan:
     """Search among the points of a space, and return the plan with how far each has come."""
     points = _Points(candidates, study, plan, work)
@@ -106,7 +106,7 @@ class _Points:
 
     always: Collection[str] = ()
 
-    def __init__(self, candidates: Sequence[Candidate], study: Study, plan: SweepPlan, work: Execution) -> None:
+    def __init__(self, candidates: Sequence[Candidate], study: Study, plan: SweepPlan, work: Workers) -> None:
         self._candidates = {each.folder: each for each in candidates}
         self._study, self._plan, self._work = study, plan, work
         self.planned = {each.folder: each for each in plan.points}

@@ -15,7 +15,7 @@ from ..results.run import REPORT, Run, load
 from ..results.shared_data import SharedData
 from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
 from .driver import Failures, write_tables
-from .objective import Objective, Served, Standing, choose, judge, model_of, serve
+from .objective import Objective, Served, Standing, choose, judge_runs, model_of, serve
 
 
 def finish(folder: Path, plan: SweepPlan, failures: Failures) -> Sweep:
@@ -96,22 +96,15 @@ def judge_planned(
         objective = replace(objective, constraints=())
     elif any(each.compares for each in objective.constraints):
         best = choose(dict(enumerate(judge_planned(folder, plan, bases, after))))
-        served = [] if best is None else _served(folder, bases[best], plan, objective, after)
+        if best is None:
+            return [Standing() for _ in planned]
+        of_base = [_run_in(folder, bases[best], seed) for seed in plan.searched]
+        served = serve(of_base, bases[best].evaluated, after, with_groups=bool(objective.gap_scores))
         if not served or isinstance(served, str):
             return [Standing() for _ in planned]
         reference = served
-    first = next((run for each in planned for seed in plan.searched if (run := _run_in(folder, each, seed))), None)
-    if first is None:
-        return [Standing() for _ in planned]
-    candidates = {i: _served(folder, each, plan, objective, after) for i, each in enumerate(planned)}
-    return list(judge(objective, candidates, first.score, [reference] * len(objective.constraints)).values())
-
-
-def _served(
-    folder: Path, planned: Planned, plan: SweepPlan, objective: Objective, after: int | None
-) -> Sequence[Served] | str:
-    runs = [_run_in(folder, planned, seed) for seed in plan.searched]
-    return serve(runs, planned.evaluated, after, with_groups=bool(objective.gap_scores))
+    runs = [[_run_in(folder, each, seed) for seed in plan.searched] for each in planned]
+    return judge_runs(objective, [each.evaluated for each in planned], runs, after, reference)
 
 
 def _run_in(folder: Path, planned: Planned, seed: int) -> Run | None:

@@ -15,16 +15,12 @@ from fairbloom.server.settings import Settings
 
 from ..recipes.variants import Variant
 from ..results.run import Run, load
-from .driver import Execution, raise_failure
+from .candidates import EQUAL_WEIGHTS
+from .driver import raise_failure
 from .objective import Objective, Served, Standing, judge, serve
-from .pool import is_done
+from .pool import Workers, is_done
+from .space import VALIDATION_SHARE
 from .study import folder_name
-
-VALIDATION_SHARE = 0.2
-"""The share of each client's examples that the search sets apart to choose by, where the user has set none."""
-
-EQUAL_WEIGHTS: Mapping[str, Value] = {"method": "fedavg", "weighting": "uniform"}
-"""The simplest change of FedAvg: every client counts the same."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,12 @@ class Trials:
     """The runs of a recommendation; the first of the contenders is the baseline."""
 
     def __init__(
-        self, work: Execution, out: Path, contenders: Sequence[Contender], wish: Objective, score: Score, judged: Score
+        self, work: Workers, out: Path, contenders: Sequence[Contender], wish: Objective, score: Score, judged: Score
     ) -> None:
         self.contenders = {each.label: each for each in contenders}
         self.wish, self.score, self.judged, self.out = wish, score, judged, out
         self.baseline = contenders[0].label
-        uniform = [each.label for each in contenders if each.variant.config == EQUAL_WEIGHTS]
+        uniform = [each.label for each in contenders if each.variant.config == {"method": "fedavg", **EQUAL_WEIGHTS}]
         self.equal = uniform[0] if uniform else self.baseline
         self.references = [
             self.baseline

@@ -559,10 +559,10 @@ def test_runs_are_ended_at_a_time_and_continue(tmp_path: Path) -> None:
         for seed in range(2)
     }
     done: list[str] = []
-    with Workers(1, 40) as workers:
+    with Workers(1, 40, lambda: done.append("run")) as workers:
         with pytest.raises(TimeoutError):
-            workers.run(runs, lambda: None, lambda key, error: None, until=time.monotonic())
-        workers.run(runs, lambda: done.append("run"), lambda key, error: None)
+            workers.run(runs, until=time.monotonic())
+        workers.run(runs)
     assert len(done) == 2
     assert all(is_finished(tmp_path / str(seed)) for seed in range(2))
 

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.report import make_comparison, make_run
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.commands.report import load_result
+from fairbloom.experiments.commands.show import load_result
 from fairbloom.experiments.results.comparison import Plan, load_comparison
 from fairbloom.experiments.results.ranks import ranks_of
 from fairbloom.experiments.results.run import REPORT, load
@@ -47,7 +47,7 @@ EVIL = [
 
 def page_of(folder: Path) -> Parsed:
     """Return the report that is written of what a folder holds."""
-    write_report(load_result([folder]), folder / REPORT)
+    write_report(load_result(folder), folder / REPORT)
     return Parsed.of((folder / REPORT).read_text(encoding="utf-8"))
 
 

@@ -1,0 +1,42 @@
+"""What a study runs, as a JSON file in its folder."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from fairbloom.server.run_folder.errors import RunFolderError, explain_read_errors, explain_write_errors
+from fairbloom.system.files import write_whole
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+class PlanFile:
+    """A dataclass that is kept in the folder of a study, which `command` runs."""
+
+    file: ClassVar[str]
+    kind: ClassVar[str]
+    command: ClassVar[str]
+
+    def write(self, folder: Path) -> None:
+        """Write it into the study's folder."""
+        content = json.dumps(asdict(cast("DataclassInstance", self)), indent=2, ensure_ascii=False)
+        with explain_write_errors(f"the {self.kind}", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / self.file, content.encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return what was written; raise RunFolderError when the folder has no such file or it is damaged."""
+        file = folder / cls.file
+        if not file.exists():
+            raise RunFolderError(f"{folder} holds no {cls.kind}: it has no {cls.file}")
+        with explain_read_errors(file, f"Run the same {cls.command} again, which writes it again"):
+            try:
+                return TypeAdapter(cls).validate_python(json.loads(file.read_bytes()))
+            except ValidationError as error:
+                fault: Any = error.errors()[0]
+                raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
