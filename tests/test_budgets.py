@@ -3,6 +3,7 @@
 Raise a budget only with a line in docs/decisions.md that says what it buys; lower it when a room gets smaller.
 """
 
+import re
 import subprocess
 import tomllib
 from collections import Counter
@@ -53,6 +54,11 @@ OUTSIDE = ("tests", "docs", "benchmarks", "locks")
 """The folders that hold no package."""
 
 SMALL_ROOM = 1000
+
+NAMED = ("strategies", "rounds")
+"""The folders of tests in which a name has at most LONGEST_NAME characters."""
+
+LONGEST_NAME = 60
 
 
 def tracked(ending: str) -> list[Path]:
@@ -105,3 +111,14 @@ def test_a_bare_install_has_no_more_direct_dependencies_than_its_budget() -> Non
 def test_a_budget_is_lowered_once_the_room_is_smaller(lines: Counter[str]) -> None:
     loose = {room: (lines[room], budget) for room, budget in ROOMS.items() if lines[room] < 0.95 * budget}
     assert not loose, f"lower the budgets of these rooms to what they have: {loose}"
+
+
+def test_a_test_says_what_holds_in_60_characters() -> None:
+    long = [
+        name
+        for folder in NAMED
+        for path in Path(ROOT, "tests", folder).rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+        if len(name) > LONGEST_NAME
+    ]
+    assert not long, f"shorten these names: {long}"

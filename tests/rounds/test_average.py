@@ -35,7 +35,7 @@ def averaged(name: str, arguments: dict[str, Any], **changes: Any) -> Any:
 
 
 @every_kind
-def test_training_goes_on_from_the_last_model_and_the_result_is_the_mean(name: str, arguments: dict[str, Any]) -> None:
+def test_training_goes_on_from_the_last_model_not_the_mean(name: str, arguments: dict[str, Any]) -> None:
     _, expected = undisturbed(name, arguments)
     result, rounds = run(averaged(name, arguments))
     assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected]
@@ -47,7 +47,7 @@ def test_training_goes_on_from_the_last_model_and_the_result_is_the_mean(name: s
     assert all(r.average is None and r.evaluated is r.arrays for r in expected)
 
 
-def test_clients_and_the_server_evaluate_the_mean_and_clients_train_the_last_model() -> None:
+def test_the_mean_is_evaluated_and_the_last_model_trained() -> None:
     grid, central = MemoryGrid(quadratics(3)), []
 
     def centrally(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -96,7 +96,7 @@ def test_a_resumed_run_ends_with_the_same_mean(name: str, arguments: dict[str, A
         assert [bits(r.average) for r in rest] == [bits(states[n][0].average) for n in range(stop + 1, 6)]
 
 
-def test_a_run_whose_models_were_not_averaged_cannot_be_resumed_with_their_mean() -> None:
+def test_a_run_without_averaging_cannot_resume_with_it() -> None:
     plain = FedAvg()
     result, _ = run(plain)
     with pytest.raises(ValueError, match="the state is of a run without average_models"):
@@ -114,7 +114,7 @@ def test_under_flowers_own_loop_clients_evaluate_the_mean() -> None:
     assert bits(theirs.arrays) == bits(ours[-1].arrays)
 
 
-def test_a_wrapper_that_changes_the_model_has_its_own_models_averaged() -> None:
+def test_a_wrapper_that_changes_the_model_is_averaged() -> None:
     """The wrapper adds noise to each round's model: the mean is of what it made of them."""
     grid = MemoryGrid(quadratics(4))
     wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvg(average_models=True), 0.1, 1.0, 4)
@@ -147,7 +147,7 @@ def test_the_mean_is_numpys_in_the_models_own_dtype(flats: Any, dtype: str, coun
 
 
 @given(w=arrays(np.float32, 4, elements=st.floats(allow_nan=False, allow_infinity=False, width=32)))
-def test_the_mean_of_equal_models_is_the_model_to_the_bit_and_cannot_overflow(w: Any) -> None:
+def test_the_mean_of_equal_models_is_the_model_to_the_bit(w: Any) -> None:
     model, average = {"w": w + np.float32(0.0), "steps": np.array(3)}, Average()
     for _ in range(7):
         average = average.plus(model)
@@ -156,7 +156,7 @@ def test_the_mean_of_equal_models_is_the_model_to_the_bit_and_cannot_overflow(w:
     }
 
 
-def test_integers_are_the_last_models_and_an_average_of_nothing_is_the_model() -> None:
+def test_integers_are_the_last_models() -> None:
     first, last = ({"w": np.float32([k]), "steps": np.array(k), "on": np.array(k > 1)} for k in (1, 2))
     mean = Average().plus(first).plus(last).mean(last)
     assert (mean["w"].item(), mean["steps"].item(), mean["on"].item()) == (1.5, 2, True)

@@ -70,13 +70,11 @@ def test_reports_screened_together_are_those_screened_one_by_one(
 
 
 @given(given=records(), weight=st.sampled_from(("num-examples", "tokens")))
-def test_evaluations_screened_together_are_those_screened_one_by_one(
-    given: dict[str, dict[str, Any]], weight: str
-) -> None:
+def test_evaluations_are_screened_together_as_one_by_one(given: dict[str, dict[str, Any]], weight: str) -> None:
     assert told(usable_evaluations(given, weight)) == one_by_one(given, lambda r: usable_evaluation(r, weight))
 
 
-def test_usual_reports_are_screened_in_columns_and_handed_on_as_copies(monkeypatch: Any) -> None:
+def test_usual_reports_are_screened_in_columns(monkeypatch: Any) -> None:
     given = {f"client-{k}": {"num-examples": k + 1, "loss-before": 0.5, "learning-rate": 0.1} for k in range(3)}
     monkeypatch.setattr(screening, "usable_metrics", None)
     reports, reasons = usable_reports(given, "num-examples", {"loss-before", "learning-rate"})
@@ -108,7 +106,7 @@ def test_counts_checked_together_are_those_checked_one_by_one(
 
 
 @given(losses=st.lists(st.sampled_from((0.0, 0.5, -2.0, 9.0, 10.0, 11.0, -25.0, 1e9)), max_size=6))
-def test_losses_are_out_of_proportion_where_they_are_beyond_the_bound(losses: list[float]) -> None:
+def test_losses_beyond_the_bound_are_out_of_proportion(losses: list[float]) -> None:
     reports = {f"client-{k}": {"train-loss": loss} for k, loss in enumerate(losses)}
     most = largest_in_proportion(map(abs, losses), 10.0, 1.0)
     expected = [name for name, report in reports.items() if abs(report["train-loss"]) > most]

@@ -27,7 +27,7 @@ def test_arrival_order_and_node_ids_do_not_matter(name: str, arguments: dict[str
         assert [list(r.coefficients.items()) for r in rounds] == [list(r.coefficients.items()) for r in same]
 
 
-def test_the_same_seed_draws_the_same_participants_for_every_kind() -> None:
+def test_a_seed_draws_the_same_participants_for_every_method() -> None:
     drawn = {}
     for name in METHODS:
         _, rounds = undisturbed(name, ARGUMENTS[name][0])
@@ -54,7 +54,7 @@ def test_registered_nodes_are_not_asked() -> None:
     assert rounds[0].participants == ("site-0", "site-1", "site-2")
 
 
-def test_a_node_that_answers_the_query_with_an_error_is_named_by_its_id() -> None:
+def test_a_node_that_answers_the_query_with_an_error_has_its_id() -> None:
     clients = quadratics(3)
 
     def shy(message: Message) -> Message:
@@ -68,7 +68,7 @@ def test_a_node_that_answers_the_query_with_an_error_is_named_by_its_id() -> Non
     assert all(set(r.participants) == {"site-0", "site-2", str(node_id)} for r in rounds)
 
 
-def test_too_few_clients_are_waited_for_no_longer_than_the_timeout_and_the_round_is_skipped() -> None:
+def test_with_too_few_clients_a_round_is_skipped_at_the_timeout() -> None:
     grid = MemoryGrid(quadratics(2))
     result, rounds = run(FedAvg(min_available_nodes=3, unused_rounds=0), grid, rounds=1, timeout=0.01)
     assert [(r.number, r.participants, r.coefficients) for r in rounds] == [(1, (), {})]

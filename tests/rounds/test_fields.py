@@ -385,7 +385,7 @@ def assert_equal(ours: Mapping[str, Any], expected: Mapping[str, Any], tolerance
         *((name, case) for name in ("workers", "flower") for case in CASES if case.startswith("terms: ")),
     ],
 )
-def test_whoever_computes_the_numbers_are_those_of_one_client_after_the_other(
+def test_every_engine_gives_the_numbers_of_one_after_the_other(
     implementation: str, case: str, engines: Engines
 ) -> None:
     expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, implementation))
@@ -403,7 +403,7 @@ def rounding(case: Case) -> float:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
 @pytest.mark.usefixtures("rays")
 @pytest.mark.parametrize("case", sorted(CASES, key=lambda name: str((CASES[name].config, type(CASES[name].method)))))
-def test_on_a_ray_cluster_the_numbers_are_those_of_one_client_after_the_other(case: str, engines: Engines) -> None:
+def test_a_ray_cluster_gives_the_numbers_of_one_after_the_other(case: str, engines: Engines) -> None:
     expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, "ray"))
     assert_equal(ours, expected, 0.0)
 
@@ -466,7 +466,7 @@ def test_a_case_of_a_metric_has_its_number(name: str, engines: Engines) -> None:
     assert any(name in report for key in ("reported", "measured") for report in seen[key].values())
 
 
-def test_the_norm_of_an_update_is_that_of_what_the_client_replies(engines: Engines) -> None:
+def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:
     seen = of_a_round(engines.of(EXPECTED, OF_THE_METRICS["update-norm"]), OF_THE_METRICS["update-norm"])
     expected = np.linalg.norm(seen["updates"], axis=1)
     assert [report["update-norm"] for report in seen["reported"].values()] == pytest.approx(list(expected), rel=1e-12)
@@ -475,7 +475,7 @@ def test_the_norm_of_an_update_is_that_of_what_the_client_replies(engines: Engin
 # Who honours what -----------------------------------------------------------------------------------------------------
 
 
-def test_a_client_honours_everything_and_nobody_honours_what_there_is_not() -> None:
+def test_a_client_honours_all_that_any_engine_honours() -> None:
     assert all(BY_A_CLIENT.follows(rule) for rule in RULES)
     for others in (stacked.HONOURED, BY_FAIR):
         assert others.hooks <= BY_A_CLIENT.hooks
@@ -530,7 +530,7 @@ def row_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("case", [*ONE_BY_ONE])
-def test_stacked_clients_say_once_why_they_are_computed_one_by_one(
+def test_stacked_clients_say_once_why_they_fall_back(
     case: str, engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
     engines.close("stacked")
@@ -563,7 +563,7 @@ SET_AGAIN |= {"metric: disparity-hard"}  # whose terms are not honoured either
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in {*BOTH, *SET_AGAIN}])
-def test_what_an_engine_does_not_honour_is_left_to_one_client_after_the_other(
+def test_an_engine_leaves_what_it_does_not_honour_to_the_loop(
     case: str, engines: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if this engine had been forgotten when the field, or the metric, was added: equal to the bit, and named."""

@@ -125,7 +125,7 @@ def plain() -> tuple[Grid, list[Round]]:
 # Who has them ---------------------------------------------------------------------------------------------------------
 
 
-def test_clients_that_built_the_same_ones_are_asked_once_and_never_sent_any(plain: tuple[Grid, list[Round]]) -> None:
+def test_clients_that_built_the_same_arrays_are_never_sent_them(plain: tuple[Grid, list[Round]]) -> None:
     grid, rounds = plain
     for place in range(4):
         asked = [content for to, kind, content in grid.sent if (to, kind) == (place, MessageType.QUERY)]
@@ -154,7 +154,7 @@ def test_bytes_are_those_of_what_is_trained_and_of_buffers(plain: tuple[Grid, li
     assert sum(len(array.data) for record in travelled for array in record.values()) == 24 * changing
 
 
-def test_a_client_that_knows_nothing_of_it_gets_and_sends_everything_to_the_same_bits(
+def test_a_client_without_support_exchanges_all_to_the_same_bits(
     plain: tuple[Grid, list[Round]],
 ) -> None:
     grid, rounds = run(dict.fromkeys(range(4), silent))
@@ -168,7 +168,7 @@ def test_a_client_that_knows_nothing_of_it_gets_and_sends_everything_to_the_same
     assert plain[1][0].bytes_sent < some[0].bytes_sent < rounds[0].bytes_sent
 
 
-def test_a_client_with_others_is_sent_them_once_and_again_when_it_has_lost_them(
+def test_a_client_with_others_is_sent_them_once(
     plain: tuple[Grid, list[Round]],
 ) -> None:
     elsewhere, seen = Elsewhere(Settings.of(SETTINGS).run_config()), {"trained": 0}
@@ -215,7 +215,7 @@ def test_two_servers_with_other_ones_take_turns_at_one_client() -> None:
     assert [list(each) for each in zip(*turns, strict=True)] == alone
 
 
-def test_a_run_that_goes_on_goes_on_to_the_bit_and_its_files_hold_the_whole_model(tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same_and_its_files_hold_all_arrays(tmp_path: Path) -> None:
     def federated(folder: str, **changes: Any) -> dict[str, Any]:
         settings = Settings.of({**SETTINGS, "out": str(tmp_path / folder), **changes})
         path = federate(settings, lambda method: FlowerClients(method, Grid(settings), 60.0))
@@ -230,7 +230,7 @@ def test_a_run_that_goes_on_goes_on_to_the_bit_and_its_files_hold_the_whole_mode
     assert (found["second.weight"] == method_and_model(Settings.of(SETTINGS))[1]["second.weight"]).all()
 
 
-def test_a_method_that_kept_other_updates_says_so_when_it_goes_on() -> None:
+def test_a_method_that_kept_other_updates_says_so_on_resuming() -> None:
     """FedFV's, of a run in which the frozen parameters were trained, too."""
     settings = Settings.of(SETTINGS)
     method, model = method_and_model(settings)
@@ -249,7 +249,7 @@ def test_averaged_models_have_the_very_same_frozen_parameters() -> None:
         assert set(finished.average) == set(model)
 
 
-def test_a_model_without_frozen_parameters_travels_as_it_always_did() -> None:
+def test_a_model_without_frozen_parameters_travels_as_before() -> None:
     grid, _ = run(model="mlp")
     for _, kind, content in grid.sent:
         if kind == MessageType.QUERY:
@@ -262,7 +262,7 @@ def test_a_model_without_frozen_parameters_travels_as_it_always_did() -> None:
         assert FROZEN not in content.config_records.get(CLIENT, {}), kind
 
 
-def test_flowers_hooks_send_whole_models_and_take_replies_without_the_frozen_ones() -> None:
+def test_flowers_hooks_send_whole_models() -> None:
     settings = Settings.of(SETTINGS)
     method, model = method_and_model(settings)
     grid, finished = Grid(settings), list[Round]()
@@ -298,7 +298,7 @@ def with_frozen(change: Callable[[Any], Any]) -> Node:
     [lambda w: w + 1e-3, lambda w: w * np.nan, lambda w: w[:3], lambda w: w.astype(np.int64), lambda w: np.zeros(0)],
     ids=["others", "no numbers", "another shape", "integers", "nothing"],
 )
-def test_a_client_that_replies_other_ones_is_refused_with_a_remedy_and_they_stay(change: Callable[[Any], Any]) -> None:
+def test_a_client_that_replies_others_is_refused_with_a_remedy(change: Callable[[Any], Any]) -> None:
     _, rounds = run({1: with_frozen(change)})
     model = method_and_model(Settings.of(SETTINGS))[1]
     for finished in rounds:
@@ -309,7 +309,7 @@ def test_a_client_that_replies_other_ones_is_refused_with_a_remedy_and_they_stay
         assert finished.arrays["second.weight"].tobytes() == model["second.weight"].tobytes()
 
 
-def test_a_client_that_replies_the_same_ones_is_used_as_the_remedy_says(plain: tuple[Grid, list[Round]]) -> None:
+def test_a_client_that_replies_the_same_ones_is_used(plain: tuple[Grid, list[Round]]) -> None:
     _, rounds = run({1: with_frozen(lambda weight: weight)})
     assert models(rounds) == models(plain[1])
     assert rounds[0].bytes_received > plain[1][0].bytes_received
@@ -317,9 +317,7 @@ def test_a_client_that_replies_the_same_ones_is_used_as_the_remedy_says(plain: t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("digest", [7, 2.5, True, b"\x00" * 32, ["a"], [], "", "x" * 1_000_000, "0" * 64, "\ud800"])
-def test_whatever_a_client_says_of_its_frozen_parameters_its_work_is_used_or_refused_alone(
-    digest: Any, plain: tuple[Grid, list[Round]]
-) -> None:
+def test_a_clients_word_on_frozen_parameters_harms_it_alone(digest: Any, plain: tuple[Grid, list[Round]]) -> None:
     def node(message: Message, answer: Callable[[Message], Message]) -> Message:
         reply = answer(message)
         if message.metadata.message_type == MessageType.QUERY and FROZEN in reply.content.config_records[CLIENT]:
@@ -332,7 +330,7 @@ def test_whatever_a_client_says_of_its_frozen_parameters_its_work_is_used_or_ref
     assert grid.arrays(3)[0] == first
 
 
-def test_a_client_that_asks_for_them_again_and_again_gets_them_once_a_round_and_is_refused_by_name() -> None:
+def test_a_client_that_asks_again_and_again_is_refused_by_name() -> None:
     def greedy(message: Message, answer: Callable[[Message], Message]) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
             return answer(message)
@@ -356,7 +354,7 @@ def test_a_client_whose_code_freezes_others_says_so() -> None:
     assert "'second.bias' of the model is frozen here, and not on the server" in finished.refused["client-1"]
 
 
-def test_a_model_that_changes_them_as_it_trains_is_refused_with_a_remedy() -> None:
+def test_a_model_that_changes_them_in_training_is_refused() -> None:
     _, rounds = run(model="tests.rounds.adapted:Following", **{"unused-rounds": 0, "num-rounds": 1})
     assert "'second.bias' as it trains" in rounds[0].refused["client-2"]
     assert "register_buffer" in rounds[0].refused["client-2"]
@@ -365,7 +363,7 @@ def test_a_model_that_changes_them_as_it_trains_is_refused_with_a_remedy() -> No
 # What is an update ----------------------------------------------------------------------------------------------------
 
 
-def test_updates_and_their_inner_products_have_the_trained_entries_alone() -> None:
+def test_updates_and_their_products_have_trained_entries_alone() -> None:
     rng = np.random.default_rng(2)
     w = {"base": rng.normal(size=(40, 5)), "adapter": rng.normal(size=7), "mean": rng.normal(size=3)}
     layout = Layout(w, ("mean",), {}, ("base",))
@@ -382,7 +380,7 @@ def test_updates_and_their_inner_products_have_the_trained_entries_alone() -> No
     assert list(after) == list(w)
 
 
-def test_tied_parameters_are_frozen_together_and_integers_among_them_stay() -> None:
+def test_tied_parameters_are_frozen_together() -> None:
     w = {"a": np.ones(3), "b": np.ones(3), "table": np.arange(4), "c": np.zeros(2)}
     layout = Layout(w, (), {"b": "a"}, ("a", "table"))
     assert (layout.trainable, layout.integers, layout.frozen) == (("c",), (), {"a", "b", "table"})

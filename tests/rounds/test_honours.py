@@ -55,7 +55,7 @@ def method(name: str) -> FairStrategy:
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_a_client_that_knows_nothing_of_a_methods_terms_is_refused_with_the_remedy_which_helps(name: str) -> None:
+def test_a_client_without_a_methods_terms_is_refused_with_remedy(name: str) -> None:
     clients: dict[str, Answer] = dict(quadratics(3))
     _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
     assert set(finished.refused) == {"site-1"} & set(finished.participants)
@@ -76,7 +76,7 @@ def test_that_is_about_all_terms_and_about_no_other_key() -> None:
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedMGDA, FedFV, lambda **o: QFedAvg(q=1.0, lipschitz=1.0, **o)])
-def test_methods_that_send_no_terms_take_clients_that_say_nothing(strategy: Callable[..., FairStrategy]) -> None:
+def test_methods_without_terms_take_clients_that_say_nothing(strategy: Callable[..., FairStrategy]) -> None:
     grid = MemoryGrid({name: client(name) for name in quadratics(3)})
     _, (finished,) = run(strategy(buffers=BUFFERS), grid, rounds=1)
     assert finished.refused == {}
@@ -119,7 +119,7 @@ def test_a_node_that_answers_no_query_may_say_it_in_its_replies(all_alike: bool)
         assert len(finished.refused) == all_alike
 
 
-def test_a_node_that_an_operator_named_is_asked_once_if_its_reply_says_nothing() -> None:
+def test_a_named_node_is_asked_once_if_its_reply_says_nothing() -> None:
     asked: list[str] = []
     says = {"site-0": {"on_query": ["proximal-mu"]}, "site-1": {"on_train": ["proximal-mu"]}, "site-2": {}}
     clients = {name: client(name, asked=asked, **how) for name, how in says.items()}
@@ -149,7 +149,7 @@ def test_an_answer_of_another_kind_honours_nothing(honours: Any) -> None:
     assert set(finished.refused) == {"site-0"}
 
 
-def test_a_client_that_follows_no_rule_of_the_users_own_is_refused_by_the_rules_key() -> None:
+def test_a_client_without_the_users_rule_is_refused_by_its_key() -> None:
     clients = {**quadratics(3), "site-1": client("site-1")}
     ruled = FedAvg(buffers=BUFFERS, client_rule="mine:Rule", unused_rounds=0)
     _, (finished,) = run(ruled, MemoryGrid(clients), rounds=1)

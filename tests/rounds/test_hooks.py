@@ -51,7 +51,7 @@ def test_flowers_own_loop_gives_the_same_model(name: str, arguments: dict[str, A
     assert dict(theirs.train_metrics_clientapp[4]) == dict(ours.train_metrics_clientapp[4])
 
 
-def test_decay_in_another_loop_says_what_to_do_and_is_no_skipped_round() -> None:
+def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
     strategy = FedMGDA(decay=0.5)
     with pytest.raises(ValueError, match="decay needs the number of rounds"):
         Strategy.start(strategy, MemoryGrid(quadratics(2)), record(initial_model()), num_rounds=1)
@@ -92,7 +92,7 @@ def test_a_grid_that_only_sends_and_receives_is_enough() -> None:
 # Hooks --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_subclass_has_its_say_on_what_is_sent_and_on_what_is_used_under_start() -> None:
+def test_a_subclass_may_change_what_is_sent_and_used() -> None:
     class Choosy(FedAvg):
         def configure_train(
             self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -132,7 +132,7 @@ def test_a_subclass_has_its_say_on_what_is_sent_and_on_what_is_used_under_start(
     assert bits(result.arrays) == bits(last.arrays)
 
 
-def test_the_arrays_that_a_subclass_returns_are_those_of_the_next_round() -> None:
+def test_a_subclass_may_return_the_arrays_of_the_next_round() -> None:
     class Still(FedAvg):
         def aggregate_train(
             self, server_round: int, replies: Iterable[Message]
@@ -194,7 +194,7 @@ def wrapped(wrapper: type[Strategy], method: FairStrategy, norm: float, noise: f
 
 @pytest.mark.parametrize("method", [FedAvg, FedFV, FedMGDA])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_that_neither_clips_nor_adds_noise_changes_nothing(
+def test_a_wrapper_that_neither_clips_nor_adds_noise_is_exact(
     wrapper: type[Strategy], method: type[FairStrategy]
 ) -> None:
     alone, _ = run(method(), MemoryGrid(quadratics(4)), rounds=3)
@@ -220,7 +220,7 @@ def values(result: Result) -> FloatArray:
 
 @pytest.mark.parametrize("name", inspect.signature(FlowersFedAvg).parameters)
 @pytest.mark.parametrize("method", [FedAvg, FedMGDA])
-def test_every_argument_of_flowers_fedavg_is_taken_with_flowers_default(method: type[FairStrategy], name: str) -> None:
+def test_flowers_fedavg_arguments_have_flowers_defaults(method: type[FairStrategy], name: str) -> None:
     default = inspect.signature(FlowersFedAvg).parameters[name].default
     assert getattr(method(**{name: default}), name) == default
 
@@ -237,7 +237,7 @@ def extremes(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
     )
 
 
-def test_own_aggregation_of_metrics_takes_the_place_of_the_means_of_the_used_replies() -> None:
+def test_own_aggregation_of_metrics_replaces_the_means() -> None:
     clients = quadratics(4)
     grid = MemoryGrid(clients, faults={("site-1", 1): error, ("site-2", 1): metrics({"loss-before": 1e9})})
     own: Any = {"train_metrics_aggr_fn": extremes, "evaluate_metrics_aggr_fn": extremes}
@@ -255,7 +255,7 @@ def test_own_aggregation_of_metrics_takes_the_place_of_the_means_of_the_used_rep
     assert finished.metrics == dict(trained)
 
 
-def test_own_aggregation_is_not_asked_where_no_reply_can_be_used_and_leaves_the_methods_own_metrics() -> None:
+def test_own_aggregation_is_not_called_without_usable_replies() -> None:
     def never(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
         raise AssertionError("there is nothing to aggregate")
 
@@ -300,7 +300,7 @@ def step(line: str) -> str:
     return line.partition(":")[0].partition(" in ")[0]
 
 
-def test_flowers_own_loop_and_ours_log_the_same_steps_in_the_same_order(caplog: pytest.LogCaptureFixture) -> None:
+def test_flowers_loop_and_ours_log_the_same_steps(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs, flowers = (
         [line for line in lines if line.startswith(STEPS)]
         for lines in (
@@ -316,7 +316,7 @@ def test_flowers_own_loop_and_ours_log_the_same_steps_in_the_same_order(caplog: 
     assert ours.count("aggregate_evaluate: Received 3 results and 0 failures") == 2
 
 
-def test_failures_are_counted_in_the_log_and_a_resumed_run_logs_the_rounds_that_are_left(
+def test_the_log_counts_failures_and_the_rounds_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     strategy = FedAvg()
@@ -330,7 +330,7 @@ def test_failures_are_counted_in_the_log_and_a_resumed_run_logs_the_rounds_that_
     assert "aggregate_train: Received 2 results and 1 failures" in caplog.messages
 
 
-def test_the_summary_has_the_lines_of_flowers_strategies_and_then_the_method(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_summary_has_flowers_lines_and_the_method(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "flwr"):
         FlowersFedAvg(fraction_train=0.5, min_train_nodes=3, min_evaluate_nodes=1, min_available_nodes=1).summary()
         flowers = list(caplog.messages)

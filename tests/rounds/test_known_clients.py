@@ -76,14 +76,14 @@ def without_query(client: Quadratic) -> Answer:
     return answer
 
 
-def test_all_who_are_online_are_on_it_in_the_order_of_names_with_what_they_answer() -> None:
+def test_all_online_clients_are_on_it_in_order_of_names() -> None:
     clients = dict(reversed(quadratics(5).items()))
     (roster,) = run(Noting(fraction_train=0.2), clients)
     assert roster == EXAMPLES
     assert list(roster) == sorted(EXAMPLES)
 
 
-def test_a_method_that_does_not_ask_for_it_gets_none_and_its_state_has_none() -> None:
+def test_a_method_that_does_not_ask_for_it_gets_none() -> None:
     class Plain(Noting):
         requires = frozenset[str]()
 
@@ -99,7 +99,7 @@ def test_only_training_clients_are_on_it() -> None:
 
 
 @pytest.mark.parametrize("number", [None, 0, -3, 2.5, 7.0, True, "many", 2**60])
-def test_where_the_answer_is_no_number_of_examples_the_first_usable_reply_says_it(number: Any) -> None:
+def test_the_first_usable_reply_replaces_a_missing_number(number: Any) -> None:
     clients = {name: saying(number)(client) for name, client in quadratics(3).items()}
     refused = {("site-2", 1): metrics({"num-examples": 0})}
     first, second = run(Noting(), clients, rounds=2, faults=refused)
@@ -107,7 +107,7 @@ def test_where_the_answer_is_no_number_of_examples_the_first_usable_reply_says_i
     assert second == {name: EXAMPLES[name] for name in clients}
 
 
-def test_clients_that_answer_no_query_are_on_it_by_their_node_ids() -> None:
+def test_clients_that_answer_no_query_are_on_it_by_node_ids() -> None:
     clients = {name: without_query(client) for name, client in quadratics(3).items()}
     grid, method = MemoryGrid(clients), Noting()
     method.start(grid, initial_arrays=record(initial_model()), num_rounds=1)
@@ -154,13 +154,13 @@ def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
     assert sorted(asked) == sorted(clients)
 
 
-def test_the_number_stays_as_first_known_when_a_clients_data_grow() -> None:
+def test_a_number_stays_as_first_known() -> None:
     growing = {("site-1", 2): metrics({"num-examples": EXAMPLES["site-1"] + 5})}
     rosters = run(Noting(), quadratics(3), rounds=3, faults=growing)
     assert rosters == [{name: EXAMPLES[name] for name in quadratics(3)}] * 3
 
 
-def test_an_answer_beyond_what_a_client_was_enrolled_with_is_not_believed() -> None:
+def test_an_answer_beyond_the_enrolled_size_is_not_believed() -> None:
     clients: dict[str, Answer] = {**quadratics(3), "site-1": saying(10**9)(quadratics(3)["site-1"])}
     enrolled = {"enrolled_sizes": {"site-1": 200}}
     away = {("site-1", 1): no_reply}
@@ -168,13 +168,13 @@ def test_an_answer_beyond_what_a_client_was_enrolled_with_is_not_believed() -> N
     assert run(Noting(**enrolled), clients)[0]["site-1"] == EXAMPLES["site-1"]
 
 
-def test_where_another_metric_weighs_the_replies_these_alone_say_it() -> None:
+def test_replies_alone_give_another_weighting_metric() -> None:
     weights = {(name, 1): metrics({"importance": 2.5}) for name in ("site-0", "site-1")}
     (roster,) = run(Noting(weighted_by_key="importance"), quadratics(3), faults=weights)
     assert roster == {"site-0": 2.5, "site-1": 2.5, "site-2": 0.0}
 
 
-def test_absent_clients_and_those_known_before_stay_on_it_and_who_joins_comes_on_it() -> None:
+def test_absent_clients_stay_on_it_and_newcomers_are_added() -> None:
     """The grid loses a client after the first round and gains another; a third was known before the run began."""
     clients = quadratics(4)
     grid, method = MemoryGrid({name: clients[name] for name in ("site-0", "site-1")}), Noting()

@@ -73,7 +73,7 @@ CHUNKS = st.sampled_from((1, 7, 100))
 
 
 @given(drawn=models(), chunk=CHUNKS)
-def test_the_gram_matrix_of_each_array_is_that_of_its_part_of_the_updates(drawn: Any, chunk: int) -> None:
+def test_each_arrays_gram_matrix_is_of_its_part_of_the_updates(drawn: Any, chunk: int) -> None:
     layout, replies, _ = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK", chunk)
@@ -90,9 +90,7 @@ def test_the_gram_matrix_of_each_array_is_that_of_its_part_of_the_updates(drawn:
 
 
 @given(drawn=models(), chunk=CHUNKS, exact=st.booleans())
-def test_lent_models_have_the_gram_matrices_of_stored_ones_from_the_pass_that_screens_them(
-    drawn: Any, chunk: int, exact: bool
-) -> None:
+def test_lent_models_have_the_gram_matrices_of_stored_ones(drawn: Any, chunk: int, exact: bool) -> None:
     layout, replies, _ = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK", chunk)
@@ -179,7 +177,7 @@ def test_a_part_next_to_nothing_has_products_of_zero(tiny: float) -> None:
     assert grams[1].tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
 
 
-def test_updates_in_a_file_have_the_gram_matrices_and_the_step_of_those_in_memory() -> None:
+def test_updates_in_a_file_give_the_step_of_those_in_memory() -> None:
     sizes = (3, CHUNK + 5, 0, 1, 2 * CHUNK)
     model = {f"a{k}": np.zeros(size, np.float32) for k, size in enumerate(sizes)}
     U = np.random.default_rng(3).normal(size=(3, sum(sizes))).astype(np.float32)
@@ -276,7 +274,7 @@ def updates_of(model: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, 
     return {name: flat(model) - flat(reply) for name, reply in replies.items()}
 
 
-def test_a_round_takes_the_step_of_each_array_and_records_coefficients_weighted_by_energy() -> None:
+def test_a_round_steps_by_array_and_records_its_coefficients() -> None:
     result, (first, second) = run(Remembering(buffers=BUFFERS, fraction_train=0.6), rounds=2)
     before = initial_model()
     kept = np.zeros(10)
@@ -295,7 +293,7 @@ def test_a_round_takes_the_step_of_each_array_and_records_coefficients_weighted_
 
 
 @pytest.mark.parametrize("method", [FedLF, FedMGDA])
-def test_large_replies_are_multiplied_in_the_pass_that_screens_them_alone(
+def test_large_replies_are_multiplied_while_they_are_screened(
     method: type[FairStrategy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, (expected,) = run(method(buffers=BUFFERS), rounds=1)
@@ -318,7 +316,7 @@ def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> tuple[Coh
     return cohort_of(method, trained, server_round=1, num_rounds=2, online=names, draws=draws)
 
 
-def test_of_a_layerwise_method_the_gram_matrix_is_the_sum_to_the_bit() -> None:
+def test_a_layerwise_gram_matrix_is_the_sum_to_the_bit() -> None:
     U = np.random.default_rng(0).normal(size=(3, 9))
     cohort, _ = made(ByArray(), U, (2, 0, 4, 3))
     assert cohort.arrays == ("a0", "a1", "a2", "a3")
@@ -328,7 +326,7 @@ def test_of_a_layerwise_method_the_gram_matrix_is_the_sum_to_the_bit() -> None:
     np.testing.assert_allclose(plain.grams, cohort.grams, rtol=1e-12)
 
 
-def test_a_clients_part_of_the_step_is_as_long_as_its_updates_parts_make_it() -> None:
+def test_a_clients_part_of_the_step_has_its_updates_length() -> None:
     U = np.array([[3.0, 0.0, 4.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     cohort, vectors = made(ByArray(), U, (2, 1))
     C = np.array([[2.0, 1.0, 5.0], [-1.0, 1.0, 5.0]])
@@ -344,7 +342,7 @@ def test_a_clients_part_of_the_step_is_as_long_as_its_updates_parts_make_it() ->
     assert list(parts_of(cohort, one, np.linalg.norm(U, axis=1)).values()) == [10.0, np.sqrt(3.0), 0.0]
 
 
-def test_coefficients_beyond_the_square_root_of_numbers_have_parts_all_the_same() -> None:
+def test_huge_coefficients_have_parts_all_the_same() -> None:
     cohort, _ = made(ByArray(), np.array([[3.0, 0.0, 4.0]]), (2, 1))
     (part,) = parts_of(cohort, np.array([[1e200], [0.0]]), np.array([5.0])).values()
     assert part == pytest.approx(3e200)
@@ -364,7 +362,7 @@ def test_who_decides_a_round_does_so_by_any_of_its_arrays() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 2), (2, 4), (4, 3), (2, 3, 1), ()])
-def test_coefficients_of_another_shape_are_refused_by_both_shapes(shape: tuple[int, ...]) -> None:
+def test_coefficients_of_another_shape_are_refused_by_shapes(shape: tuple[int, ...]) -> None:
     class Odd(FairStrategy):
         def weigh(self, cohort: Cohort) -> FloatArray:
             return np.ones(shape)
@@ -374,7 +372,7 @@ def test_coefficients_of_another_shape_are_refused_by_both_shapes(shape: tuple[i
         weighed(Odd(), cohort)
 
 
-def test_a_coefficient_of_one_array_that_is_not_finite_is_refused_by_client() -> None:
+def test_an_infinite_coefficient_is_refused_by_client() -> None:
     class Infinite(FairStrategy):
         def weigh(self, cohort: Cohort) -> FloatArray:
             return np.array([[1.0, 1.0, 1.0], [1.0, np.inf, 1.0]])
@@ -393,7 +391,7 @@ def test_inner_products_by_array_that_are_not_finite_are_no_step() -> None:
         _ = cohort.grams
 
 
-def test_clipped_updates_are_weighed_by_array_as_they_are_shortened() -> None:
+def test_clipped_updates_are_weighed_by_array_as_shortened() -> None:
     seen: list[Cohort] = []
 
     class Watching(ByArray):

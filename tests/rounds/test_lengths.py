@@ -96,7 +96,7 @@ def test_the_rule_is_the_one_by_the_letter(
         np.testing.assert_array_equal(alone[1].allowances, found.allowances)  # as if the others had not come
 
 
-def test_the_one_furthest_beyond_goes_first_and_the_median_is_taken_anew() -> None:
+def test_the_furthest_goes_first_and_the_median_is_taken_again() -> None:
     """With all six the lower median is 300: none of the last three is refused before 1e9 is, and then all are."""
     u = np.array([1.0, 1.0, 300.0, 350.0, 400.0, 1e9])
     refused, found = too_long(u, np.ones(6), np.empty(0), lambda: 0.0, 100.0)
@@ -172,7 +172,7 @@ def refused_in(rounds: Sequence[Round]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("size", "refused"), [(99.0, []), (101.0, ["c"]), (1e6, ["c"]), (1e30, ["c"])])
-def test_an_update_beyond_the_limit_is_refused_by_name_with_its_length(size: float, refused: list[str]) -> None:
+def test_an_update_beyond_the_limit_is_refused_with_its_length(size: float, refused: list[str]) -> None:
     (finished,) = rounds_of(FedAvg(), {"a": always(1.0), "b": always(1.0), "c": always(size)})
     assert list(finished.refused) == refused
     for reason in finished.refused.values():
@@ -195,7 +195,7 @@ def test_an_update_as_long_as_the_model_is_never_refused() -> None:
     assert refused_in(rounds_of(FedAvg(), {**plans, "c": always(1001.0)}, model=far)) == [["c"]]
 
 
-def test_twice_the_model_is_as_long_as_the_model_whatever_is_rounded() -> None:
+def test_twice_the_model_is_as_long_as_the_model() -> None:
     for seed in range(50):
         w = np.random.default_rng(seed).normal(size=(7, 11)).astype(np.float32)
         grid = MemoryGrid(quadratics(0) | {n: moving(n, always(1e-9)) for n in "ab"} | {"c": doubling})
@@ -222,7 +222,7 @@ def test_hospitals_of_10_and_20000_rows_are_used() -> None:
     assert refused_in(rounds_of(FedAvg(), plans, 1)) == [["c"]]  # with as many rows as the others it would be absurd
 
 
-def test_a_single_participant_is_compared_with_the_model_and_then_with_those_before() -> None:
+def test_a_single_participant_is_compared_with_earlier_rounds() -> None:
     first = rounds_of(FedAvg(), {"a": always(99.0)})
     assert refused_in(first) == [[]]  # r = max(‖w‖, 1)
     assert refused_in(rounds_of(FedAvg(unused_rounds=0), {"a": always(101.0)})) == [["a"]]
@@ -254,7 +254,7 @@ def test_replies_of_the_last_five_rounds_count_by_their_number() -> None:
     assert lengths.before(20).tolist() == []
 
 
-def test_a_majority_that_suddenly_is_near_zero_does_not_get_the_others_refused() -> None:
+def test_a_majority_near_zero_does_not_refuse_the_others() -> None:
     plans = {
         "a": lambda number: 1.0 if number < 3 else 1e-9,
         "b": lambda number: 1.0 if number < 3 else 1e-9,
@@ -300,7 +300,7 @@ def filled(value: float) -> Fault:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("value", [1e6, 1e38])
-def test_absurd_weights_are_refused_by_name_and_the_round_ends_as_without_them(name: str, value: float) -> None:
+def test_absurd_weights_are_refused_and_change_nothing_else(name: str, value: float) -> None:
     result, finished = one_faulty(name, filled(value))
     without, absent = one_faulty(name, no_reply)
     assert list(finished.refused) == ["site-2"]
@@ -352,7 +352,7 @@ class Leap(FedAvg):
 TWO = {"a": always(1.0), "b": always(3.0)}
 
 
-def test_a_step_that_is_too_long_is_not_taken_and_the_round_says_whose_reply_was_longest(
+def test_a_step_that_is_too_long_is_not_taken(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     strategy = Leap(factors={2: 500.0})
@@ -375,13 +375,13 @@ def test_without_a_limit_every_finite_step_is_taken() -> None:
     assert set(two.coefficients) == {"a", "b"}
 
 
-def test_steps_may_be_as_long_as_an_earlier_one_whatever_the_last_was() -> None:
+def test_steps_may_be_as_long_as_any_earlier_one() -> None:
     """q-FedAvg's steps grow by a millionfold from one round to the next."""
     strategy = Leap(factors={1: 90.0, 2: 1e-9, 3: 1e-3, 4: 90.0})
     assert [bool(each.coefficients) for each in rounds_of(strategy, TWO, 4)] == [True] * 4
 
 
-def test_a_step_that_leaves_the_range_of_numbers_names_the_longest_reply() -> None:
+def test_a_step_beyond_the_range_names_the_longest_reply() -> None:
     with pytest.raises(
         NothingLearnedError,
         match=r"beyond the range of float32; client b has 75% of the step; the longest update, .* client b",
@@ -425,7 +425,7 @@ def poisoned(rounds: int, **options: Any) -> tuple[FairStrategy, list[Round]]:
     return strategy, finished
 
 
-def test_where_the_model_is_broken_the_refused_are_told_since_when_and_by_whom() -> None:
+def test_with_a_broken_model_the_refused_learn_since_when() -> None:
     _, finished = poisoned(4, unused_rounds=0)
     assert refused_in(finished)[1] == []
     for reason in finished[2].refused.values():
@@ -456,7 +456,7 @@ def test_one_broken_reply_among_good_ones_is_that_clients_fault() -> None:
 # Shortened updates --------------------------------------------------------------------------------------------------
 
 
-def test_a_long_update_is_shortened_to_the_multiple_and_the_record_says_so() -> None:
+def test_a_long_update_is_shortened_and_recorded() -> None:
     plans = {"a": always(1.0), "b": always(1.0), "c": always(50.0)}
     (finished,) = rounds_of(FedAvg(clip_updates=4.0), plans)
     assert finished.clipped == ("c",)
@@ -471,7 +471,7 @@ def test_more_rows_allow_longer_updates_here_too() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*KINDS} - {"scaffold", "feddyn"}))  # which refuse to shorten them
-def test_a_shortened_update_is_used_as_if_the_client_had_sent_it_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortened_update_is_used_as_if_sent_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With kept rows and snapshots too; the buffers and integers of such a reply are as they came."""
     plain = limits.clip
     factors: dict[tuple[str, int, str], float] = {}
@@ -540,7 +540,7 @@ def shortened(factors: Mapping[tuple[str, int, str], float]) -> Fault:
         ({"update_limit": math.nan}, "update_limit = nan: allowed is float in .1, inf."),
     ],
 )
-def test_impossible_limits_are_refused_with_name_value_and_remedy(options: dict[str, Any], words: str) -> None:
+def test_impossible_limits_are_refused_with_a_remedy(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FedAvg(**options)
     assert FedAvg(clip_updates=1e9, update_limit=INF).clip_updates == 1e9
@@ -573,7 +573,7 @@ def test_one_whom_all_others_pull_against_decides(parts: dict[str, float], decid
 # With FedFV, what is kept -------------------------------------------------------------------------------------------
 
 
-def test_a_refused_update_is_not_kept_by_a_method_that_remembers_updates() -> None:
+def test_a_refused_update_is_not_remembered() -> None:
     strategy = FedFV(tau=2)
     rounds_of(strategy, {"a": always(1.0), "b": always(1.0), "c": always(1e20)}, 2)
     assert {kept.key for kept in strategy.progress.kept} == {"a", "b"}

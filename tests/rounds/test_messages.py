@@ -60,7 +60,7 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 @every_method
-def test_train_messages_hold_the_arrays_and_the_config_to_the_letter(name: str, arguments: dict[str, Any]) -> None:
+def test_train_messages_hold_arrays_and_config_to_the_letter(name: str, arguments: dict[str, Any]) -> None:
     grid = MemoryGrid(quadratics(6))
     run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
     sent = grid.sent_to(MessageType.TRAIN)
@@ -93,7 +93,7 @@ def test_the_metrics_needed_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_common_local_terms_are_told_with_every_method_and_only_where_they_apply(name: str) -> None:
+def test_common_terms_are_told_where_they_apply(name: str) -> None:
     own = METHODS[name].own_terms
     options = {key: value for key, value in {"proximal_mu": 0.25, "personal_lambda": 0.5}.items() if key not in own}
     grid = MemoryGrid(quadratics(2))
@@ -119,7 +119,7 @@ def test_common_local_terms_are_told_with_every_method_and_only_where_they_apply
             assert dict(config) == expected
 
 
-def test_terms_of_strength_zero_are_not_told_except_that_ditto_keeps_its_personal_model() -> None:
+def test_terms_of_strength_zero_are_not_told_but_for_ditto() -> None:
     assert told(FedProx(mu=0.0), 1) == told(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1) == {}
     assert told(MGDAProx(mu=0.0), 1) == {}
     assert told(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
@@ -144,7 +144,7 @@ def test_evaluate_messages_hold_the_new_model_and_the_round() -> None:
         assert bits(message.content.array_records["arrays"]) == bits(rounds[i // 3].arrays)
 
 
-def test_measures_in_evaluation_are_asked_of_the_participants_alone() -> None:
+def test_measures_in_evaluation_are_asked_of_participants_alone() -> None:
     grid = MemoryGrid(quadratics(6))
     config = ConfigRecord({"measure": ["loss-before"]})
     _, (finished,) = run(FedAvg(fraction_train=0.5), grid, rounds=1, evaluate_config=config)

@@ -113,7 +113,7 @@ def test_a_model_that_is_too_large_travels_as_it_is(monkeypatch: pytest.MonkeyPa
     assert not any(forms(grid, "site-0"))
 
 
-def test_nodes_that_an_operator_named_are_sent_packed_messages_once_they_have_replied() -> None:
+def test_named_nodes_get_packed_messages_after_their_first_reply() -> None:
     """Nobody asks those nodes anything before they train."""
     nodes = {name: that_packs(client) for name, client in quadratics(2).items()}
     grid, method = MemoryGrid(nodes, registered=nodes), FedAvg(buffers=BUFFERS)

@@ -109,7 +109,7 @@ def test_losses_at_the_ends_of_the_range_of_numbers_end_no_run(name: str, limit:
             assert all(np.isfinite(np.frombuffer(model[name], np.float32)).all() for name in TRAINABLE)
 
 
-def test_a_round_that_cannot_be_weighed_for_a_clients_number_is_skipped_and_names_the_client() -> None:
+def test_an_unweighable_round_is_skipped_and_names_the_client() -> None:
     strategy = make("vred", {"beta": 5.0}, buffers=BUFFERS, loss_limit=INF, unused_rounds=1)
     faults: dict[tuple[str, int], Fault] = {("site-2", 1): metrics({"loss-before": 1.7e308})}
     with (
@@ -144,7 +144,7 @@ def test_the_bound_is_the_limit_times_the_lower_median(sizes: list[float], bound
 
 
 @given(sizes=sizes_strategy, limit=limits)
-def test_the_bound_does_not_depend_on_order_and_somebody_always_keeps_to_it(sizes: list[float], limit: float) -> None:
+def test_the_bound_ignores_order_and_somebody_keeps_to_it(sizes: list[float], limit: float) -> None:
     bound = largest_in_proportion(sizes, limit, 1.0)
     assert bound == largest_in_proportion(sizes[::-1], limit, 1.0)
     assert min(sizes) <= bound
@@ -177,7 +177,7 @@ def test_one_liar_is_refused_by_name_and_nobody_else(losses: list[float], lie: f
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name in LOSSY])
 @pytest.mark.parametrize("value", HUGE)
-def test_a_loss_beyond_any_models_is_refused_and_the_round_ends_as_without_it(name: str, value: float) -> None:
+def test_an_absurd_loss_is_refused_and_changes_nothing_else(name: str, value: float) -> None:
     model, finished = one_lying(name, metrics({"loss-before": value}))
     without, absent = one_lying(name, no_reply)
     assert list(finished.refused) == ["site-2"]
@@ -237,7 +237,7 @@ def test_a_reply_that_is_not_finite_has_no_say_in_the_median() -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-300, 5e-324, 1e-9, 1e300, 1e4])
-def test_a_learning_rate_far_from_the_others_is_refused_where_updates_are_divided_by_it(rate: float) -> None:
+def test_a_learning_rate_far_from_the_others_is_refused(rate: float) -> None:
     model, finished = one_lying("qfedsgd", metrics({"learning-rate": rate}))
     assert list(finished.refused) == ["site-2"]
     assert f"metric 'learning-rate' is {rate:g}, outside 0.000" in finished.refused["site-2"]
@@ -256,15 +256,13 @@ def test_a_learning_rate_far_from_the_others_is_refused_where_updates_are_divide
         ([0.5, 1e300, 1e-300, 2.0], (0.0005, 500.0)),
     ],
 )
-def test_rates_are_compared_with_the_lower_median_of_three_or_more(
-    rates: list[float], bounds: tuple[float, float]
-) -> None:
+def test_rates_are_compared_with_the_lower_median_of_three(rates: list[float], bounds: tuple[float, float]) -> None:
     assert proportionate_rates(rates, 1000.0) == pytest.approx(bounds)
     assert proportionate_rates(rates, INF) == (0.0, INF)
 
 
 @pytest.mark.parametrize("value", [1e300, 1.0000001, -1e-9, -1e300, 42])
-def test_an_accuracy_that_is_no_share_is_refused_by_the_method_that_needs_it_alone(value: float) -> None:
+def test_an_impossible_accuracy_is_refused_where_it_is_needed(value: float) -> None:
     fault = metrics({"accuracy-after": value})
     model, finished = one_lying("fedfa", fault)
     assert finished.refused == {"site-2": f"metric 'accuracy-after' must lie in [0, 1], got {value!r}"}
@@ -273,7 +271,7 @@ def test_an_accuracy_that_is_no_share_is_refused_by_the_method_that_needs_it_alo
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "accuracy-personal"])
-def test_an_evaluation_with_an_accuracy_that_is_no_share_is_refused(metric: str) -> None:
+def test_an_evaluation_with_an_impossible_accuracy_is_refused(metric: str) -> None:
     clients: dict[str, Any] = dict(quadratics(3))
     honest = clients["site-1"]
 
@@ -319,7 +317,7 @@ def test_more_examples_than_a_float_can_count_are_refused(count: int) -> None:
         usable_metrics(reported(most), "tokens")
 
 
-def test_a_count_that_jumps_is_refused_and_the_round_ends_as_without_the_client() -> None:
+def test_a_count_that_jumps_is_refused_and_changes_nothing_else() -> None:
     clients = counting(50, 501, 500, 7, 500)
     model, rounds = run(FedAvg(), clients, rounds=5)
     reason = "num-examples 501 is more than 10 times (max_growth) the 50 of its first usable reply"
@@ -329,7 +327,7 @@ def test_a_count_that_jumps_is_refused_and_the_round_ends_as_without_the_client(
     assert model == without[0]
 
 
-def test_growth_is_allowed_without_a_limit_and_none_with_the_narrowest() -> None:
+def test_growth_has_no_limit_or_the_narrowest() -> None:
     assert [r.refused for r in run(FedAvg(max_growth=INF), counting(1, 2**53), rounds=2)[1]] == [{}, {}]
     narrow = run(FedAvg(max_growth=1.0), counting(50, 50, 51, 49), rounds=4)[1]
     assert [list(r.refused) for r in narrow] == [[], [], ["site-2"], []]
@@ -344,7 +342,7 @@ def test_a_refused_reply_is_no_first_one() -> None:
     assert "the 50 of its first usable reply" in rounds[2].refused["site-2"]
 
 
-def test_the_growth_of_the_weight_is_limited_where_it_is_another_metric() -> None:
+def test_another_weighting_metric_has_its_growth_limited() -> None:
     def tokens(**changed: Any) -> Fault:
         return metrics({"tokens": 100.5, **changed})
 
@@ -356,7 +354,7 @@ def test_the_growth_of_the_weight_is_limited_where_it_is_another_metric() -> Non
     assert [r.refused for r in rounds] == [{}, {"site-2": reason}]
 
 
-def test_more_examples_than_enrolled_are_refused_from_the_first_round() -> None:
+def test_more_examples_than_enrolled_are_refused_in_round_1() -> None:
     enrolled = {"site-2": 1200, "elsewhere": 1}
     clients = counting(100_000, 1201, 1200)
     rounds = run(FedAvg(enrolled_sizes=enrolled), clients, rounds=3)[1]
@@ -395,7 +393,7 @@ def test_a_count_is_taken_up_to_both_bounds(enrolled: float, first: float, count
         ({"enrolled_sizes": {"site-a": 1.5}}, r"enrolled_sizes\['site-a'\] = 1.5: allowed is int at least 1"),
     ],
 )
-def test_a_limit_outside_its_range_is_refused_with_name_value_and_range(options: dict[str, Any], words: str) -> None:
+def test_a_limit_outside_its_range_is_refused_with_its_range(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FedAvg(**options)
 
@@ -417,7 +415,7 @@ def states_of(
     return states, finished, result.arrays
 
 
-def test_first_counts_survive_a_kill_and_the_run_ends_with_the_same_bits() -> None:
+def test_first_counts_survive_a_kill_to_the_same_bits() -> None:
     clients = counting(50, 60, 5000, 400)
     options: dict[str, Any] = {"buffers": BUFFERS, "tau": 2}
     states, whole, arrays = states_of(FedFV(**options), clients, 4)
@@ -463,7 +461,7 @@ def test_one_of_three_or_more_decides_with_nine_tenths(
     assert decides(coefficients) == (decider, pytest.approx(share))
 
 
-def test_a_round_that_one_client_decides_is_logged_and_recorded_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_that_one_client_decides_names_it(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
         rounds = run(FedAvg(max_growth=INF), counting(50, 10**6), rounds=2)[1]
@@ -491,7 +489,7 @@ def test_of_two_used_replies_none_decides() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_row_that_is_taken_out_leaves_what_would_be_there_without_it(place: int) -> None:
+def test_a_row_that_is_taken_out_leaves_the_others_as_they_are(place: int) -> None:
     layout, rng = Layout({"w": np.zeros(7, np.float32), "steps": np.array(1)}), np.random.default_rng(3)
     scales = (1.0, 1e30, 1e-30, 1.0, 1e25)
     models = [

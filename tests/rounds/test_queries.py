@@ -54,7 +54,7 @@ class Counting(InProcessGrid):
         return super().push_messages(messages)
 
 
-def test_an_app_without_a_query_function_is_asked_once_and_the_log_says_what_to_write(
+def test_an_app_without_a_query_function_is_asked_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grid, finished = Counting(plain(), 5), list[Round]()
@@ -92,7 +92,7 @@ def first_of(clients: dict[str, Any]) -> str:
     return nodes[min(nodes)]
 
 
-def test_where_the_first_node_does_not_answer_the_others_are_asked_and_it_is_asked_again_later() -> None:
+def test_a_silent_first_node_is_asked_again_later() -> None:
     clients: dict[str, Answer] = dict(quadratics(4))
     first = first_of(clients)
     answering = clients[first]
@@ -109,7 +109,7 @@ def test_where_the_first_node_does_not_answer_the_others_are_asked_and_it_is_ask
     assert len(asked) >= 1
 
 
-def test_where_the_first_node_fails_otherwise_it_is_called_after_its_id_and_the_others_by_their_names() -> None:
+def test_a_failing_first_node_is_called_by_its_id() -> None:
     clients: dict[str, Answer] = dict(quadratics(4))
     first = first_of(clients)
     answering = clients[first]
@@ -124,7 +124,7 @@ def test_where_the_first_node_fails_otherwise_it_is_called_after_its_id_and_the_
     assert set(finished.participants) == (clients.keys() - {first}) | {str(min(grid.nodes))}
 
 
-def test_one_later_node_without_a_query_function_takes_no_names_from_the_others() -> None:
+def test_one_later_node_without_a_query_keeps_the_others_names() -> None:
     clients: dict[str, Answer] = dict(quadratics(4))
     grid = MemoryGrid(clients)
     last = max(grid.nodes)
@@ -177,7 +177,7 @@ def test_only_the_simulations_traceback_about_query_is_hidden(
 # What is lacking ----------------------------------------------------------------------------------------------------
 
 
-def test_a_metric_that_one_reply_lacks_is_named_with_the_helper_and_the_page() -> None:
+def test_a_missing_metric_is_named_with_helper_and_page() -> None:
     clients: dict[str, Answer] = dict(quadratics(3))
     answering = clients["site-1"]
 
@@ -196,7 +196,7 @@ def test_a_metric_that_one_reply_lacks_is_named_with_the_helper_and_the_page() -
 # Names that fail ----------------------------------------------------------------------------------------------------
 
 
-def test_nodes_that_fail_at_query_are_said_in_one_warning_with_the_reason_and_the_remedy(
+def test_failures_at_query_are_one_warning_with_a_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def failing(message: Message) -> Message | None:

@@ -62,26 +62,24 @@ def wanting(fewest: int, patience: float = 3600.0, among: tuple[str, ...] = ()) 
 
 
 @pytest.mark.parametrize(("clients", "fewest"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 3), (19, 10), (20, 10)])
-def test_half_of_the_clients_are_enough_and_two_where_there_are_two(clients: int, fewest: int) -> None:
+def test_half_of_the_clients_are_enough_and_two_of_two(clients: int, fewest: int) -> None:
     assert quorum_of(clients) == fewest
 
 
-def test_a_round_with_too_few_clients_online_waits_for_them_beyond_the_rounds_timeout(clock: Clock) -> None:
+def test_a_round_waits_for_its_quorum_beyond_the_timeout(clock: Clock) -> None:
     rounds = run(Away(clock, {f"site-{k}": (0.0, 300.0) for k in (1, 2, 3)}), wanting(2))
     assert [len(each.participants) for each in rounds] == [4, 4, 4]
     assert clock.now >= 300.0
 
 
-def test_a_round_goes_on_without_those_who_are_away_where_enough_are_there_and_names_them(clock: Clock) -> None:
+def test_a_round_with_a_quorum_names_who_is_away(clock: Clock) -> None:
     rounds = run(Away(clock, {"site-1": (0.0, 1e9), "site-3": (0.0, 1e9)}), wanting(2))
     assert clock.now < 5.0
     assert [each.offline for each in rounds] == [("site-1", "site-3")] * 3
     assert [list(each.coefficients) for each in rounds] == [["site-0", "site-2"]] * 3
 
 
-def test_a_wait_is_said_after_ten_seconds_with_those_who_are_awaited_and_what_would_go_on(
-    clock: Clock, said: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_is_logged_after_ten_seconds_with_names(clock: Clock, said: pytest.LogCaptureFixture) -> None:
     run(Away(clock, {"site-1": (0.0, 12.0), "site-2": (0.0, 12.0), "site-3": (0.0, 12.0)}), wanting(2))
     messages = dict.fromkeys(record.getMessage() for record in said.records)
     assert [words for words in messages if "online" in words] == [
@@ -106,7 +104,7 @@ def test_the_remedy_that_the_wait_names_helps(clock: Clock, said: pytest.LogCapt
     assert [list(each.coefficients) for each in rounds] == [["site-0"]] * 3
 
 
-def test_when_the_patience_is_at_an_end_so_is_the_run_in_one_sentence_that_names_who_is_awaited(clock: Clock) -> None:
+def test_the_end_of_patience_ends_the_run_and_names_the_awaited(clock: Clock) -> None:
     with pytest.raises(
         QuorumError, match=r"after 100.4 s \(patience\) 1 of 2 clients is online .*site-1, site-2, site-3"
     ) as ended:

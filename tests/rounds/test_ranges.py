@@ -140,7 +140,7 @@ def test_every_method_has_its_parameters_checked() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_term_that_the_method_sets_itself_is_refused_as_an_option(name: str) -> None:
+def test_a_term_that_the_method_sets_is_refused_as_an_option(name: str) -> None:
     expected = {"fedprox": {"proximal_mu"}, "mgdaprox": {"proximal_mu"}, "ditto": {"personal_lambda"}}
     assert METHODS[name].own_terms == expected.get(name, {"personal_lambda"} if name == "local" else set())
     for term in METHODS[name].own_terms:
@@ -157,7 +157,7 @@ def test_fedfa_needs_one_of_its_two_weights() -> None:
 
 
 @pytest.mark.parametrize(("method", "parameter", "text", "good", "bad"), CHECKS)
-def test_values_outside_the_range_are_refused_with_name_value_and_range(
+def test_values_outside_the_range_are_refused_by_name(
     method: str, parameter: str, text: str, good: list[Any], bad: list[Any]
 ) -> None:
     for value in good:
@@ -227,7 +227,7 @@ class Ranged(FedAvg):
         self.given = (first, plain, count, loud, word, other)
 
 
-def test_a_users_method_gets_its_parameters_in_their_type_however_they_are_given() -> None:
+def test_a_users_method_gets_its_parameters_in_their_types() -> None:
     made = Ranged(1, 2, count=np.int64(3), loud=True, word="x", other=(4,), seed=5)
     assert made.given == (1.0, 2.0, 3, True, "x", (4,))
     assert [type(value) for value in made.given] == [float, float, int, bool, str, tuple]
@@ -253,7 +253,7 @@ def test_what_an_annotation_does_not_allow_is_refused(given: dict[str, Any], wor
     assert words in str(refused.value)
 
 
-def test_a_positional_argument_is_checked_too_and_a_surplus_one_is_pythons_error() -> None:
+def test_a_positional_argument_is_checked_too() -> None:
     with pytest.raises(ValueError, match="first = 2: allowed is"):
         Ranged(2)
     with pytest.raises(TypeError, match="positional arguments"):
@@ -283,7 +283,7 @@ def test_annotations_that_cannot_be_evaluated_are_not_checked() -> None:
     assert Late(share=7).share == 7
 
 
-def test_the_common_options_that_are_settings_have_their_ranges_defaults_and_marks() -> None:
+def test_common_options_have_their_settings_ranges_and_marks() -> None:
     for name in ("max_growth", "loss_limit", "update_limit", "clip_updates", "unused_rounds", "evaluate_every"):
         assert OPTIONS[name] is not None
         setting = SETTINGS[name.replace("_", "-")]

@@ -38,7 +38,7 @@ from .helpers import KINDS, SITE_2_IS_DRAWN, bits, one_faulty, run
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmgda", "fedfv"])
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_reply_is_refused_by_client_name_and_changes_nothing_else(name: str, kind: str) -> None:
+def test_a_broken_reply_is_refused_and_changes_nothing_else(name: str, kind: str) -> None:
     fault, reason = BROKEN[kind]
     result, finished = one_faulty(name, fault)
     without, absent = one_faulty(name, no_reply)
@@ -55,7 +55,7 @@ def test_a_broken_reply_is_refused_by_client_name_and_changes_nothing_else(name:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", UNMEASURED)
-def test_a_reply_without_a_needed_metric_is_refused_and_one_that_is_not_needed_is_ignored(kind: str) -> None:
+def test_a_missing_metric_matters_only_where_it_is_needed(kind: str) -> None:
     fault, reason = UNMEASURED[kind]
     for name in METHODS:
         result, finished = one_faulty(name, fault)
@@ -70,7 +70,7 @@ def test_a_reply_without_a_needed_metric_is_refused_and_one_that_is_not_needed_i
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["accuracy-after", "learning-rate"])
 @pytest.mark.parametrize("value", [None, np.nan, -np.inf, [0.5]])
-def test_every_metric_is_needed_by_the_methods_that_ask_for_it_alone(metric: str, value: Any) -> None:
+def test_every_metric_is_needed_only_by_methods_that_ask_for_it(metric: str, value: Any) -> None:
     for name in METHODS:
         result, finished = one_faulty(name, metrics({metric: value}))
         if metric in METHODS[name].needs:
@@ -82,7 +82,7 @@ def test_every_metric_is_needed_by_the_methods_that_ask_for_it_alone(metric: str
 
 
 @pytest.mark.parametrize("disparity", [1.0000001, -1.5, 1e300])
-def test_a_disparity_that_is_no_difference_of_shares_is_refused_by_the_method_that_needs_it(disparity: float) -> None:
+def test_an_impossible_disparity_is_refused_where_it_is_needed(disparity: float) -> None:
     _, finished = one_faulty("fcfl", metrics({"disparity": disparity}))
     assert finished.refused == {"site-2": f"metric 'disparity' must lie in [-1, 1], got {disparity}"}
     for fine in (-1.0, 0, 1):
@@ -91,7 +91,7 @@ def test_a_disparity_that_is_no_difference_of_shares_is_refused_by_the_method_th
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1])
-def test_a_learning_rate_that_is_not_positive_is_refused_by_the_method_that_divides_by_it(rate: float) -> None:
+def test_a_rate_of_0_or_less_is_refused_where_one_divides_by_it(rate: float) -> None:
     _, finished = one_faulty("qfedsgd", metrics({"learning-rate": rate}))
     assert finished.refused == {"site-2": f"metric 'learning-rate' must be positive, got {rate}"}
 
@@ -126,7 +126,7 @@ def test_without_a_limit_a_finite_but_huge_reply_is_used(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("size", [1e160, 1.7e308])
-def test_an_update_whose_square_overflows_is_refused_and_the_others_are_used(name: str, size: float) -> None:
+def test_an_update_whose_square_overflows_is_refused(name: str, size: float) -> None:
     model = {key: a.astype(np.float64) if a.dtype.kind == "f" else a for key, a in initial_model().items()}
     huge = MemoryGrid(quadratics(4), faults={("site-2", 1): arrays(bias=np.full(3, size))})
     strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
@@ -138,7 +138,7 @@ def test_an_update_whose_square_overflows_is_refused_and_the_others_are_used(nam
     assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
 
 
-def test_a_node_that_is_gone_is_named_though_its_error_carries_the_servers_id() -> None:
+def test_a_node_that_is_gone_is_refused_by_its_own_name() -> None:
     _, finished = one_faulty("fedavg", node_unavailable)
     assert list(finished.refused) == ["site-2"]
     assert finished.missing == ()
@@ -163,7 +163,7 @@ def test_a_message_that_has_expired_is_no_answer(code: int) -> None:
         ("begin" + 10**6 * "x" + "end", "begin" + 995 * "x" + " … " + 997 * "x" + "end"),
     ],
 )
-def test_what_a_client_gives_as_a_reason_is_one_printable_line_of_bounded_length(reason: str, told: str) -> None:
+def test_a_clients_reason_is_one_printable_short_line(reason: str, told: str) -> None:
     def failing(sent: Message, reply: Message) -> list[Message]:
         return [Message(Error(2, reason), reply_to=sent)]
 
@@ -188,7 +188,7 @@ def test_a_broken_evaluation_is_refused_by_client_name() -> None:
     assert finished.refused["site-1"].startswith("evaluation: num-examples")
 
 
-def test_a_method_that_needs_a_loss_refuses_a_foreign_client_with_the_reason() -> None:
+def test_a_foreign_client_is_refused_with_reason_for_a_loss() -> None:
     _, finished = one_faulty("fedfv", UNMEASURED["no loss"][0])
     assert finished.refused == {"site-2": f"metric 'loss-before' must be a finite number, got None: {ADVICE}"}
 

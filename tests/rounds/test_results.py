@@ -26,7 +26,7 @@ from tests.strategies.helpers import (
 from .helpers import bits, run
 
 
-def test_a_finished_round_tells_who_took_part_and_what_came_of_it() -> None:
+def test_a_finished_round_has_its_participants_and_results() -> None:
     faults = {("site-1", 1): error, ("site-3", 1): no_reply}
     result, rounds = run(FedAvg(buffers=BUFFERS), MemoryGrid(quadratics(5), faults=faults), rounds=2)
     first, clients = rounds[0], quadratics(5)
@@ -53,7 +53,7 @@ def test_a_finished_round_tells_who_took_part_and_what_came_of_it() -> None:
     assert first.bytes_received == size * 3
 
 
-def test_on_round_is_called_before_the_next_round_and_ends_the_run_by_raising() -> None:
+def test_on_round_precedes_the_next_round_and_may_end_the_run() -> None:
     grid = MemoryGrid(quadratics(2))
 
     def stop(finished: Round) -> None:
@@ -77,9 +77,7 @@ def test_on_round_is_called_before_the_next_round_and_ends_the_run_by_raising() 
         ({"fraction_evaluate": 0.0, "evaluate_every": 0}, []),
     ],
 )
-def test_clients_evaluate_every_so_many_rounds_and_after_the_last(
-    options: dict[str, Any], evaluated: list[int]
-) -> None:
+def test_clients_evaluate_at_the_interval_and_after_the_last(options: dict[str, Any], evaluated: list[int]) -> None:
     result, rounds = run(FedAvg(**options), rounds=5)
     assert [r.number for r in rounds if r.evaluations] == evaluated
     assert list(result.evaluate_metrics_clientapp) == evaluated

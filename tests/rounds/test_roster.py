@@ -40,9 +40,7 @@ def test_0_29_of_100_is_29() -> None:
 @given(
     total=st.integers(0, 100), fraction=st.floats(0.001, 1.0), minimum=st.integers(1, 120), seed=st.integers(0, 10**20)
 )
-def test_the_draw_is_at_least_the_minimum_without_replacement_and_in_order(
-    total: int, fraction: float, minimum: int, seed: int
-) -> None:
+def test_a_draw_is_in_order_and_without_replacement(total: int, fraction: float, minimum: int, seed: int) -> None:
     drawn = draw(NAMES[:total], fraction, minimum, seed)
     assert len(drawn) == min(max(math.ceil(Fraction(str(fraction)) * total), minimum), total)
     assert drawn == sorted(set(drawn))
@@ -73,7 +71,7 @@ class Many(Sequence[str]):
         return f"client-{place:06d}"
 
 
-def test_of_a_million_names_only_those_that_are_drawn_are_looked_at() -> None:
+def test_of_a_million_names_only_the_drawn_are_looked_at() -> None:
     names = Many()
     drawn = sample(names, 100, 0, "train", 1)
     assert len(names.asked) == len(set(drawn)) == 100
@@ -114,7 +112,7 @@ def test_a_node_is_asked_once_and_again_only_when_it_comes_anew() -> None:
     assert roster.online == {"site-3": 3, "site-5": 5}
 
 
-def test_a_node_that_did_not_answer_is_asked_again_and_takes_no_part_before() -> None:
+def test_a_silent_node_is_asked_again_before_it_takes_part() -> None:
     roster = Roster()
     roster.refresh({3: "", 4: ""}, lambda nodes: {4: "b"})
     assert roster.online == {"b": 4}
@@ -171,7 +169,7 @@ def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
 # Debts --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_owes_a_reply_is_online_but_not_free_until_it_has_answered_everything() -> None:
+def test_a_client_that_owes_a_reply_is_online_but_not_free() -> None:
     roster = Roster()
     roster.refresh({3: "a", 4: "b"}, never)
     roster.owe("first", 3, 0.0, math.inf)
@@ -184,7 +182,7 @@ def test_a_client_that_owes_a_reply_is_online_but_not_free_until_it_has_answered
     assert roster.free == ["a", "b"]
 
 
-def test_a_debt_outlives_its_message_and_a_node_without_a_name_is_asked_for_it_again(
+def test_a_debt_outlives_its_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
@@ -213,7 +211,7 @@ def silent_for(roster: Roster, now: list[float]) -> float:
     return now[0] - made
 
 
-def test_the_pause_doubles_with_each_message_in_a_row_and_begins_again_after_an_answer(
+def test_the_pause_doubles_and_restarts_after_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]

@@ -93,7 +93,7 @@ def test_rows_added_together_are_those_added_one_by_one(
 
 @given(seed=st.integers(0, 300), odd=ODDS, dtypes=DTYPES, chunk=st.sampled_from((1, 2, 3, 100)), large=st.booleans())
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_lent_models_that_are_not_copied_are_to_the_bit_what_stored_ones_are(
+def test_lent_models_have_the_bits_of_stored_ones(
     seed: int, odd: float, dtypes: tuple[str, str], chunk: int, large: bool
 ) -> None:
     try:

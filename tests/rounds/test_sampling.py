@@ -33,7 +33,7 @@ def test_the_scheme_says_who_trains_for_all_methods_alike() -> None:
         assert [r.participants for r in rounds] == expected
 
 
-def test_a_round_with_the_clients_that_uniform_draws_gives_is_to_the_bit_that_of_uniform_draws() -> None:
+def test_a_scheme_with_uniform_draws_gives_uniforms_bits() -> None:
     result, rounds = run(FedFV(**OPTIONS))
     drawn = {r.number: list(r.participants) for r in rounds}
     again, _ = run(FedFV(sampling=lambda number, names, count, random: drawn[number], **OPTIONS))
@@ -42,7 +42,7 @@ def test_a_round_with_the_clients_that_uniform_draws_gives_is_to_the_bit_that_of
     assert bits(named.arrays) == bits(result.arrays)
 
 
-def test_draws_are_from_seed_and_round_alone_and_continue_to_the_bit() -> None:
+def test_draws_depend_on_seed_and_round_alone() -> None:
     def finished(seed: int) -> tuple[Any, list[Any], list[dict[str, Any]]]:
         strategy, states, rounds = FedAvg(sampling=thirds, fraction_train=1.0, seed=seed), [], []
 
@@ -65,7 +65,7 @@ def test_draws_are_from_seed_and_round_alone_and_continue_to_the_bit() -> None:
     assert bits(again.arrays) == bits(result.arrays)
 
 
-def test_a_scheme_gets_the_clients_that_train_alone_and_how_many_are_wanted() -> None:
+def test_a_scheme_gets_the_training_clients_and_the_number() -> None:
     asked = []
 
     def note(number: int, names: Sequence[str], count: int, random: np.random.Generator) -> Sequence[str]:
@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_participants_ends_the_run_with_scheme_and_round(case: str) -> None:
+def test_impossible_participants_end_the_run_with_the_scheme(case: str) -> None:
     draw, said = WRONG[case]
     with pytest.raises(SamplingError, match=f"sampling = .*{said}"):
         run(FedAvg(sampling=draw))
@@ -107,7 +107,7 @@ def test_an_error_in_a_later_round_names_it() -> None:
         run(FedAvg(sampling=lambda number, names, *rest: names if number < 3 else []), rounds=4)
 
 
-def test_a_method_that_draws_its_clients_itself_refuses_a_scheme_by_name() -> None:
+def test_a_method_that_draws_itself_refuses_a_scheme_by_name() -> None:
     for name in DRAWN_ITSELF:
         with pytest.raises(
             ValueError, match=f"{find_method(name).__name__} draws its clients itself: leave sampling out"
@@ -127,7 +127,7 @@ def worst_served(
     return new[:count] or sorted(names, key=lambda name: history.losses[name])[-count:]
 
 
-def test_a_scheme_may_draw_by_last_losses_and_participations_which_continue_to_the_bit() -> None:
+def test_a_scheme_may_draw_by_losses_and_participations() -> None:
     seen: list[History] = []
 
     def note(number: int, names: Any, count: int, random: Any, history: History) -> Sequence[str]:

@@ -107,7 +107,7 @@ def without(name: str) -> Fault:
 # Rows -----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_step_is_made_of_updates_second_updates_and_kept_rows() -> None:
+def test_a_step_has_updates_second_updates_and_kept_rows() -> None:
     method, clients = Both(buffers=BUFFERS, seed=3), clients_of(4)
     finished = rounds_of(method, 3, clients=clients)
     w, old = flat(initial_model()), np.zeros(10)
@@ -122,7 +122,7 @@ def test_the_step_is_made_of_updates_second_updates_and_kept_rows() -> None:
         w = flat(before)
 
 
-def test_the_gram_matrix_has_the_second_updates_below_the_first_and_kept_rows_last() -> None:
+def test_the_gram_matrix_has_second_updates_below_the_first() -> None:
     method, clients = Both(buffers=BUFFERS, seed=3), clients_of(3)
     one, _ = rounds_of(method, 2, clients=clients)
     before = unpack(one.arrays)
@@ -154,7 +154,7 @@ def test_a_client_that_decides_by_its_second_update_is_named() -> None:
     assert one.decided_by == ""
 
 
-def test_bytes_count_the_arrays_of_both_records_and_those_that_are_ignored() -> None:
+def test_bytes_count_the_arrays_of_both_records() -> None:
     (plain,), model = rounds_of(Both(buffers=BUFFERS)), initial_model()
     whole = sum(map(size_on_the_wire, model.values()))
     trainable = sum(size_on_the_wire(model[name]) for name in TRAINABLE)
@@ -183,7 +183,7 @@ NAN = np.array([np.nan, 0.0, 0.0], np.float32)
         (changed(bias=np.full(3, 1e30, np.float32)), "its arrays-disparity has the length 1.73205e+30"),
     ],
 )
-def test_a_reply_whose_second_record_cannot_be_used_is_refused_by_name(fault: Fault, reason: str) -> None:
+def test_an_unusable_second_record_is_refused_by_name(fault: Fault, reason: str) -> None:
     """And the round ends as without it; neither record stands in for the other."""
     (one,) = rounds_of(Both(buffers=BUFFERS), faults={("site-2", 1): fault})
     (absent,) = rounds_of(Both(buffers=BUFFERS), faults={("site-2", 1): lambda sent, reply: []})
@@ -199,7 +199,7 @@ def test_second_updates_are_compared_with_each_other() -> None:
         assert one.refused == {}
 
 
-def test_second_updates_are_shortened_to_what_is_usual_among_themselves() -> None:
+def test_second_updates_are_shortened_among_themselves() -> None:
     clients = clients_of(4, **{"2": 50.0})
     for each in clients.values():
         each.examples = 10

@@ -61,7 +61,7 @@ def moments_in(strategy: FairStrategy) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if "one momentum" not in METHODS[name].requires])
-def test_momentum_of_zero_with_step_size_one_is_the_method_to_the_bit(name: str) -> None:
+def test_momentum_of_zero_is_the_method_to_the_bit(name: str) -> None:
     expected, rounds = undisturbed(name, ARGUMENTS[name][0])
     result, ours = run(make(name, ARGUMENTS[name][0], **OPTIONS, **PLAIN_MOMENTUM))
     assert bits(result.arrays) == bits(expected.arrays)
@@ -81,7 +81,7 @@ def test_it_is_the_method_to_the_bit_in_every_dtype(dtype: str) -> None:
     assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in plain]
 
 
-def test_without_an_optimizer_nothing_is_kept_and_the_state_is_as_it_was() -> None:
+def test_without_an_optimizer_nothing_is_kept() -> None:
     strategy = FedAvg(server_optimizer="none")
     run(strategy)
     assert strategy.server_optimizer is None
@@ -290,7 +290,7 @@ PAIRS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_it_is_flowers_strategy_but_for_the_differences_that_are_named(pair: str) -> None:
+def test_it_is_flowers_strategy_but_for_named_differences(pair: str) -> None:
     theirs, options = PAIRS[pair]
     expected, ours = models_of(theirs(), 5), models_of(FedAvg(**options), 5)
     assert len(ours) == len(expected) == 5
@@ -340,7 +340,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @each_optimizer
-def test_a_skipped_round_and_a_round_without_a_step_touch_neither_model_nor_moments(optimizer: str) -> None:
+def test_a_round_without_a_step_leaves_model_and_moments(optimizer: str) -> None:
     failing = {(f"site-{k}", 2): error for k in range(3)}
     skipped, kept = kept_after(FedAvg(buffers=BUFFERS, **EACH[optimizer]), 3, faults=failing)
     assert not skipped[1].coefficients
@@ -371,7 +371,7 @@ def test_buffers_and_integers_are_those_of_the_method(optimizer: str) -> None:
 
 
 @each_optimizer
-def test_frozen_arrays_stay_and_shared_ones_get_the_values_of_their_parameter(optimizer: str) -> None:
+def test_frozen_arrays_stay_and_shared_ones_agree(optimizer: str) -> None:
     model = {**initial_model(), "tied": initial_model()["bias"].copy()}
 
     def tied(name: str) -> Any:
@@ -429,7 +429,7 @@ def test_long_momentum_is_never_refused() -> None:
 
 
 @each_optimizer
-def test_a_step_of_the_method_that_is_too_long_is_not_taken_and_no_moment_notices(optimizer: str) -> None:
+def test_a_refused_step_leaves_the_moments(optimizer: str) -> None:
     plans = {"a": always(1.0), "b": always(3.0)}
     without = Leap(factors={}, **EACH[optimizer])
     leaping = Leap(factors={2: 1e5}, **EACH[optimizer])
@@ -440,7 +440,7 @@ def test_a_step_of_the_method_that_is_too_long_is_not_taken_and_no_moment_notice
     assert equal(moments_in(leaping), moments_in(without))
 
 
-def test_the_limit_compares_with_the_methods_longest_step_and_not_with_the_optimizers() -> None:
+def test_the_limit_compares_with_the_methods_longest_step() -> None:
     """The server's steps are 0.01 times the method's: its third step is 90 times its second, as the limit allows."""
     leaping = Leap(factors={3: 90.0}, server_optimizer="avgm", server_optimizer_lr=0.01, server_optimizer_beta1=0.0)
     assert all(each.coefficients for each in rounds_of(leaping, {"a": always(1.0), "b": always(1.0)}, 3))
@@ -466,7 +466,7 @@ def test_a_step_whose_square_is_beyond_the_range_is_not_taken(optimizer: str, ca
     )
 
 
-def test_a_bad_client_is_refused_and_the_round_goes_on_as_without_it() -> None:
+def test_a_bad_client_is_refused_and_the_round_goes_on() -> None:
     broken = {("site-2", 2): arrays(bias=np.float32([1, np.nan, 2]))}
     absent = {("site-2", 2): error}
     one, other = (kept_after(FedAvg(buffers=BUFFERS, **EACH["adam"]), 3, faults=faults) for faults in (broken, absent))
@@ -498,7 +498,7 @@ def test_a_run_resumed_from_its_state_ends_with_the_same_bits(name: str, optimiz
         assert bits(resumed.arrays) == bits(whole.arrays)
 
 
-def test_two_vectors_are_kept_by_the_adaptive_ones_and_one_by_avgm() -> None:
+def test_adaptive_ones_keep_two_vectors_and_avgm_one() -> None:
     for optimizer, options in EACH.items():
         strategy = FedAvg(buffers=BUFFERS, **options)
         run(strategy, rounds=2)
@@ -507,7 +507,7 @@ def test_two_vectors_are_kept_by_the_adaptive_ones_and_one_by_avgm() -> None:
         assert [(each.shape, each.dtype) for each in vectors] == [((10,), np.float32)] * (1 + (optimizer in ADAPTIVE))
 
 
-def test_a_state_without_an_optimizer_is_continued_without_one_and_no_other_way() -> None:
+def test_a_state_without_an_optimizer_continues_without_one() -> None:
     plain, adam = FedAvg(buffers=BUFFERS), FedAvg(buffers=BUFFERS, **EACH["adam"])
     result, _ = run(plain, rounds=2)
     run(FedAvg(buffers=BUFFERS), rounds=3, initial_arrays=result.arrays, resume=plain.state_dict())
@@ -608,9 +608,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "words"), IMPOSSIBLE, ids=str)
-def test_an_impossible_option_or_one_without_effect_is_refused_with_the_remedy(
-    options: dict[str, Any], words: str
-) -> None:
+def test_an_impossible_option_is_refused_with_the_remedy(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FedAvg(**options)
 

@@ -230,7 +230,7 @@ def test_clients_that_are_all_offline_are_waited_for(run: Callable[..., list[Rou
 
 
 @either
-def test_after_the_patience_the_run_ends_and_names_whom_it_awaited(run: Callable[..., list[Round]], clock: Day) -> None:
+def test_at_the_end_of_patience_the_run_names_the_awaited(run: Callable[..., list[Round]], clock: Day) -> None:
     with pytest.raises(QuorumError) as ended:
         run(Nodes(clock, everyone((0.7, 1e9))))
     words = str(ended.value)
@@ -268,9 +268,7 @@ def test_clients_that_miss_each_round_end_the_run(run: Callable[..., list[Round]
 
 
 @either
-def test_a_last_round_that_all_miss_is_evaluated_once_they_are_back(
-    run: Callable[..., list[Round]], clock: Day
-) -> None:
+def test_a_last_round_that_all_miss_is_evaluated_later(run: Callable[..., list[Round]], clock: Day) -> None:
     rounds = run(Nodes(clock, everyone((0.7, 50.0))), rounds=2, fraction_evaluate=1.0, evaluate_every=0)
     assert used(rounds) == [3, 0]
     assert list(rounds[1].evaluations) == list(SITES)

@@ -87,7 +87,7 @@ def test_a_state_does_not_change_while_the_run_goes_on() -> None:
     assert sum(map(len, states[1]["memory"]["seen"].values())) == 2 * 4
 
 
-def test_a_row_made_of_several_updates_is_kept_as_their_combination() -> None:
+def test_a_row_of_several_updates_is_kept_as_their_combination() -> None:
     result, _ = run(Counting(buffers=BUFFERS), rounds=3)
     model, clients, v = {k: a.astype(np.float64) for k, a in initial_model().items()}, quadratics(6), np.zeros(10)
     n = np.array([c.examples for c in clients.values()], np.float64)

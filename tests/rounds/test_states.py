@@ -61,9 +61,7 @@ def test_each_client_is_sent_the_round_of_its_last_used_reply(name: str) -> None
 
 
 @both
-def test_a_client_that_lost_its_state_is_refused_by_name_and_all_begin_anew(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: pytest.LogCaptureFixture) -> None:
     clients, method = keeping(4), made(name)
     wrong: list[float] = []
     with caplog.at_level(logging.WARNING, "flwr"):
@@ -92,7 +90,7 @@ def test_a_client_that_lost_its_state_is_refused_by_name_and_all_begin_anew(
 
 
 @both
-def test_the_run_goes_on_as_a_new_one_that_begins_with_the_model_of_that_round(name: str) -> None:
+def test_the_run_goes_on_as_a_new_one_from_that_rounds_model(name: str) -> None:
     clients = keeping(4)
     course = run(made(name), clients, 9, before=losing(clients, {5: "site-2"}))
     anew = run(made(name), keeping(4), 4, first=course.models[5])
@@ -108,7 +106,7 @@ def test_it_rests_where_it_should_after_a_loss(name: str) -> None:
 
 
 @both
-def test_who_loses_it_twice_is_refused_from_then_on_with_the_remedy_and_the_others_go_on(name: str) -> None:
+def test_who_loses_it_twice_is_refused_with_the_remedy(name: str) -> None:
     clients, method = keeping(4), made(name)
     forgetful = dict.fromkeys(range(3, 40), "site-2")
     course = run(method, clients, 12, before=losing(clients, forgetful))
@@ -124,9 +122,7 @@ def test_who_loses_it_twice_is_refused_from_then_on_with_the_remedy_and_the_othe
 
 @both
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), [2, 2]])
-def test_a_reply_that_does_not_say_from_which_state_it_went_on_is_refused_and_no_state_is_lost(
-    name: str, value: Any
-) -> None:
+def test_a_reply_without_its_state_round_is_refused(name: str, value: Any) -> None:
     clients, method = keeping(3), made(name)
     course = run(method, clients, 5, faults={("site-1", 3): metrics({"state-round": value})})
     assert set(course.rounds[2].refused) == {"site-1"}
@@ -137,7 +133,7 @@ def test_a_reply_that_does_not_say_from_which_state_it_went_on_is_refused_and_no
 
 
 @both
-def test_where_all_lose_theirs_the_round_is_skipped_and_the_run_goes_on(name: str) -> None:
+def test_where_all_lose_theirs_the_round_is_skipped(name: str) -> None:
     """As where a server goes back further than clients keep states."""
     clients, method = keeping(3), made(name)
 

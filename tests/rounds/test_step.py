@@ -112,7 +112,7 @@ def test_a_run_ends_where_the_papers_vectors_end(name: str, arguments: dict[str,
 
 
 @every_kind
-def test_a_round_without_usable_replies_keeps_model_and_memory_and_counts(name: str, arguments: dict[str, Any]) -> None:
+def test_a_round_without_usable_replies_keeps_all_and_counts(name: str, arguments: dict[str, Any]) -> None:
     clients = quadratics(6)
     states: list[dict[str, Any]] = []
     strategy = make(name, arguments, **OPTIONS)
@@ -237,7 +237,7 @@ def test_no_vector_of_the_models_length_reaches_the_method(name: str, arguments:
     assert max(seen) <= 8**2 < d
 
 
-def test_the_integer_buffer_is_of_the_client_with_the_most_examples_and_ties_go_to_the_first_name() -> None:
+def test_the_integer_buffer_is_the_largest_clients() -> None:
     clients = quadratics(3)
     for client, examples in zip(clients.values(), (7, 9, 9), strict=True):
         client.examples = examples
@@ -257,7 +257,7 @@ def test_the_integer_buffer_is_of_the_client_with_the_most_examples_and_ties_go_
 
 
 @pytest.mark.parametrize("options", [{}, {"buffers": None}, {"buffers": ["norm.running_mean", "norm.running_var"]}])
-def test_batch_norms_statistics_are_buffers_though_nobody_names_them(options: dict[str, Any]) -> None:
+def test_batch_norms_statistics_are_buffers_by_default(options: dict[str, Any]) -> None:
     """Clients whose weights conflict, and whose statistics are far from 0, as those of unscaled features are."""
     received = {f"norm.{name}": value.numpy() for name, value in torch.nn.BatchNorm1d(2).state_dict().items()}
     examples, lengths = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32), {"a": 30.0, "b": 3.0}
@@ -281,7 +281,7 @@ def test_batch_norms_statistics_are_buffers_though_nobody_names_them(options: di
     np.testing.assert_allclose(unpack(result.arrays)["norm.running_var"], expected, rtol=1e-5)
 
 
-def test_a_layer_of_ones_own_may_call_a_parameter_as_batch_norm_calls_its_statistics() -> None:
+def test_a_parameter_may_have_the_name_of_a_statistic() -> None:
     arrays = {"own.running_mean": np.ones(3, np.float32), "w": np.ones(2, np.float32), "running_var": np.array(1)}
     assert Layout(arrays).buffers == ("own.running_mean",)
     assert Layout(arrays, buffers=()).trainable == ("own.running_mean", "w")
@@ -336,7 +336,7 @@ def test_a_shared_parameter_changes_no_bit_of_a_run(name: str, arguments: dict[s
 
 
 @pytest.mark.parametrize("buffers", [("norm.steps",), ("unknown",)])
-def test_a_buffer_that_is_no_float_array_of_the_model_is_refused_by_name(buffers: tuple[str, ...]) -> None:
+def test_a_buffer_that_is_no_float_array_is_refused_by_name(buffers: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=buffers[0]):
         run(FedAvg(buffers=buffers))
 

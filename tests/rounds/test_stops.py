@@ -108,7 +108,7 @@ every_cause = pytest.mark.parametrize("cause", CAUSES)
 
 
 @every_cause
-def test_three_rounds_in_a_row_without_a_step_stop_the_run_with_cause_and_remedy(cause: str) -> None:
+def test_three_rounds_without_a_step_stop_the_run_with_remedy(cause: str) -> None:
     method, grid, why = CAUSES[cause]
     strategy = method()
     with pytest.raises(NothingLearnedError) as raised:
@@ -130,7 +130,7 @@ def test_the_option_says_after_how_many(cause: str) -> None:
 
 
 @every_cause
-def test_a_run_that_shall_go_on_regardless_does_and_leaves_the_model_as_it_is(cause: str) -> None:
+def test_a_run_without_limit_goes_on_and_keeps_the_model(cause: str) -> None:
     method, grid, _ = CAUSES[cause]
     strategy = method()
     strategy.unused_rounds = 0
@@ -152,7 +152,7 @@ def test_a_short_run_without_any_step_is_no_success_either(cause: str) -> None:
 # The same metric ----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_round_stops_the_run_where_every_reply_lacks_the_same_needed_metric() -> None:
+def test_a_metric_that_all_replies_lack_stops_the_first_round() -> None:
     with pytest.raises(NothingLearnedError) as raised:
         run(FedFV(), grid_of(metrics({"loss-before": None})))
     assert str(raised.value) == (
@@ -163,26 +163,26 @@ def test_the_first_round_stops_the_run_where_every_reply_lacks_the_same_needed_m
     )
 
 
-def test_a_metric_that_all_lack_stops_the_run_also_after_rounds_without_a_reply() -> None:
+def test_a_metric_that_all_lack_stops_after_silent_rounds_too() -> None:
     lacking = metrics({"loss-before": None})
     faults = {(site, number): no_reply if number < 2 else lacking for site in SITES for number in ALWAYS}
     with pytest.raises(NothingLearnedError, match="all 4 replies of round 2 lack the metric"):
         run(FedFV(), MemoryGrid(quadratics(4), faults=faults))
 
 
-def test_replies_that_are_refused_for_different_reasons_do_not_stop_the_first_round() -> None:
+def test_different_reasons_do_not_stop_the_first_round() -> None:
     grid = grid_of(metrics({"loss-before": None}))
     grid.faults = {**grid.faults, ("site-1", 1): error}
     grid.faults = {key: fault for key, fault in grid.faults.items() if key[1] == 1}
     assert skipped(run(FedFV(), grid)) == [1]
 
 
-def test_a_metric_that_all_lack_later_on_counts_as_any_other_cause() -> None:
+def test_a_metric_that_all_lack_later_counts_as_any_cause() -> None:
     with pytest.raises(NothingLearnedError, match="nothing for 3 rounds: in round 4, 4 of 4 replies were refused"):
         run(FedFV(), grid_of(metrics({"loss-before": None}), rounds=range(2, 10)))
 
 
-def test_a_metric_that_all_lack_does_not_stop_a_run_that_shall_go_on_regardless() -> None:
+def test_without_limit_a_missing_metric_stops_no_run() -> None:
     rounds = run(FedFV(unused_rounds=0), grid_of(metrics({"loss-before": None}), rounds=range(1, 5)))
     assert skipped(rounds) == [1, 2, 3, 4]
 
@@ -204,7 +204,7 @@ def test_every_run_of_a_strategy_counts_for_itself() -> None:
         run(strategy, grid_of(error), rounds=2)
 
 
-def test_a_run_that_is_continued_counts_from_there_and_knows_of_its_steps() -> None:
+def test_a_continued_run_counts_on_and_knows_its_steps() -> None:
     before = FedFV()
     last = run(before, grid_of(error, rounds=(2, 3)), rounds=3)[-1]
     after = {"initial_arrays": last.arrays, "resume": before.state_dict()}
@@ -221,7 +221,7 @@ def test_one_bad_client_never_ends_a_run(kind: str) -> None:
         assert all("site-2" in each.refused for each in rounds) == (kind in BROKEN or method is FedFV)
 
 
-def test_one_bad_client_that_is_drawn_alone_first_does_not_end_a_run() -> None:
+def test_one_bad_client_drawn_alone_first_ends_no_run() -> None:
     """Nothing tells whether the others would lack the metric as well."""
     alone = run(FedFV(fraction_train=0.01), grid_of(None), rounds=1)[0].participants
     lacking = grid_of(metrics({"loss-before": None}), sites=alone)
@@ -267,7 +267,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_weigh_that_returns_no_coefficients_is_named_with_what_it_returned_and_what_is_due(kind: str) -> None:
+def test_a_wrong_weigh_is_named_with_what_it_returned(kind: str) -> None:
     value, got = WRONG[kind]
     with pytest.raises(MethodError) as raised:
         run(returning(value), grid_of(None))
@@ -276,7 +276,7 @@ def test_a_weigh_that_returns_no_coefficients_is_named_with_what_it_returned_and
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_weigh_that_returns_numbers_that_are_not_finite_is_named_with_their_clients(value: float) -> None:
+def test_a_weigh_with_infinite_numbers_is_named_with_clients(value: float) -> None:
     with pytest.raises(MethodError, match=r"^Mine.weigh, in round 1, .* not finite \(of site-1, site-3\)"):
         run(returning([0.5, value, 0.5, value]), grid_of(None))
 
@@ -316,7 +316,7 @@ def in_float64() -> Any:
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("largest", [1e150, 1e300], ids=["as it is", "without the limit of entries"])
-def test_a_hostile_client_whose_updates_have_no_inner_products_is_never_the_methods_fault(
+def test_updates_without_products_are_never_the_methods_fault(
     name: str, largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its entries are refused beyond 1e150; even without that limit a round is skipped at most."""
@@ -332,7 +332,7 @@ def test_a_hostile_client_whose_updates_have_no_inner_products_is_never_the_meth
     assert all(np.isfinite(array).all() for array in unpack(finished.arrays).values())
 
 
-def test_updates_without_inner_products_skip_the_round_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_without_products_skip_the_round_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", 1e300)
     with np.errstate(all="ignore"), pytest.raises(NothingLearnedError, match="inner products of the updates are not f"):
         run(FedFV(update_limit=np.inf), grid_of(huge(1e200)), rounds=5, initial_arrays=in_float64())
@@ -390,13 +390,13 @@ class Forgetful(FairStrategy):
         return cohort.losses / cohort.losses.sum()
 
 
-def test_a_method_that_reads_a_metric_which_it_does_not_need_is_told_how_to_ask_for_it() -> None:
+def test_a_method_that_reads_an_unneeded_metric_is_an_error() -> None:
     words = r"Forgetful reads the metric 'loss-before', .* needs = frozenset\(\{'loss-before'\}\) in the class"
     with pytest.raises(UnneededMetricError, match=words):
         run(Forgetful(), grid_of(None))
 
 
-def test_a_model_of_integers_alone_is_refused_before_the_first_round() -> None:
+def test_a_model_of_integers_is_refused_before_round_1() -> None:
     sent = {"counts": np.arange(3), "mask": np.array([True])}
     finished: list[Round] = []
     with pytest.raises(BrokenModelError, match=r"no array of floats.*counts \(int64\), mask \(bool\).*float32"):

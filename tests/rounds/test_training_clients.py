@@ -22,7 +22,7 @@ def test_naming_all_clients_changes_nothing(name: str, arguments: dict[str, Any]
 
 
 @every_kind
-def test_the_model_is_that_of_a_federation_of_those_clients_alone(name: str, arguments: dict[str, Any]) -> None:
+def test_the_model_is_that_of_those_clients_alone(name: str, arguments: dict[str, Any]) -> None:
     alone, expected = run(
         make(name, arguments, **OPTIONS), MemoryGrid({k: v for k, v in quadratics(6).items() if k in SOME})
     )
@@ -52,7 +52,7 @@ def test_one_of_them_that_is_not_there_is_done_without() -> None:
     assert rounds[0].participants == ("site-1",)
 
 
-def test_where_none_of_them_is_there_rounds_are_skipped_and_the_run_says_whom_it_lacks() -> None:
+def test_without_any_of_them_rounds_are_skipped_and_named() -> None:
     words = "of those that train .training_clients = site-8, site-9., too few clients were online"
     with pytest.raises(NothingLearnedError, match=f"learned nothing for 3 rounds: .*{words}"):
         run(FedAvg(training_clients=("site-8", "site-9")), rounds=5)
@@ -67,7 +67,7 @@ def test_names_are_a_list_or_tuple(value: Any) -> None:
         FedAvg(training_clients=value)
 
 
-def test_a_text_is_not_taken_for_the_names_that_its_letters_would_be() -> None:
+def test_a_text_is_not_taken_for_a_list_of_names() -> None:
     with pytest.raises(ValueError, match=r"buffers must be a list or tuple of names, got 'norm\.mean'"):
         FedAvg(buffers="norm.mean")
     assert FedAvg(buffers=["norm.mean"]).buffers == ("norm.mean",)

@@ -72,14 +72,14 @@ def test_gram_norms_and_sum_equal_the_direct_products(seed: int, m: int, d: int,
 
 
 @given(U=edgy_updates())
-def test_gram_matrix_is_symmetric_and_its_diagonal_holds_the_norms(U: FloatArray) -> None:
+def test_the_gram_matrix_is_symmetric_with_squared_norms(U: FloatArray) -> None:
     rows = below(U)
     G = gram_matrix(rows)
     np.testing.assert_array_equal(G, G.T)
     np.testing.assert_allclose(np.diag(G), squared_norms(rows), rtol=1e-12)
 
 
-def test_large_work_is_multiplied_in_float32_to_1_5e_minus_7_in_a_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(monkeypatch: pytest.MonkeyPatch) -> None:
     U = drawn(0, 5, 10 * CHUNK + 3)
     rows, exact = below(U), U.astype(np.float64) @ U.T.astype(np.float64)
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
@@ -88,7 +88,7 @@ def test_large_work_is_multiplied_in_float32_to_1_5e_minus_7_in_a_cosine(monkeyp
     np.testing.assert_allclose(gram_matrix(rows, exact=True), exact, rtol=1e-12, atol=1e-8)
 
 
-def test_equal_updates_have_equal_products_however_rounding_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_updates_have_equal_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some processors' float32 products of equal rows differ; here all do, as each place gets an error of its own."""
     U = drawn(0, 6, 2 * CHUNK + 3)
     U[3], U[5], U[4] = U[1], U[1], U[1]
@@ -220,7 +220,7 @@ SHARED = {"twin": "a", "again": "a"}
 
 
 @given(seed=st.integers(0, 99), m=st.integers(1, 3))
-def test_a_shared_parameter_counts_once_and_its_other_names_get_its_values(seed: int, m: int) -> None:
+def test_a_shared_parameter_counts_once(seed: int, m: int) -> None:
     a, b, U = drawn(seed, 2, 5), drawn(seed + 1, 1, 3)[0], drawn(seed + 2, m, 13)
     once = model(a=a, b=b)
     w = model(twin=a, a=a, b=b, again=a)  # a name may come before the one that stands for it
@@ -236,7 +236,7 @@ def test_a_shared_parameter_counts_once_and_its_other_names_get_its_values(seed:
 
 
 @pytest.mark.parametrize("other", [5.0, np.nan], ids=["another value", "not finite"])
-def test_of_a_shared_parameter_with_two_values_the_first_name_is_taken(other: float) -> None:
+def test_of_a_shared_parameter_the_first_name_is_taken(other: float) -> None:
     w = model(a=np.zeros(2, np.float32), twin=np.zeros(2, np.float32))
     reply = model(a=np.ones(2, np.float32), twin=np.full(2, other, np.float32))
     stored = added(w, reply, shared={"twin": "a"})
@@ -281,7 +281,7 @@ def test_an_array_that_nobody_changes_keeps_its_bits(seed: int, dtype: str) -> N
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", ["w", "mean"])
-def test_a_reply_that_is_not_finite_is_refused_by_array_and_stores_nothing(bad: float, place: str) -> None:
+def test_an_infinite_reply_is_refused_by_array(bad: float, place: str) -> None:
     w = model(w=np.zeros(3, np.float32), mean=np.zeros(3, np.float32))
     stored = Updates(Layout(w, ("mean",)), capacity=2)
     with pytest.raises(ValueError, match=f"array '{place}' is not finite"):
@@ -300,7 +300,7 @@ def test_an_update_or_a_step_beyond_the_dtype_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_step_beyond_the_dtype_of_one_array_among_wider_ones_is_refused(dtype: str) -> None:
+def test_a_step_beyond_one_arrays_dtype_is_refused(dtype: str) -> None:
     w = model(narrow=np.zeros(1, dtype), wide=np.zeros(1, np.float64))
     top = np.array([0.9 * np.finfo(dtype).max], dtype)
     with pytest.raises(ValueError, match=f"beyond the range of {dtype}"):
@@ -308,13 +308,13 @@ def test_a_step_beyond_the_dtype_of_one_array_among_wider_ones_is_refused(dtype:
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-200, 1e100, 1e149])
-def test_a_float64_update_of_any_size_that_can_be_squared_is_stored_and_stepped_along(size: float) -> None:
+def test_a_float64_update_that_can_be_squared_is_used(size: float) -> None:
     stored = added(model(w=np.zeros(2)), model(w=np.array([size, -size / 2])), model(w=np.array([1.0, 1.0])))
     np.testing.assert_array_equal(after(stored, 1.0, 0.0)["w"], [size, -size / 2])
     assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
 
 
-def test_a_model_that_is_not_finite_or_of_another_kind_is_refused_by_array() -> None:
+def test_an_infinite_or_odd_model_is_refused_by_array() -> None:
     with pytest.raises(ValueError, match="array 'w' of the global model is not finite"):
         Layout(model(w=np.float32([np.nan])))
     with pytest.raises(ValueError, match="array 'w' has dtype complex128"):

@@ -65,7 +65,7 @@ def expected(before: Model, after: Model) -> Model:
     return {name: np.asarray(FACTOR * (before[name] - after[name]), np.float32) for name in TRAINABLE}
 
 
-def test_each_participant_gets_the_kept_row_times_its_factor_in_the_shapes_of_the_trainable_arrays() -> None:
+def test_each_participant_gets_the_kept_row_times_its_factor() -> None:
     grid, method, models = MemoryGrid(quadratics(4)), Sending(fraction_train=0.5), [initial_model()]
     method.start(
         grid,
@@ -92,7 +92,7 @@ def test_those_who_evaluate_get_none() -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_their_bytes_are_counted_and_they_come_packed_with_the_model(packed: bool) -> None:
+def test_their_bytes_are_counted_and_travel_with_the_model(packed: bool) -> None:
     clients = quadratics(3)
     nodes = {name: that_packs(client) if packed else client for name, client in clients.items()}
     grid, method = MemoryGrid(nodes), Sending(fraction_evaluate=0.0)
@@ -105,7 +105,7 @@ def test_their_bytes_are_counted_and_they_come_packed_with_the_model(packed: boo
     assert {wire.PACKED in message.content for _, message in grid.sent_to(MessageType.TRAIN)[3:]} == {packed}
 
 
-def test_flowers_hooks_send_them_as_well_and_count_the_same_bytes() -> None:
+def test_flowers_hooks_send_them_too() -> None:
     rounds: list[Round] = []
     grid = MemoryGrid(quadratics(3))
     Sending(fraction_evaluate=0.0).start(

@@ -52,7 +52,7 @@ def test_four_clients_by_hand() -> None:
 
 
 @pytest.mark.parametrize("m", [2, 3, 5, 7, 10, 20, 49, 100])
-def test_exact_ties_of_cumulated_prior_and_one_minus_theta_are_exact(m: int) -> None:
+def test_ties_of_cumulated_prior_and_theta_are_exact(m: int) -> None:
     """With theta = j/m the m − j lowest losses hold exactly 1 − theta: the (m − j)-th of them is Q, in the tail."""
     for j in range(1, m + 1):
         theta = j / m
@@ -84,9 +84,7 @@ def test_the_slack_makes_no_tie_of_what_is_none(beside: float) -> None:
     theta=st.floats(1e-3, 1.0),
     seed=st.integers(0, 99),
 )
-def test_the_tail_is_the_highest_losses_and_its_clients_share_by_their_prior(
-    losses: list[float], theta: float, seed: int
-) -> None:
+def test_the_tail_is_the_highest_losses_shared_by_prior(losses: list[float], theta: float, seed: int) -> None:
     F, n = np.array(losses), np.random.default_rng(seed).integers(1, 9, len(losses)).astype(float)
     c, p = weigh(theta, F, n), n / n.sum()
     tail = c > 0

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.updates import FloatArray
-from fairbloom.strategies import METHODS, Ditto, FairStrategy, FedAvg, Local
+from fairbloom.strategies import Ditto, FairStrategy, FedAvg, Local
+from tests.rounds.helpers import KINDS
 
 from .helpers import (
     ARGUMENTS,
@@ -43,7 +44,7 @@ def models(strategy: FairStrategy, grid: MemoryGrid | None = None) -> list[bytes
 @pytest.mark.parametrize(
     "options", [{}, {"fraction_train": 0.5, "seed": 3, "weighting": "uniform", "buffers": BUFFERS}]
 )
-def test_the_global_model_goes_fedavgs_way_to_the_bit_for_every_lam(options: dict[str, Any]) -> None:
+def test_the_global_model_is_fedavgs_to_the_bit_for_each_lam(options: dict[str, Any]) -> None:
     fedavg = models(FedAvg(**options))
     for lam, epochs in [(0.0, 1), (0.1, 3), (1e6, 1), (1e30, 2)]:
         assert models(Ditto(lam=lam, personal_epochs=epochs, **options)) == fedavg
@@ -87,8 +88,8 @@ def test_the_common_option_is_dittos_pull_with_one_epoch() -> None:
     assert told(FedAvg(personal_lambda=0.0), 1) == {}
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("ditto", "local")])
-def test_a_personal_model_leaves_every_methods_global_model_alone(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "ditto"])
+def test_a_personal_model_leaves_the_global_model_alone(name: str) -> None:
     assert models(make(name, ARGUMENTS[name][0], personal_lambda=0.5, buffers=BUFFERS)) == models(
         make(name, ARGUMENTS[name][0], buffers=BUFFERS)
     )
@@ -109,7 +110,7 @@ def test_local_weighs_nothing(U: FloatArray) -> None:
     assert c.tolist() == [0.0] * len(U)
 
 
-def test_local_clients_are_told_that_nothing_is_to_do_for_the_global_model() -> None:
+def test_local_clients_do_nothing_for_the_global_model() -> None:
     assert told(Local(), 1) == {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True}
     for strategy in (Ditto(lam=0.0), FedAvg(personal_lambda=1.0)):
         assert "local-only" not in told(strategy, 1)

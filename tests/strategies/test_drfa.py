@@ -151,7 +151,7 @@ def test_a_run_goes_as_in_the_definition(arguments: dict[str, Any], fraction: fl
 # The draw -----------------------------------------------------------------------------------------------------------
 
 
-def test_clients_are_drawn_with_replacement_as_often_as_lambda_says() -> None:
+def test_clients_are_drawn_with_replacement_by_lambda() -> None:
     strategy, rounds = DRFA(gamma=1.0, seed=5), 3000
     lam = {"a": 0.5, "b": 0.3, "c": 0.2, "d": 0.0}
     strategy.memory = {"weights": lam}
@@ -170,7 +170,7 @@ def test_the_draw_depends_on_names_weights_seed_and_round_alone(seed: int, numbe
     assert one.choose(names, 4, number) == other.choose(sorted(names), 4, number)
 
 
-def test_newcomers_are_drawn_by_their_prior_and_free_clients_alone_take_part() -> None:
+def test_newcomers_are_drawn_by_prior_and_only_free_ones_train() -> None:
     strategy = DRFA(gamma=1.0)
     strategy.memory = {"weights": {"a": 1.0, "b": 0.0}}
     draws = Counter(name for number in range(600) for name in strategy.choose(["b", "c"], 2, number))
@@ -180,7 +180,7 @@ def test_newcomers_are_drawn_by_their_prior_and_free_clients_alone_take_part() -
     assert abs(draws["c"] - 400) <= 4 * np.sqrt(1200 * 2 / 9)
 
 
-def test_where_lambda_has_no_mass_on_the_free_clients_they_are_drawn_uniformly() -> None:
+def test_without_mass_on_free_clients_the_draw_is_uniform() -> None:
     strategy = DRFA(gamma=1.0)
     strategy.memory = {"weights": {"a": 1.0, "b": 0.0, "c": 0.0}}
     draws = Counter(name for number in range(600) for name in strategy.choose(["b", "c"], 1, number))
@@ -194,7 +194,7 @@ def test_the_snapshot_step_is_uniform_over_the_local_steps() -> None:
     assert told(DRFA(gamma=1.0, local_steps=1), 3) == {"local-steps": 1, "snapshot-step": 1}
 
 
-def test_who_tells_its_loss_is_drawn_uniformly_without_replacement_and_apart_from_who_trains() -> None:
+def test_loss_clients_are_drawn_uniformly_without_replacement() -> None:
     finished, _, grid = run(DRFA(gamma=0.001, fraction_train=0.5, fraction_evaluate=0.0), rounds=60)
     told = [sorted(asked_for_losses(grid, one.number)) for one in finished]
     assert all(len(set(names)) == 3 for names in told)
@@ -249,7 +249,7 @@ def lacking(record_name: str) -> Callable[[Message, Message], Message]:
         (with_snapshot(extra=np.zeros(4, np.float32)), "'extra' is not in the model"),
     ],
 )
-def test_a_reply_without_arrays_and_snapshot_that_can_be_used_is_refused(change: Any, reason: str) -> None:
+def test_an_unusable_reply_or_snapshot_is_refused(change: Any, reason: str) -> None:
     """Neither stands in for the other: the snapshot is the model at a random local step, not the last one."""
     clients = wrapped("site-2", MessageType.TRAIN, change)
     (one,), _, _ = run(DRFA(gamma=0.001, seed=4, buffers=BUFFERS), clients, rounds=1)
@@ -276,7 +276,7 @@ def loss_of(value: Any) -> Callable[[Message, Message], Message]:
         (lambda sent, reply: error(sent, reply)[0], "out of memory"),
     ],
 )
-def test_a_loss_that_cannot_be_used_is_left_out_and_its_sender_named(change: Any, reason: str) -> None:
+def test_an_unusable_loss_is_left_out_and_its_sender_named(change: Any, reason: str) -> None:
     clients = wrapped("site-2", MessageType.EVALUATE, change)
     (one,), (lam,), grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), clients, rounds=1)
     assert "site-2" in asked_for_losses(grid)
@@ -317,13 +317,13 @@ def test_no_second_exchange_in_a_skipped_round() -> None:
     assert strategy.memory == {}
 
 
-def test_a_huge_loss_takes_all_the_weight_where_losses_have_no_limit() -> None:
+def test_without_a_limit_a_huge_loss_takes_all_the_weight() -> None:
     clients = wrapped("site-2", MessageType.EVALUATE, loss_of(1e30))
     _, (lam,), _ = run(DRFA(gamma=1.0, fraction_evaluate=0.0, loss_limit=float("inf")), clients, rounds=1)
     assert lam == {name: float(name == "site-2") for name in quadratics(6)}
 
 
-def test_a_huge_loss_at_the_snapshot_is_refused_and_moves_no_weight() -> None:
+def test_a_huge_loss_at_the_snapshot_is_refused() -> None:
     lying, silent = (
         run(DRFA(gamma=1.0, fraction_evaluate=0.0), wrapped("site-2", MessageType.EVALUATE, answer), rounds=1)
         for answer in (loss_of(1e30), loss_of(float("nan")))
@@ -335,7 +335,7 @@ def test_a_huge_loss_at_the_snapshot_is_refused_and_moves_no_weight() -> None:
 # The snapshot -------------------------------------------------------------------------------------------------------
 
 
-def test_integer_arrays_of_the_mean_snapshot_are_one_clients_and_not_averaged() -> None:
+def test_integer_arrays_of_the_mean_snapshot_are_one_clients() -> None:
     """METHODS.md, Buffers: taken over from the usable client with the most examples; section 6: never averaged."""
     (one,), _, grid = run(DRFA(gamma=0.001, buffers=BUFFERS), rounds=1)
     clients = quadratics(6)

@@ -68,14 +68,14 @@ def test_three_clients_by_hand() -> None:
     assert weigh(0.5, [3.0, 1.0, 2.0], [1.0, 0.5, 2.0], [1, 2, 7]) == pytest.approx([0.27, 0.24, 0.49])
 
 
-def test_a_client_that_is_better_off_together_than_alone_counts_less() -> None:
+def test_a_client_better_off_together_than_alone_counts_less() -> None:
     """A negative gap is a gap: taken by its size, the first client would count as the second does."""
     c = weigh(0.5, [1.0, 3.0, 2.0], [2.0, 2.0, 2.0])
     assert c == pytest.approx([0.0, 2.0 / 3.0, 1.0 / 3.0])
 
 
 @given(given=cohorts, lam=st.floats(0.0, 2.0), seed=st.integers(0, 99))
-def test_the_weights_are_the_gradient_of_mean_loss_plus_lam_times_the_variance_of_gaps(
+def test_weights_are_the_gradient_of_mean_loss_and_gap_variance(
     given: list[tuple[float, float]], lam: float, seed: int
 ) -> None:
     F, L = columns(given)
@@ -132,14 +132,14 @@ def test_the_mean_gap_is_weighted_as_the_prior_is() -> None:
 # On the wire --------------------------------------------------------------------------------------------------------
 
 
-def test_clients_are_told_for_how_long_they_train_alone_and_asked_for_both_losses() -> None:
+def test_clients_train_alone_and_report_both_losses() -> None:
     assert told(EAGLE(), 3) == {"baseline-patience": 5, "baseline-tolerance": 1e-4, "baseline-epochs": 200}
     assert EAGLE.needs == {"loss-before", "loss-baseline"}
     assert EAGLE().weighting == "uniform"
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), [1.0]])
-def test_a_reply_without_a_baseline_is_refused_by_name_and_nobody_else_is(value: Any) -> None:
+def test_a_reply_without_a_baseline_is_refused_by_name(value: Any) -> None:
     finished: list[Any] = []
     grid = MemoryGrid(quadratics(4), faults={("site-1", 1): metrics({"loss-baseline": value})})
     EAGLE(buffers=BUFFERS).start(grid, record(initial_model()), num_rounds=1, on_round=finished.append)
@@ -149,7 +149,7 @@ def test_a_reply_without_a_baseline_is_refused_by_name_and_nobody_else_is(value:
 
 
 @pytest.mark.parametrize("lie", [-1e6, 1e6])
-def test_a_baseline_out_of_all_proportion_is_refused_as_a_loss_is(lie: float) -> None:
+def test_a_baseline_out_of_proportion_is_refused_as_a_loss_is(lie: float) -> None:
     def run(**options: Any) -> Any:
         finished: list[Any] = []
         grid = MemoryGrid(quadratics(4), faults={("site-1", 1): metrics({"loss-baseline": lie})})
@@ -165,7 +165,7 @@ def test_a_baseline_out_of_all_proportion_is_refused_as_a_loss_is(lie: float) ->
     assert run(loss_limit=float("inf"), unused_rounds=0).refused == {}
 
 
-def test_negative_weights_are_used_as_the_formula_says_and_counted() -> None:
+def test_negative_weights_are_used_and_counted() -> None:
     finished: list[Any] = []
     faults = {(f"site-{k}", 1): metrics({"loss-before": 4.0, "loss-baseline": 4.0 if k else 0.0}) for k in range(4)}
     result = EAGLE(lam=5.0, buffers=BUFFERS).start(

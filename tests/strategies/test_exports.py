@@ -46,7 +46,7 @@ OTHERS = {
 # Exports ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_public_class_with_a_weigh_is_exported_and_a_method_by_name() -> None:
+def test_every_public_class_with_a_weigh_is_exported() -> None:
     """A base without a weigh of its own, as Stepped, is no method."""
     found = set()
     for path in FILES:
@@ -62,7 +62,7 @@ def test_every_public_class_with_a_weigh_is_exported_and_a_method_by_name() -> N
     assert all(getattr(strategies, name) is not None for name in strategies.__all__)
 
 
-def test_every_method_has_its_own_test_file_or_shares_its_sources() -> None:
+def test_each_method_has_its_test_file_or_shares_its_sources() -> None:
     tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     sources = {Path(inspect.getfile(method)).stem for method in PUBLIC} - {"fedavgn"}  # in test_fedmgda.py
     assert sources <= tests
@@ -81,7 +81,7 @@ def test_the_docstring_has_a_formula_and_a_source(method: type[FairStrategy]) ->
 
 
 @every_class
-def test_the_parameters_section_names_exactly_the_own_parameters_of_the_constructor(method: type[FairStrategy]) -> None:
+def test_the_parameters_section_names_the_own_parameters(method: type[FairStrategy]) -> None:
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     taken = {name for name, each in inspect.signature(method).parameters.items() if each.kind not in kinds}
     assert set(described(inspect.getdoc(method) or "")) == taken
@@ -133,9 +133,7 @@ def inside(kind: str) -> list[Any]:
     ("name", "parameter", "text"),
     [(name, each.argument, each.range) for name, method in METHODS.items() for each in own_parameters(method)],
 )
-def test_the_constructor_refuses_what_is_outside_the_stated_range_and_takes_what_is_inside(
-    name: str, parameter: str, text: str
-) -> None:
+def test_the_constructor_keeps_to_the_stated_ranges(name: str, parameter: str, text: str) -> None:
     for value in inside(text):
         make(name, {**ARGUMENTS[name][0], parameter: value})
     for value in outside(text):
@@ -171,7 +169,7 @@ def test_a_method_file_has_at_most_90_lines_of_code(path: Path) -> None:
     assert code_lines(path) <= 90
 
 
-def test_only_strategy_py_knows_flower_and_only_simplex_py_the_solver() -> None:
+def test_only_strategy_py_knows_flower_and_simplex_py_the_solver() -> None:
     for package, home in (("flwr", "strategy.py"), ("cvxopt", "simplex.py")):
         pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
         assert [path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))] == [home]

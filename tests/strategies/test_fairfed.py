@@ -103,7 +103,7 @@ def test_a_client_without_a_gap_is_as_far_as_its_accuracy() -> None:
     np.testing.assert_allclose(FairFed().weigh(there), expected, rtol=1e-12)
 
 
-def test_where_nobody_has_positives_in_a_group_all_go_by_accuracy() -> None:
+def test_without_positives_in_a_group_all_go_by_accuracy() -> None:
     there = cohort([(0, 10, 0, 9), (0, 5, 0, 1)], [100.0, 300.0], [0.9, 0.5])
     distances = np.array([0.3, 0.1])
     expected = np.array([0.25, 0.75]) - (distances - 0.2)
@@ -202,7 +202,7 @@ def test_negative_weights_are_used_and_counted() -> None:
     assert method.own_metrics(there, c) == {"negative-weights": float((c < 0.0).sum())}
 
 
-def test_where_the_weights_of_a_round_do_not_add_up_to_more_than_zero_examples_count() -> None:
+def test_without_positive_weights_examples_count() -> None:
     method = FairFed(beta=0.0)
     method.memory = {"weights": {"a": -0.5, "b": 0.2}}
     there = cohort(ROWS[:2], [100.0, 300.0], names=["a", "b"])
@@ -256,7 +256,7 @@ def test_counts_that_no_groups_can_have_are_refused_by_name(said: Mapping[str, f
     assert set(finished.coefficients) == {"site-0", "site-1", "site-3"}
 
 
-def test_a_client_that_lacks_the_counts_is_refused_with_a_remedy_that_helps() -> None:
+def test_a_client_without_the_counts_is_refused_with_a_remedy() -> None:
     def without(message: Message, reply: Message) -> list[Message]:
         del reply.content.metric_records["metrics"]["positives-1"]
         return [reply]
@@ -268,7 +268,7 @@ def test_a_client_that_lacks_the_counts_is_refused_with_a_remedy_that_helps() ->
     assert "app = fair(" not in finished.refused["site-1"]
 
 
-def test_clients_are_asked_for_counts_and_accuracy_of_the_received_model() -> None:
+def test_clients_are_asked_for_counts_and_accuracy() -> None:
     grid = MemoryGrid(quadratics(3))
     run(FairFed(), grid, rounds=2)
     for _, message in grid.sent_to(MessageType.TRAIN):

@@ -55,7 +55,7 @@ def test_one_client_within_its_budget_takes_its_gradient_step(seed: int) -> None
 
 
 @given(seed=seeds, m=st.integers(2, 6))
-def test_a_loss_far_above_the_others_is_the_one_that_is_stepped_down(seed: int, m: int) -> None:
+def test_a_loss_far_above_the_others_is_stepped_down(seed: int, m: int) -> None:
     replies = drawn(seed, m) | {"disparities": np.zeros(m)}
     replies["losses"] = np.where(np.arange(m) == m - 1, 100.0, replies["losses"])
     replies["seconds"] *= 1e-3  # so that ‖g_l‖² ≥ ⟨g_l, g_g⟩
@@ -73,16 +73,14 @@ def test_within_all_budgets_the_step_is_on_the_losses_alone(seed: int, m: int) -
 
 
 @given(seed=seeds, m=sizes, constant=st.floats(-10.0, 10.0))
-def test_losses_that_are_shifted_by_a_constant_change_nothing_in_stage_1(seed: int, m: int, constant: float) -> None:
+def test_shifted_losses_change_nothing_in_stage_1(seed: int, m: int, constant: float) -> None:
     replies = drawn(seed, m)
     shifted = replies | {"losses": replies["losses"] + constant}
     np.testing.assert_allclose(step_of(FCFL(), shifted), step_of(FCFL(), replies), rtol=1e-6, atol=1e-9)
 
 
 @given(seed=seeds, m=sizes, factor=st.floats(1e-3, 1e3), stage1=st.sampled_from([0, 800]))
-def test_gradients_that_are_so_many_times_as_long_make_the_step_so(
-    seed: int, m: int, factor: float, stage1: int
-) -> None:
+def test_the_step_scales_with_the_gradients(seed: int, m: int, factor: float, stage1: int) -> None:
     replies = drawn(seed, m)
     longer = replies | {"U": factor * replies["U"], "seconds": factor * replies["seconds"]}
     step = step_of(FCFL(stage1_rounds=stage1), replies)
@@ -183,9 +181,7 @@ def rows_of(method: FCFL, replies: dict[str, Any]) -> FloatArray:
 
 
 @given(seed=seeds, m=sizes, alike=st.sampled_from([-0.5, 0.0, 0.5, 2.0]), budget=st.sampled_from([0.0, 0.1, 1.0]))
-def test_stage_2_raises_nothing_to_first_order_and_gains_as_much_as_can_be(
-    seed: int, m: int, alike: float, budget: float
-) -> None:
+def test_stage_2_raises_nothing_and_gains_as_much_as_can_be(seed: int, m: int, alike: float, budget: float) -> None:
     """Its gain is that of another solver on the vectors, and at least the min-norm point's squared length."""
     method, replies = FCFL(stage1_rounds=0, budget=budget), drawn(seed, m, alike=alike)
     d, R = step_of(method, replies), rows_of(method, replies)
@@ -201,7 +197,7 @@ def test_stage_2_raises_nothing_to_first_order_and_gains_as_much_as_can_be(
     assert d @ mean == pytest.approx(-best.fun, rel=1e-4, abs=10 * tolerance)
 
 
-def test_the_disparity_is_a_row_where_a_client_is_beyond_its_budget_alone() -> None:
+def test_only_a_client_beyond_its_budget_adds_a_disparity_row() -> None:
     """Also where budgets are specific, unlike in the authors' code; on the budget itself it is one."""
     replies = drawn(1, 3) | {"disparities": np.array([0.1, -0.2, 0.0])}
     m = 3
@@ -237,7 +233,7 @@ def test_a_disparity_without_a_gradient_is_no_row() -> None:
     assert c[:3].any()
 
 
-def test_clients_with_the_same_gradient_count_the_same_in_stage_2() -> None:
+def test_clients_with_equal_gradients_count_alike_in_stage_2() -> None:
     replies = permuted(drawn(5, 3), [0, 1, 2, 1])
     c = FCFL(stage1_rounds=0).weigh(cohort_of(**replies))
     assert c[1] == c[3]
@@ -367,7 +363,7 @@ def test_a_round_uses_the_temperature_that_it_begins_with() -> None:
     assert not np.allclose(method.weigh(cohort), before)
 
 
-def test_stage_2_begins_by_the_number_of_the_round_and_lets_no_temperature_fall() -> None:
+def test_stage_2_begins_by_round_and_lets_no_temperature_fall() -> None:
     replies, method = drawn(6, 3), FCFL(stage1_rounds=2, budget=0.0)
     steps = {number: method.weigh(cohort_of(**replies, round=number)) for number in (1, 2, 3)}
     np.testing.assert_array_equal(steps[1], steps[2])
@@ -387,7 +383,7 @@ def test_a_state_goes_on_where_it_stopped() -> None:
 # Budgets, terms and metrics -------------------------------------------------------------------------------------------
 
 
-def test_clients_are_asked_for_one_step_on_the_loss_and_one_on_the_disparity() -> None:
+def test_clients_step_once_on_the_loss_and_once_on_the_disparity() -> None:
     assert told(FCFL(disparity="equal-opportunity"), 1) == {
         "full-batch-step": True,
         "disparity": "equal-opportunity",

@@ -16,7 +16,7 @@ def test_uniform_weighting_is_the_unweighted_mean(U: FloatArray) -> None:
 
 
 @given(U=edgy_updates())
-def test_coefficients_are_the_shares_of_examples_whatever_the_updates(U: FloatArray) -> None:
+def test_coefficients_are_shares_of_examples_for_any_updates(U: FloatArray) -> None:
     F, n = losses_and_counts(len(U))
     c = FedAvg().weigh(cohort_of(U, losses=F, counts=n, weighting="examples"))
     np.testing.assert_allclose(c, n / n.sum(), rtol=1e-15)

@@ -31,7 +31,7 @@ def excess(method: FairStrategy, clients: Mapping[str, Keeping]) -> FloatArray:
 # Reductions and closed forms ----------------------------------------------------------------------------------------
 
 
-def test_its_first_full_round_is_twice_fedavgs_step_of_the_same_updates() -> None:
+def test_its_first_full_round_is_twice_fedavgs_step() -> None:
     """The clients' loss is regularised in the first round already, so FedAvg's clients get the same proximal term."""
     ours = run(FedDyn(alpha=ALPHA, **PLAIN), keeping(4), 1)
     theirs = run(FedAvg(weighting="uniform", proximal_mu=ALPHA, **PLAIN), keeping(4), 1)
@@ -41,9 +41,7 @@ def test_its_first_full_round_is_twice_fedavgs_step_of_the_same_updates() -> Non
 
 @pytest.mark.parametrize("steps", [1, 7, 60])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_it_rests_at_the_minimum_of_the_mean_loss_whatever_the_steps_where_fedavg_does_not(
-    steps: int, fraction: float
-) -> None:
+def test_it_rests_at_the_mean_minimum_where_fedavg_does_not(steps: int, fraction: float) -> None:
     """Of the mean over clients, whatever their examples."""
     clients = keeping(4, steps=steps)
     best = minimiser(clients, by_examples=False)
@@ -53,7 +51,7 @@ def test_it_rests_at_the_minimum_of_the_mean_loss_whatever_the_steps_where_fedav
 
 
 @pytest.mark.parametrize("options", [{"proximal_mu": 0.5}, {"personal_lambda": 1.0}])
-def test_with_a_proximal_term_or_personal_models_it_rests_there_too(options: dict[str, Any]) -> None:
+def test_it_rests_there_with_a_pull_or_personal_models(options: dict[str, Any]) -> None:
     clients = keeping(4)
     model = rest(FedDyn(alpha=1.0, **options, **PLAIN), clients)
     np.testing.assert_allclose(model, minimiser(clients, by_examples=False), atol=1e-8)
@@ -81,7 +79,7 @@ def test_two_clients_that_minimise_exactly_rest_there_too() -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), m=st.integers(1, 5), absent=st.integers(0, 4))
-def test_its_step_is_the_papers_with_the_new_sum_and_all_known_clients(seed: int, m: int, absent: int) -> None:
+def test_its_step_is_the_papers_with_all_known_clients(seed: int, m: int, absent: int) -> None:
     rng = np.random.default_rng(seed)
     U, R = rng.normal(size=(m, 4)), rng.normal(size=4)
     roster = {f"client-{k:03}": 1.0 for k in range(m + absent)}
@@ -96,7 +94,7 @@ def test_its_step_is_the_papers_with_the_new_sum_and_all_known_clients(seed: int
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
-def test_the_linear_terms_sum_to_alpha_times_what_the_server_keeps_whoever_takes_part_or_joins(fraction: float) -> None:
+def test_linear_terms_sum_to_alpha_times_the_servers_state(fraction: float) -> None:
     clients = keeping(6)
     joining = Joining(clients, {"site-4": 3, "site-5": 6})
     method = FedDyn(alpha=ALPHA, fraction_train=fraction, seed=2, **PLAIN)
@@ -127,7 +125,7 @@ def test_a_joiner_and_one_that_has_gone_count_among_all_clients() -> None:
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 
-def test_it_has_no_prior_and_refuses_a_weighting_and_shortened_updates() -> None:
+def test_it_refuses_a_weighting_and_shortened_updates() -> None:
     with pytest.raises(ValueError, match="FedDyn has no prior: leave weighting out"):
         FedDyn(weighting="uniform")
     with pytest.raises(ValueError, match=r"clip_updates = 2: with FedDyn .* leave it out"):
@@ -140,7 +138,7 @@ def test_its_strength_is_above_zero(alpha: float) -> None:
         FedDyn(alpha=alpha)
 
 
-def test_it_has_a_momentum_of_its_own_as_fedfa_has_and_refuses_a_second_one() -> None:
+def test_it_refuses_a_second_momentum() -> None:
     for method in (FedDyn, FedFa):
         with pytest.raises(ValueError, match=f"{method.__name__}.*avgm|avgm.*{method.__name__}"):
             method(server_optimizer="avgm")

@@ -36,9 +36,7 @@ def first_round(accuracies: Sequence[float], **arguments: Any) -> FloatArray:
 
 
 @given(m=st.integers(1, 8), accuracy=st.floats(1e-6, 1.0), alpha=st.floats(0.1, 5.0), beta=st.floats(0.0, 5.0))
-def test_equal_accuracies_and_participation_are_the_unweighted_mean(
-    m: int, accuracy: float, alpha: float, beta: float
-) -> None:
+def test_equal_accuracies_and_participation_are_the_mean(m: int, accuracy: float, alpha: float, beta: float) -> None:
     np.testing.assert_allclose(first_round([accuracy] * m, alpha=alpha, beta=beta), 1.0 / m, rtol=1e-12)
 
 
@@ -92,7 +90,7 @@ def test_the_velocity_by_hand() -> None:
     beta=st.sampled_from((0.5, 2.0)),
     momentum=st.sampled_from((0.0, 0.5, 0.9)),
 )
-def test_velocity_and_participation_go_over_rounds_as_in_the_definition(
+def test_velocity_and_participation_follow_the_definition(
     seed: int, alpha: float, beta: float, momentum: float
 ) -> None:
     """Random participants over ten rounds, one of them skipped; the memory goes through `remember` alone."""
@@ -118,7 +116,7 @@ def test_velocity_and_participation_go_over_rounds_as_in_the_definition(
 
 
 @given(A=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8), unit=st.sampled_from((0.1, 2.0, 100.0)))
-def test_the_unit_of_accuracies_and_of_the_two_weights_does_not_matter(A: list[float], unit: float) -> None:
+def test_units_of_accuracies_and_weights_do_not_matter(A: list[float], unit: float) -> None:
     c = first_round(A, alpha=0.3, beta=0.7)
     np.testing.assert_allclose(first_round([unit * a for a in A], alpha=0.3, beta=0.7), c, rtol=1e-9)
     np.testing.assert_allclose(first_round(A, alpha=0.3 * unit, beta=0.7 * unit), c, rtol=1e-9)
@@ -156,7 +154,7 @@ def test_one_client_has_weight_one_and_still_its_momentum() -> None:
         assert c.tolist() == [1.0, 0.5]
 
 
-def test_a_skipped_round_counts_for_nobody_and_leaves_the_velocity() -> None:
+def test_a_skipped_round_leaves_participation_and_velocity() -> None:
     states: list[dict[str, Any]] = []
     clients = quadratics(3)
     strategy = FedFa(buffers=BUFFERS)

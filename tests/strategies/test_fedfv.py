@@ -142,7 +142,7 @@ def test_the_whole_history_is_respected_as_in_the_paper(seed: int, tau: int, alp
 # History by hand ----------------------------------------------------------------------------------------------------
 
 
-def test_an_absent_client_is_projected_off_and_the_length_restored_by_hand() -> None:
+def test_an_absent_client_is_projected_off_by_hand() -> None:
     # g = (1, 1) conflicts with the kept (-2, 0): g becomes (0, 1), then as long as the mean, √2
     memory = {Kept("absent", 4): np.array([-2.0, 0.0])}
     got = step(FedFV(tau=1), np.array([[1.0, 1.0]]), round=5, memory=memory)
@@ -163,14 +163,14 @@ def test_older_rounds_come_first_by_hand() -> None:
     np.testing.assert_allclose(got, np.array([0.5, 0.5, 1.0]) * np.sqrt(3.0 / 1.5), rtol=1e-12)
 
 
-def test_conflicting_updates_of_one_round_are_summed_and_others_left_out_by_hand() -> None:
+def test_conflicts_of_one_round_are_summed_by_hand() -> None:
     # con = (-1, 0) + (0, -2), without (5, 0): g = (1, 1) − (−3/5)(−1, −2) = (0.4, -0.2); length √2
     memory = {Kept(k, 4): np.array(v) for k, v in {"a": [-1.0, 0.0], "b": [0.0, -2.0], "c": [5.0, 0.0]}.items()}
     got = step(FedFV(tau=1), np.array([[1.0, 1.0]]), round=5, memory=memory)
     np.testing.assert_allclose(got, np.array([0.4, -0.2]) * np.sqrt(2.0 / 0.2), rtol=1e-12)
 
 
-def test_a_participants_own_old_update_is_replaced_by_its_new_one() -> None:
+def test_a_new_update_replaces_the_clients_old_one() -> None:
     memory = {Kept("client-000", 4): np.array([-2.0, 0.0])}
     strategy, U = FedFV(tau=2), np.array([[1.0, 1.0]])
     np.testing.assert_allclose(step(strategy, U, round=5, memory=memory), [1.0, 1.0], rtol=1e-12)

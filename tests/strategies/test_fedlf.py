@@ -76,7 +76,7 @@ GUIDANCE = st.sampled_from(("scaled", "gradient"))
 
 
 @given(U=edgy_updates())
-def test_one_group_and_equal_losses_is_the_direction_of_fedmgdaplus_at_the_length_of_the_mean(U: FloatArray) -> None:
+def test_one_group_and_equal_losses_go_as_fedmgdaplus(U: FloatArray) -> None:
     plus = FedMGDAPlus(epsilon=1.0).weigh(cohort_of(U)) @ U
     got = step(FedLF(), U, losses=np.ones(len(U)))
     if np.linalg.norm(plus) <= 1.1e-3:  # next to nothing common
@@ -109,7 +109,7 @@ def test_two_orthogonal_clients_by_hand() -> None:
     np.testing.assert_allclose(step(FedLF(server_lr=0.5), np.eye(2), losses=[1.0, 3.0]), 0.5 * expected, rtol=1e-10)
 
 
-def test_rows_are_as_long_as_the_clients_that_move_in_a_layer_are_on_average_by_hand() -> None:
+def test_rows_are_as_long_as_the_moving_clients_mean_by_hand() -> None:
     # layer a: lengths 1, 3 and 0, so μ = 2; layer b: one client of length 5 alone. Losses are equal.
     U = np.array([[1.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 5.0]])
     d = np.array([1.0, 1.0, 5.0])
@@ -117,7 +117,7 @@ def test_rows_are_as_long_as_the_clients_that_move_in_a_layer_are_on_average_by_
     np.testing.assert_allclose(step(FedLF(), U, {"a.w": 2, "b.w": 1}, losses=[1.0, 1.0, 1.0]), expected, rtol=1e-10)
 
 
-def test_a_weight_and_its_bias_are_one_group_and_other_layers_are_others() -> None:
+def test_a_weight_and_its_bias_are_one_group() -> None:
     """The bias alone has opposite updates, with which it would not move; together with the weight it does."""
     U = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0]])
     equal = {"losses": [1.0, 1.0]}
@@ -156,15 +156,13 @@ def test_a_layer_without_a_common_direction_is_merged_by_hand(U: list[list[float
     )
 
 
-def test_where_all_layers_together_have_nothing_common_no_step_is_taken() -> None:
+def test_without_a_common_direction_of_all_layers_no_step() -> None:
     U = np.array([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]])
     assert step(FedLF(), U, {"a.w": 1, "b.w": 1, "c.w": 1}, losses=[1.0, 1.0]).tolist() == [0.0, 0.0, 0.0]
 
 
 @given(U=layered_updates(min_size=2), losses=LOSSES, guidance=GUIDANCE)
-def test_every_row_of_a_merged_group_descends_at_least_as_far_as_the_shortest(
-    U: FloatArray, losses: list[float], guidance: str
-) -> None:
+def test_every_row_of_a_merged_group_descends_far_enough(U: FloatArray, losses: list[float], guidance: str) -> None:
     """KKT of the min-norm point: ⟨d, q⟩ ≥ ‖d‖² for each row q of the hull, and the step is d times one factor."""
     F = losses[: len(U)]
     got = step(FedLF(guidance=guidance), U, LAYERS, losses=F)
@@ -191,7 +189,7 @@ def test_the_step_is_as_long_as_the_mean_update_or_nothing(U: FloatArray, losses
 
 
 @given(U=layered_updates(min_size=2), losses=LOSSES, seed=st.integers(0, 9), factor=st.sampled_from((1e-6, 3.0, 1e6)))
-def test_neither_the_order_of_clients_nor_the_unit_of_losses_matters(
+def test_client_order_and_loss_units_do_not_matter(
     U: FloatArray, losses: list[float], seed: int, factor: float
 ) -> None:
     F, order = np.array(losses[: len(U)]), np.random.default_rng(seed).permutation(len(U))
@@ -202,7 +200,7 @@ def test_neither_the_order_of_clients_nor_the_unit_of_losses_matters(
 
 
 @given(U=generic_updates(min_size=2), k=st.integers(0, 1), factor=st.sampled_from((1e-3, 2.0, 1e3)))
-def test_who_inflates_an_update_leaves_the_direction_of_every_layer(U: FloatArray, k: int, factor: float) -> None:
+def test_an_inflated_update_leaves_every_layers_direction(U: FloatArray, k: int, factor: float) -> None:
     arrays, losses = {"a.w": 3, "b.w": U.shape[1] - 3}, 1.0 + np.arange(len(U))
     places = (list(range(3)), list(range(3, U.shape[1])))
     groups = fedlf_groups([seen_of(U, losses.tolist())], True, "scaled", places)
@@ -284,7 +282,7 @@ def test_a_run_over_flower_ends_where_the_papers_vectors_end() -> None:
     assert any(len(finished.coefficients) < 6 for finished in rounds)
 
 
-def test_inner_products_are_made_with_the_rows_that_count_and_no_others() -> None:
+def test_inner_products_are_made_only_with_rows_that_count() -> None:
     """Other rows stay, and count again in a round of fewer clients."""
     online = {1: 4, 2: 2, 3: 3, 4: 1}
     rows: dict[int, tuple[int, int]] = {}
@@ -313,7 +311,7 @@ def remembering(*names: str) -> FedLF:
     return strategy
 
 
-def test_the_part_of_an_absent_client_is_scaled_to_the_present_ones_by_hand() -> None:
+def test_an_absent_clients_part_is_scaled_by_hand() -> None:
     # (2, 0) and the absent (0, 9) in one layer: rows (2, 0) and (0, 2), so d = (1, 1), and its length is 2
     memory = {Kept("absent", 4): np.array([0.0, 9.0])}
     got = step(remembering("absent"), np.array([[2.0, 0.0]]), round=5, memory=memory, losses=[1.0])
@@ -332,7 +330,7 @@ def test_the_part_of_an_absent_client_is_scaled_to_the_present_ones_by_hand() ->
         (1, 2, 4, False),
     ],
 )
-def test_it_is_respected_for_as_many_rounds_as_the_clients_seen_take(
+def test_an_absent_client_counts_as_many_rounds_as_were_seen(
     seen: int, present: int, kept_in: int, respected: bool
 ) -> None:
     """τ = ⌊M/m⌋, with M the clients that were seen before, wherever their rows may be."""
@@ -346,14 +344,14 @@ def test_a_client_that_is_back_is_no_absent_one() -> None:
     assert strategy.recalls(Kept("client-001", 4), ("client-000",), 5)
 
 
-def test_an_absent_client_is_no_part_of_the_mean_length_and_a_layer_where_it_alone_moves_stays() -> None:
+def test_an_absent_client_is_no_part_of_the_mean_length() -> None:
     memory = {Kept("absent", 4): np.array([0.0, 0.0, 7.0])}
     U = np.array([[2.0, 0.0, 0.0]])
     got = step(remembering("absent"), U, {"a.w": 2, "b.w": 1}, round=5, memory=memory, losses=[1.0])
     np.testing.assert_allclose(got, [2.0, 0.0, 0.0], rtol=1e-12)
 
 
-def test_rows_older_than_the_clients_that_are_known_are_dropped_and_their_names_count_on() -> None:
+def test_old_rows_are_dropped_and_their_names_count_on() -> None:
     """A row stays that this round does not recall, as a round of fewer clients may."""
     strategy = remembering("gone", "client-001")
     row = Vectors.of(np.ones(2))
@@ -430,7 +428,7 @@ def test_groups_are_ordered_by_their_first_array() -> None:
         ({"weight": 1, "bias": 1, "scale": 1, "norm.mean": 2}, "norm.mean"),
     ],
 )
-def test_a_name_that_is_unknown_or_missing_ends_the_run_in_its_first_round(groups: dict[str, int], named: str) -> None:
+def test_an_unknown_or_missing_name_ends_the_first_round(groups: dict[str, int], named: str) -> None:
     strategy = FedLF(groups=groups, buffers=BUFFERS)
     grid = MemoryGrid(quadratics(2))
     messages = list(strategy.configure_train(1, record(initial_model()), ConfigRecord(), grid))
@@ -446,7 +444,7 @@ def test_what_is_no_mapping_is_refused_by_name_and_value(groups: Any) -> None:
 
 
 @pytest.mark.parametrize("group", [["first"], {"layer": 1}, None])
-def test_a_group_that_is_no_name_is_refused_before_the_first_round(group: Any) -> None:
+def test_a_group_that_is_no_name_is_refused_before_round_1(group: Any) -> None:
     with pytest.raises(ValueError, match=r"^groups\['bias'\] must be the name of a group.*, got ") as refused:
         FedLF(groups={"weight": 1, "bias": group})
     assert repr(group) in str(refused.value)

@@ -72,7 +72,7 @@ class Run:
 
 
 @given(U=generic_updates(min_size=2))
-def test_without_guidance_it_goes_where_fedmgdaplus_goes_at_another_length(U: FloatArray) -> None:
+def test_without_guidance_it_goes_where_fedmgdaplus_goes(U: FloatArray) -> None:
     found, shortest = step(FedMDFG(), U, losses=np.ones(len(U))), FedMGDAPlus().weigh(cohort_of(U)) @ U
     lengths = np.linalg.norm(U, axis=1)
     mean = np.linalg.norm((U / lengths[:, None]).mean(axis=0)) * lengths.mean()
@@ -88,7 +88,7 @@ def test_equal_losses_are_as_no_guidance(U: FloatArray, F: list[float]) -> None:
 
 
 @pytest.mark.parametrize("loss", [0.0, 1e-300, 2.0])
-def test_the_step_of_a_single_client_is_its_update_times_the_step_size(loss: float) -> None:
+def test_one_clients_step_is_its_update_times_the_step_size(loss: float) -> None:
     U = np.array([[3.0, -4.0]])
     np.testing.assert_allclose(step(FedMDFG(server_lr=0.5), U, losses=[loss]), 0.5 * U[0], rtol=1e-12)
 
@@ -101,7 +101,7 @@ def test_losses_times_a_positive_number_give_the_same_step(U: FloatArray, factor
 
 
 @given(U=generic_updates(), F=st.floats(0.0, 100.0))
-def test_a_client_with_a_zero_update_is_left_out_of_lengths_losses_and_mean(U: FloatArray, F: float) -> None:
+def test_a_client_with_a_zero_update_is_left_out(U: FloatArray, F: float) -> None:
     losses, _ = losses_and_counts(len(U))
     expected = step(FedMDFG(), U, losses=losses)
     with_zeros = np.insert(U, [0, len(U)], 0.0, axis=0)
@@ -154,9 +154,7 @@ def test_plain_and_scaled_updates_guide_differently() -> None:
 
 
 @given(U=edgy_updates(), guidance=st.sampled_from(("scaled", "gradient")), absent=st.booleans())
-def test_the_step_descends_every_row_as_the_optimality_conditions_say(
-    U: FloatArray, guidance: str, absent: bool
-) -> None:
+def test_the_step_descends_every_row_by_optimality(U: FloatArray, guidance: str, absent: bool) -> None:
     """KKT: ⟨d₀, q⟩ ≥ ‖d₀‖² for the updates of clients present and absent, and for the guidance."""
     F, _ = losses_and_counts(len(U))
     strategy = FedMDFG(guidance=guidance, angle=1.0)
@@ -190,7 +188,7 @@ def guided(F: FloatArray) -> FloatArray | None:
 
 
 @given(U=edgy_updates(), server_lr=st.sampled_from((0.1, 1.0, 3.0)))
-def test_the_step_is_as_long_as_the_mean_of_the_scaled_updates_or_nothing(U: FloatArray, server_lr: float) -> None:
+def test_the_step_is_as_long_as_the_mean_update_or_zero(U: FloatArray, server_lr: float) -> None:
     F, _ = losses_and_counts(len(U))
     lengths = np.linalg.norm(U, axis=1)
     live = lengths > 0.0
@@ -219,7 +217,7 @@ def test_one_update_times_a_positive_number_leaves_the_direction(U: FloatArray, 
 
 
 @given(U=generic_updates(min_size=2))
-def test_a_duplicate_leaves_the_direction_where_there_is_no_guidance(U: FloatArray) -> None:
+def test_without_guidance_a_duplicate_changes_no_direction(U: FloatArray) -> None:
     F, twice = np.ones(len(U)), np.vstack([U, U[:1]])
     one, other = step(FedMDFG(), U, losses=F), step(FedMDFG(), twice, losses=np.ones(len(twice)))
     assert one.any() == other.any()
@@ -257,7 +255,7 @@ def is_guided(d: FloatArray) -> bool:
         ({"a": 0.9, "b": 1.0}, False),  # none does: an equal loss has not risen
     ],
 )
-def test_guidance_is_forced_where_some_losses_but_not_all_have_risen(second: dict[str, float], forced: bool) -> None:
+def test_guidance_is_forced_where_only_some_losses_have_risen(second: dict[str, float], forced: bool) -> None:
     run = Run()
     assert not is_guided(run.round(PAIR, {"a": 1.0, "b": 1.0}))
     assert is_guided(run.round(PAIR, second)) is forced
@@ -269,7 +267,7 @@ def test_a_newcomer_has_not_risen() -> None:
     assert not is_guided(run.round(PAIR, {"a": 0.95, "b": 1.0}))
 
 
-def test_what_is_expected_is_the_mean_in_which_a_loss_that_rose_counts_as_expected_by_hand() -> None:
+def test_a_loss_that_rose_counts_as_expected_by_hand() -> None:
     run = Run()
     for loss in (4.0, 2.0, 9.0, 1.0):  # 4, (4 + 2)/2 = 3, risen: 3, (3·3 + 1)/4 = 2.5
         run.round({"a": [1.0, 0.0]}, {"a": loss})
@@ -294,7 +292,7 @@ def test_forced_guidance_at_equal_losses_is_none() -> None:
 # Absent clients -----------------------------------------------------------------------------------------------------
 
 
-def test_the_update_of_an_absent_client_is_respected_at_the_length_of_its_round_by_hand() -> None:
+def test_an_absent_update_is_respected_at_its_rounds_length() -> None:
     # round 1: s = 2, b's v is (−1, 1)·√2; round 2: a alone with (1, 0): the shortest lies between (1, 0) and that
     run = Run()
     run.round({"a": [2.0, 0.0], "b": [-np.sqrt(2.0), np.sqrt(2.0)]})
@@ -312,7 +310,7 @@ def test_without_history_absent_clients_are_not_respected() -> None:
     assert run.absent == set()
 
 
-def test_a_client_that_takes_part_again_is_not_respected_by_its_old_update() -> None:
+def test_a_returning_clients_old_update_is_not_respected() -> None:
     run = Run()
     run.round({"a": [1.0, 0.0], "b": [-1.0, 0.5]})
     np.testing.assert_allclose(run.round({"a": [0.0, 1.0], "b": [1.0, 0.0]}), [0.5, 0.5], rtol=1e-9)
@@ -326,7 +324,7 @@ def test_only_the_last_rounds_clients_are_respected() -> None:
     np.testing.assert_allclose(run.round({"c": [1.0, 0.0]}), [1.0, 0.0], rtol=1e-9)
 
 
-def test_a_round_in_which_nobody_moves_takes_no_step_and_leaves_all_rows() -> None:
+def test_a_round_in_which_nobody_moves_takes_no_step() -> None:
     run = Run()
     run.round({"a": [2.0, 0.0], "b": [-1.0, 1.0]}, {"a": 3.0, "b": 3.0})
     before = {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()}
@@ -402,7 +400,7 @@ def test_a_guidance_of_zero_length_is_a_row_and_stops_the_step() -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), guidance=st.sampled_from(("scaled", "gradient")))
-def test_a_guidance_that_cancels_out_but_for_rounding_stops_the_step(seed: int, guidance: str) -> None:
+def test_a_guidance_that_cancels_out_stops_the_step(seed: int, guidance: str) -> None:
     """Losses of (0, 0, 5) guide along −u_1 − u_2, and these are opposite; what is left may have a negative square."""
     U = np.random.default_rng(seed).normal(size=(3, 9))
     U[1] = -U[0]
@@ -429,7 +427,7 @@ def test_clients_train_as_always_and_report_their_loss() -> None:
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 
-def test_refused_replies_and_rounds_without_any_leave_the_memory_as_it_was() -> None:
+def test_refused_replies_leave_the_memory_as_it_was() -> None:
     def lost(instruction: Message, reply: Message) -> list[Message]:
         return []
 

@@ -95,7 +95,7 @@ def test_the_objective_is_the_minimum_to_1e_10(U: FloatArray, epsilon: float, we
 
 
 @pytest.mark.parametrize("ratio", [1.0, 10.0, 1e2, 1e3, 1e4, 1e6])
-def test_the_objective_is_the_minimum_to_1e_10_where_one_client_is_much_larger(ratio: float) -> None:
+def test_the_objective_is_minimal_to_1e_10_with_a_large_client(ratio: float) -> None:
     for seed in range(20):
         U = np.random.default_rng(seed).normal(size=(4, 8))
         U[2] *= ratio
@@ -123,7 +123,7 @@ def test_normalised_steps_are_no_longer_than_server_lr(U: FloatArray, server_lr:
 
 
 @given(U=edgy_updates())
-def test_clients_with_zero_updates_take_no_part_in_normalised_methods(U: FloatArray) -> None:
+def test_zero_updates_take_no_part_in_normalised_methods(U: FloatArray) -> None:
     with_zeros = np.insert(U, [0, len(U)], 0.0, axis=0)
     F, n = losses_and_counts(len(U))
     for weighting in ("uniform", "examples"):
@@ -136,7 +136,7 @@ def test_clients_with_zero_updates_take_no_part_in_normalised_methods(U: FloatAr
 
 @pytest.mark.parametrize("method", [FedAvgN, FedMGDAPlus])
 @given(U=generic_updates(), factor=st.sampled_from((1e-30, 1e-3, 3.0, 1e3, 1e30)))
-def test_multiplying_ones_update_by_a_positive_number_changes_nothing(
+def test_multiplying_one_update_by_a_number_changes_nothing(
     method: type[FedAvgN], U: FloatArray, factor: float
 ) -> None:
     scaled = U * np.where(np.arange(len(U)) == 0, factor, 1.0)[:, None]
@@ -145,7 +145,7 @@ def test_multiplying_ones_update_by_a_positive_number_changes_nothing(
 
 
 @given(U=generic_updates(), factor=st.sampled_from((1e-30, 1e-3, 1e3, 1e30)))
-def test_fedmgda_weights_do_not_depend_on_the_unit_of_the_updates(U: FloatArray, factor: float) -> None:
+def test_fedmgda_weights_do_not_depend_on_the_updates_unit(U: FloatArray, factor: float) -> None:
     weights = FedMGDA().weigh(cohort_of(U))
     np.testing.assert_allclose(FedMGDA().weigh(cohort_of(factor * U)), weights, atol=1e-6)
 

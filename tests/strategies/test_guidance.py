@@ -43,7 +43,7 @@ def test_a_negative_loss_is_used_as_it_is_by_hand() -> None:
 
 
 @given(F=unequal_losses())
-def test_the_direction_is_of_length_one_and_orthogonal_to_the_losses(F: FloatArray) -> None:
+def test_the_direction_is_a_unit_orthogonal_to_the_losses(F: FloatArray) -> None:
     h = guided(F).direction
     assert np.linalg.norm(h) == pytest.approx(1.0)
     assert abs(h @ F) <= 1e-9 * np.linalg.norm(F)

@@ -108,9 +108,7 @@ def test_huge_and_tiny_updates_step_as_the_formula_says(name: str, arguments: di
 
 @every_method
 @pytest.mark.parametrize("length", [1e-30, 1e30])
-def test_one_huge_or_tiny_update_among_others_steps_as_the_formula_says(
-    name: str, arguments: dict[str, Any], length: float
-) -> None:
+def test_one_huge_or_tiny_update_steps_as_the_formula_says(name: str, arguments: dict[str, Any], length: float) -> None:
     U = np.random.default_rng(4).normal(size=(4, 6))
     U[1] *= length
     losses, counts = losses_and_counts(4)

@@ -28,7 +28,7 @@ def test_the_clients_are_told_the_transform_with_its_numbers() -> None:
     }
 
 
-def test_no_metric_is_needed_and_no_fedavg_client_is_told_of_a_transform() -> None:
+def test_no_metric_is_needed_and_no_transform_told_to_others() -> None:
     assert PropFair.needs == frozenset()
     assert "loss-transform" not in told(FedAvg(), 1)
 

@@ -194,12 +194,12 @@ def test_fedavg_reaches_the_minimiser_of_the_weighted_mean_loss(weighting: str) 
     assert near(target, minimiser(lambda x: p @ losses(clients, x)), 1e-6)
 
 
-def test_fedprox_with_one_step_is_fedavg_because_the_proximal_gradient_is_zero_at_the_start() -> None:
+def test_fedprox_with_one_step_is_fedavg() -> None:
     clients = bowls(4)
     np.testing.assert_array_equal(end("fedprox", clients, 20, mu=3.0), end("fedavg", clients, 20))
 
 
-def test_fedavgn_reaches_the_geometric_median_of_the_optima_where_curvatures_are_isotropic() -> None:
+def test_fedavgn_reaches_the_geometric_median() -> None:
     """Unit gradients are (x − a_k)/‖x − a_k‖ then; for other curvatures the fixed point belongs to no objective."""
     clients = bowls(4, isotropic=True)
     clients = spread(clients)
@@ -218,7 +218,7 @@ def test_fedavgn_ends_where_the_unit_gradients_cancel() -> None:
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 5.0])
 @pytest.mark.parametrize("name", ["qfedavg", "qfedsgd"])
-def test_qffl_reaches_the_minimiser_of_the_sum_of_powers_of_the_losses(name: str, q: float) -> None:
+def test_qffl_reaches_the_minimiser_of_the_losses_powers(name: str, q: float) -> None:
     """q-FedSGD also where the clients' learning rates differ, which q-FedAvg's one L can't know."""
     clients = bowls(4, rates=name == "qfedsgd")
     target = minimiser(lambda x: float(np.mean(losses(clients, x) ** (q + 1.0))))
@@ -249,7 +249,7 @@ def test_afl_reaches_the_minimax_point(seed: int) -> None:
     assert losses(clients, x).max() <= losses(clients, target).max() + 1e-3
 
 
-def test_drfa_reaches_the_minimax_point_on_average_over_its_draws() -> None:
+def test_drfa_reaches_the_minimax_point_on_average() -> None:
     """Constant steps keep the noise of the draw: the mean of the second half of the rounds comes near."""
     clients = bowls(4)
     target, best = minimax(clients), losses(clients, minimax(clients)).max()
@@ -262,9 +262,7 @@ def test_drfa_reaches_the_minimax_point_on_average_over_its_draws() -> None:
 
 
 @pytest.mark.parametrize(("theta", "tail"), [(1.0, 4), (0.6, 3), (0.4, 2), (0.1, 1)])
-def test_deltafl_reaches_the_minimiser_of_the_superquantile_of_the_whole_clients_in_its_tail(
-    theta: float, tail: int
-) -> None:
+def test_deltafl_reaches_the_superquantiles_minimiser(theta: float, tail: int) -> None:
     """The client at the quantile counts in full, so the superquantile is that of the tail's share: here tail / 4."""
     clients = bowls(4)
     for level, client in enumerate(clients):  # losses so far apart that their order is the same everywhere
@@ -274,7 +272,7 @@ def test_deltafl_reaches_the_minimiser_of_the_superquantile_of_the_whole_clients
     assert near(end("deltafl", clients, 180, theta=theta, weighting="uniform"), target, 1e-6)
 
 
-def test_deltafl_goes_to_and_fro_about_the_superquantile_minimiser_where_losses_tie_there() -> None:
+def test_deltafl_oscillates_about_its_minimiser_where_losses_tie() -> None:
     """At a kink constant steps don't come to rest; the superquantile is within what one step changes."""
     clients = bowls(4)
 
@@ -298,7 +296,7 @@ def spread_out(m: int = 4) -> list[Bowl]:
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_gifair_reaches_the_minimiser_of_the_loss_plus_all_pairwise_differences(weighting: str) -> None:
+def test_gifair_reaches_the_minimiser_with_pairwise_differences(weighting: str) -> None:
     clients, strength = spread_out(), 0.6
     p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
     lam = strength * p.min() / 3
@@ -312,7 +310,7 @@ def test_gifair_reaches_the_minimiser_of_the_loss_plus_all_pairwise_differences(
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 @pytest.mark.parametrize("name", ["vred", "semivred"])
-def test_vred_reaches_the_minimiser_of_the_loss_plus_its_variance(name: str, weighting: str) -> None:
+def test_vred_reaches_the_minimiser_of_loss_plus_variance(name: str, weighting: str) -> None:
     clients, beta = bowls(4), 0.3
     p = shares(clients) if weighting == "examples" else np.full(4, 0.25)
 
@@ -324,13 +322,13 @@ def test_vred_reaches_the_minimiser_of_the_loss_plus_its_variance(name: str, wei
     assert near(end(name, clients, 150, beta=beta, weighting=weighting), minimiser(objective), 1e-5)
 
 
-def test_fedfa_with_equal_accuracies_reaches_the_unweighted_minimiser_in_spite_of_its_momentum() -> None:
+def test_fedfa_reaches_the_unweighted_minimiser() -> None:
     clients = bowls(4)
     target = minimiser(lambda x: float(np.mean(losses(clients, x))))
     assert near(end("fedfa", clients, 120), target, 1e-6)
 
 
-def test_propfair_reaches_the_maximiser_of_the_product_of_utilities() -> None:
+def test_propfair_reaches_the_maximiser_of_utilities() -> None:
     clients = bowls(4)
     p, M = shares(clients), 8.0
     target = minimiser(lambda x: float(-p @ np.log(np.maximum(M - losses(clients, x), 1e-3))))
@@ -348,7 +346,7 @@ def assert_no_loss_rises(clients: list[Bowl], path: FloatArray, tolerance: float
 
 
 @pytest.mark.parametrize(("m", "seed"), [(2, 0), (3, 1), (4, 0), (6, 2)])
-def test_fedmgda_reaches_a_pareto_stationary_point_and_no_loss_ever_rises(m: int, seed: int) -> None:
+def test_fedmgda_is_pareto_stationary_and_no_loss_rises(m: int, seed: int) -> None:
     clients = bowls(m, seed)
     path = descend(METHODS["fedmgda"](fraction_evaluate=0.0), clients, 150)
     assert least_norm(gradients(clients, path[0])) > 0.1
@@ -357,9 +355,7 @@ def test_fedmgda_reaches_a_pareto_stationary_point_and_no_loss_ever_rises(m: int
 
 
 @pytest.mark.parametrize(("name", "m", "seed"), [("fedmgdaplus", 2, 0), ("mgdaprox", 3, 1), ("fedmgdaplus", 4, 0)])
-def test_fedmgdaplus_reaches_a_pareto_stationary_point_and_no_loss_rises_while_steps_are_small(
-    name: str, m: int, seed: int
-) -> None:
+def test_fedmgdaplus_is_pareto_stationary_while_steps_are_small(name: str, m: int, seed: int) -> None:
     """Small: server_lr ≤ 2 min ‖∇F_k‖ / L. Where a client is at its optimum, no constant step is small."""
     clients, server_lr = bowls(m, seed), 0.05
     arguments = {"mu": 1.0} if name == "mgdaprox" else {}
@@ -371,7 +367,7 @@ def test_fedmgdaplus_reaches_a_pareto_stationary_point_and_no_loss_rises_while_s
     assert_no_loss_rises(clients, path)
 
 
-def test_torchjds_upgrad_reaches_a_pareto_stationary_point_and_no_loss_ever_rises() -> None:
+def test_torchjds_upgrad_is_pareto_stationary_and_no_loss_rises() -> None:
     aggregation = pytest.importorskip("torchjd.aggregation")
     clients = bowls(3, 1)
     path = descend(FromTorchJD(aggregation.UPGradWeighting(), fraction_evaluate=0.0), clients, 100)
@@ -387,7 +383,7 @@ def first_rise(clients: list[Bowl], path: FloatArray) -> int:
 
 
 @pytest.mark.parametrize(("m", "seed", "gamma"), [(2, 0, 0.0), (2, 0, 1.0), (3, 1, 1.0)])
-def test_adafed_reaches_a_pareto_stationary_point_before_any_loss_rises(m: int, seed: int, gamma: float) -> None:
+def test_adafed_is_pareto_stationary_before_a_loss_rises(m: int, seed: int, gamma: float) -> None:
     clients = bowls(m, seed)
     path = descend(METHODS["adafed"](gamma=gamma, fraction_evaluate=0.0), clients, 110)
     until = first_rise(clients, path)
@@ -395,7 +391,7 @@ def test_adafed_reaches_a_pareto_stationary_point_before_any_loss_rises(m: int, 
     assert least_norm(gradients(clients, path[until])) <= 1e-4
 
 
-def test_adafed_at_a_pareto_stationary_point_leaves_one_client_out_and_its_loss_rises() -> None:
+def test_adafed_at_pareto_stationarity_leaves_one_client_out() -> None:
     """METHODS.md leaves out an update that is a combination of the earlier ones; opposite updates are, at the front."""
     clients = bowls(2, 0)
     path = descend(METHODS["adafed"](fraction_evaluate=0.0), clients, 110)
@@ -405,7 +401,7 @@ def test_adafed_at_a_pareto_stationary_point_leaves_one_client_out_and_its_loss_
     assert change[0] < 0.0 < change[1]
 
 
-def test_adafed_comes_to_a_halt_where_updates_are_dependent_though_no_pareto_stationary_point_is_there() -> None:
+def test_adafed_halts_where_updates_are_dependent() -> None:
     """⟨d, u_k⟩ = F_k^γ ‖d‖² and Σ μ_k u_k = 0 leave d = 0 unless Σ μ_k F_k^γ = 0, whatever the signs of μ."""
     clients = bowls(3, 1)
     path = descend(METHODS["adafed"](gamma=0.0, fraction_evaluate=0.0), clients, 60)

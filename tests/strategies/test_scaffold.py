@@ -50,14 +50,14 @@ def test_its_first_round_is_fedavgs_to_the_bit(weighting: str) -> None:
         (lambda **o: Ditto(lam=0.7, control_variates=True, **o), lambda **o: SCAFFOLD(personal_lambda=0.7, **o)),
     ],
 )
-def test_the_option_of_another_method_and_scaffold_with_that_methods_option_are_one(one: Any, other: Any) -> None:
+def test_scaffold_is_the_option_of_another_method(one: Any, other: Any) -> None:
     options = {"fraction_train": 0.6, "seed": 4, **PLAIN}
     ours, theirs = run(one(**options), keeping(5), 5), run(other(**options), keeping(5), 5)
     assert [model.tobytes() for model in ours.models] == [model.tobytes() for model in theirs.models]
     assert ours.sent == theirs.sent
 
 
-def test_a_servers_learning_rate_multiplies_the_step_and_leaves_the_control_variate() -> None:
+def test_a_server_rate_multiplies_the_step_not_the_control() -> None:
     whole, half = run(SCAFFOLD(**PLAIN), keeping(3), 1), run(SCAFFOLD(server_lr=0.5, **PLAIN), keeping(3), 1)
     np.testing.assert_allclose(half.models[0] - half.last, 0.5 * (whole.models[0] - whole.last), rtol=1e-14)
     np.testing.assert_array_equal(row(half.method), row(whole.method))
@@ -78,7 +78,7 @@ def test_without_the_option_nothing_of_it_is_sent_asked_or_kept() -> None:
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_after_one_full_batch_step_of_all_control_variates_are_the_gradients_at_the_last_model(weighting: str) -> None:
+def test_after_one_full_batch_step_controls_are_the_gradients(weighting: str) -> None:
     clients = keeping(4, steps=None)
     course = run(SCAFFOLD(weighting=weighting, **PLAIN), clients, 5)
     before = course.models[-2]
@@ -92,7 +92,7 @@ def test_after_one_full_batch_step_of_all_control_variates_are_the_gradients_at_
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_it_rests_at_the_minimum_of_the_mean_loss_where_fedavg_does_not(weighting: str, fraction: float) -> None:
+def test_it_rests_at_the_minimum_where_fedavg_does_not(weighting: str, fraction: float) -> None:
     """The clients take 7 steps and other numbers of them, at rates of their own."""
     clients = keeping(4)
     options = {"weighting": weighting, "fraction_train": fraction, **PLAIN}
@@ -102,7 +102,7 @@ def test_it_rests_at_the_minimum_of_the_mean_loss_where_fedavg_does_not(weightin
 
 
 @pytest.mark.parametrize("options", [{"proximal_mu": 0.5}, {"personal_lambda": 1.0}, {"server_lr": 0.6}])
-def test_with_the_options_that_it_composes_with_it_rests_there_too(options: dict[str, Any]) -> None:
+def test_it_rests_there_with_its_other_options(options: dict[str, Any]) -> None:
     clients = keeping(4)
     best = minimiser(clients, by_examples=True)
     np.testing.assert_allclose(rest(SCAFFOLD(**options, **PLAIN), clients), best, atol=1e-8)
@@ -148,9 +148,7 @@ class Joining:
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
-def test_the_deviations_of_the_control_variates_sum_to_zero_whoever_takes_part_or_joins(
-    weighting: str, fraction: float
-) -> None:
+def test_deviations_of_control_variates_sum_to_zero(weighting: str, fraction: float) -> None:
     clients = keeping(6)
     clients["site-3"].rates = []
     joining = Joining(clients, {"site-4": 3, "site-5": 6})
@@ -176,7 +174,7 @@ def test_a_joiner_leaves_the_resting_point_where_it_is() -> None:
     np.testing.assert_allclose(model, minimiser(clients, by_examples=True), atol=1e-8)
 
 
-def test_each_client_is_sent_the_sum_over_the_roster_and_not_over_the_participants() -> None:
+def test_clients_are_sent_the_sum_over_the_roster() -> None:
     clients = keeping(5)
     method = SCAFFOLD(fraction_train=0.4, seed=1, **PLAIN)
     rows: dict[int, FloatArray] = {}
@@ -189,7 +187,7 @@ def test_each_client_is_sent_the_sum_over_the_roster_and_not_over_the_participan
             np.testing.assert_allclose(sent, rows[number] / total, rtol=1e-14)
 
 
-def test_a_client_without_a_step_leaves_the_sum_and_its_control_variate() -> None:
+def test_a_client_without_a_step_leaves_its_control_variate() -> None:
     clients = keeping(3)
     method = SCAFFOLD(**PLAIN)
 
@@ -236,7 +234,7 @@ def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(seed: int, m: int, un
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -0.1, 1e-300])
-def test_a_reply_without_a_sum_of_steps_or_with_an_impossible_one_is_refused_and_leaves_nothing(value: Any) -> None:
+def test_an_impossible_sum_of_steps_is_refused(value: Any) -> None:
     clients = keeping(3)
     course = run(SCAFFOLD(**PLAIN), clients, 4, faults={("site-1", 2): metrics({"step-sum": value})})
     assert set(course.rounds[1].refused) == {"site-1"}
@@ -252,7 +250,7 @@ def test_a_sum_out_of_all_proportion_is_refused() -> None:
     assert "1000 (loss_limit)" in course.rounds[1].refused["site-1"]
 
 
-def test_with_one_client_its_control_variate_and_the_servers_cancel() -> None:
+def test_one_clients_control_variate_and_the_servers_cancel() -> None:
     clients = keeping(1)
     ours, theirs = run(SCAFFOLD(**PLAIN), clients, 6), run(FedAvg(**PLAIN), keeping(1), 6)
     np.testing.assert_allclose(ours.models, theirs.models, rtol=1e-12)
@@ -279,7 +277,7 @@ def takers() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - takers()))
-def test_methods_whose_weights_change_refuse_control_variates_by_name_with_the_remedy(name: str) -> None:
+def test_methods_with_changing_weights_refuse_control_variates(name: str) -> None:
     with pytest.raises(
         ValueError, match=rf"control_variates = True: .* which {METHODS[name].__name__}'s is not: leave"
     ):
@@ -311,7 +309,7 @@ def test_in_a_run_they_are_refused_by_the_settings() -> None:
 
 
 @pytest.mark.parametrize("maker", [SCAFFOLD, lambda **o: FedAvg(control_variates=True, **o), PropFair])
-def test_shortened_updates_are_refused_since_clients_keep_what_whole_ones_make(maker: Any) -> None:
+def test_shortened_updates_are_refused(maker: Any) -> None:
     if maker is PropFair:
         assert PropFair(clip_updates=2.0).clip_updates == 2.0
         return
@@ -336,9 +334,7 @@ def through_a_checkpoint(folder: Path, course: Course, number: int) -> tuple[dic
 
 
 @pytest.mark.parametrize("replied", [False, True])
-def test_a_killed_run_resumes_to_the_same_bits_also_where_clients_have_replied_to_a_round_more(
-    tmp_path: Path, replied: bool
-) -> None:
+def test_a_killed_run_resumes_after_a_round_too_many(tmp_path: Path, replied: bool) -> None:
     """Killed after round 4 was recorded; or in round 5, when clients had replied already, and went on from there."""
     options = {"fraction_train": 0.6, "seed": 5, **PLAIN}
     whole = run(SCAFFOLD(**options), keeping(5), 8)

@@ -110,7 +110,7 @@ def test_the_smooth_maximum_with_weights_of_one_is_term(F: FloatArray, mu: float
 
 
 @given(m=st.integers(1, 12), loss=st.floats(0.1, 10.0))
-def test_at_equal_losses_the_weights_are_equal_and_sum_to_what_is_documented(m: int, loss: float) -> None:
+def test_at_equal_losses_the_weights_are_equal(m: int, loss: float) -> None:
     sums = {"mean": 1.0, "geometricmean": 1.0, "stch": 1.0, "cosmos": 1.0, "sum": float(m), "pbi": m**0.5}
     for name, total in sums.items():
         c = weigh(by_name(name), np.full(m, loss))
@@ -120,7 +120,7 @@ def test_at_equal_losses_the_weights_are_equal_and_sum_to_what_is_documented(m: 
 # Names --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_scalarizer_of_the_installed_version_has_a_name_or_a_reason() -> None:
+def test_every_installed_scalarizer_has_a_name_or_a_reason() -> None:
     with pytest.raises(ValueError, match="torchjd:nothing is unknown; there are ") as refused:
         by_name("nothing")
     there = str(refused.value).split("there are ")[1].split(", ")
@@ -138,12 +138,12 @@ def test_no_scalarizer_is_called_as_a_weighting_is() -> None:
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_what_learns_from_step_to_step_is_refused_with_the_reason(name: str) -> None:
+def test_what_learns_from_step_to_step_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"torchjd:{name} is no method: it learns from step to step"):
         by_name(name)
 
 
-def test_what_needs_arguments_is_refused_with_the_remedy_which_works() -> None:
+def test_what_needs_arguments_is_refused_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"weights.*give it as an object, FromScalarizer\(Constant\(...\)\)"):
         by_name("constant")
     constant = FromScalarizer(scalarization.Constant(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)))
@@ -208,18 +208,14 @@ def test_whatever_the_losses_the_weights_are_finite(name: str, losses: list[floa
 
 
 @pytest.mark.parametrize("losses", [[0.0, 1.0, 2.0], [-1.0, 1.0, 2.0]])
-def test_uniform_weights_take_the_place_of_a_scalarization_without_a_gradient_there(
-    losses: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_gradient_weights_are_uniform(losses: list[float], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="fairbloom"):
         c = weigh(by_name("geometricmean"), np.array(losses))
     np.testing.assert_array_equal(c, np.full(3, 1 / 3))
 
 
 @every_name
-def test_where_every_loss_is_zero_weights_are_uniform_and_the_log_says_why(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_at_zero_losses_weights_are_uniform_and_a_log_says_why(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The gradient of COSMOS is -6e7 there; that of the sum would be 1."""
     with caplog.at_level("WARNING", logger="fairbloom"):
         c = weigh(by_name(name), np.zeros(3))
@@ -227,12 +223,12 @@ def test_where_every_loss_is_zero_weights_are_uniform_and_the_log_says_why(
     assert "in round 1: every loss is 0" in caplog.text
 
 
-def test_weights_for_another_number_of_clients_are_replaced_by_uniform_ones() -> None:
+def test_weights_for_another_number_of_clients_are_uniform() -> None:
     strategy = FromScalarizer(scalarization.Constant(torch.ones(4)))
     np.testing.assert_array_equal(weigh(strategy, np.array([1.0, 2.0, 3.0])), np.full(3, 1 / 3))
 
 
-def test_random_weights_are_drawn_from_seed_and_round_and_torchs_generator_is_left_alone() -> None:
+def test_random_weights_are_drawn_from_seed_and_round() -> None:
     F = np.array([1.0, 2.0, 3.0])
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -243,7 +239,7 @@ def test_random_weights_are_drawn_from_seed_and_round_and_torchs_generator_is_le
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_preferences_that_a_function_draws_are_those_of_seed_and_round() -> None:
+def test_drawn_preferences_are_those_of_seed_and_round() -> None:
     def drawn(m: int) -> Any:
         return scalarization.COSMOS(0.0, torch.distributions.Dirichlet(torch.ones(m, dtype=torch.float64)).sample())
 

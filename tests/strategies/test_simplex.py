@@ -171,7 +171,7 @@ def assert_optimal(G: FloatArray, lam: FloatArray, p: FloatArray, epsilon: float
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize("m", [1, 2, 3, 20])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_shortest_combination_of_degenerate_rows_has_no_duality_gap(kind: str, m: int, scale: float) -> None:
+def test_degenerate_rows_leave_no_duality_gap(kind: str, m: int, scale: float) -> None:
     U = scale * degenerate(kind, m)
     assert_optimal(U @ U.T, min_norm_weights(U @ U.T, np.full(m, 1.0 / m), 1.0), np.full(m, 1.0 / m), 1.0)
 

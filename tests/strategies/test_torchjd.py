@@ -51,7 +51,7 @@ def test_the_step_is_the_one_of_torchjds_aggregator(name: str, seed: int) -> Non
     np.testing.assert_allclose(by_name(name).weigh(cohort_of(U)) @ U, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_every_gram_based_weighting_of_the_installed_version_has_a_name() -> None:
+def test_every_installed_gram_weighting_has_a_name() -> None:
     with pytest.raises(ValueError, match="torchjd:nothing is unknown; there are ") as refused:
         by_name("nothing")
     there = str(refused.value).split("there are ")[1].split(", ")
@@ -102,7 +102,7 @@ def test_one_client_alone_is_stepped_along(name: str, length: float) -> None:
 
 
 @every_name
-def test_equal_clients_are_averaged_except_by_weightings_that_add(name: str) -> None:
+def test_equal_clients_are_averaged_except_by_sums(name: str) -> None:
     """PCGrad and GradVac add: their step is m times the common update; CAGrad's is 1 + c, FairGrad's goes by length."""
     u = np.array([3.0, 0.0, -4.0])
     total = by_name(name).weigh(cohort_of(np.tile(u, (5, 1)))).sum()
@@ -118,7 +118,7 @@ def test_zero_equal_and_opposite_updates_give_finite_weights(name: str) -> None:
 
 
 @given(U=generic_updates(min_size=2))
-def test_upgrad_steps_against_nobody_whose_update_is_of_like_length(U: FloatArray) -> None:
+def test_upgrad_opposes_no_update_of_like_length(U: FloatArray) -> None:
     """TorchJD regularises G by 1e-4 of its trace, so that an update a thousand times shorter is not served."""
     c = by_name("upgrad").weigh(cohort_of(U))
     lengths = np.linalg.norm(U, axis=1)
@@ -197,7 +197,7 @@ def test_what_is_no_gram_based_weighting_is_refused(wrong: Any) -> None:
         FromTorchJD(wrong)
 
 
-def test_common_options_are_taken_and_checked_and_there_is_no_prior() -> None:
+def test_common_options_are_checked_and_there_is_no_prior() -> None:
     strategy = by_name("upgrad", fraction_train=0.5, seed=3, proximal_mu=0.1, personal_lambda=0.2)
     assert (strategy.fraction_train, strategy.seed) == (0.5, 3)
     assert told(strategy, 1) == {"proximal-mu": 0.1, "personal-lambda": 0.2, "personal-epochs": 1}

@@ -57,7 +57,7 @@ def test_three_clients_by_hand() -> None:
 
 @both
 @given(given=cohorts, beta=st.floats(0.0, 2.0))
-def test_the_weights_are_the_gradient_of_mean_plus_beta_times_the_variance(
+def test_weights_are_the_gradient_of_mean_plus_variance(
     method: type[VRed], given: tuple[list[float], int], beta: float
 ) -> None:
     losses, seed = given
@@ -87,7 +87,7 @@ def test_weights_sum_to_one_also_where_some_are_negative(
 
 @both
 @given(given=cohorts, beta=st.floats(0.0, 5.0), shift=st.floats(-3.0, 3.0))
-def test_a_common_shift_changes_nothing_and_only_beta_times_loss_matters(
+def test_a_common_shift_changes_nothing(
     method: type[VRed], given: tuple[list[float], int], beta: float, shift: float
 ) -> None:
     F = np.array(given[0])
@@ -97,7 +97,7 @@ def test_a_common_shift_changes_nothing_and_only_beta_times_loss_matters(
 
 
 @given(given=cohorts, beta=st.floats(0.0, 5.0))
-def test_clients_below_the_mean_are_all_treated_alike_by_semivred(given: tuple[list[float], int], beta: float) -> None:
+def test_semivred_treats_clients_below_the_mean_alike(given: tuple[list[float], int], beta: float) -> None:
     F = np.array(given[0])
     c = weigh(SemiVRed, beta, F)
     below = c[F.mean() - 1e-12 > F]
@@ -108,7 +108,7 @@ def test_clients_below_the_mean_are_all_treated_alike_by_semivred(given: tuple[l
 
 
 @both
-def test_a_negative_weight_is_used_as_the_formula_says_and_counted(method: type[VRed]) -> None:
+def test_a_negative_weight_is_used_and_counted(method: type[VRed]) -> None:
     c = weigh(method, 10.0, [0.0, 0.0, 3.0])
     assert (c < 0).sum() == 2
     strategy = method(beta=10.0)

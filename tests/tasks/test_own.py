@@ -222,7 +222,7 @@ def test_clients_need_names(clients: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("what", "given"), [("clients", "ward"), ("class_names", "no"), ("groupings['sex']", {"sex": "mf"})]
 )
-def test_a_text_is_not_taken_for_the_names_that_its_letters_would_be(what: str, given: Any) -> None:
+def test_a_text_is_not_taken_for_a_list_of_names(what: str, given: Any) -> None:
     key, text = what.partition("[")[0], given["sex"] if isinstance(given, dict) else given
     words = f"task = 'hers:task': {what} = {text!r} must be a tuple of names: write ({text!r},)"
     with pytest.raises(FairbloomError, match=re.escape(words)):
