@@ -132,14 +132,14 @@ def arrays_of(count: int, d: int) -> dict[str, NDArray[np.float32]]:
 
 def measure_by_array(m: int, model: dict[str, NDArray[np.float32]], repeats: int) -> tuple[Measured, Measured]:
     """Return the processor time of the pass over m updates with one Gram matrix, and of that with one an array."""
-    random, stored = np.random.default_rng(2), Updates(Layout(model), m, lent=True)
+    random, stored = np.random.default_rng(2), Updates(Layout(model), m, borrowed=True)
     for _ in range(m):
         stored.add({name: w - random.standard_normal(w.shape, np.float32) for name, w in model.items()})
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for number in range(repeats + 1):  # the first time warms up
         for by_array in (False, True) if number % 2 else (True, False):
             started = time.process_time()
-            stored.settle(gram=True, by_array=by_array)
+            stored.screen_borrowed(gram=True, by_array=by_array)
             seconds[by_array] += [time.process_time() - started] if number else []
     return Measured(tuple(seconds[False]), "s"), Measured(tuple(seconds[True]), "s")
 

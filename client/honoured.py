@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.terms import WORK, Terms
 
-from .metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
+from .metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, WORK_METRICS
 from .rules.base import Rule
 from .rules.registry import RULES
 from .work import LocalWork, set_fields
@@ -33,25 +33,25 @@ class Honoured:
         """Return whether all hooks of a rule are called."""
         return rule.hooks() <= self.hooks
 
-    def unmet(self, terms: Terms, rules: Iterable[Rule], *works: LocalWork, by_group: bool = False) -> str:
+    def find_unsupported(self, terms: Terms, rules: Iterable[Rule], *works: LocalWork, by_group: bool = False) -> str:
         """Return the first thing that is asked for and is not honoured, as name = value; "" where all is.
 
         `rules` are those of the terms. `by_group` says whether clients measure scores by group.
         """
-        unmet = [str(rule) for rule in rules if not self.follows(type(rule))]
+        unsupported = [str(rule) for rule in rules if not self.follows(type(rule))]
         settings = [(name, value) for work in works for name, value in set_fields(work).items()]
-        unmet += [f"{name.replace('_', '-')} = {value}" for name, value in settings if name not in self.work]
+        unsupported += [f"{name.replace('_', '-')} = {value}" for name, value in settings if name not in self.work]
         rows = {name: metric_row(name) for name in terms.measure}
-        unmet += [f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics]
+        unsupported += [f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics]
         always = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if not each.requested]
         always += [BY_GROUP] if by_group else []
-        unmet += [f"the measurement {pattern}" for pattern in always if pattern not in self.metrics]
-        return unmet[0] if unmet else ""
+        unsupported += [f"the measurement {pattern}" for pattern in always if pattern not in self.metrics]
+        return unsupported[0] if unsupported else ""
 
 
 def metric_row(name: str) -> str:
     """Return the row of the table of a metric that terms ask for, "" where no client measures it on request."""
-    if name in {*OF_WORK, *BETWEEN_GROUPS}:
+    if name in {*WORK_METRICS, *BETWEEN_GROUPS}:
         return name
     rows = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if each.requested and each.requests((name,))]
     return rows[0] if rows else ""

@@ -65,7 +65,7 @@ class Limits:
             )
         if not isinstance(settings, Mapping):
             raise LimitsError(f"limits has settings = {settings!r}: it must be a table of keys and values")
-        settings, known = _flatten(settings), marked(Mark.WORK)
+        settings, known = _flatten(settings), marked(Mark.SENT_TO_CLIENTS)
         for key in settings:
             if key not in known and not ("." in key and key.partition(".")[0] in TASKS):
                 raise LimitsError(f"limits has settings.{key}: there is no such setting of a client's work")

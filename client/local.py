@@ -30,10 +30,10 @@ from .metrics import (
     BY_GROUP,
     OF_EVALUATION,
     OF_TRAINING,
-    OF_WORK,
     ON_TESTS,
     PERSONAL,
     TRAIN,
+    WORK_METRICS,
     Measurement,
     WorkDone,
     requested_metrics,
@@ -58,7 +58,7 @@ HONOURED = Honoured(
     hooks=frozenset(HOOKS) | {"shift"},
     work=frozenset(each.name for each in fields(LocalWork)),
     metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION))
-    | {*OF_WORK, *wire.BETWEEN_GROUPS, BY_GROUP},
+    | {*WORK_METRICS, *wire.BETWEEN_GROUPS, BY_GROUP},
 )
 """What a LocalClient honours, and by it all who let one client work after the other: it is what rules mean."""
 

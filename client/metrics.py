@@ -115,14 +115,14 @@ class WorkDone(NamedTuple):
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
-OF_WORK: Mapping[str, Callable[[WorkDone], float]] = {
+WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
     wire.LEARNING_RATE: lambda done: done.learning_rate(),
     wire.UPDATE_NORM: WorkDone.update_norm,
     wire.STEP_SUM: lambda done: done.rate_sum(),
 }
 """What is reported of local work itself, where the terms ask for it."""
 
-OF_HITS = (*wire.POSITIVES, *wire.HITS)
+GROUP_COUNTS = (*wire.POSITIVES, *wire.HITS)
 """The counts among `BETWEEN_GROUPS`, which clients report where the terms ask for them; the others need `disparity`."""
 
 
@@ -132,6 +132,6 @@ def requested_metrics(measure: Iterable[str], scores: Mapping[str, float], done:
     for name in measure:
         if name in scores:
             found[name] = scores[name]
-        elif name in OF_WORK:
-            found[name] = OF_WORK[name](done)
+        elif name in WORK_METRICS:
+            found[name] = WORK_METRICS[name](done)
     return found

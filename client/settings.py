@@ -58,7 +58,7 @@ def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
     task = config.get("task")
     known = isinstance(task, str) and (task in TASKS or is_import_string(task))
     of_task = find_task(str(task)).settings if known else ()
-    return {key: SETTINGS[key] for key in marked(Mark.WORK)} | {each.key: each for each in of_task}
+    return {key: SETTINGS[key] for key in marked(Mark.SENT_TO_CLIENTS)} | {each.key: each for each in of_task}
 
 
 def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _is_harmless(key: str, value: object) -> bool:
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return eight letters that stand for all settings that make a run what it is; a client keeps its state by them."""
-    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.GROWS), OWN_SETTINGS, AGREED, DEPLOYED, FLOOR}
+    others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE), OWN_SETTINGS, AGREED, DEPLOYED, FLOOR}
     others.add("score")  # which changes no client's work, and is decided after the clients have begun theirs
     defaults = {key: each.default for key, each in SETTINGS.items()}
     about = {key: value for key, value in {**defaults, **expand_own_settings(config)}.items() if key not in others}

@@ -100,7 +100,7 @@ class LocalWork:
         return self.optimizer.make(parameters, learning_rate=self.learning_rate, **rates)
 
 
-OF_STEPS = frozenset({"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"})
+NON_STEP_FIELDS = frozenset({"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"})
 """The fields that say which steps are taken, and when; all others say what a step does."""
 
 
@@ -119,7 +119,7 @@ def _defaults(kind: Any) -> Mapping[str, Any]:
 
 def step_fields(work: LocalWork) -> frozenset[str]:
     """Return the fields that change what a step does: whoever takes it another way than `descend` has to know them."""
-    return frozenset(set_fields(work)) - OF_STEPS
+    return frozenset(set_fields(work)) - NON_STEP_FIELDS
 
 
 def learning_rate_in(settings: RunSettings, number: int) -> float:

@@ -31,16 +31,16 @@ class Mark(Enum):
     A setting without FREE or LIMIT belongs to what a run is, and must be the same when the run is continued.
     """
 
-    WORK = "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
+    SENT_TO_CLIENTS = "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
     FREE = "it leaves the numbers unchanged, so it may differ whenever a run is continued"
     LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
     RECONSIDERED = "it decides who takes part, and may be changed when a run is taken back to an earlier round"
-    GROWS = "it may be raised when a run is continued, and a finished run is extended then"
+    EXTENDABLE = "it may be raised when a run is continued, and a finished run is extended then"
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
     DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"
     NAMES = "it holds names, of clients or scores, with commas between them"
     ROUNDING = "it changes the numbers by rounding alone: where and in what order they are computed"
-    STEP = "with it a client's step is not that of plain SGD: methods that read gradients off updates refuse it"
+    CHANGES_STEP = "with it a client's step is not that of plain SGD: methods that read gradients off updates refuse it"
     VARIANT = "the methods of a comparison may differ in it, as in fedavg(learning-rate=0.05); draws stay paired"
 
 

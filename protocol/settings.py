@@ -35,46 +35,46 @@ class RunSettings(BaseModel):
         protected_namespaces=(),
     )
 
-    task: Annotated[str, Mark.WORK] = Field(
+    task: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "digits",
         description="Task to learn: a name from fairbloom tasks, or your own as my_module:task",
     )
-    model: Annotated[str, Mark.WORK] = Field(
+    model: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "",
         description='Model to train: a name from fairbloom tasks ("": the first), of torchvision, or my_module:Net',
     )
-    clients: Annotated[int, Range("[0, inf)"), Mark.WORK] = Field(
+    clients: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         0, description="Number of clients that the data is split into; 0 uses the task's number, 20 for most tasks"
     )
-    partition: Annotated[str, Mark.WORK] = Field(
+    partition: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "",
         description="Split of the data into clients: a name from fairbloom tasks, flwr:NAME, or my_module:deal",
     )
-    shards_per_client: Annotated[int, Range("[1, inf)"), Partitions("shards"), Mark.WORK] = Field(
+    shards_per_client: Annotated[int, Range("[1, inf)"), Partitions("shards"), Mark.SENT_TO_CLIENTS] = Field(
         2, description="Number of pieces of the label-sorted data that each client gets, if partition = shards"
     )
-    classes_per_client: Annotated[int, Range("[1, inf)"), Partitions("classes", "class-groups"), Mark.WORK] = Field(
-        2, description="Number of classes that each client has, if partition = classes or class-groups"
+    classes_per_client: Annotated[
+        int, Range("[1, inf)"), Partitions("classes", "class-groups"), Mark.SENT_TO_CLIENTS
+    ] = Field(2, description="Number of classes that each client has, if partition = classes or class-groups")
+    dirichlet_alpha: Annotated[float, Range("(0, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS] = (
+        Field(0.5, description="Dirichlet concentration: smaller values make clients more unequal (dirichlet, sizes)")
     )
-    dirichlet_alpha: Annotated[float, Range("(0, inf)"), Partitions("dirichlet", "sizes"), Mark.WORK] = Field(
-        0.5, description="Dirichlet concentration: smaller values make clients more unequal (dirichlet, sizes)"
-    )
-    smallest_client: Annotated[int, Range("[2, inf)"), Partitions("dirichlet", "sizes"), Mark.WORK] = Field(
+    smallest_client: Annotated[int, Range("[2, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS] = Field(
         5, description="Smallest number of examples that a client is given, if partition = dirichlet or sizes"
     )
-    test_share: Annotated[float, Range("(0, 1)"), Mark.WORK] = Field(
+    test_share: Annotated[float, Range("(0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
         0.2, description="Share of each client's examples that is held out to test on"
     )
-    validation_share: Annotated[float, Range("[0, 1)"), Mark.WORK] = Field(
+    validation_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
         0.0, description="Share of each client's examples that is held out to choose the best model; 0 holds out none"
     )
-    pooled: Annotated[bool, Mark.WORK] = Field(
+    pooled: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
         False, description="Whether one client trains on the training data of all clients together; in one process only"
     )
     data_dir: Annotated[str, Mark.PLACE, Mark.DEVICE] = Field(
         "", description='Folder of the data; "" uses FAIRBLOOM_DATA or the cache; a deployed client sets its own'
     )
-    verify_data: Annotated[bool, Mark.WORK] = Field(
+    verify_data: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
         True, description="Whether files of a known data set must be the originals; false accepts others in that format"
     )
     method: str = Field(
@@ -114,7 +114,7 @@ class RunSettings(BaseModel):
         options.default_of(options.ControlVariates),
         description="Whether clients correct their steps by control variates, as in scaffold; weights must be fixed",
     )
-    num_rounds: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.GROWS] = Field(
+    num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
         50, description="Number of rounds after which the run is finished"
     )
     from_round: Annotated[int, Range("[-1, inf)"), Mark.FREE] = Field(
@@ -124,76 +124,78 @@ class RunSettings(BaseModel):
         0.0,
         description="Share of the clients that train in a round; 0 means all if there are up to nine, otherwise half",
     )
-    seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.WORK] = Field(
+    seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.SENT_TO_CLIENTS] = Field(
         0, description="Seed of the data split, initial model, client sampling and batch order"
     )
-    local_epochs: Annotated[int, Range("[1, inf)"), Mark.WORK, Mark.VARIANT] = Field(
+    local_epochs: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         1, description="Number of passes that a client makes over its training data in a round"
     )
-    batch_size: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
+    batch_size: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         10, description="Number of examples in a client's minibatch; 0 means all"
     )
-    learning_rate: Annotated[float, Range("(0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
+    learning_rate: Annotated[float, Range("(0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         0.1, description="Learning rate of the clients' optimizer"
     )
-    learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.WORK, Mark.VARIANT] = Field(
+    learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         1.0, description="Factor by which the clients' learning rate is multiplied after each round"
     )
-    schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.WORK, Mark.VARIANT] = Field(
+    schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         "constant", description="How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
     )
-    schedule_over: Annotated[str, Choices("rounds", "steps"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
-        "rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round"
+    schedule_over: Annotated[str, Choices("rounds", "steps"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = (
+        Field("rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round")
     )
-    warmup: Annotated[int, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
+    warmup: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         0, description="Number of rounds, or steps, in which the clients' learning rate rises to its full height"
     )
-    optimizer: Annotated[str, Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
+    optimizer: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
         "sgd",
         description="Optimizer of the clients: one of torch.optim's, or my_module:Mine; its state is new in each round",
     )
     optimizer_parameters: Annotated[
-        str, Pattern(ARGUMENTS, "betas=(0.9,0.98) eps=1e-6"), Mark.WORK, Mark.VARIANT, Mark.STEP
+        str, Pattern(ARGUMENTS, "betas=(0.9,0.98) eps=1e-6"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP
     ] = Field("", description="Further parameters of the optimizer, as in 'betas=(0.9,0.98) eps=1e-6'")
-    momentum: Annotated[float, Range("[0, 1)"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
+    momentum: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
         0.0, description="Momentum of the clients' optimizer, which starts at zero in every round"
     )
-    weight_decay: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.VARIANT] = Field(
+    weight_decay: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         0.0, description="Weight decay of the clients' optimizer"
     )
-    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
+    gradient_clip: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
         0.0, description="Largest norm of a minibatch's gradient; longer ones are shortened; 0 disables it"
     )
     class_weights: Annotated[
-        str, Pattern(CLASS_WEIGHTS, "balanced", "no=0.3,yes=1.7"), Mark.WORK, Mark.VARIANT, Mark.STEP
+        str, Pattern(CLASS_WEIGHTS, "balanced", "no=0.3,yes=1.7"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP
     ] = Field("", description="Weights of classes in the training loss: balanced, or as in 'no=0.3,yes=1.7'")
-    precision: Annotated[str, Choices("float32", "bfloat16"), Mark.WORK, Mark.VARIANT, Mark.STEP] = Field(
-        "float32", description="Precision of a training step's forward pass: bfloat16 is mixed precision (autocast)"
+    precision: Annotated[str, Choices("float32", "bfloat16"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = (
+        Field(
+            "float32", description="Precision of a training step's forward pass: bfloat16 is mixed precision (autocast)"
+        )
     )
     client_rule: options.ClientRule = Field(
         options.default_of(options.ClientRule),
         description="Your own rule that corrects the clients' local steps, as my_module:MyRule",
     )
-    stragglers: Annotated[float, Range("[0, 1]"), Mark.WORK] = Field(
+    stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
         0.0, description="Probability that a client is a straggler, which trains for fewer epochs in a round"
     )
-    drop_stragglers: Annotated[bool, Mark.WORK] = Field(
+    drop_stragglers: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
         False, description="Whether stragglers are left out of the round, as in FedAvg, instead of training less"
     )
-    time_budget: Annotated[float, Range("[0, inf)"), Mark.WORK] = Field(
+    time_budget: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         0.0, description="Seconds after which a client stops training and sends its model; 0 sets no limit"
     )
-    reported_loss: Annotated[str, Choices("mean", "total", "batches"), Mark.WORK] = Field(
+    reported_loss: Annotated[str, Choices("mean", "total", "batches"), Mark.SENT_TO_CLIENTS] = Field(
         "mean",
         description="Training loss that clients report: mean over examples, their total, or total over batches",
     )
-    reported_loss_factor: Annotated[float, Range("(0, inf)"), Mark.WORK] = Field(
+    reported_loss_factor: Annotated[float, Range("(0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         1.0, description="Factor by which misreporting clients multiply the training loss that they report"
     )
-    reported_loss_bias: Annotated[float, Mark.WORK] = Field(
+    reported_loss_bias: Annotated[float, Mark.SENT_TO_CLIENTS] = Field(
         0.0, description="Number that misreporting clients add to the training loss that they report, after the factor"
     )
-    misreporting_clients: Annotated[str, Mark.NAMES, Mark.WORK] = Field(
+    misreporting_clients: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS] = Field(
         "", description="Names of the clients that report a changed training loss, separated by commas"
     )
     training_clients: Annotated[str, Mark.NAMES, Mark.RECONSIDERED] = Field(
@@ -210,13 +212,13 @@ class RunSettings(BaseModel):
         options.default_of(options.EvaluateEvery),
         description="Number of rounds from one evaluation to the next; 0 evaluates after the last round only",
     )
-    early_stopping: Annotated[int, Range("[0, inf)"), Mark.GROWS] = Field(
+    early_stopping: Annotated[int, Range("[0, inf)"), Mark.EXTENDABLE] = Field(
         0, description="Number of rounds without a better validation score that end the run; 0 never ends it early"
     )
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
         1.0, description="Share of the clients that evaluate the model in a round with an evaluation"
     )
-    scores: Annotated[str, Mark.NAMES, Mark.WORK] = Field(
+    scores: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS] = Field(
         "",
         description="Further scores, separated by commas: f1, sensitivity, specificity, calibration-error, brier",
     )
@@ -224,11 +226,11 @@ class RunSettings(BaseModel):
         "",
         description='Score that measures fairness: accuracy, balanced-accuracy, auc, loss and more; "" suits the data',
     )
-    threshold: Annotated[str, Choices("half", "client", "together"), Mark.WORK] = Field(
+    threshold: Annotated[str, Choices("half", "client", "together"), Mark.SENT_TO_CLIENTS] = Field(
         "half",
         description="Threshold of f1, sensitivity and specificity: half, or by validation, per client or together",
     )
-    smallest_group: Annotated[int, Range("[1, inf)"), Mark.WORK] = Field(
+    smallest_group: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         5, description="Fewest examples of a group for which a client reports counts, scores or a disparity"
     )
     round_timeout: Annotated[float, Range("(0, inf)")] = Field(
@@ -270,7 +272,7 @@ class RunSettings(BaseModel):
     engine: Annotated[str, Choices("auto", "loop", "stacked", "workers", "ray"), Mark.ROUNDING] = Field(
         "auto", description="How clients on one machine are computed; auto chooses, ray uses a cluster"
     )
-    device: Annotated[str, Mark.WORK, Mark.PLACE, Mark.ROUNDING] = Field(
+    device: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.PLACE, Mark.ROUNDING] = Field(
         "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"
     )
     memory: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
@@ -351,12 +353,12 @@ class RunSettings(BaseModel):
     @property
     def beyond_plain_sgd(self) -> str:
         """The first setting, as key = value, by which a client's steps are not those of plain SGD; "" if none is."""
-        return self._first_set(marked(Mark.STEP))
+        return self._first_set(marked(Mark.CHANGES_STEP))
 
     @property
     def beyond_corrected_sgd(self) -> str:
         """The first setting, as key = value, by which a step is not SGD's with a gradient that a rule can correct."""
-        return self._first_set(key for key in marked(Mark.STEP) if key not in OF_THE_GRADIENT)
+        return self._first_set(key for key in marked(Mark.CHANGES_STEP) if key not in OF_THE_GRADIENT)
 
     def _first_set(self, keys: Iterable[str]) -> str:
         """Return the first of these settings that is not at its default, as key = value; "" if all are."""

@@ -62,18 +62,18 @@ class Trained(Replies):
         missing: Sequence[str],
         second: str = "",
         memory: Memory | None = None,
-        lent: bool = False,
+        borrowed: bool = False,
     ) -> Self:
         """Return an object without replies yet, for up to `capacity` of them.
 
-        `second` names the record of each reply's second model; `memory` decides where the updates lie; `lent` is as in
-        Updates.
+        `second` names the record of each reply's second model; `memory` decides where the updates lie; `borrowed` is as
+        in Updates.
         """
 
         def updates(layout: Layout, of: str = "") -> Updates:
             room = memory or Memory()
-            matrix = None if lent else room.matrix(capacity, layout.size, layout.dtype, of=2 if second else 1)
-            return Updates(layout, capacity, matrix, of, lent=lent)
+            matrix = None if borrowed else room.matrix(capacity, layout.size, layout.dtype, of=2 if second else 1)
+            return Updates(layout, capacity, matrix, of, borrowed=borrowed)
 
         return cls(
             metrics={},
@@ -97,11 +97,11 @@ class Trained(Replies):
                 raise
         self.metrics[name] = report
 
-    def settle(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> None:
-        """Refuse those of the lent replies, once all were added, that are not finite; see `Updates.settle`."""
-        wrong = self.updates.settle(gram=gram, by_array=by_array, below=below)
+    def screen_borrowed(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> None:
+        """Refuse the borrowed replies that are not finite, once all are added; see `Updates.screen_borrowed`."""
+        wrong = self.updates.screen_borrowed(gram=gram, by_array=by_array, below=below)
         if self.second is not None:
-            wrong = self.second.settle(gram=False) | wrong
+            wrong = self.second.screen_borrowed(gram=False) | wrong
         for name, reason in [(self.names[place], reason) for place, reason in sorted(wrong.items())]:
             self.refuse(name, reason)
 

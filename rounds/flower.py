@@ -195,7 +195,7 @@ class FlowerClients:
                 self._roster.forgive([message_id])
                 continue
             if free is None:
-                self._roster.settle([message_id])
+                self._roster.mark_answered([message_id])
                 continue
             self._roster.pay(free)
             if reply.has_error() and not has_no_query(reply):
@@ -355,7 +355,7 @@ class FlowerClients:
             refused=refused,
             missing=asked.missing,
             second=method.second,
-            lent=True,
+            borrowed=True,
         )
         more_received: dict[str, int] = {}
         for name, content in contents:
@@ -370,7 +370,7 @@ class FlowerClients:
                 refused.add(name, reason)
         kept = recalled_rows(method, trained, asked.server_round).values()
         gram = GRAM in method.requires and not method.has_second_rows
-        trained.settle(gram=gram, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
+        trained.screen_borrowed(gram=gram, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
         self._note_debts(asked)
         return replace(trained, more_sent=asked.more_sent, more_received=sum(more_received[n] for n in trained.names))
 
@@ -562,7 +562,7 @@ class FlowerClients:
                 self._roster.owe(asked.message_id, asked.dst_node_id, asked.created_at, asked.ttl)
         for name in exchange.heard:
             self._roster.heard(exchange.messages[name].metadata.dst_node_id)
-        self._roster.settle(exchange.strays)
+        self._roster.mark_answered(exchange.strays)
 
     def _grid(self) -> Grid:
         if self.grid is None:

@@ -73,7 +73,7 @@ class Roster:
         self._silences[node_id] += 1
         self._debts[message_id] = Debt(node_id, made + lives, made + lives + pause)
 
-    def settle(self, message_ids: Iterable[str]) -> None:
+    def mark_answered(self, message_ids: Iterable[str]) -> None:
         """Strike off debts, by the message that was answered at last."""
         for message_id in message_ids:
             if debt := self._debts.pop(message_id, None):

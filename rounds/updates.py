@@ -80,7 +80,7 @@ class Vectors:
     update was shortened.
     """
 
-    blocks: tuple[NDArray[Any] | Lent, ...]
+    blocks: tuple[NDArray[Any] | Borrowed, ...]
     scales: FloatArray
 
     @classmethod
@@ -105,7 +105,7 @@ class Vectors:
         row = place
         for block in self.blocks:
             if row < len(block):
-                only = block.only(row) if isinstance(block, Lent) else block[row : row + 1]
+                only = block.only(row) if isinstance(block, Borrowed) else block[row : row + 1]
                 return Vectors((only,), self.scales[place : place + 1])
             row -= len(block)
         raise IndexError(place)
@@ -135,9 +135,9 @@ class Vectors:
     def each_chunk(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
         """Yield what `work` makes of the chunks, in their order.
 
-        Threads, as many as BLAS may have, compute lent updates.
+        Threads, as many as BLAS may have, compute borrowed updates.
         """
-        if not any(isinstance(block, Lent) for block in self.blocks):
+        if not any(isinstance(block, Borrowed) for block in self.blocks):
             for place, chunk in self.chunks(exact):
                 yield work(place, chunk)
             return
@@ -160,7 +160,7 @@ class Vectors:
         columns, row = buffer[:, : place.stop - place.start], 0
         for block in self.blocks:
             part = columns[row : row + len(block)]
-            if isinstance(block, Lent):
+            if isinstance(block, Borrowed):
                 block.read(place, part)
             else:
                 read(block, place, part)
@@ -170,7 +170,7 @@ class Vectors:
     def _as_they_lie(self, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return the one matrix that they are, if it lies in memory and has the dtype."""
         (only, *more) = self.blocks
-        if more or isinstance(only, Lent | np.memmap) or only.dtype != dtype:
+        if more or isinstance(only, Borrowed | np.memmap) or only.dtype != dtype:
             return None
         return only
 
@@ -327,7 +327,7 @@ class Layout:
         return f"array {added[0]!r} is not in the model" if added else None
 
 
-class Lent:
+class Borrowed:
     """Updates of models that stay where they are: w − w_k is computed where it is read, and none is stored."""
 
     def __init__(self, layout: Layout) -> None:
@@ -374,9 +374,9 @@ class Lent:
                 if rounded is not None:  # updates are of the model's dtype, whatever is made of them
                     row[:] = rounded
 
-    def only(self, row: int) -> Lent:
+    def only(self, row: int) -> Borrowed:
         """Return one of the updates as the only one; it holds its model, and none of the others."""
-        other = Lent(self._layout)
+        other = Borrowed(self._layout)
         other._models, other._exponents = [self._models[row]], [self._exponents[row]]
         return other
 
@@ -419,9 +419,9 @@ class Updates:
         Where they lie, of shape (capacity, d), such as in a file; None: in memory.
     of
         What errors call the models, such as "snapshot"; "": the reply's.
-    lent
-        Whether the arrays given to `add` never change: large ones are then not copied, and `settle` follows the last
-        `add`.
+    borrowed
+        Whether the arrays given to `add` never change: large ones are then not copied, and `screen_borrowed` follows
+        the last `add`.
     """
 
     def __init__(
@@ -431,14 +431,14 @@ class Updates:
         matrix: NDArray[Any] | None = None,
         of: str = "",
         *,
-        lent: bool = False,
+        borrowed: bool = False,
     ) -> None:
         self.layout = layout
         self.capacity = capacity
         if matrix is not None:
             self.matrix = matrix
         self._of = f" of the {of}" if of else ""
-        self._lent = Lent(layout) if lent and capacity * layout.size > EXACT_NUMBERS else None
+        self._borrowed = Borrowed(layout) if borrowed and capacity * layout.size > EXACT_NUMBERS else None
         self._carried = (*layout.buffers, *layout.integers)
         self._scales: list[float] = []
         self._others: list[Model] = []
@@ -453,15 +453,15 @@ class Updates:
     def add(self, arrays: Model) -> None:
         """Take in u = w − `arrays` as the next row, with copies of its buffers.
 
-        An entry that is not finite raises ValueError, and nothing is taken in; among lent arrays, `settle` looks for
-        those.
+        An entry that is not finite raises ValueError, and nothing is taken in; among borrowed arrays, `screen_borrowed`
+        finds it.
         """
         exponent = 0
-        if self._lent is None:
+        if self._borrowed is None:
             exponent = self._store(arrays, self.matrix[len(self._scales)])
         else:
             self._check_buffers(arrays)
-            self._lent.add(arrays)
+            self._borrowed.add(arrays)
         self._forget()
         self._scales.append(2.0**exponent)
         self._others.append({name: arrays[name].copy() for name in self._carried})
@@ -485,29 +485,31 @@ class Updates:
             self._check_finite({name: arrays[name] for name in self.layout.trainable})
             raise
 
-    def settle(self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()) -> dict[int, ValueError]:
-        """Check the lent updates in one pass, which also measures them.
+    def screen_borrowed(
+        self, *, gram: bool, by_array: bool = False, below: Sequence[Vectors] = ()
+    ) -> dict[int, ValueError]:
+        """Check the borrowed updates in one pass, which also measures them.
 
         Return why rows cannot be used, by their places.
 
         With `gram`, that pass computes the Gram matrix as well, whole or `by_array`, with the rows of `below` after the
         updates.
         """
-        lent, wrong = self._lent, dict[int, ValueError]()
-        if lent is None or not len(lent):
+        borrowed, wrong = self._borrowed, dict[int, ValueError]()
+        if borrowed is None or not len(borrowed):
             return wrong
         ends = self.layout.ends if by_array else (self.layout.size,)
         gram = gram and not (below and self.vectors.few)  # whose products would be others with more rows
         rows = Vectors.below([self.vectors, *below]) if gram else self.vectors
         squares, products = squares_and_products(rows, ends if gram else ())
-        squares = squares[: len(lent)]
+        squares = squares[: len(borrowed)]
         unusual = np.flatnonzero(~((squares > USUAL[0]) & (squares < USUAL[1])))  # NaN is unusual, too
         for k in map(int, unusual):
             try:
                 if not np.isfinite(squares[k]):
-                    self._check_finite(lent.model(k))
-                exponent = _exponent(lent[k])
-                lent.divide(k, exponent)
+                    self._check_finite(borrowed.model(k))
+                exponent = _exponent(borrowed[k])
+                borrowed.divide(k, exponent)
                 self._scales[k] = 2.0**exponent
             except ValueError as reason:
                 wrong[k] = reason
@@ -559,8 +561,8 @@ class Updates:
     def remove(self, *places: int) -> None:
         """Leave out the rows at `places`; those after them move up, one at a time, so that no copy of all is made."""
         left = [k for k in range(len(self._scales)) if k not in places]
-        if self._lent is not None:
-            self._lent.keep(left)
+        if self._borrowed is not None:
+            self._borrowed.keep(left)
         else:
             for to, k in enumerate(left):
                 if to != k:
@@ -593,11 +595,11 @@ class Updates:
         return self._squares
 
     def gram(self, vectors: Vectors, *, exact: bool) -> FloatArray:
-        """Return what `gram_matrix` does of the updates and the rows below them; `settle` may know it."""
+        """Return what `gram_matrix` does of the updates and the rows below them; `screen_borrowed` may know it."""
         return np.asarray(self._gram_matrices(vectors, (self.layout.size,), exact)[0])
 
     def grams(self, vectors: Vectors, *, exact: bool) -> FloatArray:
-        """Return the same for each trainable array, shape (L, rows, rows); `settle` may know it."""
+        """Return the same for each trainable array, shape (L, rows, rows); `screen_borrowed` may know it."""
         return self._gram_matrices(vectors, self.layout.ends, exact)
 
     def _gram_matrices(self, vectors: Vectors, ends: Sequence[int], exact: bool) -> FloatArray:
@@ -627,7 +629,7 @@ class Updates:
     def vectors(self) -> Vectors:
         """The updates added so far; they share the memory of this."""
         count = len(self._scales)
-        rows = self.matrix[:count] if self._lent is None else self._lent
+        rows = self.matrix[:count] if self._borrowed is None else self._borrowed
         return Vectors((rows,), np.array(self._scales, np.float64))
 
     def model_after(

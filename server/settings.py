@@ -355,7 +355,7 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
 
 def may_grow() -> Collection[str]:
     """Return the keys of settings that may be raised when a run is continued, finished or not."""
-    return frozenset(marked(Mark.GROWS))
+    return frozenset(marked(Mark.EXTENDABLE))
 
 
 def default_config() -> dict[str, Value]:

@@ -34,7 +34,7 @@ from .clients import LocalClients
 from .dispatch.processes import can_fork
 from .dispatch.workers import WorkerClients
 from .loop import LoopClients
-from .stacked.clients import StackedClients, find_unmet
+from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
 from .trial import check_first_step, evenly_spaced
 
@@ -247,8 +247,8 @@ def why_unstackable(settings: RunSettings, task: Task, model: nn.Module) -> str:
     """Return why clients cannot be stacked, "" where they can."""
     terms = Terms(server_round=1)
     rules = rules_of(settings, terms)
-    if unmet := find_unmet(terms, rules, global_work(settings, terms, rules)):
-        return f"stacked clients do not honour {unmet}"
+    if unsupported := find_unsupported(terms, rules, global_work(settings, terms, rules)):
+        return f"stacked clients do not honour {unsupported}"
     try:
         make_program(model, task, sample_examples(task)[0])
     except UnstackableError as reason:

@@ -34,7 +34,7 @@ from ..app import load_states, save_states
 from ..metrics import OF_PERSONAL, ON_TRAINING
 from ..states import ClientStates, StateDict, folder_of
 from . import randomness
-from .functions import HONOURED, Function, Helpers, Measured, Session, find_unmet
+from .functions import HONOURED, Function, Helpers, Measured, Session, find_unsupported
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -274,9 +274,9 @@ def terms_of(message: Message) -> Terms | None:
     config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
     check_protocol(config)
     terms = Terms.of(config) if "server-round" in config else None
-    if terms is not None and (unmet := find_unmet(terms)):
-        remedy = advice_on([unmet], "install its newest version of Fairbloom")
-        raise ReportableError(f"{unmet}: this client does not know it: {remedy}")
+    if terms is not None and (unsupported := find_unsupported(terms)):
+        remedy = advice_on([unsupported], "install its newest version of Fairbloom")
+        raise ReportableError(f"{unsupported}: this client does not know it: {remedy}")
     return terms
 
 

@@ -52,10 +52,10 @@ HONOURED = Honoured(
 """What is made of a user's functions; the local work itself is hers. What else is asked is an error that names it."""
 
 
-def find_unmet(terms: Terms) -> str:
+def find_unsupported(terms: Terms) -> str:
     """Return the first thing that terms ask for and that is not made of a user's functions, as key = value."""
-    unmet = [kind.asked_in(terms) for kind in kinds_of(terms) if not HONOURED.follows(kind)]
-    return unmet[0] if unmet else HONOURED.unmet(terms, ())
+    unsupported = [kind.asked_in(terms) for kind in kinds_of(terms) if not HONOURED.follows(kind)]
+    return unsupported[0] if unsupported else HONOURED.find_unsupported(terms, ())
 
 
 class Measured(BaseException):

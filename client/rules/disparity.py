@@ -22,7 +22,7 @@ from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
 from ..groups import Admits, admit_all
-from ..metrics import OF_HITS, TRAIN
+from ..metrics import GROUP_COUNTS, TRAIN
 from ..training import EVALUATION_BATCH, StateDict, drawing_from, outputs_of
 from ..work import LocalWork, descend
 from .base import Rule, Scores, Trainee
@@ -75,7 +75,7 @@ class GroupCounts(Rule):
     Source: Ezzeldin et al., AAAI 2023 (FairFed).
     """
 
-    reports = OF_HITS
+    reports = GROUP_COUNTS
 
     def report(self, client: Trainee) -> Scores:
         """Return the counts."""

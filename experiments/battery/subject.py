@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.client.metrics import OF_EVALUATION, OF_TRAINING, OF_WORK
+from fairbloom.client.metrics import OF_EVALUATION, OF_TRAINING, WORK_METRICS
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.aggregation import cohort_of, rows_after, weighed
@@ -41,7 +41,7 @@ TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
 
 MEASURED = (
     *(each.pattern.format(score) for each in OF_TRAINING for score in (wire.LOSS, wire.ACCURACY)),
-    *(*OF_WORK, *sorted(wire.BETWEEN_GROUPS), wire.NUM_EXAMPLES),
+    *(*WORK_METRICS, *sorted(wire.BETWEEN_GROUPS), wire.NUM_EXAMPLES),
 )
 """What Fairbloom's own clients report of their training, of every task of classes, where a method asks for it."""
 

@@ -59,7 +59,7 @@ def take_back(run: StoredRun, order: TakeBack, recorded: Recorded, config: Mappi
     _check_reachable(run, order.number, there, config)
     for table in run.tables:
         table.check(order.number)
-    noted = marked(Mark.LIMIT, Mark.RECONSIDERED, Mark.GROWS).keys() & there.keys()
+    noted = marked(Mark.LIMIT, Mark.RECONSIDERED, Mark.EXTENDABLE).keys() & there.keys()
     changed = {key: there[key] for key in sorted(noted & find_differing(there, config))}
     last = max(list_reachable(CHECKPOINTS.path_in(path)), default=0)
     entry = {"to": order.number, "after": last, "submission": order.submission, "before": changed, UNDER_WAY: True}

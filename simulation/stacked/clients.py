@@ -66,11 +66,11 @@ HONOURED = Honoured(
     ),
 )
 """What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to those of all clients at
-once. There is no time budget, which is each client's, and nothing that a model draws. Of optimizers, `find_unmet` says
-which are honoured, and which are with a schedule over steps."""
+once. There is no time budget, which is each client's, and nothing that a model draws. `find_unsupported` looks at the
+optimizer, and at its schedule over steps."""
 
 
-def find_unmet(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:
+def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:
     """Return the first thing that is asked for and is not done side by side, as name = value; "" where all is."""
     apart = [f"optimizer = {work.optimizer}" for work in works if not work.optimizer.is_elementwise]
     apart += [
@@ -78,7 +78,7 @@ def find_unmet(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = F
         for work in works
         if work.schedule != UNCHANGED and not work.optimizer.is_in_proportion
     ]
-    return HONOURED.unmet(terms, rules, *works, by_group=by_group) or (apart[0] if apart else "")
+    return HONOURED.find_unsupported(terms, rules, *works, by_group=by_group) or (apart[0] if apart else "")
 
 
 class Rows:
@@ -133,13 +133,13 @@ class StackedClients(LocalClients):
         self._block = block
         self._known: tuple[nn.Module, Program] | None = None
         self._full: OrderedDict[tuple[str, ...], Step] = OrderedDict()
-        self._crew: tuple[object, list[Member]] = (None, [])
+        self._cached_members: tuple[object, list[Member]] = (None, [])
         self._reasons: set[str] = set()
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
-        why_apart, works = self._plan(terms)
-        if self._are_apart(why_apart):
+        fallback_reason, works = self._plan(terms)
+        if self._falls_back(fallback_reason):
             return super().train(names, model, terms, sent)
         work, *others = works
         self.begin(names, terms)
@@ -157,7 +157,7 @@ class StackedClients(LocalClients):
         try:
             self._in_blocks(members, train_block, training.alone, trained.refused)
         except UnstackableError as reason:
-            self._are_apart(f"the model cannot be stacked: {reason}")
+            self._falls_back(f"the model cannot be stacked: {reason}")
             return super().train(names, model, terms, sent)
         for own_work in others:
             there = (each for each in members if each.local.name in training.replies)
@@ -171,7 +171,7 @@ class StackedClients(LocalClients):
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
         self.begin(names, terms)
-        if self._are_apart(HONOURED.unmet(terms, (), by_group=self._by_group)):
+        if self._falls_back(HONOURED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
@@ -186,14 +186,14 @@ class StackedClients(LocalClients):
             works = [global_work(self.settings, terms, rules), *own_works(self.settings, terms, rules)]
         except ValueError as reason:  # terms that no client knows
             return str(reason), []
-        return find_unmet(terms, rules, *works, by_group=self._by_group), works
+        return find_unsupported(terms, rules, *works, by_group=self._by_group), works
 
     @property
     def _by_group(self) -> bool:
         """Whether clients measure scores by group."""
         return bool(self.task_and_model()[0].groupings)
 
-    def _are_apart(self, why: str) -> bool:
+    def _falls_back(self, why: str) -> bool:
         """Return whether there is a reason to compute clients one by one; each is logged once."""
         if why and why not in self._reasons:
             self._reasons.add(why)
@@ -230,8 +230,8 @@ class StackedClients(LocalClients):
     def _members(self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals) -> list[Member]:
         """Return the clients that can train, the same ones for the same names and work; the others are refused."""
         about = (tuple(names), work.batch_size, work.epochs, work.steps, terms.agreed)
-        if self._crew[0] == about:
-            return self._crew[1]
+        if self._cached_members[0] == about:
+            return self._cached_members[1]
 
         def member(place: int, name: str) -> Member:
             epochs = work.epochs if work.in_full else epochs_in_time(self.settings, terms.server_round, name)
@@ -240,7 +240,7 @@ class StackedClients(LocalClients):
         found = refuse_failed({name: answer_of(member, place, name) for place, name in enumerate(names)}, refused)
         members = list(found.values())
         if len(members) == len(names) and not self.settings.stragglers:
-            self._crew = (about, members)
+            self._cached_members = (about, members)
         return members
 
     def _in_blocks(

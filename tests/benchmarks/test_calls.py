@@ -194,14 +194,14 @@ def test_a_round_sends_its_models_and_no_more(workload: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("method", PASSES)
 def test_aggregation_reads_all_updates_twice(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, numbers, (m, d) = updates.Lent.read, list[int](), (5, 500_000)
+    read, numbers, (m, d) = updates.Borrowed.read, list[int](), (5, 500_000)
     grid, strategy = Replies(m, d), Settings.of({"method": method, "fraction": 1.0}).strategy()
 
-    def counted(self: updates.Lent, place: slice, out: Any, *rows: slice) -> None:
+    def counted(self: updates.Borrowed, place: slice, out: Any, *rows: slice) -> None:
         numbers.append(out.size)
         read(self, place, out, *rows)
 
-    monkeypatch.setattr(updates.Lent, "read", counted)
+    monkeypatch.setattr(updates.Borrowed, "read", counted)
     for number in (1, 2, 3):  # from the second round on there are kept rows
         numbers.clear()
         replies = grid.send_and_receive(strategy.configure_train(number, grid.model, ConfigRecord(), grid))

@@ -16,7 +16,7 @@ import torch
 from fairbloom.client.fair.functions import HONOURED as BY_FAIR
 from fairbloom.client.honoured import Honoured, metric_row
 from fairbloom.client.local import HONOURED as BY_A_CLIENT
-from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, OF_WORK
+from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, WORK_METRICS
 from fairbloom.client.plan import client_work, global_work
 from fairbloom.client.rules.registry import RULES
 from fairbloom.client.work import LocalWork, set_fields
@@ -415,7 +415,7 @@ def test_every_field_and_every_metric_has_a_case() -> None:
     assert set(OF_THE_WORK) == {each.name for each in fields(LocalWork)}
     assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)}
     measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)}
-    measured |= {*OF_WORK, *BETWEEN_GROUPS, BY_GROUP}
+    measured |= {*WORK_METRICS, *BETWEEN_GROUPS, BY_GROUP}
     assert {row_of(name) for name in OF_THE_METRICS} == measured
     assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
 
@@ -603,5 +603,5 @@ class Tomorrow(LocalWork):
 
 def test_a_field_that_nobody_knows_yet_is_honoured_by_nobody() -> None:
     work, terms = Tomorrow(1, 10, 0.1), Terms(server_round=1)
-    assert stacked.HONOURED.unmet(terms, (), work) == ""
-    assert stacked.HONOURED.unmet(terms, (), replace(work, rotation=0.5)) == "rotation = 0.5"
+    assert stacked.HONOURED.find_unsupported(terms, (), work) == ""
+    assert stacked.HONOURED.find_unsupported(terms, (), replace(work, rotation=0.5)) == "rotation = 0.5"

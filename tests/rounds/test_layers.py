@@ -53,8 +53,8 @@ def models(draw: st.DrawFn) -> tuple[Layout, list[dict[str, np.ndarray]], np.ran
     return layout, [made(base) for _ in range(draw(st.integers(1, 5)))], rng
 
 
-def taken_in(layout: Layout, replies: Sequence[Mapping[str, np.ndarray]], *, lent: bool = False) -> Updates:
-    stored = Updates(layout, len(replies), lent=lent)
+def taken_in(layout: Layout, replies: Sequence[Mapping[str, np.ndarray]], *, borrowed: bool = False) -> Updates:
+    stored = Updates(layout, len(replies), borrowed=borrowed)
     for reply in replies:
         stored.add(reply)
     return stored
@@ -90,13 +90,13 @@ def test_each_arrays_gram_matrix_is_of_its_part_of_the_updates(drawn: Any, chunk
 
 
 @given(drawn=models(), chunk=CHUNKS, exact=st.booleans())
-def test_lent_models_have_the_gram_matrices_of_stored_ones(drawn: Any, chunk: int, exact: bool) -> None:
+def test_borrowed_models_have_the_gram_matrices_of_stored_ones(drawn: Any, chunk: int, exact: bool) -> None:
     layout, replies, _ = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK", chunk)
         patch.setattr(updates, "EXACT_NUMBERS", 0)
-        expected, stored = taken_in(layout, replies), taken_in(layout, replies, lent=True)
-        assert stored.settle(gram=True, by_array=True) == {}
+        expected, stored = taken_in(layout, replies), taken_in(layout, replies, borrowed=True)
+        assert stored.screen_borrowed(gram=True, by_array=True) == {}
         np.testing.assert_array_equal(
             stored.grams(stored.vectors, exact=exact), expected.grams(expected.vectors, exact=exact)
         )
@@ -111,14 +111,14 @@ def test_lent_models_have_the_gram_matrices_of_stored_ones(drawn: Any, chunk: in
         )
 
 
-def test_the_pass_that_screens_lent_models_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pass_that_screens_borrowed_models_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout({"a": np.zeros(50, np.float32), "b": np.zeros(60, np.float32)})
     replies = [
         {name: np.random.default_rng(k).normal(size=a.shape) for name, a in layout.arrays.items()} for k in (1, 2)
     ]
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    stored = taken_in(layout, replies, lent=True)
-    stored.settle(gram=True, by_array=True)
+    stored = taken_in(layout, replies, borrowed=True)
+    stored.screen_borrowed(gram=True, by_array=True)
     monkeypatch.setattr(Vectors, "each_chunk", None)
     assert stored.grams(stored.vectors, exact=False).shape == (2, 2, 2)
     assert stored.lengths.shape == (2,)
@@ -199,14 +199,14 @@ def test_updates_in_a_file_give_the_step_of_those_in_memory() -> None:
 # Steps --------------------------------------------------------------------------------------------------------------
 
 
-@given(drawn=models(), chunk=CHUNKS, lent=st.booleans())
-def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, lent: bool) -> None:
+@given(drawn=models(), chunk=CHUNKS, borrowed=st.booleans())
+def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, borrowed: bool) -> None:
     layout, replies, rng = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "CHUNK", chunk)
-        patch.setattr(updates, "EXACT_NUMBERS", 0 if lent else 10**9)
-        stored = taken_in(layout, replies, lent=lent)
-        stored.settle(gram=False)
+        patch.setattr(updates, "EXACT_NUMBERS", 0 if borrowed else 10**9)
+        stored = taken_in(layout, replies, borrowed=borrowed)
+        stored.screen_borrowed(gram=False)
         C = rng.normal(size=(len(layout.trainable), len(replies)))
         counts = np.arange(1.0, len(replies) + 1)
         after, parts = stored.model_after(C, stored.vectors, counts / counts.sum(), counts), fragments(stored)

@@ -175,10 +175,10 @@ def test_a_client_that_owes_a_reply_is_online_but_not_free() -> None:
     roster.owe("first", 3, 0.0, math.inf)
     roster.owe("second", 3, 0.0, math.inf)
     assert roster.debts == ["first", "second"]
-    roster.settle(["first", "of another run"])
+    roster.mark_answered(["first", "of another run"])
     assert list(roster.online) == ["a", "b"]
     assert roster.free == ["b"]
-    roster.settle(["second"])
+    roster.mark_answered(["second"])
     assert roster.free == ["a", "b"]
 
 
@@ -222,7 +222,7 @@ def test_the_pause_doubles_and_restarts_after_an_answer(
     roster.heard(3)
     assert silent_for(roster, now) == 20.0
     roster.owe("late", 3, now[0], 10.0)
-    roster.settle(["late"])
+    roster.mark_answered(["late"])
     assert (roster.free, silent_for(roster, now)) == (["a"], 20.0)
     roster.owe("gone", 3, now[0], 10.0)
     roster.forgive(["gone"])

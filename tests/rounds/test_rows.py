@@ -93,7 +93,7 @@ def test_rows_added_together_are_those_added_one_by_one(
 
 @given(seed=st.integers(0, 300), odd=ODDS, dtypes=DTYPES, chunk=st.sampled_from((1, 2, 3, 100)), large=st.booleans())
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_lent_models_have_the_bits_of_stored_ones(
+def test_borrowed_models_have_the_bits_of_stored_ones(
     seed: int, odd: float, dtypes: tuple[str, str], chunk: int, large: bool
 ) -> None:
     try:
@@ -105,10 +105,10 @@ def test_lent_models_have_the_bits_of_stored_ones(
         patch.setattr(
             updates, "EXACT_NUMBERS", 0 if large else 30
         )  # of 30, products are made in float64 once few are left
-        expected, stored = Updates(layout, 8), Updates(layout, 8, lent=True)
+        expected, stored = Updates(layout, 8), Updates(layout, 8, borrowed=True)
         reasons = one_by_one(stored, models)
         added = [place for place in range(len(models)) if place not in reasons]
-        wrong = stored.settle(gram=large)
+        wrong = stored.screen_borrowed(gram=large)
         stored.remove(*wrong)
         assert reasons | {added[row]: str(reason) for row, reason in wrong.items()} == one_by_one(expected, models)
         np.testing.assert_array_equal(
@@ -137,8 +137,8 @@ def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
     return Layout(model), near
 
 
-def lent_to(layout: Layout, models: list[dict[str, np.ndarray]]) -> Updates:
-    stored = Updates(layout, len(models), lent=True)
+def borrowed_to(layout: Layout, models: list[dict[str, np.ndarray]]) -> Updates:
+    stored = Updates(layout, len(models), borrowed=True)
     for model in models:
         stored.add(model)
     return stored
@@ -148,32 +148,32 @@ def lent_to(layout: Layout, models: list[dict[str, np.ndarray]]) -> Updates:
 def test_one_pass_screens_updates_and_multiplies_kept_rows(by_array: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     layout, models = small(9)
-    earlier, stored = lent_to(layout, models[:4]), lent_to(layout, models[4:])
+    earlier, stored = borrowed_to(layout, models[:4]), borrowed_to(layout, models[4:])
     kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
-    assert stored.settle(gram=True, by_array=by_array, below=kept) == {}
+    assert stored.screen_borrowed(gram=True, by_array=by_array, below=kept) == {}
     rows = Vectors.below([stored.vectors, *kept])
     expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
-    monkeypatch.setattr(updates.Lent, "read", None)  # no number is read again
+    monkeypatch.setattr(updates.Borrowed, "read", None)  # no number is read again
     found = stored.grams(rows, exact=False) if by_array else stored.gram(rows, exact=False)[None]
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_kept_row_of_a_lent_model_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_row_of_a_borrowed_model_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
-    stored = lent_to(*small(4))
-    stored.settle(gram=False)
+    stored = borrowed_to(*small(4))
+    stored.screen_borrowed(gram=False)
     expected = stored.vectors.blocks[0][2].tobytes()
     with monkeypatch.context() as patch:
-        patch.setattr(updates.Lent, "read", None)
+        patch.setattr(updates.Borrowed, "read", None)
         row = combine(np.eye(4)[2], stored.vectors)
     stored.remove(2)
     assert row.blocks[0][0].tobytes() == expected
 
 
-def test_lent_models_are_not_copied_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_borrowed_models_are_not_copied_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     layout, (model,) = drawn(1, 1, 0.0, ("float32", "float32"))
-    stored = Updates(layout, 1, lent=True)
+    stored = Updates(layout, 1, borrowed=True)
     stored.add(model)
     model["b"] += np.float32(1.0)
     expected = np.sum((layout.flat - flat(model)).astype(np.float64) ** 2)

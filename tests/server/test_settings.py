@@ -466,7 +466,7 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     of_steps |= {"client-rule"}
     of_methods |= {f"server-optimizer{end}" for end in ("", "-lr", "-beta1", "-beta2", "-tau")}
     assert set(marked(Mark.VARIANT)) == of_methods | of_work | of_steps | {"weight-decay", "schedule", "warmup"}
-    assert set(marked(Mark.STEP)) == of_steps
+    assert set(marked(Mark.CHANGES_STEP)) == of_steps
     assert set(marked(Mark.NAMES)) == {"training-clients", "misreporting-clients", "scores"}
 
 

@@ -52,7 +52,7 @@ def test_a_method_that_goes_by_gradients_of_a_disparity_refuses_weight_decay_too
 
 
 def test_every_setting_that_changes_a_step_is_refused_so() -> None:
-    assert set(marked(Mark.STEP)) == set(OTHER_STEPS)
+    assert set(marked(Mark.CHANGES_STEP)) == set(OTHER_STEPS)
 
 
 def test_a_method_that_sets_momentum_needs_an_optimizer_with_one() -> None:
