@@ -60,7 +60,7 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say who this is, how many training examples it has, and that it honours all terms."""
+    """Reply this client's name, how many training examples it has, and that it honours all terms."""
     from .frozen import digest_frozen
     from .local import HONOURED, describe_data
 
@@ -231,7 +231,7 @@ def _received(message: Message, local: LocalClient) -> StateDict | None:
 
 
 def _vectors(message: Message) -> dict[str, StateDict]:
-    """Return what a message brings beside the model, by the name of its record."""
+    """Return what a message brings in addition to the model, by the name of its record."""
     of_model = (wire.ARRAYS, wire.FROZEN)
     return {name: _state(each) for name, each in message.content.array_records.items() if name not in of_model}
 
@@ -250,7 +250,7 @@ def _reply(state: StateDict, message: Message) -> ArrayRecord:
 
 
 def _state(arrays: ArrayRecord) -> StateDict:
-    """Return arrays as tensors; Flower refuses to make them before somebody has imported PyTorch."""
+    """Return arrays as tensors; Flower refuses to make them before PyTorch is imported."""
     return dict(arrays.to_torch_state_dict())
 
 

@@ -20,7 +20,7 @@ def frozen_of(model: nn.Module) -> StateDict:
 
 @contextmanager
 def left_as_they_are(model: nn.Module) -> Iterator[None]:
-    """Raise FairbloomError where a model writes to its frozen parameters meanwhile: the change would reach nobody."""
+    """Raise FairbloomError where a model writes to its frozen parameters meanwhile: the change would never be sent."""
     before = _versions(model)
     yield
     changed = [name for name, version in _versions(model).items() if before.get(name) != version]

@@ -73,22 +73,16 @@ def measure_groups(
 
 
 def reportable(parts: Sequence[Sequence[int]], smallest: int, among: Collection[int] | None = None) -> list[int]:
-    """Return the places of the groups that may be reported, so that the count of no small one can be found out.
+    """Return the places of the groups that may be reported, so that no small count can be derived.
 
-    The totals over all groups are known, so what is not reported can be found by subtraction, and who knows this rule
-    can tell why a group is not reported. So where one group is too small, all that are not twice as large as one must
-    be are held back with it, whichever of them it is; and all groups are, where that is one group alone, or together
-    they are too small. Groups without examples are none: they are neither reported nor hide another.
+    The totals over all groups are known, so what is not reported can be found by subtraction, and a reader who knows
+    this rule can tell why a group is not reported. So where one group is too small, all that are not twice as large as
+    one must be are held back with it; and all groups are, where that is one group alone, or together they are too
+    small. Groups without examples are neither reported nor hide another.
 
-    Parameters
-    ----------
-    parts
-        The number of examples of each group; or those of the parts into which a number divides each group, positive
-        examples and the others say, each of which must be large enough.
-    smallest
-        Fewest examples that may be reported.
-    among
-        The places of groups that may be reported as far as other counts go; None: all.
+    `parts` has the number of examples of each group; or those of the parts into which a number divides each group, such
+    as positive examples and the others, each of which must be large enough. `among` has the places of groups that may
+    be reported as far as other counts go; None: all.
     """
     groups = list(zip(*parts, strict=True))
     there = [place for place, group in enumerate(groups) if sum(group)]

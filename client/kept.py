@@ -112,7 +112,7 @@ def _when_kept(folder: Path) -> float:
 def keep_model(folder: Path, config: Mapping[str, Any], agreed: str, arrays: Arrays, about: About) -> None:
     """Write a run's final model and what it needs into a client's own folder; an earlier one of the run is replaced.
 
-    Whatever happens meanwhile, no model lies beside the settings or the agreement of another one.
+    A crash in between never leaves a model with the settings or the agreement of another one.
     """
     make_folder(folder)
     others = {CONFIG: _encode(config), **({AGREEMENT: agreed.encode()} if agreed else {})}

@@ -127,7 +127,7 @@ GROUP_COUNTS = (*wire.POSITIVES, *wire.HITS)
 
 
 def requested_metrics(measure: Iterable[str], scores: Mapping[str, float], done: WorkDone) -> dict[str, float]:
-    """Return what the terms ask for of local work, in this order; what nobody measures is left out."""
+    """Return what the terms ask for of local work, in this order; unknown names are left out."""
     found = {}
     for name in measure:
         if name in scores:

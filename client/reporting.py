@@ -10,20 +10,11 @@ from fairbloom.protocol.settings import RunSettings, split_names
 def apply_reporting(
     measures: Mapping[str, float], examples: int, client: str, settings: RunSettings
 ) -> dict[str, float]:
-    """Return what was measured on a client's training examples, with the loss as the run has this client report it.
+    """Return what was measured on a client's n training examples, with the loss as the run has this client report it.
 
-    Parameters
-    ----------
-    measures
-        The mean loss over the examples, and scores, by their names.
-    examples
-        How many there are, n.
-    client
-        The client's name.
-    settings
-        Of the run. By `reported-loss`, the mean becomes a total: n times the mean, or n / b times the mean with
-        batches of b examples, and of all n where there are fewer. A client that `misreporting-clients` names then
-        multiplies by `reported-loss-factor` and adds `reported-loss-bias`.
+    By `reported-loss`, the mean becomes a total: n times the mean, or n / b times the mean with batches of b examples,
+    and of all n where there are fewer. A client that `misreporting-clients` names then multiplies by `reported-loss-
+    factor` and adds `reported-loss-bias`.
     """
     loss = measures[LOSS] * _weight(examples, settings)
     if client in _named(settings.misreporting_clients):
@@ -37,7 +28,7 @@ def reports_mean(settings: RunSettings) -> bool:
 
 
 def _weight(examples: int, settings: RunSettings) -> float:
-    """Return what the mean loss of so many examples is multiplied by."""
+    """Return the factor of the mean loss of this many examples."""
     match settings.reported_loss:
         case "total":
             return examples

@@ -84,7 +84,7 @@ class LocalWork:
         return replace(self, learning_rate=self.learning_rate * self.schedule.factor(done, count))
 
     def rates(self, count: int) -> tuple[float, ...]:
-        """Return the learning rate of each of so many steps."""
+        """Return the learning rate of each of `count` steps."""
         if self.schedule == UNCHANGED:
             return (self.learning_rate,) * count
         return tuple(self.at_step(done, count).learning_rate for done in range(count))

@@ -26,7 +26,7 @@ class SettingsError(FairbloomError):
 
 
 class Mark(Enum):
-    """What is known of a setting beside its type, range and meaning; said on the setting, as Annotated metadata.
+    """What is known of a setting in addition to its type, range and meaning, as Annotated metadata.
 
     A setting without FREE or LIMIT belongs to what a run is, and must be the same when the run is continued.
     """
@@ -139,7 +139,7 @@ class Partitions:
 
 @dataclass(frozen=True)
 class Default:
-    """The default of a parameter whose declaration has no place for one, as an entry of a TypedDict."""
+    """The default of a parameter that is declared where there is no place for one, as in a TypedDict."""
 
     value: Value
 

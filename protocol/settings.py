@@ -314,14 +314,11 @@ class RunSettings(BaseModel):
 
     @classmethod
     def of(cls, config: "RunSettings | Mapping[str, Any]") -> "RunSettings":
-        """Return the settings of a run config, defaults filled in and `own-settings` under their keys.
+        """Return the settings of a run config, with defaults and `own-settings` under their keys.
 
-        Settings are returned as they are.
+        Settings stay as they are.
 
-        Raises
-        ------
-        SettingsError
-            When a value is of another type or outside its range; the message names all such settings.
+        SettingsError names all settings with a value of another type or outside its range.
         """
         if isinstance(config, RunSettings):
             return config
@@ -337,7 +334,7 @@ class RunSettings(BaseModel):
 
     @property
     def schedule_of_rounds(self) -> Schedule:
-        """How the learning rate changes from round to round, beside learning-rate-decay."""
+        """How the learning rate changes from round to round, in addition to learning-rate-decay."""
         return Schedule(self.schedule, self.warmup) if self.schedule_over == "rounds" else UNCHANGED
 
     @property

@@ -27,7 +27,7 @@ LARGEST_METRIC = 1e150
 
 
 class NoStepError(Exception):
-    """A round whose step cannot be taken, because it is beyond the range of numbers."""
+    """A round without a step, because the step is beyond the range of numbers."""
 
 
 def cohort_of(

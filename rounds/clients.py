@@ -38,7 +38,7 @@ class Replies:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clients whose replies are usable, in the order of names."""
+        """The clients with usable replies, in the order of names."""
         return tuple(self.metrics)
 
 
@@ -46,7 +46,7 @@ class Replies:
 class Trained(Replies):
     """The replies of a round's training.
 
-    `second` are their second models as updates, None where nobody asked for them.
+    `second` are their second models as updates, None where none were requested.
     """
 
     updates: Updates
@@ -146,16 +146,19 @@ def layout_of_second(layout: Layout, record: str) -> Layout:
 
 
 class Clients(Protocol):
-    """Those who train and evaluate."""
+    """The clients of a run, which train and evaluate."""
 
     def online(self, fewest: int) -> Sequence[str]:
-        """Return the names of the clients that are online, in ascending order, after waiting a while for so many."""
+        """Return the names of the clients online, in ascending order, after waiting a while for this many."""
 
     def free(self) -> Sequence[str]:
         """Return the names of those online, in ascending order, that can be asked now: they owe no earlier reply."""
 
     def wait_until_free(self, fewest: int) -> None:
-        """Wait until so many of those who train are online and owe nothing; raise QuorumError if nobody comes."""
+        """Wait until this many training clients are online and owe nothing.
+
+        QuorumError says that the wait was in vain.
+        """
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""

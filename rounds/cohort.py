@@ -25,7 +25,7 @@ class Kept:
 
 
 class MethodError(FairbloomError):
-    """A method whose `weigh` returns what cannot be a round's coefficients."""
+    """A method with a `weigh` that returns what cannot be a round's coefficients."""
 
 
 class UnneededMetricError(FairbloomError):

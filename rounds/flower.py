@@ -151,9 +151,9 @@ class FlowerClients:
         return self._roster.free
 
     def wait_until_free(self, fewest: int) -> None:
-        """Wait until so many of those that train are online and owe nothing.
+        """Wait until this many training clients are online and owe nothing.
 
-        Ask a node that owes a reply if it is free.
+        Ask nodes that owe a reply if they are free.
 
         Meanwhile no pause ends a debt. QuorumError ends a wait that takes longer than the patience.
         """
@@ -237,7 +237,7 @@ class FlowerClients:
         return {node_id: name_in(reply) or str(node_id) for node_id, reply in replies.items()}
 
     def _query(self, node_ids: list[int], config: Mapping[str, Any] | None = None) -> dict[int, Message]:
-        """Ask nodes who they are; return their replies by node, and note which terms these say they honour."""
+        """Ask nodes for their names; return their replies by node, and note which terms they honour."""
         asked = Exchange()
         for node_id in node_ids:
             content = RecordDict() if config is None else RecordDict({CONFIG: ConfigRecord({**config, **self._fits})})
@@ -470,7 +470,7 @@ class FlowerClients:
         return replies
 
     def _packed(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Pack the messages to those nodes whose apps say that they unpack them; equal contents are packed once."""
+        """Pack the messages to nodes with apps that unpack them; equal contents are packed once."""
         made: list[tuple[RecordDict, RecordDict]] = []
         for message in messages:
             if message.metadata.dst_node_id in self._packing:

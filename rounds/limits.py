@@ -18,14 +18,14 @@ from .updates import FloatArray, Layout, Model
 
 
 class BrokenModelError(FairbloomError):
-    """A global model that nobody can train; the message says since when it is broken, and by which client's update."""
+    """A global model that cannot be trained; the message says since when it is broken, and by which client's update."""
 
 
 # Replies ------------------------------------------------------------------------------------------------------------
 
 
 def screen_reports(method: Method, trained: Trained) -> None:
-    """Leave out replies whose counts are not plausible, or whose losses are out of proportion to the others'."""
+    """Leave out replies with implausible counts, or with losses out of proportion to the others."""
     first = method.progress.first_counts
     implausible = implausible_counts(
         trained.metrics,
@@ -52,7 +52,7 @@ def usable_sizes(method: Method, sizes: Mapping[str, float]) -> dict[str, float]
 
 
 def screen_buffers(method: Method, trained: Trained) -> None:
-    """Leave out replies whose buffers change out of proportion to the global model's and to the others' changes.
+    """Leave out replies with buffers that change out of proportion to the global model's and to the others' changes.
 
     Buffers are no part of the update; but they are averaged, and one absurd variance would spoil every evaluation.
     """
@@ -178,7 +178,7 @@ def check_model(model: Model, longest: LongestStep) -> None:
 
 
 def what_is_broken(model: Model, longest: LongestStep) -> str:
-    """Return in words that a global model is not finite, or beyond all measure, since when and by whom; or ""."""
+    """Return in words that a global model is not finite, or far too large, since when, and by which client; or ""."""
     floats = {name: array for name, array in model.items() if array.dtype.kind == "f"}
     largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in floats.items()}
     # where training fails with a larger parameter, the model is the reason

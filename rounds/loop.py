@@ -55,11 +55,11 @@ R = TypeVar("R")
 
 
 class NothingLearnedError(FairbloomError):
-    """A run whose rounds take no step; the message says what the clients lack and what to do."""
+    """A run without any step; the message says what the clients lack and what to do."""
 
 
 class DivergedError(NothingLearnedError):
-    """A run whose rounds take no step because replies hold numbers that are not finite."""
+    """A run without steps because replies hold numbers that are not finite."""
 
 
 def iterate_rounds(
@@ -185,7 +185,7 @@ class Rounds:
         return list(self._draws), terms
 
     def vectors_to_send(self, model: Model) -> Mapping[str, Model]:
-        """Return what goes out to each of the clients drawn, beside the model, by the name of its record."""
+        """Return what each of the drawn clients gets in addition to the model, by the name of its record."""
         method, sent = self._method, dict[str, Model]()
         sends = method.sends()
         for record, (kept, factor) in sends.items():
@@ -291,12 +291,12 @@ class Rounds:
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """The clients whose updates are used in the round that is going on."""
+        """The clients with updates that the current round uses."""
         return self._trained.names if self._trained else ()
 
     @property
     def _answered(self) -> bool:
-        """Whether anybody who was asked to train has answered in time: a round that all miss has no participants."""
+        """Whether any client that was asked to train has answered in time: otherwise the round has no participants."""
         return self._trained is not None and len(self._trained.missing) < len(self._draws)
 
     @property
@@ -401,7 +401,7 @@ class Rounds:
         return usual
 
     def _note_states(self, number: int, used: Collection[str]) -> None:
-        """Note from which round the states of these clients are; where some have lost theirs, all begin anew."""
+        """Note from which round the states of these clients are; if some have lost theirs, all begin again."""
         progress = self._method.progress
         progress.states = progress.states.after(number, used)
         if self._lost_states:

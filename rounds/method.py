@@ -51,7 +51,7 @@ class Method:
     min_available_nodes
         Clients to wait for before a round starts.
     evaluate_every
-        Clients evaluate after every so many rounds and after the last; 0: only after the last.
+        Clients evaluate each time this many rounds are over, and after the last; 0: only after the last.
     seed
         Clients are drawn by name from (seed, round) alone.
     weighting
@@ -79,29 +79,28 @@ class Method:
         Names a class of the user's, as my_module:MyRule, that corrects clients' local steps by what they keep between
         rounds. The run's setting of the same name must say the same.
     max_growth
-        A reply is refused whose num-examples (or what `weighted_by_key` names) is more than so many times that of the
-        client's first usable reply in this run. It may shrink.
+        A reply is refused if its num-examples (or what `weighted_by_key` names) is more than this many times that of
+        the client's first usable reply in this run. It may shrink.
     loss_limit
-        A reply is refused with a needed loss whose absolute value is more than so many times the larger of 1 and the
+        A reply is refused if the absolute value of a needed loss is more than this many times the larger of 1 and the
         lower median of the round's otherwise usable replies. The limit is wide, because a badly served client does
-        have a high loss; and it refuses, because a liar whose loss is capped keeps the most weight that there is.
-        Where a method needs the learning rate, or the sum of those of a client's steps, one that is so many times off
-        the median of three or more is refused.
+        have a high loss; and it refuses, because a liar with a capped loss would keep the largest weight. The same
+        limit applies to reported learning rates and their sums, relative to the median of at least three clients.
     update_limit
-        A reply is refused whose update is longer than the received model and longer than so many times the usual
+        A reply is refused if its update is longer than the received model and longer than this many times the usual
         length, which is r of `rounds.lengths`, times the client's examples over the round's lower median of these (at
-        least 1 and at most 1000). Nor is a step taken that is longer than so many times the largest of the received
-        model, the round's longest used update and the longest step so far. With a server optimizer this is about the
-        method's step, which it is given: how far it moves the model itself follows from its step size. inf allows any.
+        least 1 and at most 1000). A step is not taken if it is longer than this many times the largest of the received
+        model, the round's longest used update and the longest step so far. With a server optimizer, this applies to
+        the method's step and not to the optimizer's, which follows from its step size. inf allows any.
     clip_updates
-        Above 0, an update that is not refused and is longer than so many times the usual length, times the client's
-        examples as above, is shortened to that length; 0: none is.
+        Above 0, an update that is not refused is shortened to this many times the usual length, times the client's
+        examples as above, if it is longer; 0: none is.
     enrolled_sizes : mapping of client names to int at least 1, default none
-        A reply is refused whose num-examples is more than the client's entry here; one without an entry is not
-        bound by this.
+        A reply is refused if its num-examples is more than the client's entry here; clients without an entry are not
+        limited.
     unused_rounds
-        Rounds in a row that take no step, since no reply can be used or each step is beyond the model's range, after
-        which the run stops with an error; 0: it never does.
+        The run stops with an error after this many rounds in a row without a step, because no reply could be used or
+        each step was beyond the model's range; 0: it never does.
     training_clients : names, default none
         Only these train: clients are drawn among them alone, and fractions are shares of them. All clients evaluate.
         A round in which none of them is online is skipped. None: all train.
@@ -117,10 +116,10 @@ class Method:
         BatchNorm statistics: averaged by p_k and no part of the update. None: the float arrays whose names end in
         running_mean or running_var; an empty sequence: none.
     shared : mapping of names of arrays to names of arrays, default none
-        Arrays that are the same parameter as another one (tied weights), which stands for them: it counts once.
+        Arrays that are the same parameter as another one (tied weights), which counts once.
     frozen : names of arrays, default none
         Parameters that no client trains: they stay as they are, and are no part of the update. A reply may leave them
-        out, and is refused with other values of them.
+        out, and is refused if it has other values of them.
     weighted_by_key, arrayrecord_key, configrecord_key
         As in Flower's FedAvg, with its defaults.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
@@ -327,7 +326,7 @@ class Method:
         return True
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
-        """Return which kept rows go to a round's clients beside the model, by record: the row, and its factor there."""
+        """Return which kept rows go to a round's clients with the model, by record: the row, and its factor there."""
         return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
@@ -359,7 +358,7 @@ class Method:
         self.memory, self.progress = {}, Progress()
 
     def forget(self) -> None:
-        """Begin the method's memory anew, in the midst of a run."""
+        """Clear the method's memory in the midst of a run."""
         self.memory, self.progress.kept = {}, {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ Aggregate = Callable[[list[Any], str], Any]
 
 
 class OptionsWithoutPrior(TypedDict, total=False):
-    """What every method takes beside its parameters; see Method for what each means, and OPTIONS.
+    """The options of every method; see Method for what each means, and OPTIONS.
 
     Those that `protocol.options` declares are settings of runs as well.
     """

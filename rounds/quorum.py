@@ -15,7 +15,7 @@ LONGEST_LIST = 20
 
 
 class QuorumError(FairbloomError):
-    """A run that has waited in vain for enough clients; the message names those who are awaited, and what to do."""
+    """A run that has waited in vain for enough clients; the message names the missing ones, and what to do."""
 
 
 class Wait:
@@ -73,7 +73,7 @@ class Quorum:
         return [name for name in names if not self._among or name in self._among]
 
     def of(self, clients: int) -> int:
-        """Return how many must be online where a run begins with so many clients and no setting says it."""
+        """Return how many must be online where a run begins with this many clients and no setting says it."""
         return quorum_of(min(clients, len(self._among)) if self._among else clients)
 
     def met(self, online: Mapping[str, int]) -> None:
@@ -82,7 +82,7 @@ class Quorum:
         self._names.update({node_id: name for name, node_id in online.items()})
 
     def strike_off(self, nodes: Iterable[int], kept: Callable[[Iterable[str]], Collection[str]]) -> set[int]:
-        """Return those of the nodes whose clients are not `kept`, for whom nobody waits any longer."""
+        """Remove the nodes of clients that are not `kept` from those that are waited for, and return them."""
         names = {node_id: self._names[node_id] for node_id in nodes if node_id in self._names}
         gone = set(names.values()).difference(kept(names.values()))
         self._known -= gone
@@ -95,7 +95,7 @@ class Quorum:
         return self._suffice(there, self.fewest, words, self._known.difference(online))
 
     def holds_without_debts(self, clear: Collection[str], fewest: int) -> bool:
-        """Return whether so many of those that count are `clear`: online, and without an earlier reply to give."""
+        """Return whether this many of the counted clients are `clear`: online, and without an earlier reply to give."""
         there = len(self.counted(clear))
         state = "is online and owes no earlier reply" if there == 1 else "are online and owe no earlier reply"
         words = f"{there} of {fewest} clients that this run needs ({self._setting}) {state}"
@@ -115,11 +115,11 @@ class Quorum:
         return False
 
     def holds_by_nodes(self, online: Iterable[int]) -> bool:
-        """Return the same for nodes; one that nobody has asked for its name counts by its number."""
+        """Return the same for nodes; one that was not asked for its name counts by its number."""
         return self.holds(self._named(online))
 
     def would_hold(self, online: Iterable[int]) -> bool:
-        """Return whether so many nodes would be enough, without a wait for more."""
+        """Return whether this many nodes would be enough, without a wait for more."""
         return len(self.counted(self._named(online))) >= self.fewest
 
     def _named(self, nodes: Iterable[int]) -> set[str]:
@@ -127,7 +127,7 @@ class Quorum:
 
 
 def quorum_of(clients: int) -> int:
-    """Return how many of so many clients must be online where no setting says it: half, and two where there are two."""
+    """Return how many of these clients must be online where no setting says it: half, and two where there are two."""
     return max(-(-clients // 2), min(2, clients), 1)
 
 

@@ -63,7 +63,7 @@ class Roster:
         return [message_id for message_id, debt in self._debts.items() if now < debt.dies]
 
     def owe(self, message_id: str, node_id: int, made: float, lives: float) -> None:
-        """Note that a node has not answered a message that was made at a moment and lives for so many seconds.
+        """Note that a node has not answered a message that was made at a moment and `lives` for some seconds.
 
         The debt outlives the message by a pause as long as the message's life. The pause doubles with each unanswered
         message.
@@ -94,7 +94,7 @@ class Roster:
         self.heard(node_id)
 
     def refresh(self, nodes: Mapping[int, str], ask: Callable[[list[int]], Mapping[int, str]]) -> None:
-        """Take in who is online: node ids with their registered names ("" for none); `ask` names the new ones."""
+        """Take in the nodes online: node ids with their registered names ("" for none); `ask` names the new ones."""
         registered = {node_id: name for node_id, name in nodes.items() if name}
         self._claims = {node_id: name for node_id, name in self._claims.items() if node_id in nodes}
         asked = {debt.node_id for debt in self._lasting().values()}
@@ -115,13 +115,13 @@ class Roster:
         self.online = {name: node_id for node_id, name in sorted(names.items(), key=lambda each: each[1])}
 
     def _lasting(self) -> dict[str, Debt]:
-        """Return the debts whose pauses are not over."""
+        """Return the debts with pauses that are not over."""
         now = time.time()
         return {message_id: debt for message_id, debt in self._debts.items() if now < debt.until}
 
 
 def usual_fraction(clients: int) -> float:
-    """Return the share of so many clients that trains by default: half, but all of a few, so that two can train."""
+    """Return the share of the clients that trains by default: half, but all of a few, so that two can train."""
     return 1.0 if clients <= 9 else 0.5
 
 

@@ -87,10 +87,7 @@ class Scheme:
         return cls.named(sampling, found)
 
     def choose(self, names: Sequence[str], wanted: int, seed: int, number: int, history: History) -> list[str]:
-        """Return who trains in a round, in ascending order.
-
-        Raise SamplingError where the scheme fails or draws impossible names.
-        """
+        """Return the clients that train in a round, in ascending order; SamplingError says that the scheme fails."""
         random = generator(seed, "sampling", number)
         losses, participations = MappingProxyType(history.losses), MappingProxyType(history.participations)
         known = {"history": History(losses, participations)} if self.by_history else {}

@@ -109,7 +109,7 @@ class Refusals:
 
     @property
     def not_finite(self) -> Sequence[str]:
-        """The clients whose arrays, or a metric that the method needs, are not finite numbers."""
+        """The clients with arrays, or a needed metric, that are not finite numbers."""
         return self._not_finite
 
     def explain(self, name: str, words: str) -> None:
@@ -290,7 +290,10 @@ def implausible_counts(
     first: Mapping[str, float],
     max_growth: float,
 ) -> dict[str, ValueError]:
-    """Return whose counts `check_counts` refuses, with the reason; the mappings hold what is known of some clients."""
+    """Return the clients with counts that `check_counts` refuses, with the reason.
+
+    The mappings hold what is known of some.
+    """
     reasons: dict[str, ValueError] = {}
     for name, report in reports.items():
         if name in enrolled or report[weight_key] > max_growth * first.get(name, math.inf):
@@ -306,7 +309,7 @@ def implausible_counts(
 def out_of_proportion(
     replies: Mapping[str, Mapping[str, float]], needs: Collection[str], limit: float
 ) -> dict[str, str]:
-    """Return whose needed losses or learning rate are out of all proportion to the others', with the reason."""
+    """Return the clients with needed losses or rates out of all proportion to the others', with the reason."""
     reasons: dict[str, str] = {}
     for metric in sorted(LOSSES & set(needs)):
         losses = {name: metrics[metric] for name, metrics in replies.items() if name not in reasons}

@@ -69,7 +69,7 @@ class ServerOptimizer:
         """Return the optimizer that a method's options describe, None where there is none.
 
         An option without effect, and a step size that is missing or impossible, raise ValueError. A
-        `server_optimizer_lr` of None means that nobody has given one.
+        `server_optimizer_lr` of None is a missing one.
         """
         name, lr = options["server_optimizer"], options["server_optimizer_lr"]
         given = {option: options[option] for option, default in DEFAULTS.items() if options[option] != default}

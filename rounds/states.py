@@ -38,13 +38,13 @@ class States:
         return States({**self.rounds, **dict.fromkeys(used, number)}, self.losses) if used else self
 
     def without_all(self, lost_by: Collection[str]) -> "States":
-        """Return the states where everybody's begin anew, since these clients have lost theirs."""
+        """Return no states, since these clients have lost theirs and all begin again."""
         return States({}, {**self.losses, **{name: self.losses.get(name, 0) + 1 for name in lost_by}})
 
     def screen(self, trained: Trained, sent: Mapping[str, int]) -> tuple[str, ...]:
-        """Leave out replies of clients that went on from another state than the one they were `sent`.
+        """Leave out replies of clients that went on from another state than the `sent` one.
 
-        Return who lost theirs.
+        Return the clients that lost it.
 
         The round of the state is taken out of the replies' metrics.
         """

@@ -188,7 +188,7 @@ def _in_groups(chunks: Iterator[slice]) -> Iterator[Sequence[slice]]:
 
 
 def places(size: int) -> Iterator[slice]:
-    """Yield so many columns, CHUNK at a time."""
+    """Yield all columns, CHUNK at a time."""
     for start in range(0, size, CHUNK):
         yield slice(start, min(start + CHUNK, size))
 

@@ -92,7 +92,7 @@ class Choice:
     block: int = 0
 
     def within(self, processors: int) -> "Choice":
-        """Return the choice for a run that has so many processor cores to itself; the numbers stay the same."""
+        """Return the choice for a run that has this many processor cores to itself; the numbers stay the same."""
         if self.engine != "workers" or self.workers <= processors:
             return self
         if processors > 1:
@@ -183,7 +183,7 @@ def ray_clients() -> "type[RayClients]":
 
 
 def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice:
-    """Return how a run's clients are computed, where this machine has so many `processors` for runs.
+    """Return how a run's clients are computed, on a machine with this many `processors` for runs.
 
     It raises FairbloomError when the data cannot be used, no client can take a step, or the wanted engine cannot be
     had.
@@ -264,7 +264,7 @@ def why_slow_side_by_side(model: nn.Module) -> str:
 
 
 def sample_examples(task: Task) -> list[AnyExamples]:
-    """Return the training examples of a few clients; those whose data cannot be used are left out."""
+    """Return the training examples of a few clients; unusable ones are left out."""
     found = []
     for name in evenly_spaced(task):
         with suppress(Exception):  # whatever a user's task raises: the client's reply says it

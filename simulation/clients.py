@@ -113,7 +113,7 @@ class LocalClients:
         return described, reasons
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
-        """Return how many training examples each of these clients has, but for those whose data cannot be used."""
+        """Return how many training examples each of these clients has; clients with unusable data are left out."""
         described, _ = self.about(names)
         return {name: float(about["examples"]) for name, about in described.items()}
 
@@ -261,7 +261,7 @@ def answer_of(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T |
 
 
 def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str, T]:
-    """Return what clients have computed, by their names; refuse those whose answer is the reason why they cannot."""
+    """Return what clients have computed, by their names; a client with a reason in place of a result is refused."""
     for name, answer in answers.items():
         if isinstance(answer, str):
             refused.add(name, answer)

@@ -125,7 +125,7 @@ def newton_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) ->
 
 
 def with_newcomers(memory: Mapping[str, Any], names: list[str]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return A, b₁ and b₂ of the clients `names`, of whom those without a past get the mean client's."""
+    """Return A, b₁ and b₂ of the clients `names`; clients without a past get the mean client's."""
     K = len(memory.get("names", ()))
     past = dict(zip(memory.get("names", ()), np.eye(K), strict=True))
     M = np.array([past.get(name, np.full(K, 1.0 / max(K, 1))) for name in names])

@@ -62,7 +62,7 @@ class DRFA(FairStrategy):
         self.local_steps = local_steps
 
     def terms(self, server_round: int) -> Terms:
-        """Return the steps, and the one whose model is kept, drawn from (seed, round)."""
+        """Return the steps, and the one after which the model is kept, drawn from (seed, round)."""
         step = int(generator(self.seed, "snapshot", server_round).integers(1, self.local_steps + 1))
         return replace(super().terms(server_round), local_steps=self.local_steps, snapshot_step=step)
 

@@ -59,7 +59,7 @@ class FedDyn(FairStrategy):
             self.check_fit(CLIP_UPDATES, "clip_updates", self.clip_updates)
 
     def terms(self, server_round: int) -> Terms:
-        """Return the strength of the regularizer beside the common terms."""
+        """Return the strength of the regularizer with the common terms."""
         return replace(super().terms(server_round), dynamic_alpha=self.alpha)
 
     def weigh(self, cohort: Cohort) -> FloatArray:

@@ -69,7 +69,7 @@ class FedFa(FairStrategy):
         self.client_momentum = client_momentum
 
     def terms(self, server_round: int) -> Terms:
-        """Return the clients' momentum beside the common terms."""
+        """Return the clients' momentum with the common terms."""
         return replace(super().terms(server_round), client_momentum=self.client_momentum)
 
     def weigh(self, cohort: Cohort) -> FloatArray:

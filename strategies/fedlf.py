@@ -20,20 +20,10 @@ NO_GUIDANCE = 1e-6
 
 
 class Layer(NamedTuple):
-    """A layer, and its direction.
+    """A layer: the places of its arrays, the products of updates and kept rows within it, and its direction.
 
-    Attributes
-    ----------
-    arrays
-        The places of its arrays among those that are trained.
-    gram
-        The inner products of updates and kept rows within it.
-    direction
-        The shortest vector of the hull of its rows, as coefficients of the updates and kept rows.
-    squared_length
-        That of its direction.
-    is_stationary
-        Whether its rows have no common direction.
+    The direction is the shortest vector of the hull of its rows, as coefficients of the updates and kept rows. A
+    stationary layer has no common direction.
     """
 
     arrays: NDArray[np.intp]
@@ -163,7 +153,7 @@ class FedLF(FairStrategy):
         return kept.key not in names and kept.round >= server_round - len(self.memory.get("seen", {})) // len(names)
 
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray | None]:
-        """Keep who was seen, and the last updates that a later round may need; ⌊M/m⌋ ≤ the clients that are known."""
+        """Keep which clients were seen, and the last updates that a later round may need; ⌊M/m⌋ ≤ the known clients."""
         if not self.history:
             return {}
         self.memory = {"seen": self.memory.get("seen", {}) | dict.fromkeys(cohort.names, cohort.round)}

@@ -46,6 +46,6 @@ class PropFair(FedAvg):
         self.epsilon = epsilon
 
     def terms(self, server_round: int) -> Terms:
-        """Return the transform beside the common terms."""
+        """Return the transform with the common terms."""
         plain = super().terms(server_round)
         return replace(plain, loss_transform="propfair", propfair_baseline=self.baseline, propfair_epsilon=self.epsilon)

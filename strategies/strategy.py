@@ -444,7 +444,7 @@ def log_replies(what: str, replies: Collection[Message]) -> None:
 
 
 def log_result(result: Result, seconds: float) -> None:
-    """Log what came of a run, as Flower's strategies do."""
+    """Log the result of a run, as Flower's strategies do."""
     log.info("")
     log.info("Strategy execution finished in %.2fs", seconds)
     log.info("")

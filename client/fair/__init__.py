@@ -211,15 +211,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """Who a context's client is, and what it draws from.
-
-    Attributes
-    ----------
-    name
-        Its name in the node config; else it is called after its partition, else its node id.
-    run_seed
-        The run's seed.
-    """
+    """The name of a context's client, and the run's seed, from which it draws."""
 
     name: str
     run_seed: int
@@ -257,19 +249,13 @@ def name_of(context: Context) -> str:
 
 
 def introduce(message: Message, context: Context) -> Message:
-    """Say who this client is, and that it honours all terms: what its functions cannot do is an error by name."""
+    """Reply this client's name, and that it honours all terms: what its functions cannot do is an error by name."""
     about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: HONOURED.keys})
     return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
 
 
 def terms_of(message: Message) -> Terms | None:
-    """Return the terms of a message, None where it has no round's number: it is of another strategy.
-
-    Raises
-    ------
-    MisfitError
-        When it is of a server that speaks another protocol.
-    """
+    """Return the terms of a message, None where it has no round's number: it is of another strategy."""
     configs = message.content.config_records
     config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
     check_protocol(config)
@@ -281,13 +267,7 @@ def terms_of(message: Message) -> Terms | None:
 
 
 def metrics_of(reply: Message) -> MetricRecord:
-    """Return the metrics of a reply.
-
-    Raises
-    ------
-    ValueError
-        When it has none, or several records of them.
-    """
+    """Return the metrics of a reply, which must have one record of them."""
     records = reply.content.metric_records
     if wire.METRICS in records:
         return records[wire.METRICS]

@@ -407,7 +407,7 @@ class _Round(ClientRound):
             self.outcome = self._call.run(data)
 
     def _data_of(self, steps: Request[int]) -> Any:
-        """Return the data of so many steps: batches of a loader, or examples of a dataset for one pass over them."""
+        """Return the data of this many steps: batches of a loader, or examples of a dataset for one pass over them."""
         data, helpers = self._call.data(steps.by), self._session.helpers
         if isinstance(data, DataLoader):
             return steps_of(data, steps.value)

@@ -31,7 +31,7 @@ def is_dataset(value: object) -> bool:
 
 
 def drawn(dataset: Any, count: int) -> Any:
-    """Return so many examples of a dataset, in as many passes as they need, each in another random order."""
+    """Return `count` examples of a dataset, in as many passes as they need, each in another random order."""
     size = len(dataset)
     passes = [torch.randperm(size) for _ in range(-(-count // size))]
     return chosen(dataset, torch.cat(passes)[:count].tolist())
@@ -62,12 +62,12 @@ class Batches:
 
 
 def steps_of(loader: Loader, steps: int) -> Batches:
-    """Return so many batches of a loader, in as many passes over it as they need."""
+    """Return `count` batches of a loader, in as many passes over it as they need."""
     return Batches(loader, itertools.islice(_passes(loader), steps), lambda: steps)
 
 
 def epochs_of(data: Data | None, epochs: int) -> Any:
-    """Return what a function that makes one pass over its data takes for so many; None: its own data."""
+    """Return data that make one pass of a function several epochs; None: its own data."""
     if isinstance(data, DataLoader):
         passes = itertools.repeat(data, epochs)
         return Batches(data, itertools.chain.from_iterable(passes), lambda: epochs * len(data))

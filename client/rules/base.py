@@ -172,14 +172,8 @@ class Rule:
     def start(self, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> Any:
         """Return what `correct` and `finish` get as the state of this round.
 
-        Parameters
-        ----------
-        received
-            The trainable parameters that the client was sent.
-        kept
-            What `finish` had the client keep when its reply was used last; empty where there is nothing.
-        sent
-            What the server sent beside the model, by the name of its record.
+        `kept` is what `finish` had the client keep when its reply was used last, empty at first; `sent` is what the
+        server sent in addition to the trainable parameters, by record.
         """
 
     def correct(self, gradients: dict[str, Tensor], state: Any, step: int) -> Arrays:

@@ -12,13 +12,7 @@ from .base import Rule
 
 
 class PropFairLoss(Rule):
-    """Minimises −log(M − f) in place of each mean loss f.
-
-    Raises
-    ------
-    FairbloomError
-        When the server asks for a transform that is not known here, or leaves its numbers out.
-    """
+    """Minimises −log(M − f) in place of each mean loss f."""
 
     reads = LossTerms
 

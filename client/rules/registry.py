@@ -36,13 +36,7 @@ Rules = tuple[Rule, ...]
 
 
 def rules_of(settings: RunSettings, terms: Terms) -> Rules:
-    """Return the rules of a client's round, as the server's terms and the run's settings ask for them.
-
-    Raises
-    ------
-    FairbloomError
-        When there is no such rule, two of them exclude each other, or one does not go with the settings.
-    """
+    """Return the rules of a client's round, as the server's terms and the run's settings ask for them."""
     check_rule(settings, terms)
     kinds = kinds_of(terms, settings.client_rule)
     rules = tuple(OwnRule(terms, settings.client_rule) if kind is OwnRule else kind(terms) for kind in kinds)

@@ -32,7 +32,7 @@ class ClientMomentum(Rule):
 
 
 class FullBatchStep(Rule):
-    """Takes one plain step on all examples, whose length is the gradient's times the learning rate.
+    """Takes one plain step on all examples: its length is the gradient's times the learning rate.
 
     q-FedSGD and FCFL read the gradient off it.
     """
@@ -55,5 +55,5 @@ class StepCount(Rule):
     reads = StepCountTerms
 
     def replace_steps(self, work: LocalWork) -> LocalWork:
-        """Return so many steps."""
+        """Return this many steps."""
         return replace(work, steps=self.terms.local_steps)

@@ -123,7 +123,7 @@ class Dispatch:
         self._answers: Answers = {}
 
     def answers(self, lists: Sequence[Sequence[ScheduledTask]]) -> Answers:
-        """Let each worker do its list of tasks; return what came of every client."""
+        """Let each worker do its list of tasks; return the answer of every client."""
         try:
             self._transport.begin(self._call)
             for worker, tasks in enumerate(lists):

@@ -53,7 +53,7 @@ class SharedBuffers:
         self.computed = shared_array((workers,), np.int64)
 
     def fit(self, model: Model, rows: int) -> bool:
-        """Return whether there is room for so many clients with such models."""
+        """Return whether there is room for `rows` clients with such models."""
         wanted, have = ([(n, a.shape, a.dtype) for n, a in arrays.items()] for arrays in (model, self.received))
         return wanted == have and rows <= self.rows
 

@@ -187,7 +187,7 @@ class Actors:
         return self._actors[worker]
 
     def _start(self, count: int, *, needed: bool = True) -> list[Any]:
-        """Return so many new workers, or those of them that the cluster has a place for, one at least if `needed`."""
+        """Return `count` new workers, or those that the cluster has a place for, one at least if `needed`."""
         maker: Any = ray.remote(ShardWorker).options(**{"num_cpus": 0, **self._share})
         workers = [maker.remote(str(Path.cwd()), sys.path) for _ in range(count)]
         begun = {worker.begin.remote(*self._begin): worker for worker in workers}

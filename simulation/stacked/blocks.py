@@ -37,7 +37,7 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, local: LocalClient, place: int, work: LocalWork, epochs: int) -> "Member":
-        """Return a client that does this work in so many epochs."""
+        """Return a client that does this work for these epochs."""
         count = len(local.splits.train)
         batch = batch_of(count, work)
         steps = epochs * math.ceil(count / batch) if work.steps is None else work.steps

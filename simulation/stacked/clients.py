@@ -105,7 +105,7 @@ class Rows:
         return self._received | trained
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
-        """Return the work that has made the model of a row, in so many steps, what it is now."""
+        """Return the work of these steps, which has made the model of a row what it is now."""
         changes, rate_sum = partial(self._changes, row), lambda: StepsTaken(work.rates(steps)).rate_sum
         return WorkDone(lambda: work.learning_rate, changes, rate_sum)
 
