@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -85,33 +85,39 @@ def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set; reply with it and the metrics that were asked for."""
     from .local import HONOURED
 
-    with redact_data_errors(context):
-        terms = _terms(message)
-        local = client_of(context, terms.agreed, terms.server_round)
-        received = _received(message, local)
-        if received is None:
-            return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
+    def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         update = local.train(received, terms, _vectors(message))
         save_states(context, local.states.in_memory)
-    content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: MetricRecord({**update.metrics})})
-    if update.second:
-        content[update.record] = _reply(update.second, message)
-    if terms.work:
-        content[wire.CLIENT] = ConfigRecord({wire.HONOURS: HONOURED.keys})
-    return Message(content, reply_to=message)
+        metrics = MetricRecord({**update.metrics})
+        content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: metrics})
+        if update.second:
+            content[update.record] = _reply(update.second, message)
+        if terms.work:
+            content[wire.CLIENT] = ConfigRecord({wire.HONOURS: HONOURED.keys})
+        return content
+
+    return _answer(message, context, work)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the received model on the local test set, and on the training set where that is asked for."""
+
+    def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
+        return RecordDict({wire.METRICS: MetricRecord({**local.evaluate(received, terms)})})
+
+    return _answer(message, context, work)
+
+
+def _answer(message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]) -> Message:
+    """Reply with what a client makes of the received model, or ask for the frozen parameters that it lacks."""
     with redact_data_errors(context):
         terms = _terms(message)
         local = client_of(context, terms.agreed, terms.server_round)
         received = _received(message, local)
         if received is None:
             return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
-        metrics = local.evaluate(received, terms)
-    return Message(RecordDict({wire.METRICS: MetricRecord({**metrics})}), reply_to=message)
+        return Message(work(local, received, terms), reply_to=message)
 
 
 @lru_cache(maxsize=1)

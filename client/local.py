@@ -27,13 +27,11 @@ from .groups import Admits, admit_all
 from .honoured import Honoured
 from .ledger import Ledger
 from .metrics import (
-    BY_GROUP,
+    ALL_METRICS,
     OF_EVALUATION,
-    OF_TRAINING,
     ON_TESTS,
     PERSONAL,
     TRAIN,
-    WORK_METRICS,
     Measurement,
     WorkDone,
     requested_metrics,
@@ -52,15 +50,14 @@ from .work import LocalWork
 Metrics = dict[str, int | float]
 
 NO_VECTORS: Mapping[str, StateDict] = MappingProxyType({})
-"""Nothing is sent beside the model."""
+"""Only the model is sent."""
 
 HONOURED = Honoured(
     hooks=frozenset(HOOKS) | {"shift"},
     work=frozenset(each.name for each in fields(LocalWork)),
-    metrics=frozenset(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION))
-    | {*WORK_METRICS, *wire.BETWEEN_GROUPS, BY_GROUP},
+    metrics=ALL_METRICS,
 )
-"""What a LocalClient honours, and by it all who let one client work after the other: it is what rules mean."""
+"""What a LocalClient honours, and all engines that let one client work after the other."""
 
 
 @dataclass(frozen=True)

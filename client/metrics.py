@@ -125,6 +125,11 @@ WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
 GROUP_COUNTS = (*wire.POSITIVES, *wire.HITS)
 """The counts among `BETWEEN_GROUPS`, which clients report where the terms ask for them; the others need `disparity`."""
 
+ALL_METRICS = frozenset(
+    {*(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)), *WORK_METRICS, *wire.BETWEEN_GROUPS, BY_GROUP}
+)
+"""All that clients measure: patterns of measurements, and names."""
+
 
 def requested_metrics(measure: Iterable[str], scores: Mapping[str, float], done: WorkDone) -> dict[str, float]:
     """Return what the terms ask for of local work, in this order; unknown names are left out."""

@@ -1,4 +1,4 @@
-"""The configs that messages of a user's app carry, which her hooks may change from round to round."""
+"""The configs in the messages of a user's app, which hooks may change from round to round."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import Any

@@ -1,6 +1,6 @@
-"""A user's own ClientApp, which answers what methods ask: her training and test functions, wrapped.
+"""A user's own ClientApp, which answers what methods ask by the user's training and test functions.
 
-Her client app imports this in place of ClientApp, and makes the app by it; her handlers stay as they are::
+The client app imports this in place of ClientApp, and makes the app by it; its handlers stay as they are::
 
     from fairbloom.client.fair import fair
 

@@ -17,7 +17,7 @@ from fairbloom.protocol.helper import ADVICE
 from fairbloom.protocol.terms import Terms
 
 from ..honoured import Honoured
-from ..metrics import ON_TRAINING, Measurement, WorkDone, requested_metrics
+from ..metrics import AFTER, BEFORE, OF_EVALUATION, ON_TRAINING, WORK_METRICS, Measurement, WorkDone, requested_metrics
 from ..round import ClientRound
 from ..rules.registry import kinds_of
 from ..states import KeptVersions, StateDict
@@ -34,22 +34,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 HONOURED = Honoured(
     hooks=frozenset({"replace_steps", "pull", "loss", "after_step", "after"}),
     work=frozenset(),
-    metrics=frozenset(
-        {
-            "{}-before",
-            "{}-after",
-            "learning-rate",
-            "update-norm",
-            "step-sum",
-            "{}",
-            "train-{}",
-            "{}-validation",
-            "{}-personal",
-        }
-        | {"{}-validation-personal"}
-    ),
+    metrics=frozenset({*(each.pattern for each in (BEFORE, AFTER, *OF_EVALUATION)), *WORK_METRICS}),
 )
-"""What is made of a user's functions; the local work itself is hers. What else is asked is an error that names it."""
+"""What a user's functions can do; their local work is the user's own. Anything else is an error that names it."""
 
 
 def find_unsupported(terms: Terms) -> str:

@@ -107,7 +107,7 @@ def examples_of(loader: Loader) -> Any:
     dataset: Dataset[Any] = loader.dataset
     if isinstance(dataset, IterableDataset) or loader.batch_sampler is None:
         return None
-    if loader.batch_size is None:  # batches are chosen by a sampler of her own
+    if loader.batch_size is None:  # batches are chosen by the user's own sampler
         return Subset(dataset, sorted({index for batch in loader.batch_sampler for index in batch}))
     sampler = loader.sampler
     if isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler):

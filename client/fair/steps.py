@@ -1,4 +1,4 @@
-"""What a server's terms add to the steps of a user's own optimizer, and to the loss that she differentiates."""
+"""What a server's terms add to the steps of a user's own optimizer, and to the user's loss."""
 
 import math
 from collections import Counter

@@ -19,6 +19,7 @@ from fairbloom.client.class_weights import class_table
 from fairbloom.client.honoured import Honoured
 from fairbloom.client.local import LocalClient, Metrics, StartedRule, report_all
 from fairbloom.client.metrics import (
+    ALL_METRICS,
     BEFORE,
     OF_EVALUATION,
     PERSONAL,
@@ -60,10 +61,7 @@ HONOURED = Honoured(
         {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
         | {"in_full", "idle", "transform", "random", "optimizer", "schedule", "class_weights", "precision"}
     ),
-    metrics=frozenset(
-        {"{}-before", "{}-after", "learning-rate", "update-norm", "step-sum", "{}", "train-{}", "{}-validation"}
-        | {"{}-personal", "{}[{}:{}]", "{}-validation-personal", "{}-baseline", *wire.BETWEEN_GROUPS}
-    ),
+    metrics=ALL_METRICS,
 )
 """What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to those of all clients at
 once. There is no time budget, which is each client's, and nothing that a model draws. `find_unsupported` looks at the
