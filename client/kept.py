@@ -26,7 +26,7 @@ from .states import list_versions
 
 CONFIG, AGREEMENT, MODEL = "config.toml", "agreed.json", "model.safetensors"
 
-MOST_RUNS = 5
+MAX_RUNS = 5
 """A client keeps the final models of so many runs; the oldest goes when another one comes."""
 
 
@@ -150,5 +150,5 @@ def forget_oldest(state_dir: Path, name: str) -> None:
     `name` is its folder in each run's.
     """
     kept = [path for run in state_dir.iterdir() if (path := run / name / MODEL).exists()]
-    for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MOST_RUNS]:
+    for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MAX_RUNS]:
         path.unlink()

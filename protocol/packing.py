@@ -18,7 +18,7 @@ PACKED, BYTES = "packed", "bytes"
 PIECE_BYTES = 4 << 20
 """Bytes of a piece, the last one aside. A SuperLink takes calls of up to 16 MiB."""
 
-MOST_BYTES = 1 << 30
+MAX_PACKED_BYTES = 1 << 30
 """A message with more bytes of arrays is not packed: protobuf writes 2 GiB at most, and packing copies."""
 
 

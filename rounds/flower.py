@@ -38,7 +38,7 @@ from fairbloom.protocol.names import (
     SNAPSHOT,
     TRAIN_LOSS,
 )
-from fairbloom.protocol.packing import MOST_BYTES, PACKED, PACKS, joined, pieces
+from fairbloom.protocol.packing import MAX_PACKED_BYTES, PACKED, PACKS, joined, pieces
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import recalled_rows
@@ -46,7 +46,7 @@ from .clients import NOTHING, Replies, Reports, Trained
 from .fits import GRAM, GRAM_BY_ARRAY
 from .method import Method
 from .quorum import Quorum, listed
-from .reported import MOST_ELEMENTS, expand_lists
+from .reported import MAX_ELEMENTS, expand_lists
 from .roster import Roster
 from .round import size_on_the_wire
 from .screening import LARGEST_COUNT, MissingSecondError, Refusals, one_line, usable_evaluation, usable_metrics
@@ -80,7 +80,7 @@ NO_QUERY = ("No query function registered", "Invalid message type: query")
 LACKS = "it does not keep this model"
 """What is said of a client that keeps models, and has not this one."""
 
-LARGEST_ABOUT = 1_000_000
+MAX_ABOUT_CHARACTERS = 1_000_000
 """What a client reports about its data has at most so many characters."""
 
 
@@ -766,7 +766,7 @@ def packs(content: RecordDict) -> bool:
 
 def packed_content(content: RecordDict) -> RecordDict:
     """Return a content in few parts; one that is too large stays as it is."""
-    if size_of_arrays(content) > MOST_BYTES:
+    if size_of_arrays(content) > MAX_PACKED_BYTES:
         return content
     records = pieces(serialize(content))
     return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
@@ -804,7 +804,7 @@ def numbers_in(name: str, content: RecordDict) -> dict[str, Any]:
     numbers, left_out = expand_lists(report)
     if left_out:
         words = "client %s: %d metrics are left out, %r first: the lists of a reply have at most %d numbers together"
-        log.warning(words, name, len(left_out), one_line(left_out[0]), MOST_ELEMENTS, extra={"client": name})
+        log.warning(words, name, len(left_out), one_line(left_out[0]), MAX_ELEMENTS, extra={"client": name})
     return {**report, **numbers}  # a list is no number, and is named where one was wanted
 
 
@@ -813,8 +813,8 @@ def usable_about(content: RecordDict) -> Mapping[str, Any]:
     text = content.config_records.get(CLIENT, ConfigRecord()).get(ABOUT)
     if not isinstance(text, str):
         raise ValueError("it reports nothing about its data")
-    if len(text) > LARGEST_ABOUT:
-        raise ValueError(f"it reports {len(text)} characters about its data: {LARGEST_ABOUT} are the most")
+    if len(text) > MAX_ABOUT_CHARACTERS:
+        raise ValueError(f"it reports {len(text)} characters about its data: {MAX_ABOUT_CHARACTERS} are the most")
     try:
         reported = json.loads(text)
     except (ValueError, RecursionError) as error:

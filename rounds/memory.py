@@ -23,7 +23,7 @@ CGROUPS = Path("/proc/self/cgroup")
 HIERARCHIES = Path("/sys/fs/cgroup")
 """Where the control groups lie as folders, with their limits."""
 
-ROWS = 32
+BUFFERED_ROWS = 32
 """Of a file, so many rows are looked at before they are given back; a look at one may hold 2 MB, a huge page."""
 
 
@@ -79,8 +79,8 @@ def read(matrix: NDArray[Any], columns: slice, out: NDArray[Any]) -> None:
     if not isinstance(matrix, np.memmap):
         out[...] = matrix[:, columns]
         return
-    for start in range(0, len(matrix), ROWS):
-        out[start : start + ROWS] = matrix[start : start + ROWS, columns]
+    for start in range(0, len(matrix), BUFFERED_ROWS):
+        out[start : start + BUFFERED_ROWS] = matrix[start : start + BUFFERED_ROWS, columns]
         release(matrix)
 
 

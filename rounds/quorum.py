@@ -10,7 +10,7 @@ from fairbloom.logs import log
 NOTICE_SECONDS, AGAIN_SECONDS = 10.0, 300.0
 """After how long a wait for clients is said, and after how long it is said again."""
 
-LONGEST_LIST = 20
+MAX_LISTED = 20
 """So many names at the most are said; of the others it is said how many there are."""
 
 
@@ -137,7 +137,7 @@ def some(there: int, of: int) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names with commas, "others" where there are none, and how many there are beyond LONGEST_LIST."""
+    """Return names with commas, "others" where there are none, and how many there are beyond MAX_LISTED."""
     names = list(names)
-    more = f" and {len(names) - LONGEST_LIST} more" if len(names) > LONGEST_LIST else ""
-    return ", ".join(names[:LONGEST_LIST]) + more if names else "others"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more if names else "others"

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MOST_ELEMENTS = 1000
+MAX_ELEMENTS = 1000
 """Lists that would make more numbers than these are left out of a reply."""
 
 ELEMENT = re.compile(r"(.+)\[(\d+)\]", re.DOTALL)
 """The name of a list's element: `confusion[0]` is the first one of `confusion`."""
 
 
-def expand_lists(metrics: Mapping[str, Any], most: float = MOST_ELEMENTS) -> tuple[dict[str, Any], list[str]]:
+def expand_lists(metrics: Mapping[str, Any], most: float = MAX_ELEMENTS) -> tuple[dict[str, Any], list[str]]:
     """Return metrics with a list's elements as numbers, `confusion[0]`, `confusion[1]`, …, and the lists left out."""
     numbers: dict[str, Any] = {}
     left_out: list[str] = []
@@ -40,7 +40,7 @@ def join_lists(means: Mapping[str, Any], reports: Iterable[Mapping[str, float]])
             lists.setdefault(element[1], {})[int(element[2])] = value
     reported = {name for report in reports for name in report} if lists else set[str]()
     for name, elements in lists.items():
-        longest = sum(f"{name}[{place}]" in reported for place in range(MOST_ELEMENTS))
+        longest = sum(f"{name}[{place}]" in reported for place in range(MAX_ELEMENTS))
         if list(elements) == list(range(longest)):
             joined[name] = list(elements.values())
     return joined

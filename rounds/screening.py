@@ -28,7 +28,7 @@ from fairbloom.protocol.names import (
 from .quorum import listed
 from .updates import NotFiniteError
 
-LONGEST_REASON = 2000
+MAX_REASON_CHARACTERS = 2000
 """A reason is cut to so many characters: a client's error may be a whole traceback, or a flood."""
 
 FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
@@ -135,8 +135,8 @@ class Refusals:
 
 def one_line(text: str) -> str:
     """Return what a client may have written as one line that is safe to print, without its middle where it is long."""
-    if len(text) > LONGEST_REASON:
-        text = f"{text[: LONGEST_REASON // 2]} … {text[-LONGEST_REASON // 2 :]}"
+    if len(text) > MAX_REASON_CHARACTERS:
+        text = f"{text[: MAX_REASON_CHARACTERS // 2]} … {text[-MAX_REASON_CHARACTERS // 2 :]}"
     return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
 
 

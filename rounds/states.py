@@ -13,7 +13,7 @@ from fairbloom.protocol.names import STATE_ROUND
 from .clients import Trained
 from .screening import MissingMetricError
 
-MOST_LOSSES = 2
+MAX_STATE_LOSSES = 2
 """A client that has lost its state so often is refused from then on."""
 
 REMEDY = "give it a folder that stays (state-dir in its client.toml) and begin a new run, or leave the client out"
@@ -51,7 +51,7 @@ class States:
         lost: list[str] = []
         for name in trained.names:
             from_round = trained.metrics[name].pop(STATE_ROUND, None)
-            if self.losses.get(name, 0) >= MOST_LOSSES:
+            if self.losses.get(name, 0) >= MAX_STATE_LOSSES:
                 trained.refuse(name, f"it has lost its state between rounds {self.losses[name]} times: {REMEDY}")
             elif from_round is None:
                 trained.refuse(name, MissingMetricError(STATE_ROUND, None))
@@ -59,7 +59,7 @@ class States:
                 lost.append(name)
                 trained.refuse(
                     name,
-                    f"it has lost its state between rounds: it continued from that of round {from_round:g}, and "
+                    f"it has lost its state between rounds: it continued from its state of round {from_round:g}, and "
                     f"its last reply that was used is that of round {sent[name]} (0: none)",
                 )
         return tuple(lost)

@@ -26,35 +26,35 @@ T = TypeVar("T")
 Model = Mapping[str, NDArray[Any]]
 """A model's arrays by name: parameters, and buffers such as BatchNorm's statistics."""
 
-CHUNK = 16384
+CHUNK_COLUMNS = 16384
 """Columns handled at once: m rows of them fit into the processor's cache."""
 
-AT_ONCE = 16
+CHUNKS_PER_TASK = 16
 """Chunks that a thread works on before it asks for more: to ask takes as long as a chunk of a few updates."""
 
-WIDE = 4096
+WIDE_COLUMNS = 4096
 """Of rows with so many columns, one after the other is multiplied by itself."""
 
-IN_CACHE = 262144
+CACHED_NUMBERS = 262144
 """So many numbers of whole rows are looked at, subtracted and looked at again before the next ones are read."""
 
 EXACT_NUMBERS = 2_000_000
 """Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own dtype within a chunk,
 and summed over chunks in float64: 1.5e-7 in a cosine, at a fraction of the time."""
 
-ALIKE = 1e-5
+ALIKE_SHARE = 1e-5
 """Squared distance of two vectors, relative to their squared lengths, from which on they are surely not equal."""
 
-LARGEST = 1e150
+MAX_ENTRY = 1e150
 """Entries of float64 updates beyond this have no finite square, so the reply is refused."""
 
 SMALLEST_SQUARE = 1e-300
 """Vectors, and parts of them, whose squared norm is less count as zero: precision is lost below the normal numbers."""
 
-USUAL = (1e-20, 1e20)
+SAFE_SQUARES = (1e-20, 1e20)
 """Square sums of updates in this range need no closer look."""
 
-USUAL_SQUARE = (1e-200, 1e300)
+EXACT_SQUARES = (1e-200, 1e300)
 """A float64 sum of squares in this range has lost nothing to overflow or underflow."""
 
 STATISTICS = ("running_mean", "running_var")
@@ -121,14 +121,14 @@ class Vectors:
         return len(self) * self.size <= EXACT_NUMBERS
 
     def chunks(self, exact: bool) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield CHUNK columns of all rows at a time, shape (m, ≤ CHUNK), unscaled; in float64 if `exact`."""
+        """Yield CHUNK_COLUMNS of all rows at a time, shape (m, ≤ CHUNK_COLUMNS), unscaled; in float64 if `exact`."""
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
         matrix = self._as_they_lie(dtype)
         if matrix is not None:
             for place in places(self.size):
                 yield place, matrix[:, place]
             return
-        buffer = np.empty((len(self), min(CHUNK, self.size)), dtype)
+        buffer = np.empty((len(self), min(CHUNK_COLUMNS, self.size)), dtype)
         for place in places(self.size):
             yield place, self._columns(place, buffer)
 
@@ -146,7 +146,7 @@ class Vectors:
 
         def compute(several: Sequence[slice]) -> list[T]:
             if not hasattr(buffers, "own"):
-                buffers.own = np.empty((len(self), min(CHUNK, self.size)), dtype)
+                buffers.own = np.empty((len(self), min(CHUNK_COLUMNS, self.size)), dtype)
             return [work(place, self._columns(place, buffers.own)) for place in several]
 
         blas = _blas()
@@ -156,7 +156,7 @@ class Vectors:
                 yield from results
 
     def _columns(self, place: slice, buffer: NDArray[Any]) -> NDArray[Any]:
-        """Return these columns of all rows, unscaled, in a buffer of the shape (m, CHUNK)."""
+        """Return these columns of all rows, unscaled, in a buffer of the shape (m, CHUNK_COLUMNS)."""
         columns, row = buffer[:, : place.stop - place.start], 0
         for block in self.blocks:
             part = columns[row : row + len(block)]
@@ -182,15 +182,15 @@ def _blas() -> ThreadpoolController:
 
 
 def _in_groups(chunks: Iterator[slice]) -> Iterator[Sequence[slice]]:
-    """Yield AT_ONCE chunks at a time."""
-    while several := list(islice(chunks, AT_ONCE)):
+    """Yield CHUNKS_PER_TASK chunks at a time."""
+    while several := list(islice(chunks, CHUNKS_PER_TASK)):
         yield several
 
 
 def places(size: int) -> Iterator[slice]:
-    """Yield all columns, CHUNK at a time."""
-    for start in range(0, size, CHUNK):
-        yield slice(start, min(start + CHUNK, size))
+    """Yield all columns, CHUNK_COLUMNS at a time."""
+    for start in range(0, size, CHUNK_COLUMNS):
+        yield slice(start, min(start + CHUNK_COLUMNS, size))
 
 
 def split_at(ends: Sequence[int], place: slice) -> Iterator[tuple[int, slice]]:
@@ -361,7 +361,7 @@ class Borrowed:
         return matrix
 
     def read(self, place: slice, out: NDArray[Any], rows: slice = slice(None)) -> None:
-        """Compute the columns `place`, one of those CHUNK wide, of some rows into `out`."""
+        """Compute the columns `place`, one of those CHUNK_COLUMNS wide, of some rows into `out`."""
         pieces = self._pieces.setdefault(place.start, []) or self._cut(place)
         rounded = None if out.dtype == self.dtype else np.empty(place.stop - place.start, self.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -471,7 +471,7 @@ class Updates:
         if not np.isfinite(square := self._subtract(arrays, row)):
             self._check_finite({name: arrays[name] for name in self.layout.trainable})
         self._check_finite({name: arrays[name] for name in self.layout.buffers})
-        exponent = 0 if USUAL[0] < square < USUAL[1] else _exponent(row)
+        exponent = 0 if SAFE_SQUARES[0] < square < SAFE_SQUARES[1] else _exponent(row)
         if exponent:
             np.ldexp(row, -exponent, out=row)
         release(self.matrix)
@@ -503,7 +503,7 @@ class Updates:
         rows = Vectors.below([self.vectors, *below]) if gram else self.vectors
         squares, products = squares_and_products(rows, ends if gram else ())
         squares = squares[: len(borrowed)]
-        unusual = np.flatnonzero(~((squares > USUAL[0]) & (squares < USUAL[1])))  # NaN is unusual, too
+        unusual = np.flatnonzero(~((squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])))  # NaN is unusual, too
         for k in map(int, unusual):
             try:
                 if not np.isfinite(squares[k]):
@@ -533,7 +533,7 @@ class Updates:
         carried = self._carried
         self._others += [{name: other[name].copy() for name in carried} if carried else {} for other in others]
         self._scales += [1.0] * len(others)
-        step = max(1, IN_CACHE // max(1, self.layout.size))
+        step = max(1, CACHED_NUMBERS // max(1, self.layout.size))
         for start in range(first, first + len(others), step):
             places = slice(start, min(start + step, first + len(others)))
             rows = self.matrix[places]
@@ -542,7 +542,7 @@ class Updates:
                 suspects = {int(k): rows[k].copy() for k in np.flatnonzero(~finite)}
                 np.subtract(self.layout.flat, rows, out=rows)
                 squares = np.vecdot(rows, rows)
-            usual = finite & (squares > USUAL[0]) & (squares < USUAL[1])
+            usual = finite & (squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])
             for k in range(len(rows)) if self.layout.buffers else map(int, np.flatnonzero(~usual)):
                 try:
                     if k in suspects:
@@ -673,8 +673,8 @@ def _exponent(row: NDArray[Any]) -> int:
     largest = float(max(row.max(), -row.min())) if row.size else 0.0
     if not np.isfinite(largest):
         raise NotFiniteError(f"its update is beyond the range of {row.dtype}")
-    if largest > LARGEST:
-        raise ValueError(f"its update has an entry of {largest:.0e}, beyond {LARGEST:.0e}: inner products overflow")
+    if largest > MAX_ENTRY:
+        raise ValueError(f"its update has an entry of {largest:.0e}, beyond {MAX_ENTRY:.0e}: inner products overflow")
     exponent = int(np.frexp(largest)[1])
     return exponent if abs(exponent) > SAFE_EXPONENT else 0
 
@@ -746,7 +746,7 @@ def _equal_vectors(vectors: Vectors, gram: FloatArray) -> Iterator[tuple[int, in
     """Yield each vector that equals an earlier one, with the first such; only those that seem alike are read again."""
     norms = np.diag(gram)
     with np.errstate(over="ignore", invalid="ignore"):
-        alike = norms[:, None] + norms - 2.0 * gram < ALIKE * np.minimum(norms[:, None], norms)
+        alike = norms[:, None] + norms - 2.0 * gram < ALIKE_SHARE * np.minimum(norms[:, None], norms)
     np.fill_diagonal(alike, False)
     digests = {int(row): hashlib.blake2b() for row in np.flatnonzero(alike.any(axis=0))}
     if not digests:
@@ -773,7 +773,7 @@ def unscaled_squares(vectors: Vectors) -> FloatArray:
 
 def _squares(block: NDArray[Any]) -> NDArray[Any]:
     """Return the squared norm of each row."""
-    few = block.shape[1] < WIDE  # a call for each row then takes longer than the work
+    few = block.shape[1] < WIDE_COLUMNS  # a call for each row then takes longer than the work
     return np.vecdot(block, block) if few else np.array([np.dot(part, part) for part in block])
 
 
@@ -781,7 +781,7 @@ def length(values: NDArray[Any], less: NDArray[Any] | None = None) -> float:
     """Return ‖values‖ of a flat vector, or ‖values − less‖ of two, accumulated in float64 and without overflow."""
     with np.errstate(over="ignore"):
         square = sum(float(np.dot(part, part)) for part in _differences(values, less))
-    if USUAL_SQUARE[0] < square < USUAL_SQUARE[1]:
+    if EXACT_SQUARES[0] < square < EXACT_SQUARES[1]:
         return math.sqrt(square)
     largest = max((float(np.abs(part).max()) for part in _differences(values, less)), default=0.0)
     if largest == 0.0 or not math.isfinite(largest):
@@ -791,7 +791,7 @@ def length(values: NDArray[Any], less: NDArray[Any] | None = None) -> float:
 
 
 def _differences(values: NDArray[Any], less: NDArray[Any] | None) -> Iterator[FloatArray]:
-    """Yield `values` − `less` in float64, CHUNK entries at a time."""
+    """Yield `values` − `less` in float64, CHUNK_COLUMNS entries at a time."""
     with np.errstate(over="ignore"):
         for place in places(values.size):
             part = values[place].astype(np.float64)

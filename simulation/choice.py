@@ -41,28 +41,28 @@ from .trial import check_first_step, evenly_spaced
 if TYPE_CHECKING:
     from .dispatch.ray import RayClients
 
-FLOPS = 1.5e11
+FLOPS_PER_SECOND = 1.5e11
 """Floating-point operations that one processor core makes in a second; an estimate is enough."""
 
-STREAM = 1e10
+BYTES_PER_SECOND = 1e10
 """Bytes that one processor core reads or writes in a second where models are larger than its nearest memory."""
 
 PASSES = 3
 """How often a step reads or writes each of a model's gradients and weights to take itself; stacked, a third of that."""
 
-CALL = 1e-5
+CALL_SECONDS = 1e-5
 """Seconds that PyTorch takes to call one layer forwards and backwards, whatever the size."""
 
-STEP = 6e-5
+STEP_SECONDS = 6e-5
 """Seconds that a step takes beside its layers: the batch, the loss and the update."""
 
-LINEAR_STEP = 3e-5
+LINEAR_STEP_SECONDS = 3e-5
 """Seconds of all calls of a step of one client whose gradient is written out."""
 
-CLIENT = 2e-4
+CLIENT_SECONDS = 2e-4
 """Seconds that a client takes beside its steps: to load the model, to draw its order, to look at what it replies."""
 
-HAND_OVER = 2e-4
+HAND_OVER_SECONDS = 2e-4
 """Seconds that it takes to hand a client to another process and its model back."""
 
 BLOCK_BYTES = 2**26
@@ -140,14 +140,14 @@ class Effort:
         steps = [work.steps or work.epochs * math.ceil(count / batch) for count in counts]
         flops, outputs = count_forward(model, task, examples[0])
         parameters = sum(each.nbytes for each in model.parameters() if each.requires_grad)
-        calls = STEP + CALL * sum(1 for module in model.modules() if not list(module.children()))
+        calls = STEP_SECONDS + CALL_SECONDS * sum(1 for module in model.modules() if not list(module.children()))
         return cls(
             cohort=cohort,
             steps=math.ceil(mean(steps)),
             most_steps=max(steps),
-            arithmetic=3 * flops * batch / FLOPS,
-            update=PASSES * parameters / STREAM,
-            calls=calls if linear_step(model, task, work, [], []) is None else LINEAR_STEP,
+            arithmetic=3 * flops * batch / FLOPS_PER_SECOND,
+            update=PASSES * parameters / BYTES_PER_SECOND,
+            calls=calls if linear_step(model, task, work, [], []) is None else LINEAR_STEP_SECONDS,
             stacked_calls=calls,
             bytes=3 * (parameters + outputs * batch),
         )
@@ -163,11 +163,11 @@ class Effort:
 
     def loop(self) -> float:
         """Seconds of a round, one client after the other."""
-        return self.cohort * (self.steps * (self.arithmetic + self.update + self.calls) + CLIENT)
+        return self.cohort * (self.steps * (self.arithmetic + self.update + self.calls) + CLIENT_SECONDS)
 
     def workers(self, processes: int) -> float:
         """Seconds of a round in several processes."""
-        return self.loop() * math.ceil(self.cohort / processes) / self.cohort + self.cohort * HAND_OVER
+        return self.loop() * math.ceil(self.cohort / processes) / self.cohort + self.cohort * HAND_OVER_SECONDS
 
     def stacked(self) -> float:
         """Seconds of a round with stacked clients."""

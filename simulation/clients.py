@@ -38,7 +38,7 @@ def ignore(done: int, of: int) -> None:
     """Do nothing with how far a round is."""
 
 
-MOST_NAMES = 20
+MAX_NAMES = 20
 """An error lists so many clients at most."""
 
 
@@ -244,10 +244,10 @@ def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
     there = set(clients)
     for name in named:
         if name not in there:
-            more = f" and {len(clients) - MOST_NAMES} more" if len(clients) > MOST_NAMES else ""
+            more = f" and {len(clients) - MAX_NAMES} more" if len(clients) > MAX_NAMES else ""
             raise FairbloomError(
                 f"{key} names {name!r}, which is none of the clients: {did_you_mean(name, clients)}there are "
-                f"{', '.join(clients[:MOST_NAMES])}{more}"
+                f"{', '.join(clients[:MAX_NAMES])}{more}"
             )
 
 

@@ -21,16 +21,16 @@ from fairbloom.tasks.inputs import names_of, tensors_of
 
 from .dispatch.processes import Forked, can_fork
 
-LOOKED_AT = 20
+SAMPLED_CLIENTS = 20
 """So many clients, evenly spaced, stand for all."""
 
-SECONDS = 120.0
+STEP_SECONDS = 120.0
 """A step that takes longer in a process of its own is given up, and left to the clients."""
 
 
 def evenly_spaced(task: Task) -> tuple[str, ...]:
-    """Return the names of about LOOKED_AT clients."""
-    return task.clients[:: max(1, len(task.clients) // LOOKED_AT)]
+    """Return the names of about SAMPLED_CLIENTS clients."""
+    return task.clients[:: max(1, len(task.clients) // SAMPLED_CLIENTS)]
 
 
 def check_first_step(settings: RunSettings, task: Task, model: nn.Module) -> None:
@@ -93,7 +93,7 @@ def _in_another_process(compute: Callable[[], str]) -> str:
     except FairbloomError:  # the system starts no more processes
         return ""
     try:
-        return str(process.pipe.recv()) if process.pipe.poll(SECONDS) else ""
+        return str(process.pipe.recv()) if process.pipe.poll(STEP_SECONDS) else ""
     except EOFError:
         return ""
     finally:

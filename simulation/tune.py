@@ -26,10 +26,10 @@ from .dispatch.processes import processors_here
 from .loop import LoopClients
 from .run import one_thread
 
-FEWEST = 3
+MIN_ROUNDS = 3
 """So many rounds of an engine are measured at least, after one that is not."""
 
-ENDLESS = 2**31
+ENDLESS_ROUNDS = 2**31
 """The number of rounds that the measured runs believe to have: none of them is the last."""
 
 
@@ -114,7 +114,7 @@ def run_rounds(clients: LocalClients, config: Mapping[str, Any]) -> Iterator[Rou
     method.buffers, method.shared = float_buffers(module), shared_parameters(module)
     method.frozen = frozen_parameters(module)
     model = arrays_of(module.state_dict())
-    rounds = Rounds(method, clients, ENDLESS, config[AGREED])
+    rounds = Rounds(method, clients, ENDLESS_ROUNDS, config[AGREED])
     return rounds.run(
         model,
         measure=lambda number: [LOSS_BEFORE] if rounds.evaluates(number) else [],
@@ -132,7 +132,7 @@ def measure(running: Sequence[tuple[Timing, Iterator[Round]]], seconds: float) -
 
 
 def _is_enough(measured: Sequence[float], seconds: float) -> bool:
-    return len(measured) >= FEWEST and sum(measured) >= seconds
+    return len(measured) >= MIN_ROUNDS and sum(measured) >= seconds
 
 
 def _pace(timing: Timing) -> float:

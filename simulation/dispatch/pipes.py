@@ -29,7 +29,7 @@ from .processes import Forked, shared_array
 REPORT_SECONDS = 0.1
 """A worker hands over what it has so often, so that little is lost when it is killed."""
 
-NOBODY = -1
+NO_ROW = -1
 
 
 class SharedBuffers:
@@ -83,7 +83,7 @@ class Pipes:
         named = [client for task in tasks for client in task.clients]
         self._states[worker] = {client.name: client.states for client in named}
         clients = [(client.name, client.row, bool(client.states), call.asks(client.name)) for client in named]
-        self.buffers.computed[worker] = NOBODY
+        self.buffers.computed[worker] = NO_ROW
         if worker not in self.processes:
             self.processes[worker] = Forked(lambda pipe: self._serve(worker, pipe), self.processes.values())
         with contextlib.suppress(OSError):  # it has ended, which shows when its answer is waited for
@@ -102,7 +102,7 @@ class Pipes:
                     continue
             except (EOFError, OSError):
                 row = int(self.buffers.computed[worker])
-                return worker, Lost(self.processes.pop(worker).end(), None if row == NOBODY else row)
+                return worker, Lost(self.processes.pop(worker).end(), None if row == NO_ROW else row)
             if isinstance(said, str):
                 raise FairbloomError(
                     f"engine = 'workers': a process that is forked here cannot train ({said}): set engine = loop, or "

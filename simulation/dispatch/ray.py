@@ -48,7 +48,7 @@ except ModuleNotFoundError as error:
 LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError)
 """What Ray raises where a worker, its node or its answer is gone."""
 
-PATIENCE = 60.0
+PLACE_SECONDS = 60.0
 """Seconds that workers wait for a free place on the cluster, before those that have one do the work of all."""
 
 RETRIES, RETRY_SECONDS = 20, 0.1
@@ -192,8 +192,10 @@ class Actors:
         workers = [maker.remote(str(Path.cwd()), sys.path) for _ in range(count)]
         begun = {worker.begin.remote(*self._begin): worker for worker in workers}
         try:
-            while not (ready := ray.wait(list(begun), num_returns=count, timeout=PATIENCE)[0]) and needed:
-                log.warning("the Ray cluster has had no place for a worker for %g seconds: the run waits", PATIENCE)
+            while not (ready := ray.wait(list(begun), num_returns=count, timeout=PLACE_SECONDS)[0]) and needed:
+                log.warning(
+                    "the Ray cluster has had no place for a worker for %g seconds: the run waits", PLACE_SECONDS
+                )
             for reference in ready:
                 _got(reference)
         except BaseException as error:
@@ -209,7 +211,7 @@ class Actors:
         if len(ready) < count:
             lacking = count - len(ready)
             words = "the Ray cluster had no place for %d of %d workers within %g seconds: others compute their shards"
-            log.warning(words, lacking, count, PATIENCE)
+            log.warning(words, lacking, count, PLACE_SECONDS)
         return [begun[reference] for reference in ready]
 
 

@@ -13,7 +13,7 @@ from fairbloom.server.run_folder.files import ENGINE
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import Choice
 from fairbloom.simulation.run import simulate
-from fairbloom.simulation.tune import FEWEST, Timing, Tuned, tune
+from fairbloom.simulation.tune import MIN_ROUNDS, Timing, Tuned, tune
 
 from .helpers import fairbloom
 
@@ -54,7 +54,7 @@ def test_each_engine_computes_rounds_and_nothing_is_left_behind(method: str, tmp
     """Ditto's clients keep personal models, in a run's folder or where state-dir says."""
     threads, before = torch.get_num_threads(), children()
     tuned = tune(small(method=method, state_dir="state", fraction=1.0), ENGINES, seconds=0.0)
-    assert {timing.engine: len(timing.seconds) for timing in tuned.timings} == dict.fromkeys(ENGINES, FEWEST)
+    assert {timing.engine: len(timing.seconds) for timing in tuned.timings} == dict.fromkeys(ENGINES, MIN_ROUNDS)
     assert list(tmp_path.iterdir()) == []
     assert (torch.get_num_threads(), children()) == (threads, before)
 
@@ -62,17 +62,17 @@ def test_each_engine_computes_rounds_and_nothing_is_left_behind(method: str, tmp
 def test_an_engine_is_measured_for_as_long_as_one_asks() -> None:
     (timing,) = tune(small(), ["loop"], seconds=0.2).timings
     assert sum(timing.seconds) >= 0.2
-    assert len(timing.seconds) == FEWEST or sum(timing.seconds[:-1]) < 0.2
+    assert len(timing.seconds) == MIN_ROUNDS or sum(timing.seconds[:-1]) < 0.2
 
 
 def test_more_rounds_are_measured_than_a_run_has() -> None:
     (timing,) = tune(small(num_rounds=1), ["stacked"], seconds=0.0).timings
-    assert len(timing.seconds) == FEWEST
+    assert len(timing.seconds) == MIN_ROUNDS
 
 
 def test_an_engine_that_cannot_be_had_is_left_out_with_the_reason() -> None:
     loop, stacked = tune(small(time_budget=60.0), ("loop", "stacked"), seconds=0.0).timings
-    assert (len(loop.seconds), loop.why_not) == (FEWEST, "")
+    assert (len(loop.seconds), loop.why_not) == (MIN_ROUNDS, "")
     assert (len(stacked.seconds), "time-budget = " in stacked.why_not) == (0, True)
 
 

@@ -15,7 +15,7 @@ from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import (
-    CHUNK,
+    CHUNK_COLUMNS,
     FloatArray,
     Layout,
     Updates,
@@ -76,7 +76,7 @@ CHUNKS = st.sampled_from((1, 7, 100))
 def test_each_arrays_gram_matrix_is_of_its_part_of_the_updates(drawn: Any, chunk: int) -> None:
     layout, replies, _ = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "CHUNK", chunk)
+        patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         stored = taken_in(layout, replies)
         grams = stored.grams(stored.vectors, exact=False)
         whole = stored.gram(stored.vectors, exact=False)
@@ -93,7 +93,7 @@ def test_each_arrays_gram_matrix_is_of_its_part_of_the_updates(drawn: Any, chunk
 def test_borrowed_models_have_the_gram_matrices_of_stored_ones(drawn: Any, chunk: int, exact: bool) -> None:
     layout, replies, _ = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "CHUNK", chunk)
+        patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         patch.setattr(updates, "EXACT_NUMBERS", 0)
         expected, stored = taken_in(layout, replies), taken_in(layout, replies, borrowed=True)
         assert stored.screen_borrowed(gram=True, by_array=True) == {}
@@ -127,7 +127,7 @@ def test_the_pass_that_screens_borrowed_models_is_the_only_one(monkeypatch: pyte
 @given(seed=st.integers(0, 99), few=st.booleans())
 def test_arrays_that_are_larger_than_a_chunk_and_kept_rows_below(seed: int, few: bool) -> None:
     rng = np.random.default_rng(seed)
-    sizes = (1, 2 * CHUNK + 5, 0, 3, CHUNK - 9, 1, CHUNK)
+    sizes = (1, 2 * CHUNK_COLUMNS + 5, 0, 3, CHUNK_COLUMNS - 9, 1, CHUNK_COLUMNS)
     ends = tuple(np.cumsum(sizes).tolist())
     U = rng.normal(size=(4, ends[-1])).astype(np.float32)
     rows = Vectors.below([Vectors((U[:2],), np.ones(2)), Vectors.of(U[2], 4.0), Vectors.of(U[3])])
@@ -141,7 +141,7 @@ def test_arrays_that_are_larger_than_a_chunk_and_kept_rows_below(seed: int, few:
 
 
 def test_one_array_alone_has_the_bits_of_the_single_gram_matrix() -> None:
-    U = np.random.default_rng(0).normal(size=(5, 3 * CHUNK + 7)).astype(np.float32)
+    U = np.random.default_rng(0).normal(size=(5, 3 * CHUNK_COLUMNS + 7)).astype(np.float32)
     rows = Vectors((U,), np.array([1.0, 2.0, 1.0, 0.5, 1.0]))
     for exact in (True, False):
         (gram,) = gram_matrices(rows, (U.shape[1],), exact=exact)
@@ -149,7 +149,7 @@ def test_one_array_alone_has_the_bits_of_the_single_gram_matrix() -> None:
 
 
 def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    U = np.random.default_rng(0).normal(size=(5, 2 * CHUNK + 3)).astype(np.float32)
+    U = np.random.default_rng(0).normal(size=(5, 2 * CHUNK_COLUMNS + 3)).astype(np.float32)
     U[3] = U[1]
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     products = updates._products
@@ -160,7 +160,7 @@ def test_equal_updates_have_equal_products_in_every_array(monkeypatch: pytest.Mo
         return [(number, part * (1.0 + error + error.T)) for number, part in products(place, block, ends)]
 
     monkeypatch.setattr(updates, "_products", uneven)
-    grams = gram_matrices(Vectors((U,), np.ones(5)), (4, CHUNK + 9, 2 * CHUNK + 3))
+    grams = gram_matrices(Vectors((U,), np.ones(5)), (4, CHUNK_COLUMNS + 9, 2 * CHUNK_COLUMNS + 3))
     for gram in grams:
         np.testing.assert_array_equal(gram[3], gram[1])
         np.testing.assert_array_equal(gram[:, 3], gram[:, 1])
@@ -178,7 +178,7 @@ def test_a_part_next_to_nothing_has_products_of_zero(tiny: float) -> None:
 
 
 def test_updates_in_a_file_give_the_step_of_those_in_memory() -> None:
-    sizes = (3, CHUNK + 5, 0, 1, 2 * CHUNK)
+    sizes = (3, CHUNK_COLUMNS + 5, 0, 1, 2 * CHUNK_COLUMNS)
     model = {f"a{k}": np.zeros(size, np.float32) for k, size in enumerate(sizes)}
     U = np.random.default_rng(3).normal(size=(3, sum(sizes))).astype(np.float32)
     C = np.random.default_rng(4).normal(size=(len(sizes), 3))
@@ -203,7 +203,7 @@ def test_updates_in_a_file_give_the_step_of_those_in_memory() -> None:
 def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, borrowed: bool) -> None:
     layout, replies, rng = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "CHUNK", chunk)
+        patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         patch.setattr(updates, "EXACT_NUMBERS", 0 if borrowed else 10**9)
         stored = taken_in(layout, replies, borrowed=borrowed)
         stored.screen_borrowed(gram=False)
@@ -224,7 +224,7 @@ def test_each_array_is_stepped_by_its_own_coefficients(drawn: Any, chunk: int, b
 @given(seed=st.integers(0, 99), few=st.booleans())
 def test_equal_rows_of_coefficients_are_one_row(seed: int, few: bool) -> None:
     rng = np.random.default_rng(seed)
-    ends = (3, CHUNK + 5, CHUNK + 5, 2 * CHUNK + 1)
+    ends = (3, CHUNK_COLUMNS + 5, CHUNK_COLUMNS + 5, 2 * CHUNK_COLUMNS + 1)
     rows, c = (
         Vectors((rng.normal(size=(3, ends[-1])).astype(np.float32),), np.array([1.0, 4.0, 1.0])),
         rng.normal(size=3),

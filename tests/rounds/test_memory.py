@@ -16,7 +16,16 @@ from fairbloom.rounds import memory, updates
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.memory import GIGABYTE, Memory
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import CHUNK, Layout, Updates, Vectors, combine, gram_matrix, squared_norms, weighted_sum
+from fairbloom.rounds.updates import (
+    CHUNK_COLUMNS,
+    Layout,
+    Updates,
+    Vectors,
+    combine,
+    gram_matrix,
+    squared_norms,
+    weighted_sum,
+)
 
 TINY = 1e-9
 """A budget of one byte."""
@@ -38,7 +47,7 @@ def taken_in(matrix: np.ndarray, models: np.ndarray) -> Updates:
 @given(
     seed=st.integers(0, 99),
     m=st.integers(2, 5),
-    d=st.sampled_from((1, CHUNK - 1, CHUNK, 3 * CHUNK + 5)),
+    d=st.sampled_from((1, CHUNK_COLUMNS - 1, CHUNK_COLUMNS, 3 * CHUNK_COLUMNS + 5)),
     few=st.booleans(),
     rows=st.sampled_from((1, 3, 32)),
 )
@@ -47,7 +56,7 @@ def test_updates_in_a_file_have_the_bits_of_those_in_memory(seed: int, m: int, d
     results = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "EXACT_NUMBERS", 10**9 if few else 0)
-        patch.setattr(memory, "ROWS", rows)
+        patch.setattr(memory, "BUFFERED_ROWS", rows)
         for gigabytes in (TINY, 1.0):
             matrix = Memory(gigabytes).matrix(m, d, np.float32)
             assert isinstance(matrix, np.memmap) == (gigabytes == TINY)

@@ -108,7 +108,7 @@ def test_after_an_error_a_node_is_sent_plain_messages_again() -> None:
 
 
 def test_a_model_that_is_too_large_travels_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "MOST_BYTES", 10)
+    monkeypatch.setattr(flower, "MAX_PACKED_BYTES", 10)
     grid, _ = run({name: that_packs(client) for name, client in quadratics(2).items()}, rounds=2)
     assert not any(forms(grid, "site-0"))
 

@@ -9,7 +9,7 @@ from flwr.app import Message, MessageType, MetricRecord
 from flwr.app.error import Error
 
 from fairbloom.protocol.helper import ADVICE
-from fairbloom.rounds.screening import LONGEST_REASON, Refusals, one_line
+from fairbloom.rounds.screening import MAX_REASON_CHARACTERS, Refusals, one_line
 from fairbloom.strategies import METHODS, FedAvg
 from tests.strategies.helpers import (
     ARGUMENTS,
@@ -170,7 +170,7 @@ def test_a_clients_reason_is_one_printable_short_line(reason: str, told: str) ->
     _, finished = one_faulty("fedavg", failing)
     assert one_line(reason) == told
     assert finished.refused == {"site-2": one_line(f"error 2: {reason}")}
-    assert len(finished.refused["site-2"]) <= LONGEST_REASON + 3
+    assert len(finished.refused["site-2"]) <= MAX_REASON_CHARACTERS + 3
 
 
 def test_a_broken_evaluation_is_refused_by_client_name() -> None:

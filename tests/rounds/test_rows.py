@@ -84,7 +84,7 @@ def test_rows_added_together_are_those_added_one_by_one(
     expected, stored = Updates(layout, 8), Updates(layout, 8)
     reasons = one_by_one(expected, models)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "IN_CACHE", cache)
+        patch.setattr(updates, "CACHED_NUMBERS", cache)
         wrong = written(stored, models[:cut])
         wrong |= {cut + k: reason for k, reason in written(stored, models[cut:]).items()}
     assert {k: str(reason) for k, reason in wrong.items()} == reasons
@@ -101,7 +101,7 @@ def test_borrowed_models_have_the_bits_of_stored_ones(
     except ValueError:  # the global model itself is beyond float16
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "CHUNK", chunk)
+        patch.setattr(updates, "CHUNK_COLUMNS", chunk)
         patch.setattr(
             updates, "EXACT_NUMBERS", 0 if large else 30
         )  # of 30, products are made in float64 once few are left

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fairbloom.rounds.cohort import Cohort, MethodError
 from fairbloom.rounds.server_optimizer import Moments, ServerOptimizer
-from fairbloom.rounds.updates import CHUNK, FloatArray
+from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFa, FedMGDA, Local, QFedAvg, Round
 from tests.strategies.helpers import (
     ARGUMENTS,
@@ -170,7 +170,7 @@ def test_every_step_in_float64_is_the_formula(
 
 @each_optimizer
 def test_a_model_of_several_chunks_is_stepped_everywhere(optimizer: str) -> None:
-    rng, size = np.random.default_rng(0), 2 * CHUNK + 7
+    rng, size = np.random.default_rng(0), 2 * CHUNK_COLUMNS + 7
     stepping, reference = FedAvg(**EACH[optimizer]).server_optimizer, Reference.of(EACH[optimizer])
     assert stepping is not None
     w, moments = rng.normal(size=size).astype(np.float32), None
@@ -515,7 +515,7 @@ def test_a_state_without_an_optimizer_continues_without_one() -> None:
         run(adam, rounds=3, initial_arrays=result.arrays, resume=plain.state_dict())
     result, _ = run(adam, rounds=2)
     for other, words in ((EACH["yogi"], "'yogi'"), ({}, "'none'")):
-        with pytest.raises(ValueError, match=f"server_optimizer = 'adam', got {words}: go on with that, or begin"):
+        with pytest.raises(ValueError, match=f"server_optimizer = 'adam', got {words}: continue with that, or begin"):
             run(FedAvg(buffers=BUFFERS, **other), rounds=3, initial_arrays=result.arrays, resume=adam.state_dict())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fairbloom.client.states import RULE
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.states import MOST_LOSSES, States
+from fairbloom.rounds.states import MAX_STATE_LOSSES, States
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
@@ -79,7 +79,7 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(name: str, caplog: p
     assert set(lost.coefficients) == {"site-0", "site-1", "site-3"}
     assert [finished.lost_states for finished in course.rounds] == [()] * 4 + [("site-2",)] + [()] * 3
     assert [finished.metrics["states-lost"] for finished in course.rounds] == [0] * 4 + [1] + [0] * 3
-    assert any("site-2 lost what clients keep" in record.getMessage() for record in caplog.records)
+    assert any("site-2 lost the state" in record.getMessage() for record in caplog.records)
     assert {config["state-round"] for config in course.sent[6].values()} == {0}
     assert 6 not in course.controls
     assert {config["state-round"] for config in course.sent[7].values()} == {6}
@@ -111,7 +111,7 @@ def test_who_loses_it_twice_is_refused_with_the_remedy(name: str) -> None:
     forgetful = dict.fromkeys(range(3, 40), "site-2")
     course = run(method, clients, 12, before=losing(clients, forgetful))
     lost = [finished.number for finished in course.rounds if finished.lost_states]
-    assert len(lost) == MOST_LOSSES == 2
+    assert len(lost) == MAX_STATE_LOSSES == 2
     for finished in course.rounds[lost[1] :]:
         assert set(finished.refused) == {"site-2"}
         assert "2 times: give it a folder that stays (state-dir in its client.toml)" in finished.refused["site-2"]

@@ -320,7 +320,7 @@ def test_updates_without_products_are_never_the_methods_fault(
     name: str, largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its entries are refused beyond 1e150; even without that limit a round is skipped at most."""
-    monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", largest)
+    monkeypatch.setattr("fairbloom.rounds.updates.MAX_ENTRY", largest)
     hostile = grid_of(huge(0.99 * largest), rounds=[1])
     hostile.faults = {key: fault for key, fault in hostile.faults.items() if key[0] == "site-2"}
     options: dict[str, Any] = {"seed": 4, "unused_rounds": 0, "update_limit": np.inf}
@@ -333,7 +333,7 @@ def test_updates_without_products_are_never_the_methods_fault(
 
 
 def test_updates_without_products_skip_the_round_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairbloom.rounds.updates.LARGEST", 1e300)
+    monkeypatch.setattr("fairbloom.rounds.updates.MAX_ENTRY", 1e300)
     with np.errstate(all="ignore"), pytest.raises(NothingLearnedError, match="inner products of the updates are not f"):
         run(FedFV(update_limit=np.inf), grid_of(huge(1e200)), rounds=5, initial_arrays=in_float64())
 

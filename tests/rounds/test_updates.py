@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
 from fairbloom.rounds.updates import (
-    CHUNK,
+    CHUNK_COLUMNS,
     FloatArray,
     Layout,
     Updates,
@@ -20,7 +20,7 @@ from fairbloom.rounds.updates import (
 )
 from tests.strategies.helpers import edgy_updates
 
-SIZES = st.sampled_from((1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK))
+SIZES = st.sampled_from((1, 2, CHUNK_COLUMNS - 1, CHUNK_COLUMNS, CHUNK_COLUMNS + 1, 3 * CHUNK_COLUMNS))
 LARGE = (-1e30, -1.0, -1e-30, 0.0, 1e-30, 1e-40, 1.0, 1e30)
 
 
@@ -80,7 +80,7 @@ def test_the_gram_matrix_is_symmetric_with_squared_norms(U: FloatArray) -> None:
 
 
 def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(monkeypatch: pytest.MonkeyPatch) -> None:
-    U = drawn(0, 5, 10 * CHUNK + 3)
+    U = drawn(0, 5, 10 * CHUNK_COLUMNS + 3)
     rows, exact = below(U), U.astype(np.float64) @ U.T.astype(np.float64)
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
     norms = np.sqrt(np.diag(exact))
@@ -90,7 +90,7 @@ def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(monkeypatch: py
 
 def test_equal_updates_have_equal_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some processors' float32 products of equal rows differ; here all do, as each place gets an error of its own."""
-    U = drawn(0, 6, 2 * CHUNK + 3)
+    U = drawn(0, 6, 2 * CHUNK_COLUMNS + 3)
     U[3], U[5], U[4] = U[1], U[1], U[1]
     U[4, -1] += 1e-3  # nearly equal
     monkeypatch.setattr(updates, "EXACT_NUMBERS", 0)
@@ -160,14 +160,14 @@ def test_combining_with_one_coefficient_of_one_is_that_row() -> None:
 
 @given(seed=st.integers(0, 99), cut=st.integers(1, 4), exact=st.booleans())
 def test_rows_in_several_blocks_have_the_bits_of_those_in_one(seed: int, cut: int, exact: bool) -> None:
-    U, scales = drawn(seed, 5, CHUNK + 7), 2.0 ** np.arange(5)
+    U, scales = drawn(seed, 5, CHUNK_COLUMNS + 7), 2.0 ** np.arange(5)
     one, two = (
         Vectors((U,), scales),
         Vectors.below([Vectors((U[:cut],), scales[:cut]), Vectors((U[cut:],), scales[cut:])]),
     )
     np.testing.assert_array_equal(gram_matrix(one, exact=exact), gram_matrix(two, exact=exact))
     np.testing.assert_array_equal(squared_norms(one), squared_norms(two))
-    into = np.zeros((2, CHUNK + 7), np.float32)
+    into = np.zeros((2, CHUNK_COLUMNS + 7), np.float32)
     weighted_sum(np.arange(1.0, 6.0), one, into=into[0])
     weighted_sum(np.arange(1.0, 6.0), two, into=into[1])
     np.testing.assert_array_equal(into[0], into[1])

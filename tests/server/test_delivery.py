@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from fairbloom.client import app as client_app
 from fairbloom.client import kept
-from fairbloom.client.kept import MOST_RUNS, About, find_kept, forget_oldest, keep_model
+from fairbloom.client.kept import MAX_RUNS, About, find_kept, forget_oldest, keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import CLIENT, DEPLOYED, KEPT, NAME
@@ -167,14 +167,14 @@ def test_two_runs_do_not_mix(tmp_path: Path) -> None:
 
 def test_the_models_of_the_last_runs_are_kept_and_personal_models_stay(tmp_path: Path) -> None:
     arrays = {"weight": np.ones(3, np.float32)}
-    for number in range(MOST_RUNS + 2):
+    for number in range(MAX_RUNS + 2):
         folder = tmp_path / f"run-{number}" / "site-a"
         keep_model(folder, {"task": "csv"}, "", arrays, About(f"run-{number}", 1, "x"))
         forget_oldest(tmp_path, "site-a")
         (folder / "1.safetensors").write_bytes(b"personal")
     kept_runs = {path.parent.parent.name for path in tmp_path.glob("*/site-a/model.safetensors")}
-    assert kept_runs == {f"run-{number}" for number in range(2, MOST_RUNS + 2)}
-    assert len(list(tmp_path.glob("*/site-a/1.safetensors"))) == MOST_RUNS + 2
+    assert kept_runs == {f"run-{number}" for number in range(2, MAX_RUNS + 2)}
+    assert len(list(tmp_path.glob("*/site-a/1.safetensors"))) == MAX_RUNS + 2
 
 
 # Who was away, and what was interrupted -----------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_a_model_that_ends_its_process_is_left_to_the_workers(monkeypatch: pytes
 
 def test_a_trial_that_takes_too_long_is_left_to_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small("", **changes_of(""))
-    monkeypatch.setattr("fairbloom.simulation.trial.SECONDS", 0.1)
+    monkeypatch.setattr("fairbloom.simulation.trial.STEP_SECONDS", 0.1)
     monkeypatch.setattr(Net, "forward", lambda self, x: time.sleep(100.0))
     begun = time.monotonic()
     check_first_step(settings, load_task(settings.run_config()), Net(""))

@@ -17,7 +17,7 @@ from fairbloom import RunFolder, Score
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.summary import details_of
 from fairbloom.experiments.views.terminal import show_page
-from fairbloom.rounds.reported import MOST_ELEMENTS
+from fairbloom.rounds.reported import MAX_ELEMENTS
 from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.metrics import LONGEST_NAME, MOST_METRICS
 from fairbloom.simulation.grid import InProcessGrid
@@ -212,7 +212,7 @@ def test_lists_are_averaged_as_flower_does_and_kept_element_by_element(tmp_path:
         {"by_class": [1.0, math.nan]},
         {"by_class": []},
         {"by_class": 1.0},
-        {"by_class": [1.0] * (MOST_ELEMENTS + 1)},
+        {"by_class": [1.0] * (MAX_ELEMENTS + 1)},
         {"by_class": [1.0] * 300_000},
     ],
     ids=["longer", "not finite", "empty", "a number", "too long", "absurd"],
