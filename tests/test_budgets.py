@@ -16,7 +16,7 @@ from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
     "client": 3_300,
-    "client/fair": 1_250,
+    "client/fair": 1_200,
     "client/rules": 1_100,
     "deploy/device": 1_000,
     "deploy/flower/server": 1_800,
