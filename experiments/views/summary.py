@@ -137,55 +137,59 @@ def method_table(comparison: Comparison, spread: str = INTERVAL) -> Table:
     """Return the table with a row per method: measures over clients, and the differences to the baseline."""
     if spread not in SPREADS:
         raise FairbloomError(f"spread = {spread!r}: it must be one of {', '.join(SPREADS)}")
-    headings, rows, note = (_deviations if spread == STD else _differences)(comparison)
-    rows += failed_rows(comparison, len(headings) - 1)
+    seeds, titles, std = len(comparison.seeds), titles_over(comparison.client_count), spread == STD
+    spreads = {method: [comparison.spread(method, key) for key in SHOWN] for method in comparison.methods}
+    digits = Digits.of(comparison.score, (mean for each in spreads.values() for mean, _ in each))
+    headings, gains, note = (_deviations if std else _differences)(comparison, digits, titles["worst_10"])
+    rows = [
+        [
+            Cell(method),
+            *(digits.spread(mean, deviation if std else None) for mean, deviation in each),
+            *gains.get(method, [NONE] * len(headings)),
+        ]
+        for method, each in spreads.items()
+    ]
+    rows += failed_rows(comparison, len(SHOWN) + len(headings))
     caption = f"Final model over clients: test {comparison.score.title}"
-    return Table("methods", caption, headings, rows, note)
+    over = f"mean {'±standard deviation ' if std else ''}over {seeds} seed{'s' if seeds > 1 else ''}"
+    return Table("methods", caption, ["method", *titles.values(), *headings], rows, over + note)
 
 
-def _differences(comparison: Comparison) -> tuple[list[str], list[list[Cell]], str]:
-    """Return the means of the measures over the seeds, and the differences to the baseline with their intervals."""
-    seeds, base, titles = len(comparison.seeds), comparison.baseline, titles_over(comparison.client_count)
-    means = {method: [comparison.spread(method, key)[0] for key in SHOWN] for method in comparison.methods}
-    digits = Digits.of(comparison.score, (mean for each in means.values() for mean in each))
-    found = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
-    rows, tested = [], comparison.decisive is comparison
-    for method, each in means.items():
-        cells = [NONE] * 3
-        if method != base:
-            of_mean, of_worst = (found[measure][method] for measure in found)
-            marked = mark_clear(digits.difference(of_worst), of_worst if tested else None)
-            counts = Cell(f"{of_worst.better}, {of_worst.worse}", of_worst.better)
-            cells = [digits.difference(of_mean), marked, counts]
-        rows.append([Cell(method), *map(digits.cell, each), *cells])
-    many, worst = seeds >= FEWEST_SEEDS, titles["worst_10"]
-    note = f"mean over {seeds} seed{'s' if seeds > 1 else ''}; gain: by how much better than {base}, seed by seed"
-    note += INTERVALS if many else ""
+Gains = tuple[list[str], dict[str, list[Cell]], str]
+"""The headings of columns, what methods other than the baseline have there, and what is said of them."""
+
+
+def _differences(comparison: Comparison, digits: Digits, worst: str) -> Gains:
+    """Return the differences to the baseline with their intervals."""
+    base, tested, many = comparison.baseline, comparison.decisive is comparison, len(comparison.seeds) >= FEWEST_SEEDS
+    of_mean, of_worst = (comparison.differences(measure) for measure in ("mean", "worst_10"))
+    gains = {
+        method: [
+            digits.difference(of_mean[method]),
+            mark_clear(digits.difference(found), found if tested else None),
+            Cell(f"{found.better}, {found.worse}", found.better),
+        ]
+        for method, found in of_worst.items()
+    }
+    note = f"; gain: by how much better than {base}, seed by seed" + (INTERVALS if many else "")
     if many and tested:
         note += f"\n{CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's correction over the methods"
         note += f"; only the {worst} is tested"
     note += f"\nbetter, worse: number of seeds with which the {worst} is better, and worse, than under {base}"
-    gains = [f"gain, {titles[measure]}" for measure in found]
-    return ["method", *titles.values(), *gains, "better, worse"], rows, note
+    return ["gain, mean", f"gain, {worst}", "better, worse"], gains, note
 
 
-def _deviations(comparison: Comparison) -> tuple[list[str], list[list[Cell]], str]:
-    """Return the measures and the gain of the worst tenth, each as mean ± deviation over the seeds."""
-    seeds, base, titles = len(comparison.seeds), comparison.baseline, titles_over(comparison.client_count)
-    spreads = {method: [comparison.spread(method, key) for key in SHOWN] for method in comparison.methods}
-    digits = Digits.of(comparison.score, (mean for each in spreads.values() for mean, _ in each))
-    rows = []
-    for method, each in spreads.items():
-        cells = [NONE] * 2
+def _deviations(comparison: Comparison, digits: Digits, worst: str) -> Gains:
+    """Return the gain of the worst tenth and the share of clients that gain, as mean ± deviation over the seeds."""
+    base, gains = comparison.baseline, {}
+    for method in comparison.methods:
         if method != base:
             better, deviation = comparison.percent_better(method)
             gain = digits.spread(*comparison.gain(method, "worst_10"), sign="+")
-            cells = [gain, Cell(f"{better:.0f} ±{deviation:.0f}", better)]
-        rows.append([Cell(method), *(digits.spread(*spread) for spread in each), *cells])
-    note = f"mean ±standard deviation over {seeds} seed{'s' if seeds > 1 else ''}\n"
-    note += f"gain: by how much the {titles['worst_10']} is better than under {base}; "
+            gains[method] = [gain, Cell(f"{better:.0f} ±{deviation:.0f}", better)]
+    note = f"\ngain: by how much the {worst} is better than under {base}; "
     note += f"% better: share of the clients with a better score than under {base}; both are taken seed by seed"
-    return ["method", *titles.values(), "gain", "% better"], rows, note
+    return ["gain", "% better"], gains, note
 
 
 def titles_over(clients: int) -> dict[str, str]:

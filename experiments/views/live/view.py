@@ -57,8 +57,11 @@ def _rounds_section(run: LiveRun) -> list[Section]:
 def _curve(run: LiveRun, name: str, place: int) -> list[charts.Row]:
     """Return the rows of one line: the number at a place of each point over the rounds."""
     kept = set(charts.thin([point.round for point in run.points], MOST_POINTS))
-    values = [(point.round, charts.short(float(point[place]))) for point in run.points if point.round in kept]
-    return [{"round": number, "method": name, "value": value, "low": value, "high": value} for number, value in values]
+    return [
+        {"round": point.round, "method": name, **charts.around(point[place])}
+        for point in run.points
+        if point.round in kept
+    ]
 
 
 def _clients_section(run: LiveRun) -> list[Section]:

@@ -95,6 +95,11 @@ def short(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
+def around(value: float, away: float = 0.0) -> dict[str, float | None]:
+    """Return what a row has of a number: itself, and the ends of a line that reaches so far to both sides."""
+    return {"value": short(value), "low": short(value - away), "high": short(value + away)}
+
+
 # Charts -------------------------------------------------------------------------------------------------------------
 
 

@@ -76,15 +76,12 @@ def rows_charts(done: Reproduction) -> Charts:
     """Return what was printed and what was measured, a chart a measure."""
     names, panels = [outcome.full_name for outcome in done.outcomes], []
     for measure in done.recipe.measures:
-        rows = []
+        rows: list[charts.Row] = []
         for outcome in done.outcomes:
             printed, found = outcome.case.published.get(measure), outcome.measured.get(measure)
-            for kind, mean, spread in (
-                *([("printed", printed.mean, printed.spread or 0.0)] if printed else []),
-                *([("measured", *found)] if found else []),
-            ):
-                ends = {"low": charts.short(mean - spread), "high": charts.short(mean + spread)}
-                rows.append({"row": outcome.full_name, "method": kind, "value": charts.short(mean), **ends})
+            numbers = {"printed": (printed.mean, printed.spread or 0.0)} if printed else {}
+            numbers |= {"measured": found} if found else {}
+            rows += [{"row": outcome.full_name, "method": kind, **charts.around(*of)} for kind, of in numbers.items()]
         if rows:
             title = in_title(measure, done.recipe.unit)
             said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
@@ -168,11 +165,7 @@ def _curve(done: Reproduction, name: str, outcomes: Sequence[Outcome], measure: 
         places = sorted({float(o.case.config[drawing.x]) for o in done.outcomes if drawing.x in o.case.config})
         own = [(float(o.case.config[drawing.x]), *o.measured[measure]) for o in outcomes if drawing.x in o.case.config]
         points = sorted(own) or [(place, *outcomes[0].measured[measure]) for place in places]
-    return [
-        {"round": x, "method": name, "value": charts.short(mean)}
-        | {"low": charts.short(mean - away), "high": charts.short(mean + away)}
-        for x, mean, away in points
-    ]
+    return [{"round": x, "method": name, **charts.around(mean, away)} for x, mean, away in points]
 
 
 def _cost_section(done: Reproduction) -> Section:

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 from urllib.parse import quote
 
 from fairbloom.server.run_folder.tables import format_csv
@@ -155,7 +155,7 @@ class Page:
 
     def __post_init__(self) -> None:
         """Give charts, and tables, that would have the same name, as of labels that differ in a sign, a number each."""
-        taken: set[str] = set()
+        taken: set[tuple[type, str]] = set()
         object.__setattr__(self, "sections", [_with_own_names(section, taken) for section in self.sections])
 
     @property
@@ -170,44 +170,32 @@ class Page:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
 
 
-def _with_own_names(section: Section, taken: set[str]) -> Section:
+Named = TypeVar("Named", Table, Chart)
+
+
+def _with_own_names(section: Section, taken: set[tuple[type, str]]) -> Section:
     """Return a section whose charts and tables have names of their own, which are added to those that are taken."""
 
-    def own(kind: str, name: str) -> str:
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        found = next(each for each in names if f"{kind} {each}" not in taken)
-        taken.add(f"{kind} {found}")
-        return found
+    def own(named: Named) -> Named:
+        names = itertools.chain([named.name], (f"{named.name}-{number}" for number in itertools.count(2)))
+        found = next(each for each in names if (type(named), each) not in taken)
+        taken.add((type(named), found))
+        return replace(named, name=found)
 
     blocks: list[Block] = []
     for block in section.blocks:
-        if isinstance(block, Table):
-            blocks.append(replace(block, name=own("table", block.name)))
-        elif isinstance(block, Charts):
-            blocks.append(replace(block, charts=[replace(each, name=own("chart", each.name)) for each in block.charts]))
+        if isinstance(block, Charts):
+            blocks.append(replace(block, charts=[*map(own, block.charts)]))
         else:
-            blocks.append(block)
+            blocks.append(own(block) if isinstance(block, Table) else block)
     return replace(section, blocks=blocks)
 
 
 def to_latex(text: str) -> str:
     """Return text as LaTeX writes it."""
-    special: dict[str, str | int | None] = {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-    }
-    special |= {char: rf"\{char}" for char in "&%$#_{}"}
-    special |= {
-        "±": r"$\pm$",
-        "–": "--",
-        "−": "$-$",
-        "≠": r"$\neq$",
-        "×": r"$\times$",
-        "≥": r"$\ge$",
-        "<": "$<$",
-        ">": "$>$",
-    }
+    special: dict[str, str | int | None] = {char: rf"\{char}" for char in "&%$#_{}"}
+    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+    special |= {"±": r"$\pm$", "−": "$-$", "≠": r"$\neq$", "×": r"$\times$", "≥": r"$\ge$", "<": "$<$", ">": "$>$"}
     return _one_line(text).translate(str.maketrans(special))
 
 
