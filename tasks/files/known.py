@@ -46,16 +46,8 @@ FILES = (
                 "Fewest training rows of a category that a deployed client reports by name; rarer ones become other",
                 Range("[1, inf)"),
             ),
-            Parameter(
-                "group", str, "", "Columns by which clients report counts and scores in groups, as in 'sex,age>=60'"
-            ),
-            Parameter(
-                "positive",
-                str,
-                "",
-                "Positive one of two classes, of which groups have selection and true positive rates; by default the "
-                "second",
-            ),
+            Parameter("group", str, "", "Columns to report counts and scores of groups by, as in 'sex,age>=60'"),
+            Parameter("positive", str, "", "Positive one of two classes, for rates in groups; by default the second"),
             Parameter(
                 "decimal",
                 str,
@@ -63,26 +55,9 @@ FILES = (
                 "Decimal mark of the numbers in texts, a point or a comma; in other formats numbers are no texts",
                 Choices(".", ","),
             ),
-            Parameter(
-                "commas",
-                str,
-                "",
-                "Files with decimal commas where the others have points, by their names without endings, as in "
-                "'bonn,jena'",
-            ),
-            Parameter(
-                "encoding",
-                str,
-                "utf-8",
-                "Encoding of CSV files that are not in UTF-8, as in cp1252, latin-1 or utf-16",
-            ),
-            Parameter(
-                "sheet",
-                str,
-                "",
-                "Sheet of a workbook, or names with commas of which each workbook has one; by default the only one "
-                "that holds values",
-            ),
+            Parameter("commas", str, "", "Files with decimal commas, by names without endings, as in 'bonn,jena'"),
+            Parameter("encoding", str, "utf-8", "Encoding of files not in UTF-8, as in cp1252, latin-1 or utf-16"),
+            Parameter("sheet", str, "", "Sheets to read, one of each workbook; by default the only one with values"),
         ),
         reads=ENDINGS,
         has_clients=True,
@@ -95,12 +70,8 @@ FILES = (
         loader="fairbloom.tasks.files.images:load",
         models=("cnn", "logistic", "mlp"),
         settings=(
-            Parameter(
-                "size", int, 0, "Pixels each way that images are resized to; 0 keeps their size", Range("[0, inf)")
-            ),
-            Parameter(
-                "grey", bool, False, "Whether images are read with one grey channel in place of three coloured ones"
-            ),
+            Parameter("size", int, 0, "Pixels each way to resize images to; 0 keeps them", Range("[0, inf)")),
+            Parameter("grey", bool, False, "Whether images are read with one grey channel, not three coloured ones"),
             Parameter("classes", str, "", "All classes, as in 'cat,dog', so that a client may lack some"),
         ),
         reads=PICTURES,

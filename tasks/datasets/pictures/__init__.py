@@ -16,16 +16,8 @@ from ...task import LABEL_PARTITIONS, DataFile, Setup, TaskInfo
 
 SHIFTS = (
     Parameter("rotated-clients", int, 0, "Number of clients with images turned by 90 degrees", Range("[0, inf)")),
-    Parameter(
-        "noisy-clients",
-        int,
-        0,
-        "Number of clients with images that have noise of half the range of grey",
-        Range("[0, inf)"),
-    ),
-    Parameter(
-        "dimmed-clients", int, 0, "Number of clients with images of a quarter of the brightness", Range("[0, inf)")
-    ),
+    Parameter("noisy-clients", int, 0, "Number of clients with noise of half the range of grey", Range("[0, inf)")),
+    Parameter("dimmed-clients", int, 0, "Number of clients with a quarter of the brightness", Range("[0, inf)")),
 )
 """How the images of some clients differ from the others': the same classes through another camera."""
 
