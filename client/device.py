@@ -37,7 +37,6 @@ def choose_device(name: str) -> torch.device:
 
 
 def _begin(name: str) -> torch.device:
-    """Return a device on which a number could be stored."""
     if name.startswith("cuda"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS begins
     device = torch.zeros(1, device=name).device

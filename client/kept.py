@@ -104,7 +104,6 @@ def choose_kept(state_dir: Path, run: str = "") -> KeptRun:
 
 
 def _when_kept(folder: Path) -> float:
-    """Return when the model was written, or where there is none, the settings."""
     model = folder / MODEL
     return (model if model.exists() else folder / CONFIG).stat().st_mtime
 

@@ -107,7 +107,6 @@ def _texts(key: str, value: object) -> tuple[str, ...]:
 
 
 def _given(setting: Parameter, config: Mapping[str, Any]) -> object:
-    """Return what a run gives to a setting; what it does not name has its default."""
     return config.get(setting.key, setting.default)
 
 

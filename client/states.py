@@ -135,7 +135,6 @@ class KeptVersions:
             draft.unlink(missing_ok=True)
 
     def _files(self) -> dict[int, Path]:
-        """Return the files of the versions on disk, by the round that made each."""
         return {} if self._folder is None else {int(path.stem): path for path in list_versions(self._folder)}
 
     def _read(self, made: int) -> StateDict | None:

@@ -552,7 +552,6 @@ class FlowerClients:
         return RecordDict({**content, arrays: sent.changing, config: asked, **({} if has else {FROZEN: sent.frozen})})
 
     def _size_of_frozen(self, arrays: Model) -> int:
-        """Return the bytes, as messages hold them, of the frozen ones among some arrays."""
         return sum(size_on_the_wire(arrays[name]) for name in self._method.frozen if name in arrays)
 
     def _note_debts(self, exchange: "Exchange") -> None:

@@ -510,7 +510,6 @@ class Rounds:
         return losses
 
     def _screen_probed(self, replies: Replies) -> tuple[Probed, Mapping[str, str]]:
-        """Return the losses that can be used, and why the others cannot, by the names of the clients."""
         losses = {name: report[TRAIN_LOSS] for name, report in replies.metrics.items() if TRAIN_LOSS in report}
         missing = f"metric {TRAIN_LOSS!r} is missing or no finite number"
         reports = {name: {TRAIN_LOSS: loss} for name, loss in losses.items()}
@@ -523,7 +522,6 @@ class Rounds:
         return {name: loss for name, loss in losses.items() if name not in too_large}, refused
 
     def _summed_up(self, asked: int, replies: Replies) -> Metrics:
-        """Return the means of what the used replies report, and how many replies there were."""
         return {
             **means(replies.metrics, self._method.weighted_by_key),
             "participants": asked,

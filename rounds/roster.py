@@ -115,7 +115,6 @@ class Roster:
         self.online = {name: node_id for node_id, name in sorted(names.items(), key=lambda each: each[1])}
 
     def _lasting(self) -> dict[str, Debt]:
-        """Return the debts with pauses that are not over."""
         now = time.time()
         return {message_id: debt for message_id, debt in self._debts.items() if now < debt.until}
 

@@ -239,7 +239,6 @@ def _all_usable(
 
 
 def _shares_among(metrics: Collection[str]) -> list[str]:
-    """Return which metrics are shares of examples, or differences of such."""
     return [name for name in metrics if name.startswith("accuracy") or name == DISPARITY]
 
 
@@ -254,7 +253,6 @@ def _check_shares(metrics: Mapping[str, float]) -> None:
 
 
 def _check_group_counts(metrics: Mapping[str, float]) -> None:
-    """Refuse counts of two groups of training examples that no groups can have."""
     for positives, hits in zip(POSITIVES, HITS, strict=True):
         bounds = {positives: metrics[NUM_EXAMPLES], hits: metrics.get(positives, metrics[NUM_EXAMPLES])}
         for name, most in bounds.items():

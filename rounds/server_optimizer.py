@@ -132,7 +132,6 @@ class ServerOptimizer:
         return Moments(first, None if self.name == AVGM else np.full_like(first, self.tau**2))
 
     def _second(self, v: FloatArray, squares: FloatArray) -> FloatArray:
-        """Return the v after a step with these squares."""
         if self.name == ADAGRAD:
             return v + squares
         if self.name == ADAM:

@@ -182,7 +182,6 @@ def _blas() -> ThreadpoolController:
 
 
 def _in_groups(chunks: Iterator[slice]) -> Iterator[Sequence[slice]]:
-    """Yield CHUNKS_PER_TASK chunks at a time."""
     while several := list(islice(chunks, CHUNKS_PER_TASK)):
         yield several
 
@@ -518,7 +517,6 @@ class Updates:
         return wrong
 
     def _forget(self) -> None:
-        """Forget what was computed of the rows, which are others now."""
         self._squares = self._products = None
 
     def add_rows(self, others: Sequence[Model]) -> dict[int, ValueError]:
@@ -716,12 +714,10 @@ def squares_and_products(vectors: Vectors, ends: Sequence[int] = ()) -> tuple[Fl
 
 
 def _products(place: slice, block: NDArray[Any], ends: Sequence[int]) -> list[tuple[int, NDArray[Any]]]:
-    """Return the inner products of a chunk's rows, for each part of the columns that it has some of, by its number."""
     return [(number, (part := block[:, columns]) @ part.T) for number, columns in split_at(ends, place)]
 
 
 def _add(parts: Sequence[tuple[int, NDArray[Any]]], products: FloatArray) -> None:
-    """Add a chunk's inner products to those of the parts that they belong to."""
     for number, part in parts:
         products[number] += part
 
@@ -772,7 +768,6 @@ def unscaled_squares(vectors: Vectors) -> FloatArray:
 
 
 def _squares(block: NDArray[Any]) -> NDArray[Any]:
-    """Return the squared norm of each row."""
     few = block.shape[1] < WIDE_COLUMNS  # a call for each row then takes longer than the work
     return np.vecdot(block, block) if few else np.array([np.dot(part, part) for part in block])
 

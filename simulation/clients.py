@@ -163,7 +163,6 @@ class LocalClients:
         return self._states[name]
 
     def _folder_of(self, name: str) -> Path | None:
-        """Return where a client keeps what is its own."""
         return None if self._state_folder is None else self._state_folder / folder_name(name)
 
     def begin(self, names: Sequence[str], terms: Terms) -> None:
@@ -231,7 +230,6 @@ class LocalClients:
         return Replies(metrics=usable, refused=refused)
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
-        """Return what one client computes, or why it cannot."""
         return answer_of(compute, *args, **kwargs)
 
     def on_device(self, model: Model) -> StateDict:

@@ -97,7 +97,6 @@ class AAggFF(FairStrategy):
         return {}
 
     def _after(self, cohort: Cohort) -> dict[str, Any]:
-        """Return the memory with this round's losses in it."""
         learn = newton_memory if self.rule == "ons" else leader_memory
         return learn(self.memory, cohort, responses(cohort.losses, self.cdf))
 

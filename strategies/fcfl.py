@@ -143,7 +143,6 @@ class FCFL(FairStrategy):
 
     @property
     def _deltas(self) -> FloatArray:
-        """δ_l and δ_g."""
         return np.array([self.memory.get(name, self.delta) for name in TEMPERATURES])
 
     def _excess(self, cohort: Cohort) -> FloatArray:

@@ -121,7 +121,6 @@ class FedLF(FairStrategy):
         return C
 
     def _merged(self, cohort: Cohort, groups: Sequence[tuple[NDArray[np.intp], FloatArray]]) -> list[Layer]:
-        """Return the layers, merged until each has a common direction or only one is left."""
         found = guidance(cohort.losses)
         h = np.zeros(cohort.size) if found is None else found.direction
         layers = [self._layer(*group, h) for group in groups]
@@ -133,7 +132,6 @@ class FedLF(FairStrategy):
         return layers
 
     def _layer(self, arrays: NDArray[np.intp], G: FloatArray, h: FloatArray) -> Layer:
-        """Return a layer with its direction."""
         m, lengths = len(h), np.sqrt(np.diag(G))
         moving = lengths > 0.0
         inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=moving)

@@ -96,7 +96,6 @@ class FedMDFG(FairStrategy):
         return c
 
     def _live(self, cohort: Cohort) -> NDArray[np.intp]:
-        """Return the places of the clients that have moved."""
         return np.flatnonzero(np.diag(cohort.gram)[: cohort.size])
 
     def _mean_length(self, cohort: Cohort) -> float:

@@ -168,7 +168,6 @@ class FairStrategy(Method, Strategy):
         resume: Mapping[str, Any] | None,
         wrapper: Strategy | None = None,
     ) -> None:
-        """Forget every round, and take up the state of those that are over."""
         self.reset()
         self._outer, self._configs = self if wrapper is None else wrapper, {}
         if resume is not None:
@@ -192,7 +191,6 @@ class FairStrategy(Method, Strategy):
         evaluated: MetricRecord | None,
         result: Result,
     ) -> Round:
-        """Return the round that is over."""
         return self._loop.finished_round(
             number,
             model_of(arrays),
@@ -239,7 +237,6 @@ class FairStrategy(Method, Strategy):
             self._following = None
 
     def _close(self, following: "Following") -> None:
-        """Hand on the round that is over, if one is."""
         number, following.open = following.open, 0
         if number:
             self._note_skipped(number, following.replies)

@@ -75,7 +75,6 @@ class FromTorchJD(FairStrategy):
         return np.asarray(weights.detach().numpy(), np.float64)
 
     def _reset(self) -> None:
-        """Let the weighting forget what it keeps between calls."""
         if hasattr(self.weigh_gram, "reset"):
             self.weigh_gram.reset()
 

@@ -284,7 +284,6 @@ def states_of(context: Context) -> ClientStates:
 
 @contextmanager
 def _active(session: Session) -> Iterator[None]:
-    """Let the wrapped training function find a session."""
     token = _SESSION.set(session)
     try:
         yield

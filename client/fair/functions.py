@@ -268,7 +268,6 @@ class Session:
             )
 
     def _asks(self) -> str:
-        """Return what the terms ask for, in words."""
         measures = [f"measure = {' '.join(self.terms.measure)}"] if self.terms.measure else []
         return ", ".join([*map(str, self.rules), *measures])
 

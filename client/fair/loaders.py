@@ -129,7 +129,6 @@ def generators_kept(loader: Data) -> Iterator[None]:
 
 
 def _passes(loader: Loader) -> Iterator[Any]:
-    """Yield the batches of one pass after the other, without an end."""
     while True:
         batch = None
         for batch in loader:

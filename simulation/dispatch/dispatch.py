@@ -241,5 +241,4 @@ class DispatchedClients(LocalClients):
         """Return the tasks of each worker, from what each client costs."""
 
     def _at_once(self, call: Call, names: Sequence[str]) -> int:
-        """Return how many of these clients can evaluate in one call."""
         return max(1, len(names))

@@ -118,7 +118,6 @@ class Pipes:
     # In a worker ------------------------------------------------------------------------------------------------------
 
     def _serve(self, worker: int, pipe: Connection) -> None:
-        """Compute clients one after the other until the pipe ends."""
         torch.set_num_threads(1)
         try:
             torch.autograd.backward(torch.ones(1, requires_grad=True))

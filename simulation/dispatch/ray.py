@@ -100,7 +100,6 @@ class Cluster:
 
 
 def _join(address: str) -> None:
-    """Join the cluster at an address."""
     remedy = "start Ray there, or unset RAY_ADDRESS for a cluster on this machine alone"
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
@@ -115,7 +114,6 @@ def _join(address: str) -> None:
 
 
 def _connect(**options: Any) -> None:
-    """Connect to Ray, and let it say nothing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with warnings.catch_warnings(action="ignore"):  # of what a later version will do
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -306,7 +304,6 @@ class RayClients(DispatchedClients):
 
 
 def _shards(lists: Sequence[Sequence[ClientTask]]) -> list[list[ScheduledTask]]:
-    """Return each worker's clients as one task."""
     return [[ScheduledTask(clients)] if clients else [] for clients in lists]
 
 

@@ -96,7 +96,6 @@ class ShardWorker:
         return Share(clients.replies, replies.refused.reasons, *matrices)
 
     def _count(self, names: Sequence[str]) -> Share:
-        """Return how many training examples each client has."""
         refused = Refusals(0)  # a client's reply to the training says so again
 
         def count(row: int, name: str) -> Reply:

@@ -108,7 +108,6 @@ class Rows:
         return WorkDone(lambda: work.learning_rate, changes, rate_sum)
 
     def _changes(self, row: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Return the trainable arrays of a row, each as received and as it is now."""
         return [(self._received[n], array[row]) for n, array in zip(self._layout.trainable, self.arrays, strict=True)]
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
@@ -188,7 +187,6 @@ class StackedClients(LocalClients):
 
     @property
     def _by_group(self) -> bool:
-        """Whether clients measure scores by group."""
         return bool(self.task_and_model()[0].groupings)
 
     def _falls_back(self, why: str) -> bool:
@@ -276,7 +274,6 @@ class StackedClients(LocalClients):
     def _measures(
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
     ) -> dict[str, Metrics]:
-        """Return what each client measures of the received model, and of its personal one."""
         clients = [self.local(name) for name in names]
         task, model = clients[0].task, clients[0].model
         asked = [each for each in clients if each.name in participants]
@@ -325,7 +322,6 @@ class _RoundTraining:
         self.layout = trained.updates.layout
 
     def block(self, block: Sequence[Member]) -> None:
-        """Train the global model on a block of clients."""
         _Block(self, block).run()
 
     def alone(self, member: Member) -> None:
@@ -337,7 +333,6 @@ class _RoundTraining:
         self.replies[member.local.name] = store_reply(trained.updates, trained.second, member.place, update)
 
     def own_block(self, work: LocalWork, block: Sequence[Member]) -> None:
-        """Train models of the clients' own, pulled to the received model."""
         terms, task, model = self.terms, block[0].local.task, block[0].local.model
         parts = examples_of(block)
         program, rows = self.engine.program(task, model, parts[0]), Rows(self.layout, self.received, len(block))
@@ -371,7 +366,6 @@ class _Block(ClientRound):
         self._model.load_state_dict(self._training.received)
 
     def _call(self, hook: str) -> None:
-        """Have each client do what rules have it do with the received model, one client after the other."""
         for rule in self._rules:
             if hook in rule.hooks():
                 self._load_received()

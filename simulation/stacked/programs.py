@@ -215,7 +215,6 @@ class _Sum(NamedTuple):
 def _move(
     weight: Tensor, velocity: Sequence[Tensor], anchor: Sequence[Tensor], gradient: _Product | _Sum, work: LocalWork
 ) -> None:
-    """Take a step with one array in place."""
     rate = work.learning_rate
     if not velocity:
         if kept := work.weight_decay + work.pull:

@@ -80,7 +80,6 @@ def score_clients(task: Task, outputs: Tensor, targets: Tensor, counts: Sequence
 
 
 def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
-    """Return the mean over each client's examples, NaN where a client has none."""
     numbers: NDArray[np.float64] = values.cpu().double().numpy()
     sizes = np.array(counts)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
