@@ -271,12 +271,8 @@ class FlowerClients:
 
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""
-        asked, refused = Exchange(), Refusals(0)
-        for name in names:
-            content = RecordDict({CONFIG: ConfigRecord({ABOUT: True, **self._fits})})
-            node_id = self._roster.online[name]
-            message = Message(content, dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
-            asked.messages[name] = message
+        refused = Refusals(0)
+        asked = self._questions(names, {CONFIG: ConfigRecord({ABOUT: True, **self._fits})})
         reported: dict[str, Mapping[str, Any]] = {}
         for name, content in asked.sort(self.deliver(asked.messages.values()), self._roster.online, refused):
             self._sizes[asked.messages[name].metadata.dst_node_id] = examples_in(content)
@@ -303,12 +299,8 @@ class FlowerClients:
 
     def _ask_to_keep(self, names: Sequence[str], terms: Terms, sent: "OutgoingModel | None" = None) -> dict[str, str]:
         """Ask clients whether they keep a model, which they get with the question where it is `sent`."""
-        asked, refused = Exchange(), Refusals(terms.server_round)
-        config = ConfigRecord({**terms.to_config(), **self._fits})
-        for name in names:
-            content = RecordDict({CONFIG: config} if sent is None else {CONFIG: config, ARRAYS: sent.whole})
-            node_id = self._roster.online[name]
-            asked.messages[name] = Message(content, node_id, MessageType.QUERY, ttl=self._timeout)
+        refused, config = Refusals(terms.server_round), ConfigRecord({**terms.to_config(), **self._fits})
+        asked = self._questions(names, {CONFIG: config, **({} if sent is None else {ARRAYS: sent.whole})})
         messages = list(asked.messages.values())
         replies = self.deliver(self._packed(messages)) if sent is None else self._exchange(asked, sent)
         said = {
@@ -319,6 +311,13 @@ class FlowerClients:
         refused.log()
         reasons = {name: reason for name, reason in refused.reasons.items() if name in asked.messages}
         return said | reasons
+
+    def _questions(self, names: Sequence[str], records: Mapping[str, Any]) -> "Exchange":
+        """Return an exchange of a QUERY with these records to each of the clients."""
+        nodes, asked = self._roster.online, Exchange()
+        for name in names:
+            asked.messages[name] = Message(RecordDict({**records}), nodes[name], MessageType.QUERY, ttl=self._timeout)
+        return asked
 
     # Training -------------------------------------------------------------------------------------------------------
 
