@@ -7,7 +7,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fairbloom.flower import deserialize, serialize
 from fairbloom.protocol.names import CLIENT
-from fairbloom.protocol.packing import PACKED, PACKS, joined, pieces
+from fairbloom.protocol.packing import PACKED, PACKS, join_pieces, pieces
 
 
 def packing(message: Message, context: Context, answer: ClientAppCallable) -> Message:
@@ -36,4 +36,4 @@ def _packed(content: RecordDict) -> RecordDict:
 
 
 def _unpacked(content: RecordDict) -> RecordDict:
-    return deserialize(joined(content.config_records))
+    return deserialize(join_pieces(content.config_records))

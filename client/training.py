@@ -125,7 +125,7 @@ def train(
     take = (linear_step(model, task, work, received, velocity) if plain else None) or by_autograd
     order = batches(len(examples), work, fewest)
     with drawing_from(work.draws, parameters[0].device):
-        for step, (inputs, targets) in enumerate(fetched(examples, order), start=1):
+        for step, (inputs, targets) in enumerate(fetch_batches(examples, order), start=1):
             take(inputs, targets)
             rates.append(work.at_step(step - 1, steps).learning_rate)
             over = time.monotonic() > ends
@@ -157,7 +157,7 @@ def in_full(outputs: Tensor, precision: str) -> Tensor:
     return outputs if precision == "float32" else outputs.float()
 
 
-def fetched(examples: AnyExamples, order: Iterator[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
+def fetch_batches(examples: AnyExamples, order: Iterator[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
     """Yield inputs and targets of each batch of indices; small ones in tensors are gathered several at once."""
     if isinstance(examples, CollatedExamples):
         yield from (examples[batch] for batch in order)

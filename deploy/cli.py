@@ -265,7 +265,7 @@ def submit(
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
-    from fairbloom.protocol.settings import assigned
+    from fairbloom.protocol.settings import parse_assignments
 
     from .operator import submit as runs
     from .operator.federation import Federation
@@ -273,7 +273,7 @@ def submit(
     federation = Federation(folder)
     with runs.choose_app(app_folder) as chosen:
         back = {} if from_round is None else {"from-round": from_round}
-        config = chosen.prepare(federation, assigned(settings) | back)
+        config = chosen.prepare(federation, parse_assignments(settings) | back)
         run_id = runs.submit(federation, chosen.folder, config)
     print(f"run {run_id}", flush=True)
     if not detach:

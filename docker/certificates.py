@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.protocol.settings import assigned
+from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_private, write_public
 
@@ -28,7 +28,7 @@ PRIVATE = ("server.key", "operators.toml", "runtime.secret", "metrics.token")
 def check_settings() -> None:
     """End with the reason where the run's settings are impossible, before anything else is started."""
     try:
-        config = assigned(shlex.split(os.environ.get("SETTINGS", "")))
+        config = parse_assignments(shlex.split(os.environ.get("SETTINGS", "")))
         settings = Settings.of({"clients": len(os.environ["CLIENTS"].split()), **config})
         check_used(config, [settings.method], settings.task)
     except ValueError as error:

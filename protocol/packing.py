@@ -28,7 +28,7 @@ def pieces(content: bytes) -> dict[str, dict[str, bytes]]:
     return {name_of(number): {BYTES: part} for number, part in enumerate(parts)}
 
 
-def joined(records: Mapping[str, Mapping[str, Any]]) -> bytes:
+def join_pieces(records: Mapping[str, Mapping[str, Any]]) -> bytes:
     """Return the content that records hold; raise ValueError where there are other records, or they hold no bytes."""
     parts = [records.get(name_of(number), {}).get(BYTES) for number in range(len(records))]
     if not all(isinstance(part, bytes) for part in parts):

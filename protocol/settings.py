@@ -383,7 +383,7 @@ def digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def assigned(words: Iterable[str]) -> dict[str, Value]:
+def parse_assignments(words: Iterable[str]) -> dict[str, Value]:
     """Return the settings of KEY=VALUE words; of several values of a key, the last."""
     config: dict[str, Value] = {}
     for word in words:
@@ -403,7 +403,7 @@ def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run config in which the words of `own-settings` stand under their own keys."""
     words = config.get(OWN_SETTINGS, "")
     rest = {key: value for key, value in config.items() if key != OWN_SETTINGS}
-    return {**rest, **assigned(shlex.split(words))} if words else rest
+    return {**rest, **parse_assignments(shlex.split(words))} if words else rest
 
 
 def marked(*marks: Mark) -> Mapping[str, type]:

@@ -99,7 +99,7 @@ def check_row(method: Method, what: str, numbers: int, layout: Layout) -> None:
         )
 
 
-def weighed(method: Method, cohort: Cohort) -> FloatArray:
+def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
     """Return the method's coefficients, one for each row, all finite; or such ones for each of the model's arrays.
 
     Raises

@@ -38,7 +38,7 @@ from fairbloom.protocol.names import (
     SNAPSHOT,
     TRAIN_LOSS,
 )
-from fairbloom.protocol.packing import MAX_PACKED_BYTES, PACKED, PACKS, joined, pieces
+from fairbloom.protocol.packing import MAX_PACKED_BYTES, PACKED, PACKS, join_pieces, pieces
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import recalled_rows
@@ -189,9 +189,9 @@ class FlowerClients:
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id
             free = self._questions.pop(message_id, None)  # asked again, where nobody has answered it
-            if expired(reply):
+            if is_expired(reply):
                 continue
-            if unavailable(reply):
+            if is_unavailable(reply):
                 self._roster.forgive([message_id])
                 continue
             if free is None:
@@ -247,13 +247,13 @@ class FlowerClients:
         sender = asked.senders()  # by the ids that the grid has given the messages
         for reply in delivered:
             node = sender(reply)
-            if node is not None and not expired(reply):
+            if node is not None and not is_expired(reply):
                 replies.setdefault(int(node), reply)
         asked.answered = asked.heard = set(map(str, replies))
         self._note_debts(asked)
         for node_id, reply in replies.items():
             if reply.has_content() or has_no_query(reply):
-                self._honours[node_id] = honoured(reply.content) if reply.has_content() else frozenset()
+                self._honours[node_id] = read_honoured(reply.content) if reply.has_content() else frozenset()
             self._sizes[node_id] = examples_in(reply.content) if reply.has_content() else 0
         return replies
 
@@ -272,7 +272,7 @@ class FlowerClients:
     def about(self, names: Sequence[str]) -> tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]:
         """Ask these clients what is to be agreed about their data; return what each reports, and why some cannot."""
         refused = Refusals(0)
-        asked = self._questions(names, {CONFIG: ConfigRecord({ABOUT: True, **self._fits})})
+        asked = self._ask_each(names, {CONFIG: ConfigRecord({ABOUT: True, **self._fits})})
         reported: dict[str, Mapping[str, Any]] = {}
         for name, content in asked.sort(self.deliver(asked.messages.values()), self._roster.online, refused):
             self._sizes[asked.messages[name].metadata.dst_node_id] = examples_in(content)
@@ -300,7 +300,7 @@ class FlowerClients:
     def _ask_to_keep(self, names: Sequence[str], terms: Terms, sent: "OutgoingModel | None" = None) -> dict[str, str]:
         """Ask clients whether they keep a model, which they get with the question where it is `sent`."""
         refused, config = Refusals(terms.server_round), ConfigRecord({**terms.to_config(), **self._fits})
-        asked = self._questions(names, {CONFIG: config, **({} if sent is None else {ARRAYS: sent.whole})})
+        asked = self._ask_each(names, {CONFIG: config, **({} if sent is None else {ARRAYS: sent.whole})})
         messages = list(asked.messages.values())
         replies = self.deliver(self._packed(messages)) if sent is None else self._exchange(asked, sent)
         said = {
@@ -312,7 +312,7 @@ class FlowerClients:
         reasons = {name: reason for name, reason in refused.reasons.items() if name in asked.messages}
         return said | reasons
 
-    def _questions(self, names: Sequence[str], records: Mapping[str, Any]) -> "Exchange":
+    def _ask_each(self, names: Sequence[str], records: Mapping[str, Any]) -> "Exchange":
         """Return an exchange of a QUERY with these records to each of the clients."""
         nodes, asked = self._roster.online, Exchange()
         for name in names:
@@ -379,7 +379,7 @@ class FlowerClients:
         A node that an operator has named was not asked for its name, so it is asked now if its reply does not say it.
         """
         nodes = {name: self._training.messages[name].metadata.dst_node_id for name, _ in contents}
-        says = {name: honoured(content) for name, content in contents}
+        says = {name: read_honoured(content) for name, content in contents}
         silent = [nodes[name] for name, honours in says.items() if not honours and nodes[name] not in self._honours]
         if self._work and silent and self.grid is not None and self._answers_query is not False:
             self._query(silent)
@@ -476,7 +476,7 @@ class FlowerClients:
                 content = message.content
                 packed = next((after for before, after in made if before == content), None)
                 if packed is None:
-                    packed = packed_content(content)
+                    packed = pack_content(content)
                     made.append((content, packed))
                 message.content = RecordDict({**packed})
         return messages
@@ -608,19 +608,19 @@ class Exchange:
                 node_id = reply.metadata.src_node_id
                 known = (client for client, node in online.items() if node == node_id)
                 refused.add(next(known, f"node {node_id}"), "it answers no message of this round")
-            elif expired(reply):
+            elif is_expired(reply):
                 continue
             elif name in self.answered:
                 refused.add(name, "a second reply to the same message")
             else:
                 self.answered.add(name)
-                if not unavailable(reply):
+                if not is_unavailable(reply):
                     self.heard.add(name)
                 if reply.has_error():
                     refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
                     continue
                 try:
-                    contents[name] = reply.content = unpacked_content(reply.content)
+                    contents[name] = reply.content = unpack_content(reply.content)
                 except ValueError as reason:
                     refused.add(name, reason)
         return sorted(contents.items())
@@ -670,7 +670,7 @@ def lacks_frozen(reply: Message) -> bool:
     if not reply.has_content():
         return False
     with suppress(ValueError):  # a damaged one is refused where it is read
-        reply.content = unpacked_content(reply.content)
+        reply.content = unpack_content(reply.content)
     work = reply.content.array_records or reply.content.metric_records
     return not work and frozen_digest(reply) is not None
 
@@ -692,7 +692,7 @@ def examples_in(content: RecordDict) -> int:
     return said if type(said) is int and 1 <= said <= LARGEST_COUNT else 0
 
 
-def honoured(content: RecordDict) -> frozenset[str]:
+def read_honoured(content: RecordDict) -> frozenset[str]:
     """Return the terms of local work on which a client says that it acts."""
     keys = content.config_records.get(CLIENT, ConfigRecord()).get(HONOURS)
     return frozenset(map(str, keys)) if isinstance(keys, list) else frozenset()
@@ -709,12 +709,12 @@ def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
         )
 
 
-def expired(reply: Message) -> bool:
+def is_expired(reply: Message) -> bool:
     """Return whether a reply is the grid's word that no answer came in time."""
     return not reply.has_content() and reply.error.code in EXPIRED
 
 
-def unavailable(reply: Message) -> bool:
+def is_unavailable(reply: Message) -> bool:
     """Return whether a reply is the grid's word that the node is offline."""
     return not reply.has_content() and reply.error.code == 5  # Flower's code for a node that is offline
 
@@ -762,7 +762,7 @@ def packs(content: RecordDict) -> bool:
     return content.config_records.get(CLIENT, ConfigRecord()).get(PACKS) is True
 
 
-def packed_content(content: RecordDict) -> RecordDict:
+def pack_content(content: RecordDict) -> RecordDict:
     """Return a content in few parts; one that is too large stays as it is."""
     if size_of_arrays(content) > MAX_PACKED_BYTES:
         return content
@@ -770,12 +770,12 @@ def packed_content(content: RecordDict) -> RecordDict:
     return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
 
 
-def unpacked_content(content: RecordDict) -> RecordDict:
+def unpack_content(content: RecordDict) -> RecordDict:
     """Return the content of a reply that came packed, of any other as it is; raise ValueError where it is damaged."""
     if PACKED not in content.config_records:
         return content
     try:
-        return deserialize(joined(content.config_records))
+        return deserialize(join_pieces(content.config_records))
     except Exception as error:  # nothing bounds what a client's bytes make protobuf and Flower raise
         raise ValueError(f"its packed content can't be read: {error}") from error
 

@@ -17,12 +17,12 @@ from .aggregation import (
     NoStepError,
     check_row,
     cohort_of,
+    compute_coefficients,
     decides,
     parts_of,
     rows_after,
     share_along,
     single_coefficients,
-    weighed,
 )
 from .clients import Clients, Replies, Reports, Trained
 from .cohort import Cohort, Probed
@@ -432,7 +432,7 @@ class Rounds:
             draws=self._draws,
             sent=self._sent,
         )
-        coefficients = weighed(method, cohort)
+        coefficients = compute_coefficients(method, cohort)
         lengths = trained.updates.lengths if self._clipped else replied
         if method.has_second_rows and trained.second is not None:
             lengths = np.concatenate([lengths, trained.second.lengths])

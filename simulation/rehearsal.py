@@ -17,7 +17,7 @@ from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.flower import ErrorCode
 from fairbloom.logs import errors_alone
-from fairbloom.rounds.flower import FlowerClients, unpacked_content
+from fairbloom.rounds.flower import FlowerClients, unpack_content
 from fairbloom.server.app import federate
 from fairbloom.server.delivery import deliver_model
 from fairbloom.server.settings import Settings
@@ -90,8 +90,8 @@ class RecordingGrid(InProcessGrid):
     def _answer(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id
         reply = _answer_message(message, self.contexts[node_id])
-        asked = question_of(message.metadata.message_type, unpacked_content(message.content))
-        content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpacked_content(reply.content))
+        asked = question_of(message.metadata.message_type, unpack_content(message.content))
+        content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpack_content(reply.content))
         noted = read_entries(Path(str(self.contexts[node_id].node_config["state-dir"])))[-1]
         sent = SentReply(self._names[node_id], asked, content, tuple(noted.get("held-back", ())))
         if sent not in self.sent:  # it is asked for its name once more when the run is over

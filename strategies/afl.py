@@ -64,7 +64,7 @@ class AFL(FairStrategy):
         """Ascend λ by the participants' losses."""
         with np.errstate(over="ignore"):
             gains = dict(zip(cohort.names, (self.gamma * cohort.losses).tolist(), strict=True))
-        self.memory = {"weights": ascended(self._weights(cohort), gains), "examples": self._examples(cohort)}
+        self.memory = {"weights": ascend(self._weights(cohort), gains), "examples": self._examples(cohort)}
         return {}
 
     def _examples(self, cohort: Cohort) -> dict[str, float]:
@@ -73,10 +73,10 @@ class AFL(FairStrategy):
     def _weights(self, cohort: Cohort) -> dict[str, float]:
         examples = self._examples(cohort)
         shares = examples if self.weighting == "examples" else dict.fromkeys(examples, 1.0)
-        return entered(self.memory.get("weights", {}), shares)
+        return enter_clients(self.memory.get("weights", {}), shares)
 
 
-def entered(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
+def enter_clients(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
     """Return `weights` with newcomers at their part of all `shares`, the others scaled down to make room."""
     total = sum(shares.values())
     newcomers = {name: share / total for name, share in shares.items() if name not in weights}
@@ -84,7 +84,7 @@ def entered(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[s
     return {name: room * weight for name, weight in weights.items()} | newcomers
 
 
-def ascended(weights: Mapping[str, float], gains: Mapping[str, float]) -> dict[str, float]:
+def ascend(weights: Mapping[str, float], gains: Mapping[str, float]) -> dict[str, float]:
     """Return the projection of `weights` plus `gains` on the simplex, in the order of names."""
     names = sorted(weights)
     most = np.clip([gains.get(name, 0.0) for name in names], -LARGEST_GAIN, LARGEST_GAIN)

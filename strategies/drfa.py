@@ -12,7 +12,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative, Range
 
-from .afl import ascended, entered
+from .afl import ascend, enter_clients
 from .strategy import FairStrategy
 
 
@@ -88,9 +88,9 @@ class DRFA(FairStrategy):
         """Ascend λ by the losses of a uniform sample at the mean snapshot."""
         factor = self.local_steps * self.gamma * len(cohort.online) / max(len(probed), 1)
         gains = {name: factor * loss for name, loss in probed.items()}
-        self.memory = {"weights": ascended(self._weights(cohort.online), gains)}
+        self.memory = {"weights": ascend(self._weights(cohort.online), gains)}
         return {}
 
     def _weights(self, names: Collection[str]) -> dict[str, float]:
         known = self.memory.get("weights", {})
-        return entered(known, dict.fromkeys([*known, *sorted(names)], 1.0))
+        return enter_clients(known, dict.fromkeys([*known, *sorted(names)], 1.0))

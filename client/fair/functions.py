@@ -23,7 +23,7 @@ from ..rules.registry import kinds_of
 from ..states import KeptVersions, StateDict
 from ..work import LocalWork
 from . import randomness
-from .loaders import Data, drawn, epochs_of, generators_kept, is_dataset, one_batch, steps_of, whole
+from .loaders import Data, draw_examples, epochs_of, generators_kept, is_dataset, one_batch, steps_of, whole
 from .steps import Anchor, OptimizerSteps, Request, TransformedLoss
 
 Function = Callable[..., Any]
@@ -304,7 +304,7 @@ class Session:
             call.model.eval()
             for part in whole(data):
                 args, kwargs = arguments_of(self._test, call, part)
-                for name, value in understood(self._test, self._test(*args, **kwargs)).items():
+                for name, value in read_scores(self._test, self._test(*args, **kwargs)).items():
                     totals[name] = totals.get(name, 0.0) + value * _size(part)
                 count += _size(part)
         for module, training in modes:
@@ -404,7 +404,7 @@ class _Round(ClientRound):
                 "fair(..., loader=make_loader), whose DataLoader has the batch_size that "
                 f"{_name(self._call.function)}() takes"
             )
-        return drawn(data, steps.value * size)
+        return draw_examples(data, steps.value * size)
 
     def finish(self) -> None:
         """Raise ReportableError where the steps that were taken are not those of the terms."""
@@ -461,7 +461,7 @@ class _Round(ClientRound):
 RETURNED = "it must return (loss, accuracy), (loss, a dict with accuracy) or a dict with loss and accuracy"
 
 
-def understood(function: Function, returned: Any) -> dict[str, float]:
+def read_scores(function: Function, returned: Any) -> dict[str, float]:
     """Return loss and accuracy among what a test function returned; without the accuracy where there is none."""
     found = {}
     if isinstance(returned, tuple | list) and len(returned) == 2:

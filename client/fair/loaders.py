@@ -30,14 +30,14 @@ def is_dataset(value: object) -> bool:
     return isinstance(value, Dataset) or type(value).__module__.partition(".")[0] == "datasets"
 
 
-def drawn(dataset: Any, count: int) -> Any:
+def draw_examples(dataset: Any, count: int) -> Any:
     """Return `count` examples of a dataset, in as many passes as they need, each in another random order."""
     size = len(dataset)
     passes = [torch.randperm(size) for _ in range(-(-count // size))]
-    return chosen(dataset, torch.cat(passes)[:count].tolist())
+    return choose_examples(dataset, torch.cat(passes)[:count].tolist())
 
 
-def chosen(dataset: Any, indices: list[int]) -> Any:
+def choose_examples(dataset: Any, indices: list[int]) -> Any:
     """Return some examples of a dataset; one of Hugging Face's stays one, with its columns."""
     return dataset.select(indices) if hasattr(dataset, "select") else Subset(dataset, indices)
 
@@ -71,7 +71,7 @@ def epochs_of(data: Data | None, epochs: int) -> Any:
     if isinstance(data, DataLoader):
         passes = itertools.repeat(data, epochs)
         return Batches(data, itertools.chain.from_iterable(passes), lambda: epochs * len(data))
-    return None if data is None or epochs == 1 else chosen(data, [*range(len(data))] * epochs)
+    return None if data is None or epochs == 1 else choose_examples(data, [*range(len(data))] * epochs)
 
 
 def one_batch(loader: Data, term: str) -> Batches:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fairbloom.client.metrics import OF_EVALUATION, OF_TRAINING, WORK_METRICS
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
-from fairbloom.rounds.aggregation import cohort_of, rows_after, weighed
+from fairbloom.rounds.aggregation import cohort_of, compute_coefficients, rows_after
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.cohort import Cohort, Kept, MethodError, UnneededMetricError
 from fairbloom.rounds.loop import Rounds
@@ -266,7 +266,7 @@ class Subject:
     def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
         with self.explain_errors(f"Given {description}, ", "shape", method=method):
-            return weighed(method, cohort).copy()
+            return compute_coefficients(method, cohort).copy()
 
     def weigh_fresh(self, situation: Situation, **options: Any) -> Weighed:
         """Return what a new instance makes of a situation; raise Failure where another one gives other coefficients."""

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from fairbloom.errors import find_nearest
-from fairbloom.protocol.settings import SETTINGS, Value, assigned, key_of, parsed
+from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignments, parsed
 from fairbloom.server.settings import default_config
 from fairbloom.simulation.dispatch.processes import processors_here
 
@@ -110,7 +110,7 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     """Return the settings of KEY=VALUE assignments; raise FairbloomError for one that is none, or has two values."""
     config: dict[str, Value] = {}
     for assignment in assignments:
-        config = merge_settings(config, assigned([assignment]))
+        config = merge_settings(config, parse_assignments([assignment]))
     return config
 
 

@@ -15,7 +15,7 @@ from fairbloom.client import training
 from fairbloom.client.linear import linear_step
 from fairbloom.client.rules.base import Copied
 from fairbloom.client.rules.snapshot import SnapshotRule
-from fairbloom.client.training import fetched, gradients_of
+from fairbloom.client.training import fetch_batches, gradients_of
 from fairbloom.client.work import LocalWork
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Splits, Task
@@ -156,7 +156,7 @@ def test_gathering_several_batches_at_once_changes_no_example(counts: list[int],
     rows = torch.randperm(9)
     examples = Examples(torch.arange(9.0).unsqueeze(1).expand(9, width), torch.arange(9), rows)
     order = [torch.randint(0, 9, (count,)) for count in counts]
-    got = list(fetched(examples, iter(order)))
+    got = list(fetch_batches(examples, iter(order)))
     assert len(got) == len(order)
     for batch, (inputs, targets) in zip(order, got, strict=True):
         assert targets.tolist() == rows[batch].tolist()

@@ -11,7 +11,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fairbloom.client import app as ours
 from fairbloom.client.packing import packing
 from fairbloom.protocol import packing as wire
-from fairbloom.rounds.flower import packed_content, unpacked_content
+from fairbloom.rounds.flower import pack_content, unpack_content
 
 from .helpers import ask as content_of
 from .helpers import context, fresh
@@ -27,7 +27,7 @@ def message(kind: str) -> Message:
 
 def packed(plain: Message) -> Message:
     sent = copy.deepcopy(plain)
-    sent.content = packed_content(plain.content)
+    sent.content = pack_content(plain.content)
     return sent
 
 
@@ -46,8 +46,8 @@ def test_a_packed_message_is_answered_packed_with_the_same_numbers(
     expected = ours.app(plain, context(1)).content
     reply = ours.app(packed(plain), context(1)).content
     assert set(reply) == {wire.name_of(number) for number in range(len(reply))}
-    assert values(unpacked_content(reply)) == values(expected)
-    assert "packs" not in str(unpacked_content(reply))
+    assert values(unpack_content(reply)) == values(expected)
+    assert "packs" not in str(unpack_content(reply))
 
 
 def test_a_packed_message_has_one_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.parameters import Choices, Parameter, Range
-from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, assigned
+from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, parse_assignments
 
 ADVICE: list[tuple[str, Any, str, Value | None]] = [
     ("learning-rate", "0.1, 0.01", "fairbloom sweep --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
@@ -32,7 +32,7 @@ def test_a_likely_mistake_is_answered_with_what_to_write(key: str, value: object
     if remedy is not None:
         assert SETTINGS[key].checked(remedy) == remedy
     if quoted := re.search(r"--set '(.+)';", str(refusal.value)):
-        assert assigned([quoted[1]]) == {key: remedy}
+        assert parse_assignments([quoted[1]]) == {key: remedy}
 
 
 @pytest.mark.parametrize("value", ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}])

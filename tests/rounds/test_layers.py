@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
-from fairbloom.rounds.aggregation import NoStepError, cohort_of, parts_of, share_along, single_coefficients, weighed
+from fairbloom.rounds.aggregation import (
+    NoStepError,
+    cohort_of,
+    compute_coefficients,
+    parts_of,
+    share_along,
+    single_coefficients,
+)
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
 from fairbloom.rounds.memory import Memory
@@ -369,7 +376,7 @@ def test_coefficients_of_another_shape_are_refused_by_shapes(shape: tuple[int, .
 
     cohort, _ = made(Odd(), np.eye(3), (2, 1))
     with pytest.raises(MethodError, match=r"Odd\.weigh.*shape \(3,\).*shape \(2, 3\)"):
-        weighed(Odd(), cohort)
+        compute_coefficients(Odd(), cohort)
 
 
 def test_an_infinite_coefficient_is_refused_by_client() -> None:
@@ -379,7 +386,7 @@ def test_an_infinite_coefficient_is_refused_by_client() -> None:
 
     cohort, _ = made(Infinite(), np.eye(3), (2, 1))
     with pytest.raises(MethodError, match=r"not finite \(of client-1\)"):
-        weighed(Infinite(), cohort)
+        compute_coefficients(Infinite(), cohort)
 
 
 def test_inner_products_by_array_that_are_not_finite_are_no_step() -> None:

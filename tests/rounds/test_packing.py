@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.client.packing import packing
 from fairbloom.protocol import packing as wire
 from fairbloom.rounds import flower
-from fairbloom.rounds.flower import FlowerClients, packed_content, unpacked_content
+from fairbloom.rounds.flower import FlowerClients, pack_content, unpack_content
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
@@ -141,7 +141,7 @@ def test_packing_keeps_every_record_to_the_bit() -> None:
     }
     told: dict[str, Any] = {"text": "ä", "list": [1, 2], "float": 0.1, "flag": True, "bytes": b"\x00"}
     content = RecordDict({"arrays": flower.record_of(model), "config": ConfigRecord(told)})
-    back = unpacked_content(packed_content(content))
+    back = unpack_content(pack_content(content))
     assert json.dumps(dict(back.config_records["config"]), default=str) == json.dumps(told, default=str)
     for name, array in flower.model_of(back.array_records["arrays"]).items():
         assert (array.dtype, array.shape) == (model[name].dtype, model[name].shape)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from docs.run_config import PROJECT, block, written_into
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SETTINGS, Mark, RunSettings, Value, assigned, key_of, marked, parsed
+from fairbloom.protocol.settings import SETTINGS, Mark, RunSettings, Value, key_of, marked, parse_assignments, parsed
 from fairbloom.rounds.ranges import Choices, NonNegative, Range
 from fairbloom.rounds.roster import share
 from fairbloom.rounds.server_optimizer import ServerOptimizer
@@ -366,8 +366,8 @@ def test_limits_and_enrolled_sizes_reach_every_method() -> None:
         assert (strategy.update_limit, strategy.clip_updates) == (50.0, shortened)
         assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
         assert strategy.unused_rounds == 5
-    assert assigned(["enrolled-sizes=site-a=1200 site-b=300"]) == {"enrolled-sizes": "site-a=1200 site-b=300"}
-    assert Settings.of(assigned(["loss-limit=inf", "max-growth=20"])).loss_limit == math.inf
+    assert parse_assignments(["enrolled-sizes=site-a=1200 site-b=300"]) == {"enrolled-sizes": "site-a=1200 site-b=300"}
+    assert Settings.of(parse_assignments(["loss-limit=inf", "max-growth=20"])).loss_limit == math.inf
 
 
 def test_the_server_optimizer_reaches_every_method() -> None:
@@ -488,7 +488,7 @@ def test_a_setting_for_some_partitions_names_partitions_that_there_are() -> None
 
 def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None:
     with pytest.raises(SettingsError, match="'clients': write it as KEY=VALUE"):
-        assigned(["clients"])
+        parse_assignments(["clients"])
 
 
 # The rounds' own ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from fairbloom.client.app import app
 from fairbloom.client.settings import accepted_settings
-from fairbloom.rounds.flower import unpacked_content
+from fairbloom.rounds.flower import unpack_content
 from fairbloom.server.app import app as server
 from fairbloom.server.run_folder.files import MODEL
 from fairbloom.server.settings import Settings
@@ -92,7 +92,7 @@ def test_all_that_a_client_sends_in_a_run_is_what_was_shown(tmp_path: Path, whic
         shown = {each.asked: listed(each.content) for each in rehearse(Settings.of({**asked, "data-dir": str(folder)}))}
         assert set(shown) == {"query", "about", "train", "evaluate", "keep"}
         for asked_for, sent in wire.bytes[name]:
-            content = unpacked_content(recorddict_from_proto(ProtoRecordDict.FromString(sent)))
+            content = unpack_content(recorddict_from_proto(ProtoRecordDict.FromString(sent)))
             found = kinds(content)
             what = "about" if "client/about" in found else "keep" if "client/kept" in found else asked_for
             if what == "keep":
@@ -115,8 +115,7 @@ def test_a_single_clients_first_round_is_shown_to_the_number(tmp_path: Path) -> 
     wire = Wire(run.run_config(), there)
     server(wire, Context(1, 1, {}, RecordDict(), run.run_config()))
     sent = [
-        kinds(unpacked_content(recorddict_from_proto(ProtoRecordDict.FromString(each))))
-        for _, each in wire.bytes["lund"]
+        kinds(unpack_content(recorddict_from_proto(ProtoRecordDict.FromString(each)))) for _, each in wire.bytes["lund"]
     ]
     shown = rehearse(Settings.of({**asked, "data-dir": str(there["lund"])}))
     real_ones = [each for place, each in enumerate(sent) if each not in sent[:place]]  # its name is asked for twice

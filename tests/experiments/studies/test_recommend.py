@@ -28,7 +28,7 @@ from fairbloom.experiments.studies.candidates import candidates_for
 from fairbloom.experiments.studies.pool import Workers
 from fairbloom.experiments.studies.recommend import parse_budget
 from fairbloom.protocol.scores import ACCURACY
-from fairbloom.protocol.settings import assigned
+from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.server.settings import Settings, check_used
@@ -195,7 +195,7 @@ def test_the_command_runs_with_the_same_settings(
 def test_the_command_for_deployed_clients_has_settings_that_they_take(found: Mapping[str, Any], folder: Path) -> None:
     program, group, submit, *words = shlex.split(json.loads((folder / "recommendation.json").read_text())["deploy"])
     assert (program, group, submit) == ("fairbloom", "deploy", "submit")
-    given = assigned(words[1::2])
+    given = parse_assignments(words[1::2])
     assert given == {key: value for key, value in found["settings"].items() if key != "device"}
     check_used(given, [str(given["method"])], "digits", deployed=True)
     Settings.of(given)
@@ -604,11 +604,11 @@ def test_commands_are_quoted_for_a_shell_and_read_back_as_they_were() -> None:
     pairs = dict(zip(words[::2], words[1::2], strict=True))
     assert pairs["--data-dir"] == "/data/it's here"
     assert pairs["--rounds"] == "5"
-    sets = assigned(value for option, value in zip(words[::2], words[1::2], strict=True) if option == "--set")
+    sets = parse_assignments(value for option, value in zip(words[::2], words[1::2], strict=True) if option == "--set")
     assert sets == {key: config[key] for key in ("csv.target", "csv.classes", "verify-data", "qfedavg.q")}
     submitted = shlex.split(deploy_command(config))
     assert submitted[:3] == ["fairbloom", "deploy", "submit"]
-    sets = assigned(submitted[4::2])
+    sets = parse_assignments(submitted[4::2])
     assert "data-dir" not in sets
     assert "engine" not in sets
     assert sets["method"] == "qfedavg"
