@@ -9,7 +9,7 @@ from fairbloom.simulation.dispatch.balance import balance, home
 
 
 @given(costs=st.lists(st.integers(0, 30), max_size=7), workers=st.integers(1, 3))
-def test_every_client_is_placed_once_and_no_worker_has_much_more_than_it_must(costs: list[int], workers: int) -> None:
+def test_every_client_is_placed_once_and_evenly(costs: list[int], workers: int) -> None:
     lists = balance(costs, workers)
     assert len(lists) == workers
     assert sorted(itertools.chain(*lists)) == list(range(len(costs)))
@@ -36,7 +36,7 @@ def test_with_homes_no_worker_has_much_more_than_its_fair_part(sizes: list[int],
         assert sum(sizes[place] for place in places) <= sum(sizes) / workers + max(sizes, default=0)
 
 
-def test_a_client_stays_at_home_unless_that_has_its_fair_part_already() -> None:
+def test_a_client_stays_at_home_unless_it_has_its_fair_part() -> None:
     homes = [home(f"client-{k}", 4) for k in range(1000)]
     lists = balance([7] * 1000, 4, homes)
     moved = [place for worker, places in enumerate(lists) for place in places if homes[place] != worker]

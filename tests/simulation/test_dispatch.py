@@ -127,9 +127,7 @@ def workers_in(place: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", [personal, halfway], ids=["personal models", "snapshots"])
-def test_rounds_of_growing_and_shrinking_cohorts_are_to_the_bit_those_of_the_loop(
-    start: Start, kind: Callable[[], Method]
-) -> None:
+def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(start: Start, kind: Callable[[], Method]) -> None:
     config, method = config_of(**CONFIG), kind()
     model, found = model_of(config), list[list[list[dict[str, Any]]]]()
     for clients in (start(method), LoopClients(method, config)):
@@ -159,9 +157,7 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(
     assert list(clients.train(FIVE, model, replace(terms, server_round=2)).metrics) == FIVE
 
 
-def test_a_client_with_an_unreadable_personal_model_is_refused_alone_and_in_the_words_of_the_loop(
-    start: Start, tmp_path: Path
-) -> None:
+def test_an_unreadable_personal_model_is_refused_as_by_the_loop(start: Start, tmp_path: Path) -> None:
     config, method = config_of(**CONFIG), personal()
     model, found = model_of(config), list[list[dict[str, Any]]]()
     (tmp_path / "0.safetensors").mkdir()  # reading it is an error of the system, unlike damaged bytes
@@ -174,7 +170,7 @@ def test_a_client_with_an_unreadable_personal_model_is_refused_alone_and_in_the_
         assert list(outcome["refused"]) == [FIVE[1]]
 
 
-def test_workers_know_what_has_been_agreed_since_they_were_started(start: Start) -> None:
+def test_workers_learn_what_was_agreed_after_they_started(start: Start) -> None:
     config = config_of(**CONFIG)
     clients, loop, model = start(FedAvg(**ARRAYS)), LoopClients(FedAvg(**ARRAYS), config), model_of(config)
     for agreed in ("", "scales", ""):
@@ -186,7 +182,7 @@ def test_workers_know_what_has_been_agreed_since_they_were_started(start: Start)
 
 
 @pytest.mark.parametrize("kind", [personal, halfway], ids=["personal models", "snapshots"])
-def test_a_worker_that_is_killed_in_mid_round_is_replaced_and_the_bits_are_the_same(
+def test_a_worker_killed_in_mid_round_is_replaced(
     start: Start, place: Path, lost_workers: Callable[[], set[str]], kind: Callable[[], Method]
 ) -> None:
     """Personal models too: the first round's are the start of the second's."""
@@ -205,9 +201,7 @@ def test_a_worker_that_is_killed_in_mid_round_is_replaced_and_the_bits_are_the_s
     )
 
 
-def test_a_client_that_ends_worker_after_worker_is_refused_alone_and_in_that_round_alone(
-    start: Start, place: Path
-) -> None:
+def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place: Path) -> None:
     method, config = personal(), config_of(**CONFIG)
     clients, loop, model = start(method), LoopClients(method, config), model_of(config)
     others = [name for name in FIVE if name != "client-3"]
@@ -232,7 +226,7 @@ def test_workers_that_are_killed_between_rounds_are_replaced(start: Start, place
     assert workers_in(place) > killed
 
 
-def test_ctrl_c_ends_the_workers_and_what_they_were_computing_answers_no_later_call(start: Start, place: Path) -> None:
+def test_ctrl_c_ends_the_workers_and_their_answers(start: Start, place: Path) -> None:
     method = personal()
     expected = in_the_loop(method, [1])
     clients, model = start(method), model_of(config_of(**CONFIG))
@@ -262,9 +256,7 @@ def test_ctrl_c_ends_the_workers_and_what_they_were_computing_answers_no_later_c
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_goes_on_after_a_worker_was_killed_is_to_the_bit_that_of_the_loop(
-    start: Start, place: Path, tmp_path: Path
-) -> None:
+def test_a_run_after_a_killed_worker_has_the_bits_of_the_loop(start: Start, place: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = CONFIG | {"method": "fedavg", "personal_lambda": 0.5, "fraction": 0.6}
     clients = start(FedAvg(**ARRAYS))
     engine = "workers" if isinstance(clients, WorkerClients) else "ray"
@@ -278,9 +270,7 @@ def test_a_run_that_goes_on_after_a_worker_was_killed_is_to_the_bit_that_of_the_
     assert any("personal_model" in column for column in table(folder / "clients.csv")[0])
 
 
-def test_where_ray_is_not_installed_one_line_says_how_to_have_it_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ray_one_line_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "fairbloom.simulation.dispatch.ray", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(FairbloomError, match=r"^engine = 'ray': .* pip install 'fairbloom\[ray\]'$"):

@@ -71,7 +71,7 @@ def assert_same(one: Path, other: Path) -> None:
         assert all(models[0][key].tobytes() == models[1][key].tobytes() for key in models[0])
 
 
-def test_a_run_ends_once_so_many_rounds_have_shown_no_better_score(stopped: Path, tmp_path: Path) -> None:
+def test_a_run_ends_after_its_patience_without_a_better_score(stopped: Path, tmp_path: Path) -> None:
     long = run(tmp_path / "long", **{"early-stopping": 0, "num-rounds": 20})
     end = first_stop(scores(long), 3)
     assert end < 20, "the data are such that it stops"
@@ -100,7 +100,7 @@ def test_the_folder_the_log_and_show_say_why(
     assert found.summary["worst"] == min(found.final().values())
 
 
-def test_a_stopped_run_stays_so_with_more_rounds_and_goes_on_with_more_patience(stopped: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_only_with_more_patience(stopped: Path, tmp_path: Path) -> None:
     folder = run(tmp_path / "run", **{"early-stopping": 2})
     end = fairbloom.load(folder).rounds_done
     run(folder, **{"early-stopping": 2, "num-rounds": 60})
@@ -113,7 +113,7 @@ def test_a_stopped_run_stays_so_with_more_rounds_and_goes_on_with_more_patience(
         run(folder, **{"early-stopping": 2, "num-rounds": 60})
 
 
-def test_without_early_stopping_a_stopped_run_goes_on_to_its_last_round(tmp_path: Path) -> None:
+def test_without_early_stopping_a_stopped_run_goes_on(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", **{"num-rounds": 15})
     assert fairbloom.load(folder).rounds_done < 15
     run(folder, **{"num-rounds": 15, "early-stopping": 0})
@@ -155,14 +155,14 @@ def test_a_run_killed_at_any_moment_stops_where_it_would_have(
     assert_same(tmp_path / "run", stopped)
 
 
-def test_rounds_that_are_not_evaluated_count_and_do_not_end_a_run(tmp_path: Path) -> None:
+def test_rounds_that_are_not_evaluated_count(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", **{"evaluate-every": 2})
     end = fairbloom.load(folder).rounds_done
     assert end % 2 == 0
     assert end == first_stop(scores(folder), 3)
 
 
-def test_personal_models_are_watched_where_they_serve_the_clients(tmp_path: Path) -> None:
+def test_personal_models_are_watched_where_they_are_used(tmp_path: Path) -> None:
     """The global model of Local never changes, and would end the run at once."""
     folder = run(tmp_path / "run", method="local", **{"num-rounds": 8, "learning-rate": 0.05, "early-stopping": 2})
     rows = table(folder / "clients.csv")
@@ -182,7 +182,7 @@ def test_it_needs_validation_examples_and_evaluations() -> None:
     assert Settings.of({"early-stopping": 5, "validation-share": 0.2}).early_stopping == 5
 
 
-def test_a_run_whose_clients_have_no_validation_examples_ends_with_an_error_and_goes_on_without(tmp_path: Path) -> None:
+def test_a_run_without_validation_examples_ends_with_an_error(tmp_path: Path) -> None:
     """It would never stop early, whatever was set."""
     task = {"task": f"{mine.__name__}:line", "learning-rate": 0.01, "num-rounds": 6}
     with pytest.raises(SettingsError, match=r"up to round 2 no client has reported any: .* or set early-stopping = 0"):
@@ -205,7 +205,7 @@ def test_on_round_ends_a_run_as_finished_by_stop_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_methods_that_end_after_different_rounds_are_compared_and_the_comparison_says_so(tmp_path: Path) -> None:
+def test_methods_with_different_last_rounds_are_compared_so(tmp_path: Path) -> None:
     found = fairbloom.compare(
         methods=["fedavg", "fedfv"],
         seeds=2,

@@ -216,20 +216,20 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
-def test_the_engine_that_one_asks_for_computes_and_is_recorded_with_the_reason(engine: str, tmp_path: Path) -> None:
+def test_an_engine_that_is_asked_for_is_recorded_with_the_reason(engine: str, tmp_path: Path) -> None:
     about = recorded(run(tmp_path / "run", engine=engine, num_rounds=1))
     assert about["engine"] == engine
     assert about["reason"] == "it was asked for"
 
 
-def test_a_model_that_cannot_be_stacked_falls_back_and_the_record_says_why(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_stacked_falls_back_with_a_reason(tmp_path: Path) -> None:
     about = recorded(run(tmp_path / "run", engine="stacked", model="tests.client.nets:Dropping", num_rounds=1))
     assert about["engine"] == "loop"
     assert "stacked was asked for" in about["reason"]
     assert "draws, as dropout does" in about["reason"]
 
 
-def test_work_that_cannot_be_stacked_falls_back_and_the_record_names_the_setting(tmp_path: Path) -> None:
+def test_work_that_cannot_be_stacked_falls_back_with_a_reason(tmp_path: Path) -> None:
     about = recorded(run(tmp_path / "run", engine="stacked", time_budget=60.0, num_rounds=1))
     assert about["engine"] == "loop"
     assert "time-budget = 60.0" in about["reason"]
@@ -246,7 +246,7 @@ def test_work_that_cannot_be_stacked_falls_back_and_the_record_names_the_setting
     ],
     ids=str,
 )
-def test_steps_that_are_not_stacked_fall_back_and_the_record_names_them(
+def test_steps_that_are_not_stacked_fall_back_with_a_reason(
     changes: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     about = recorded(run(tmp_path / "run", engine="stacked", num_rounds=1, **changes))
@@ -254,9 +254,7 @@ def test_steps_that_are_not_stacked_fall_back_and_the_record_names_them(
     assert f"stacked was asked for, but stacked clients do not honour {named}" in about["reason"]
 
 
-def test_a_run_that_continues_keeps_the_engine_that_it_was_begun_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_continues_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run(tmp_path / "run", num_rounds=2)
     begun = recorded(folder)
 
@@ -273,7 +271,7 @@ def effort(**changes: Any) -> Effort:
     return Effort(**steps | seconds | changes)
 
 
-def test_small_models_are_stacked_and_large_ones_are_shared_by_processes() -> None:
+def test_small_models_are_stacked_and_large_ones_get_workers() -> None:
     assert choose_fastest(effort(arithmetic=1e-6, update=1e-6), "", 2).engine == "stacked"
     assert choose_fastest(effort(arithmetic=1e-1), "", 2).engine == "workers"
     assert choose_fastest(effort(arithmetic=1e-1), "", 1).engine == "stacked"
@@ -282,7 +280,7 @@ def test_small_models_are_stacked_and_large_ones_are_shared_by_processes() -> No
     assert choose_fastest(effort(cohort=1), "it cannot be stacked", 2).engine == "loop"
 
 
-def test_two_linear_clients_of_very_unequal_sizes_are_not_stacked() -> None:
+def test_two_linear_clients_of_unequal_sizes_are_not_stacked() -> None:
     linear = {"cohort": 2, "arithmetic": 1e-8, "update": 1e-8, "calls": 4e-5, "steps": 1300}
     assert choose_fastest(effort(**linear, most_steps=2600), "", 1).engine == "loop"
     assert choose_fastest(effort(**linear | {"cohort": 100}, most_steps=2600), "", 1).engine == "stacked"
@@ -301,7 +299,7 @@ def test_the_choice_is_the_same_again_and_knows_no_clock(monkeypatch: pytest.Mon
     assert choose(config, 2) == first
 
 
-def test_a_run_with_one_core_to_itself_has_no_workers_and_the_same_numbers() -> None:
+def test_a_run_with_one_core_has_no_workers() -> None:
     many = Choice("workers", "a step is long", workers=8)
     assert many.within(4) == Choice("workers", "a step is long", workers=4)
     assert many.within(1).engine == "loop"  # equal to the bit: see test_workers.py
@@ -309,6 +307,6 @@ def test_a_run_with_one_core_to_itself_has_no_workers_and_the_same_numbers() -> 
     assert stacked.within(1) is stacked
 
 
-def test_no_engine_is_chosen_for_a_model_that_no_client_can_train() -> None:
+def test_an_untrainable_model_gets_no_engine() -> None:
     with pytest.raises(FairbloomError, match="the model, Auxiliary, returns a tuple in training"):
         choose(small("", model="tests.client.nets:Auxiliary").run_config(), 2)

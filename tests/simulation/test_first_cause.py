@@ -50,7 +50,7 @@ def changes_of(fails: str, **more: Any) -> dict[str, Any]:
     ("fails", "engine"),
     [*((fails, "auto") for fails in CAUSES), *(("model", each) for each in ("loop", "stacked", "workers"))],
 )
-def test_what_all_clients_fail_for_ends_a_run_before_the_first_round_whatever_the_engine(
+def test_a_fault_of_all_clients_ends_a_run_before_round_1(
     fails: str, engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(FairbloomError) as raised:
@@ -92,7 +92,7 @@ def test_a_reason_that_all_clients_have_comes_first_and_once(tmp_path: Path, mon
     assert str(raised.value).count(reason) == 1
 
 
-def test_shapes_are_said_where_no_line_of_the_user_has_a_part_in_an_error(tmp_path: Path) -> None:
+def test_shapes_are_named_where_no_line_of_the_user_is(tmp_path: Path) -> None:
     """Targets that are no classes of the model, in the loss of PyTorch itself."""
     settings = small("", **changes_of(""))
     task = load_task(settings.run_config())
@@ -154,7 +154,7 @@ def test_the_place_of_an_error_is_the_innermost_line_of_the_user() -> None:
     assert failure_reason(error).endswith(f"({line_of('shape')})")
 
 
-def test_a_server_gets_to_know_the_line_and_nothing_of_what_is_said() -> None:
+def test_a_server_learns_the_line_and_not_the_words() -> None:
     told = reportable(raised_by("model"))
     assert line_of("model") in told
     assert SECRET not in told
@@ -192,9 +192,7 @@ def test_the_first_error_keeps_its_traceback_under_debug(fails: str, code: int, 
     assert "refused" not in ended.stderr
 
 
-def test_in_python_the_error_itself_is_raised_and_the_run_then_chooses_its_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_python_the_error_itself_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("later").touch()
     out, settings = tmp_path / "run", {"task.fails": "later"}

@@ -54,7 +54,7 @@ def test_a_run_goes_on_with_the_fraction_that_it_was_begun_with(tmp_path: Path) 
         run(folder, clients=4, num_rounds=4, fraction=1.0)
 
 
-def test_pooled_data_train_one_client_whatever_the_number_of_clients(tmp_path: Path) -> None:
+def test_pooled_data_train_one_client(tmp_path: Path) -> None:
     assert participants(run(tmp_path / "a", clients=4, pooled=True)) == ["1"]
     assert participants(run(tmp_path / "a", clients=4, pooled=True, num_rounds=2)) == ["1", "1"]
 

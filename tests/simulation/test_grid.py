@@ -42,7 +42,7 @@ def test_a_context_persists_and_is_its_clients_alone() -> None:
     assert numbers == [1, 2, 1, 3]
 
 
-def test_a_client_that_raises_answers_with_an_error_and_its_context_stays_as_it_was() -> None:
+def test_a_client_that_raises_answers_with_an_error() -> None:
     grid = InProcessGrid(counting, {}, clients=2)
     first, second = grid.get_node_ids()
     counted(grid, first)
@@ -99,7 +99,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfv"])
-def test_a_client_of_ones_own_app_that_raises_is_refused_with_its_reason_and_the_run_goes_on(method: str) -> None:
+def test_a_users_client_that_raises_is_refused_with_its_reason(method: str) -> None:
     settings, seen = small("", method=method, fraction=1.0, num_rounds=3), list[Round]()
     grid = InProcessGrid(flaky, settings.run_config(), settings.clients)
     initial = ArrayRecord(load_task(settings.run_config()).model().state_dict())

@@ -39,7 +39,7 @@ def changes_of(task: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ALONE)
-def test_whichever_engine_computes_a_task_of_today_the_run_folder_is_the_same(task: str, tmp_path: Path) -> None:
+def test_every_engine_leaves_the_same_folder_for_any_inputs(task: str, tmp_path: Path) -> None:
     expected = ended(run(tmp_path / "loop", engine="loop", **changes_of(task)))
     for engine in ("stacked", "workers", "auto"):
         ours = ended(run(tmp_path / engine, engine=engine, **changes_of(task)))
@@ -52,9 +52,7 @@ def test_whichever_engine_computes_a_task_of_today_the_run_folder_is_the_same(ta
 
 
 @pytest.mark.parametrize("task", ["collated", "of_itself"])
-def test_a_dataset_and_a_loss_of_the_model_give_the_numbers_of_tensors_and_their_loss(
-    task: str, tmp_path: Path
-) -> None:
+def test_a_dataset_and_a_models_loss_give_the_numbers_of_tensors(task: str, tmp_path: Path) -> None:
     """Batches that are filled up to their own longest sequence, and losses that the model takes itself."""
     more = {"engine": "loop", "class_weights": "balanced"}
     ours, expected = (ended(run(tmp_path / name, **changes_of(name, **more))) for name in (task, "masked"))

@@ -45,7 +45,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
-def test_kills_met_the_run_before_during_and_after_every_checkpoint(killed: Kills) -> None:
+def test_kills_met_the_run_around_every_checkpoint(killed: Kills) -> None:
     _, every, folders = killed
     last = [load_last(folder / "checkpoint") for folder in folders]
     reached = [0 if checkpoint is None else checkpoint[1]["strategy"]["round"] for checkpoint in last]
@@ -54,7 +54,7 @@ def test_kills_met_the_run_before_during_and_after_every_checkpoint(killed: Kill
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_any_touch_of_a_file_ends_with_the_same_bits(killed: Kills) -> None:
+def test_a_run_killed_at_any_file_ends_with_the_same_bits(killed: Kills) -> None:
     method, every, folders = killed
     whole = Outcome.of(folders[-1])
     wrong = []
@@ -88,9 +88,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_run_killed_again_and_again_from_outside_ends_with_the_same_bits(
-    tmp_path: Path, whole: Outcome, seed: int
-) -> None:
+def test_a_run_killed_from_outside_ends_with_the_same_bits(tmp_path: Path, whole: Outcome, seed: int) -> None:
     folder, moments = tmp_path / "run", random.Random(seed)
     for after in sorted(moments.sample(range(ROUNDS - 10), 2)):
         process = STARTED.Process(target=slowly, args=(folder,))

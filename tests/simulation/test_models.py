@@ -54,7 +54,7 @@ def generated(setup: Setup) -> Task:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(MODELS.keys() - set(LARGE)))
-def test_whichever_engine_computes_a_model_the_run_folder_is_the_same(model: str, tmp_path: Path) -> None:
+def test_every_engine_leaves_the_same_folder_for_any_model(model: str, tmp_path: Path) -> None:
     changes = {"task": f"{__name__}:generated", "model": model, "clients": 2, "fraction": 1.0, "num_rounds": 1}
     changes |= {"method": "fedavg", "batch_size": 3, "learning_rate": 0.1}
     expected = ended(run(tmp_path / "loop", engine="loop", **changes))
@@ -67,6 +67,6 @@ def test_whichever_engine_computes_a_model_the_run_folder_is_the_same(model: str
 
 
 @pytest.mark.parametrize("model", LARGE)
-def test_several_clients_of_a_large_model_have_the_gradients_that_each_has_by_itself(model: str) -> None:
+def test_clients_of_a_large_model_have_their_own_gradients(model: str) -> None:
     task = load_task(small("", task=f"{__name__}:generated", model=model, clients=2).run_config())
     assert isinstance(make_program(task.model(), task, task.splits("client-1").train), Mapped)

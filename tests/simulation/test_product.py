@@ -76,7 +76,7 @@ def test_dittos_global_model_is_fedavgs_for_every_lambda(lam: float, tmp_path: P
 
 
 @pytest.mark.parametrize("method", ["fedfv", "semivred", "fedmgdaplus"])
-def test_a_personal_model_beside_any_method_leaves_the_global_one_as_it_is(method: str, tmp_path: Path) -> None:
+def test_a_personal_model_leaves_the_global_one_as_it_is(method: str, tmp_path: Path) -> None:
     alone = simulate(Settings.of({**SMALL, "method": method, "out": str(tmp_path / "alone")}))
     both = simulate(Settings.of({**SMALL, "method": method, "personal-lambda": 1.0, "out": str(tmp_path / "both")}))
     assert (both / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()

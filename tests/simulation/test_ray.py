@@ -77,9 +77,7 @@ def test_an_address_that_does_not_answer_is_told_at_once(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_nothing_of_a_run_stays_on_a_cluster_that_somebody_else_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_a_run_stays_on_anothers_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = config_of(task="tests.simulation.harmed:tied")
     with closing(RayClients(FedAvg(), config)) as clients:
@@ -139,7 +137,7 @@ def test_frozen_parameters_are_put_on_a_cluster_once(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_lost_machine_has_its_shard_computed_by_another_one_and_stacked_clients_agree_with_the_loop(
+def test_a_lost_machines_shard_is_computed_by_another(
     cluster: Machines, monkeypatch: pytest.MonkeyPatch, lost_workers: Callable[[], set[str]]
 ) -> None:
     """There is no place for another worker then; and for a while, a cluster counts the places of a lost machine."""

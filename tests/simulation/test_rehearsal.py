@@ -123,9 +123,7 @@ def test_a_single_clients_first_round_is_shown_to_the_number(tmp_path: Path) -> 
         assert {**real, "client/packs": True} == {**listed(found.content), "client/packs": True}
 
 
-def test_what_is_wrong_with_data_is_shown_as_the_server_is_told_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_of_data_are_shown_as_the_server_sees_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = devices(tmp_path / "devices", lund=csv_of(60).replace("age", "47", 1))
     asked = {
         "task": "csv",
@@ -186,7 +184,7 @@ def test_it_is_read_in_sentences_and_as_json(tmp_path: Path, capsys: pytest.Capt
         ),
     ],
 )
-def test_what_a_method_between_groups_takes_from_a_client_is_read_in_sentences(
+def test_what_a_method_between_groups_sends_is_shown(
     method: str, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = devices(tmp_path / "devices", lund=csv_of(160, 1))["lund"]
@@ -199,9 +197,7 @@ def test_what_a_method_between_groups_takes_from_a_client_is_read_in_sentences(
     assert ("disparity = 0," if method == "fcfl" else "hits-0 = 0, hits-1 = 0,") in held_back
 
 
-def test_every_client_of_a_folder_is_shown_as_if_each_were_a_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_client_of_a_folder_is_shown_as_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seed in (("lund", 1), ("oslo", 2)):
         (tmp_path / f"{name}.csv").write_text(csv_of(60, seed))
     assert fairbloom("data", tmp_path, "--leaves", "--json") == 0
@@ -210,9 +206,7 @@ def test_every_client_of_a_folder_is_shown_as_if_each_were_a_device(
     assert [len(each["messages"]) for each in found] == [6, 6]
 
 
-def test_on_a_device_its_client_toml_says_where_data_lie_and_what_it_is_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_device_client_toml_says_where_data_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = devices(tmp_path / "devices", lund=csv_of(60, 1))["lund"]
     (tmp_path / "client.toml").write_text(
         f'superlink = "a:1"\ninsecure = true\nname = "site-a"\ndata-dir = {json.dumps(str(there))}\n'
@@ -229,7 +223,7 @@ def test_arrays_are_shown_by_shape_and_classes(tmp_path: Path, capsys: pytest.Ca
     assert "it sends the classes of its target: 0, 1, 2." in said
 
 
-def test_a_client_without_enough_rows_for_scores_is_listed_without_them(tmp_path: Path) -> None:
+def test_a_client_with_too_few_rows_is_listed_without_scores(tmp_path: Path) -> None:
     there = devices(tmp_path / "devices", lund=csv_of(60, 1), oslo=csv_of(20, 2))
     asked = {"task": "csv", "device": "cpu", "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")}
     wire = Wire(Settings.of(asked).run_config(), there)

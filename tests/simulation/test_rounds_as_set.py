@@ -40,7 +40,7 @@ def header(path: Path) -> list[str]:
 # Averaged models ----------------------------------------------------------------------------------------------------
 
 
-def test_the_saved_model_is_the_mean_of_all_rounds_and_the_checkpoint_has_the_last_one_too(tmp_path: Path) -> None:
+def test_the_mean_of_rounds_is_saved_beside_the_last_model(tmp_path: Path) -> None:
     lasts = [model(run(tmp_path / str(number), num_rounds=number)) for number in range(1, 5)]
     folder = run(tmp_path / "averaged", num_rounds=4, average_models=True)
     for name, array in model(folder).items():
@@ -51,7 +51,7 @@ def test_the_saved_model_is_the_mean_of_all_rounds_and_the_checkpoint_has_the_la
     assert state["strategy"]["average"]["rounds"] == 4
 
 
-def test_a_run_of_one_round_is_the_same_with_and_without_averaging(tmp_path: Path) -> None:
+def test_a_run_of_one_round_is_the_same_with_averaging(tmp_path: Path) -> None:
     plain, averaged = (run(tmp_path / str(on), num_rounds=1, average_models=on) for on in (False, True))
     assert not Outcome.of(averaged).differences(Outcome.of(plain))
 
@@ -73,14 +73,14 @@ def test_clients_and_the_best_model_are_measured_with_the_mean(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_finished_run_is_extended_to_the_mean_of_all_its_rounds(tmp_path: Path, every: int) -> None:
+def test_a_finished_run_is_extended_to_the_mean_of_all_rounds(tmp_path: Path, every: int) -> None:
     with checkpoints_every(every):
         whole = Outcome.of(run(tmp_path / "whole", average_models=True))
         run(tmp_path / "a", average_models=True, num_rounds=2)
         assert not Outcome.of(run(tmp_path / "a", average_models=True)).differences(whole)
 
 
-def test_a_run_that_was_killed_before_its_last_file_still_ends_with_the_mean(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_last_file_ends_with_the_mean(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", average_models=True)
     whole = Outcome.of(folder)
     (folder / "model.safetensors").unlink()
@@ -105,7 +105,7 @@ def test_a_run_is_not_continued_with_another_average(tmp_path: Path) -> None:
         ("enrolled-sizes", "client-1=500 client-7=500", {}),
     ],
 )
-def test_a_name_that_is_none_of_the_clients_is_refused_before_any_client_works(
+def test_an_unknown_training_client_is_refused_at_once(
     tmp_path: Path, engine: str, key: str, names: str, more: dict[str, Any]
 ) -> None:
     changes = {**more, key.replace("-", "_"): names}
@@ -140,7 +140,7 @@ def test_misreported_losses_are_what_the_tables_have(tmp_path: Path) -> None:
 # Validation ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_model_is_chosen_by_validation_examples_where_there_are_any(tmp_path: Path) -> None:
+def test_the_best_model_is_chosen_by_validation_examples(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"method": "fedavg", "num_rounds": 12, "fraction": 0.2, "seed": 9}
     folder = run(tmp_path / "run", validation_share=0.3, **settings)
     rows, clients = table(folder / "rounds.csv"), table(folder / "clients.csv")
@@ -169,7 +169,7 @@ def test_validation_is_of_the_clients_own_validation_examples(tmp_path: Path) ->
         assert float(row["validation_loss_of_global_model"]) == pytest.approx(found["loss"], abs=1e-4)
 
 
-def test_personal_models_are_measured_on_the_clients_own_validation_examples(tmp_path: Path) -> None:
+def test_personal_models_are_measured_on_validation_examples(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"validation_share": 0.2, "method": "ditto", "num_rounds": 2, "fraction": 1.0}
     folder = run(tmp_path / "run", **settings)
     task = load_task(small(folder, **settings).run_config())
@@ -186,14 +186,14 @@ def test_personal_models_are_measured_on_the_clients_own_validation_examples(tmp
         assert column not in header(run(tmp_path / "-".join(others), **{**settings, **others}) / "clients.csv")
 
 
-def test_a_run_without_validation_examples_has_no_columns_of_them(tmp_path: Path) -> None:
+def test_without_validation_examples_there_are_no_such_columns(tmp_path: Path) -> None:
     plain, set_to_nothing = run(tmp_path / "a"), run(tmp_path / "b", validation_share=0.0)
     for name in ("rounds.csv", "clients.csv"):
         assert not [column for column in header(plain / name) if "validation" in column]
     assert not Outcome.of(set_to_nothing).differences(Outcome.of(plain))
 
 
-def test_a_run_with_validation_examples_continues_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_with_validation_examples_continues_to_its_bits(tmp_path: Path) -> None:
     whole = Outcome.of(run(tmp_path / "whole", validation_share=0.2))
     run(tmp_path / "a", validation_share=0.2, num_rounds=3)
     assert not Outcome.of(run(tmp_path / "a", validation_share=0.2)).differences(whole)
@@ -224,7 +224,7 @@ def test_pooled_clients_train_as_one_that_has_all_the_data(tmp_path: Path, engin
         np.testing.assert_allclose(model(folder)[name], tensor.numpy(), rtol=0, atol=1e-5)
 
 
-def test_pooled_clients_share_their_training_tensors_and_keep_their_own_tests() -> None:
+def test_pooled_clients_share_training_and_keep_their_tests() -> None:
     settings = small("", pooled=True).run_config()
     task, apart = load_task(settings), load_task({**settings, "pooled": False})
     assert load_task(settings) is task
@@ -238,7 +238,7 @@ def test_pooled_clients_share_their_training_tensors_and_keep_their_own_tests() 
     assert torch.equal(first.train[:][1], targets)
 
 
-def test_examples_that_share_tensors_are_joined_by_their_rows_and_others_are_copied() -> None:
+def test_shared_tensors_are_joined_by_rows_and_others_copied() -> None:
     inputs, targets = torch.arange(12.0).view(6, 2), torch.arange(6)
     parts = [Examples(inputs, targets, torch.tensor(rows)) for rows in ([4, 0], [5])]
     shared, whole = join(parts), Examples(inputs + 100, targets + 100)
@@ -250,7 +250,7 @@ def test_examples_that_share_tensors_are_joined_by_their_rows_and_others_are_cop
     assert copied[:][0][:3].tolist() == shared[:][0].tolist()
 
 
-def test_one_client_a_round_is_drawn_where_data_are_pooled_and_all_are_measured(tmp_path: Path) -> None:
+def test_one_pooled_client_trains_and_all_are_measured(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", **POOLED)
     assert {row["participants"] for row in table(folder / "rounds.csv")} == {"1"}
     assert len(table(folder / "clients.csv")) == 4 * 5

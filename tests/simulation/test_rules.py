@@ -40,7 +40,7 @@ def last_model(folder: Path) -> np.ndarray[Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize(("method", "weights"), WHICH, ids=["scaffold", "feddyn"])
-def test_a_run_rests_at_the_minimiser_also_where_a_part_of_the_clients_takes_part(
+def test_a_run_rests_at_the_minimiser_with_partial_participation(
     tmp_path: Path, method: dict[str, Any], weights: dict[str, float], fraction: float
 ) -> None:
     rounds = {"num_rounds": 120 if fraction == 1.0 else 250, "evaluate_every": 0, "clients": 3}
@@ -126,7 +126,7 @@ def expected() -> dict[str, Any]:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("engine", ["workers", pytest.param("ray", marks=pytest.mark.federation)])
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
-def test_on_several_workers_models_and_states_have_the_bits_of_one_process(
+def test_workers_give_models_and_states_the_bits_of_one_process(
     name: str, engine: str, expected: dict[str, Any]
 ) -> None:
     models, kept = played(name, engine)
@@ -138,7 +138,7 @@ def test_on_several_workers_models_and_states_have_the_bits_of_one_process(
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", METHODS)
-def test_side_by_side_the_numbers_are_the_same_and_a_rule_of_ones_own_is_left_to_one_after_the_other(
+def test_stacked_rules_agree_and_own_rules_fall_back(
     name: str, expected: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "flwr"):
@@ -149,9 +149,7 @@ def test_side_by_side_the_numbers_are_the_same_and_a_rule_of_ones_own_is_left_to
 
 
 @pytest.mark.parametrize("engine", ["auto", "stacked", "loop", "workers"])
-def test_the_engine_that_is_chosen_for_a_rule_of_ones_own_is_recorded_with_the_reason(
-    tmp_path: Path, engine: str
-) -> None:
+def test_the_engine_for_an_own_rule_is_recorded_with_the_reason(tmp_path: Path, engine: str) -> None:
     folder = run(tmp_path / "run", client_rule=OWN, num_rounds=1, engine=engine)
     recorded = ENGINE.read(folder)
     assert recorded is not None
@@ -180,9 +178,7 @@ def test_a_thousand_clients_keep_a_few_versions_each(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["lost", "damaged"])
-def test_a_state_that_is_not_there_any_more_lets_all_begin_anew_and_the_run_still_rests_at_the_minimiser(
-    tmp_path: Path, harm: str
-) -> None:
+def test_a_lost_state_lets_all_begin_again_and_converge(tmp_path: Path, harm: str) -> None:
     told = {**QUADRATIC, **SCAFFOLDS, "clients": 3, "fraction": 1.0, "evaluate_every": 0, "learning_rate": 0.1}
     folder = run(tmp_path / "run", **told, num_rounds=20)
     for file in folder.glob("clients/*/b/rule/*.safetensors"):

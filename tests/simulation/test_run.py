@@ -48,7 +48,7 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
     assert one.differences(other) == "rounds, clients, model, best"
 
 
-def test_the_number_of_threads_changes_nothing_and_is_left_as_it_was(tmp_path: Path) -> None:
+def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:
     before, models = torch.get_num_threads(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -93,7 +93,7 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
     assert {"python", "flwr", "torch", "numpy"} <= set(json.loads((finished / "env.json").read_text()))
 
 
-def test_tables_have_the_documented_columns_and_a_row_a_round_and_client(finished: Path) -> None:
+def test_tables_have_the_documented_columns_and_rows(finished: Path) -> None:
     for name, columns in (
         ("rounds.csv", round_columns(small(finished).strategy())),
         ("clients.csv", ClientTable().columns),
@@ -112,7 +112,7 @@ def test_the_measures_of_a_round_are_those_of_its_clients(finished: Path) -> Non
         assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == measures
 
 
-def test_participants_are_those_with_a_coefficient_and_a_loss_before_the_round(finished: Path) -> None:
+def test_participants_have_a_coefficient_and_a_loss_before(finished: Path) -> None:
     for row in table(finished / "rounds.csv"):
         clients = [client for client in table(finished / "clients.csv") if client["round"] == row["round"]]
         drawn = [client for client in clients if client["participated"] == "1"]
@@ -183,7 +183,7 @@ def test_a_run_without_a_folder_is_named_by_its_settings(tmp_path: Path, monkeyp
     assert first.name.startswith("digits-fedfv-seed0-")
 
 
-def test_a_device_that_is_not_there_stops_the_run_before_any_client_works(tmp_path: Path) -> None:
+def test_an_absent_device_stops_the_run_before_any_client_works(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"device = 'cuda:99' is not available on this machine: auto chooses the best"):
         run(tmp_path / "run", device="cuda:99")
     assert not (tmp_path / "run").exists()

@@ -32,7 +32,7 @@ def settings(clients: int, a_round: int, **others: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_round_of_a_million_registered_clients_takes_no_memory_for_those_who_take_no_part() -> None:
+def test_a_million_idle_clients_take_no_memory_in_a_round() -> None:
     """The names alone are 70 MB; one list of them is 8 MB."""
     chosen = Settings.of(settings(MILLION, 10, **{"num-rounds": 6}))
     method, model = method_and_model(chosen)
@@ -66,7 +66,7 @@ print(int(sys.argv[-1]) - int(sys.argv[-2]))
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process reads its largest resident memory from /proc")
-def test_a_run_with_a_million_registered_clients_takes_at_most_200_mb_more_than_one_with_a_thousand(
+def test_a_run_with_a_million_clients_takes_at_most_200_mb_more(
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, "-c", GROWTH, str(tmp_path)]
@@ -78,7 +78,7 @@ def test_a_run_with_a_million_registered_clients_takes_at_most_200_mb_more_than_
 # Draws --------------------------------------------------------------------------------------------------------------
 
 
-def test_clients_are_drawn_by_the_order_of_their_names_wherever_they_stand_in_the_task(tmp_path: Path) -> None:
+def test_clients_are_drawn_by_the_order_of_their_names(tmp_path: Path) -> None:
     """line-10 comes before line-9, and is the eleventh client of the task."""
     folder = run(tmp_path / "run", **settings(30, 3, num_rounds=4, seed=5))
     evaluated = defaultdict(list)
@@ -88,7 +88,7 @@ def test_clients_are_drawn_by_the_order_of_their_names_wherever_they_stand_in_th
     assert evaluated == {number: sample(names, 3, 5, "evaluate", number) for number in range(1, 5)}
 
 
-def test_all_who_compute_draw_the_same_clients_of_a_task_whose_names_are_in_no_order() -> None:
+def test_every_engine_draws_the_same_clients_of_unordered_names() -> None:
     chosen = Settings.of(settings(20, 5, **{"num-rounds": 3}))
     names, seen = sorted(f"line-{number}" for number in range(20)), []
     for clients_of in IMPLEMENTATIONS.values():
@@ -111,6 +111,6 @@ def test_a_share_of_the_clients_evaluates(tmp_path: Path, share: float, clients:
     assert [int(row["round"]) for row in table(folder / "clients.csv")] == [1] * clients + [2] * clients
 
 
-def test_a_run_without_any_evaluation_is_refused_before_it_has_nothing_to_show() -> None:
+def test_a_run_without_any_evaluation_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"fraction-evaluate = 0\.0: allowed is float in \(0, 1\]"):
         Settings.of({"fraction-evaluate": 0.0})

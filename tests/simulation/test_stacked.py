@@ -115,7 +115,7 @@ def no_fallback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("no_fallback")
 @pytest.mark.parametrize("block", [2, 64])
 @pytest.mark.parametrize("terms", TERMS)
-def test_whatever_the_terms_weights_and_measures_are_those_of_each_client_by_itself(terms: str, block: int) -> None:
+def test_for_any_terms_weights_are_those_of_each_client_alone(terms: str, block: int) -> None:
     method = DRFA() if TERMS[terms].snapshot_step else FedAvg()
     loop, stacked, model = both(config_of(model="mlp", **{"batch-size": 8}), method, block)
     names = loop.online(1)[1:8]
@@ -133,7 +133,7 @@ def test_whatever_the_terms_weights_and_measures_are_those_of_each_client_by_its
 @pytest.mark.usefixtures("no_fallback")
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("model", MODELS)
-def test_whatever_the_model_and_work_weights_are_those_of_each_client_by_itself(model: str, work: str) -> None:
+def test_for_any_work_weights_are_those_of_each_client_alone(model: str, work: str) -> None:
     loop, stacked, initial = both(config_of(model=model, **WORKS[work]))
     names, terms = loop.online(1), TERMS["plain"]
     assert_same(stacked.train(names, initial, terms), loop.train(names, initial, terms))
@@ -210,7 +210,7 @@ def test_a_corner_of_pytorch_is_computed_right_or_refused(net: type[nn.Module]) 
     assert_same(ours, expected, 1e-2 if net in (nets.Half, nets.Autocast) else 1e-5)
 
 
-def test_chains_are_computed_by_products_and_other_models_are_mapped() -> None:
+def test_chains_are_products_and_other_models_are_mapped() -> None:
     assert isinstance(program("mlp"), Chain)
     assert isinstance(program("cnn"), Mapped)
     assert isinstance(program("tests.client.nets:Frozen", task="digits"), Mapped)
@@ -220,7 +220,7 @@ def test_chains_are_computed_by_products_and_other_models_are_mapped() -> None:
     assert isinstance(make_program(hooked, task, task.splits(task.clients[0]).train), Mapped)
 
 
-def test_frozen_parameters_are_those_of_the_received_model_and_are_never_stacked() -> None:
+def test_frozen_parameters_are_received_and_never_stacked() -> None:
     """The received ones here are others than those that the model was built with."""
     config = config_of(task="digits", model="tests.rounds.adapted:Plain")
     loop, stacked, model = both(config)
@@ -258,7 +258,7 @@ def test_one_bad_client_is_refused_alone_in_evaluation() -> None:
     assert set(ours.refused.reasons) == {names[2]}
 
 
-def test_a_block_for_which_memory_does_not_suffice_is_computed_in_parts(
+def test_a_block_beyond_memory_is_computed_in_parts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import fairbloom.simulation.stacked.clients as engine

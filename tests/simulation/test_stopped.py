@@ -42,7 +42,7 @@ def used(folder: Path) -> list[str]:
     return [row["replies_used"] for row in rounds(folder)]
 
 
-def test_the_command_line_says_in_one_line_that_nothing_is_learned_and_goes_on_where_it_shall(
+def test_the_command_line_says_that_nothing_is_learned(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert fairbloom("run", *LATE) == 2
@@ -58,7 +58,7 @@ def test_the_command_line_says_in_one_line_that_nothing_is_learned_and_goes_on_w
     assert Path("a", "model.safetensors").exists()
 
 
-def test_a_short_run_without_any_step_is_no_success_either_and_is_finished_where_it_shall_be() -> None:
+def test_a_short_run_without_any_step_is_no_success() -> None:
     late: dict[str, Any] = {"num_rounds": 2, "stragglers": 1.0, "drop_stragglers": True}
     with pytest.raises(NothingLearnedError, match=r"^no round of 2 took a step: 2 of 2 replies were refused"):
         run("a", **late)
@@ -69,7 +69,7 @@ def test_a_short_run_without_any_step_is_no_success_either_and_is_finished_where
     assert (run("a", **late, unused_rounds=0) / "model.safetensors").exists()
 
 
-def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     train = LocalClient.train
 
     def broken(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
@@ -89,9 +89,7 @@ def test_a_run_goes_on_from_its_folder_when_what_was_wrong_is_mended(monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [30.0, 1e30])
-def test_the_error_of_a_run_that_leaves_the_range_of_numbers_names_its_learning_rate(
-    tmp_path: Path, rate: float
-) -> None:
+def test_a_run_that_diverges_names_its_learning_rate(tmp_path: Path, rate: float) -> None:
     wild: dict[str, Any] = {
         "model": "mlp",
         "learning_rate": rate,
@@ -113,7 +111,7 @@ def test_the_error_of_a_run_that_leaves_the_range_of_numbers_names_its_learning_
     assert "gradient-clip" not in str(again.value)
 
 
-def test_the_error_of_a_run_that_fails_for_another_reason_names_no_learning_rate(tmp_path: Path) -> None:
+def test_a_run_that_fails_otherwise_names_no_learning_rate(tmp_path: Path) -> None:
     with pytest.raises(NothingLearnedError) as refusal:
         run(tmp_path / "a", stragglers=1.0, drop_stragglers=True)
     assert "learning-rate" not in str(refusal.value)
@@ -168,7 +166,7 @@ def test_a_federation_gives_the_run_in_process_to_the_bit(tmp_path: Path) -> Non
     assert rounds(tmp_path / "a") == rounds(folder)
 
 
-def test_rounds_of_a_federation_share_no_checkpoint_since_its_clients_keep_their_state_by_round(tmp_path: Path) -> None:
+def test_rounds_of_a_federation_share_no_checkpoint(tmp_path: Path) -> None:
     settings = small(tmp_path / "a")
     with checkpoints_every(10):
         federated(settings.run_config(), settings.clients)
@@ -198,9 +196,7 @@ def tell_rounds(folder: str, method: str, shared: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "shared"), [("fedfv", 100.0), ("ditto", 0.01)])
-def test_ctrl_c_leaves_what_was_finished_and_the_run_goes_on_to_the_same_bits(
-    tmp_path: Path, method: str, shared: float
-) -> None:
+def test_ctrl_c_leaves_finished_rounds_and_the_run_goes_on(tmp_path: Path, method: str, shared: float) -> None:
     whole = Outcome.of(run(tmp_path / "whole", method=method, num_rounds=ROUNDS))
     code = "import sys; from tests.simulation.test_stopped import tell_rounds; tell_rounds(*sys.argv[1:])"
     command = [sys.executable, "-c", code, str(tmp_path / "a"), method, str(shared)]

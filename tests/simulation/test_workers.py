@@ -62,7 +62,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[LocalClient, Term
 # As in the loop -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_to_the_bit_that_of_the_loop_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_run_has_the_bits_of_the_loop_and_leaves_no_process(tmp_path: Path) -> None:
     """FedFV keeps old updates, whose memory is written to again."""
     seen: set[int] = set()
     forked = processes._fork
@@ -87,7 +87,7 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(tmp_path: Path, monkeypatch: pyt
         assert both_of(clients, FIVE, model_of(config), terms) == expected
 
 
-def test_personal_models_are_stored_and_found_again_by_the_next_process(tmp_path: Path) -> None:
+def test_personal_models_are_found_by_the_next_process(tmp_path: Path) -> None:
     method, changes = FedAvg(personal_lambda=0.5), {"personal_lambda": 0.5, "state_dir": str(tmp_path)}
     model = model_of(config_of(**changes))
     with closing(workers_of(method, **changes)) as clients:
@@ -181,7 +181,7 @@ def test_what_a_worker_has_handed_over_is_not_computed_again(tmp_path: Path, mon
     assert {name: (tmp_path / name).read_text() for name in FIVE} == dict.fromkeys(FIVE, "x") | {"client-2": "xx"}
 
 
-def test_closing_ends_all_processes_may_be_done_twice_and_is_not_the_end() -> None:
+def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
     model, clients = model_of(config_of()), workers_of()
     expected = both_of(clients, FIVE, model, Terms(server_round=1))
     there = processes_of(clients)
@@ -265,7 +265,7 @@ def test_a_platform_that_does_not_fork_is_told_what_to_do(monkeypatch: pytest.Mo
         workers_of()
 
 
-def test_a_system_that_gives_no_process_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_processes_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses() -> int:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
@@ -280,7 +280,7 @@ def test_a_system_that_gives_no_memory_is_an_error_with_a_remedy() -> None:
         shared_array((2**50,), np.float64)
 
 
-def test_processes_in_which_pytorch_cannot_train_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_train_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch refuses to where the parent has trained on a machine with a graphics card, which not every one has."""
 
     def refuses(*_: Any) -> None:
