@@ -68,7 +68,7 @@ def test_stacked_clients_give_the_numbers_of_the_loop(case: str) -> None:
         assert told.keys() == expected_told.keys()
         for place, value in told.items():
             if isinstance(value, float | np.ndarray):
-                np.testing.assert_allclose(value, expected_told[place], tolerance, tolerance, str(place))
+                np.testing.assert_allclose(np.asarray(value), expected_told[place], tolerance, tolerance, str(place))
             else:
                 assert value == expected_told[place], place
 

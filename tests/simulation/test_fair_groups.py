@@ -13,8 +13,6 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.originals import needs
 
-from .helpers import Outcome
-
 SEEDS = 3
 
 
@@ -91,16 +89,3 @@ def test_a_client_with_one_group_takes_part_by_its_accuracy(tmp_path: Path, capl
         )
     assert "refused" not in caplog.text
     assert run.rounds["replies_used"].tolist() == [3, 3, 3]
-
-
-@pytest.mark.parametrize("engine", ["workers", "stacked"])
-def test_a_run_is_the_same_whichever_engine_computes_it(engine: str, tmp_path: Path) -> None:
-    data = write_sites(tmp_path / "data", 1, sites=4)
-    shared: dict[str, Any] = {
-        **{"task": "csv", "data-dir": str(data), "csv.group": "sex", "method": "fairfed", "num-rounds": 4},
-        **{"fairfed.beta": 0.5, "evaluate-every": 1},
-    }
-    loop, other = (ended(tmp_path / each, engine=each, **shared) for each in ("loop", engine))
-    assert other.coefficients() == pytest.approx(loop.coefficients(), rel=1e-5)
-    if engine == "workers":
-        assert Outcome.of(tmp_path / engine).differences(Outcome.of(tmp_path / "loop")) == ""

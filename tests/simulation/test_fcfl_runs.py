@@ -61,18 +61,6 @@ def model_of(folder: Path) -> np.ndarray[Any, Any]:
     return np.concatenate([array.ravel() for array in load_file(folder / "model.safetensors").values()])
 
 
-ON_RAY = (pytest.mark.federation, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*"))
-
-
-@pytest.mark.parametrize("engine", ["workers", "stacked", pytest.param("ray", marks=ON_RAY)])
-def test_every_engine_makes_the_same_of_it(engine: str, tmp_path: Path) -> None:
-    data = write_sites(tmp_path / "data", 1, sites=4)
-    loop, other = (simulate(settings_of(data, tmp_path / each, engine=each)) for each in ("loop", engine))
-    np.testing.assert_allclose(model_of(other), model_of(loop), rtol=1e-5, atol=1e-7)
-    if engine != "stacked":
-        assert Outcome.of(other).differences(Outcome.of(loop)) == ""
-
-
 class KilledError(Exception):
     pass
 

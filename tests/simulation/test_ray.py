@@ -108,8 +108,9 @@ def test_nothing_of_a_run_stays_on_anothers_cluster(tmp_path: Path, monkeypatch:
             "server_optimizer_lr": 0.05,
         },
         {"method": "fedavg", "pooled": True},
+        {"method": "scaffold", "personal_lambda": 0.5},
     ],
-    ids=["rounds as set", "pooled data"],
+    ids=["rounds as set", "pooled data", "states of clients"],
 )
 def test_what_a_run_sets_of_its_rounds_holds_on_a_cluster(tmp_path: Path, changes: dict[str, Any]) -> None:
     """With convolutions, whose clients are computed one by one there too."""

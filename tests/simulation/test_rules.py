@@ -1,10 +1,8 @@
 """Runs whose clients keep something between rounds that corrects their steps, with the server's side of it."""
 
-import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,11 @@ import pytest
 
 from fairbloom.client.states import state_folder
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Method
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.run_folder.files import ENGINE
-from fairbloom.simulation.clients import LocalClients
-from fairbloom.simulation.dispatch.workers import WorkerClients
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.stacked.clients import StackedClients
-from fairbloom.strategies import SCAFFOLD, FedAvg, FedDyn
+from fairbloom.strategies import SCAFFOLD
 from tests.client.quadratic import minimiser
 
 from .helpers import config_of, model_of, run, table
@@ -69,83 +64,7 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
         assert len(list(folder.glob("*/rule/1.safetensors"))) == 3
 
 
-# Whoever computes -----------------------------------------------------------------------------------------------------
-
-CONFIG: dict[str, Any] = {
-    "task": "tests.simulation.doubled:doubled",
-    "batch_size": 8,
-    "local_epochs": 2,
-    "model": "mlp",
-}
 OWN = "tests.client.own_rules:Momentum"
-METHODS: dict[str, Callable[[], Method]] = {
-    "scaffold": lambda: SCAFFOLD(personal_lambda=0.5, proximal_mu=0.1, fraction_train=0.6),
-    "feddyn": lambda: FedDyn(alpha=0.3, fraction_train=0.6),
-    "a rule of one's own": lambda: FedAvg(client_rule=OWN, fraction_train=0.6),
-}
-
-
-def by_ray(method: Method, config: dict[str, Any]) -> LocalClients:
-    from fairbloom.simulation.dispatch.ray import RayClients
-
-    return RayClients(method, config, shards=2)
-
-
-ENGINES: dict[str, Callable[[Method, dict[str, Any]], LocalClients]] = {
-    "loop": LoopClients,
-    "workers": lambda method, config: WorkerClients(method, config, workers=2),
-    "stacked": lambda method, config: StackedClients(method, config, block=2),
-    "ray": by_ray,
-}
-
-
-def played(name: str, engine: str) -> tuple[np.ndarray[Any, Any], dict[tuple[str, str, int], dict[str, bytes | float]]]:
-    """Return the models after five rounds, flat, and all that clients keep in memory then."""
-    method = METHODS[name]()
-    config = config_of(**CONFIG, client_rule=method.client_rule)
-    with closing(ENGINES[engine](method, config)) as clients:
-        rounds = Rounds(method, clients, 5).run(model_of(config), measure=lambda number: (), measure_after=())
-        models = [np.concatenate([array.ravel() for array in each.arrays.values()]) for each in rounds]
-        kept = {
-            (client, what, made): {name: tensor.numpy().tobytes() for name, tensor in state.items()}
-            for client in clients.online(1)
-            for what, versions in clients.states(client).in_memory.items()
-            for made, state in versions.items()
-        }
-    return np.array(models), kept
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
-    """Return what comes of one client after the other."""
-    return {name: played(name, "loop") for name in METHODS}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("engine", ["workers", pytest.param("ray", marks=pytest.mark.federation)])
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
-def test_workers_give_models_and_states_the_bits_of_one_process(
-    name: str, engine: str, expected: dict[str, Any]
-) -> None:
-    models, kept = played(name, engine)
-    assert models.tobytes() == expected[name][0].tobytes()
-    assert kept == expected[name][1]
-    assert {what for _, what, _ in kept} == ({"rule", "personal"} if name == "scaffold" else {"rule"})
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", METHODS)
-def test_stacked_rules_agree_and_own_rules_fall_back(
-    name: str, expected: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "flwr"):
-        models, kept = played(name, "stacked")
-    np.testing.assert_allclose(models, expected[name][0], rtol=0, atol=1e-12)
-    assert kept.keys() == expected[name][1].keys()
-    assert ("client-rule" in caplog.text) == (name == "a rule of one's own")
 
 
 @pytest.mark.parametrize("engine", ["auto", "stacked", "loop", "workers"])

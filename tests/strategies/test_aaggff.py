@@ -10,22 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.updates import FloatArray
-from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import AAggFF, aaggff
 from fairbloom.strategies.aaggff import CDFS, decision, responses
 from fairbloom.strategies.simplex import min_norm_weights
 
 from .helpers import (
-    BUFFERS,
-    MemoryGrid,
     client_names,
     cohort_of,
-    error,
-    flat,
-    initial_model,
-    quadratics,
-    record,
-    unpack,
 )
 from .reference import RESPONSES, Seen, online_newton, regularised_leader
 
@@ -343,30 +334,6 @@ def test_a_client_that_stays_behind_gains_from_round_to_round(rule: str) -> None
 
 def bits(memory: Mapping[str, Any]) -> dict[str, object]:
     return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in memory.items()}
-
-
-@both
-def test_a_killed_run_resumes_to_the_same_bits(rule: str, tmp_path: Path) -> None:
-    def strategy() -> AAggFF:
-        return AAggFF(rule=rule, buffers=BUFFERS, fraction_train=0.6, seed=3)
-
-    whole, states, finished = strategy(), [], []
-
-    def on_round(one: Any) -> None:
-        finished.append(one)
-        states.append(copy.deepcopy(whole.state_dict()))
-
-    faults = {("site-2", 2): error}
-    result = whole.start(
-        MemoryGrid(quadratics(6), faults=faults), record(initial_model()), num_rounds=6, on_round=on_round
-    )
-    save_checkpoint(tmp_path / "3.safetensors", unpack(finished[2].arrays), states[2])
-    model, state = load_checkpoint(tmp_path / "3.safetensors")
-    assert bits(state["memory"]) == bits(states[2]["memory"])
-    resumed = strategy()
-    again = resumed.start(MemoryGrid(quadratics(6), seed=5), record(model), num_rounds=6, resume=state)
-    assert flat(unpack(again.arrays)).tobytes() == flat(unpack(result.arrays)).tobytes()
-    assert bits(resumed.memory) == bits(whole.memory)
 
 
 def test_ons_and_ftrl_keep_as_many_numbers_as_documented() -> None:

@@ -353,20 +353,3 @@ def test_bytes_count_the_second_exchange_and_the_snapshots() -> None:
 
 
 # State --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_resumed_in_the_middle_draws_and_ascends_the_same() -> None:
-    strategy, states, finished = DRFA(gamma=0.001, fraction_train=0.5, seed=2), [], []
-
-    def on_round(one: Round) -> None:
-        finished.append(one)
-        states.append(strategy.state_dict())
-
-    strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=6, on_round=on_round)
-    again, rest = DRFA(gamma=0.001, fraction_train=0.5, seed=2), []
-    again.start(
-        MemoryGrid(quadratics(6), seed=3), finished[2].arrays, num_rounds=6, resume=states[2], on_round=rest.append
-    )
-    assert [one.coefficients for one in rest] == [one.coefficients for one in finished[3:]]
-    assert again.memory == strategy.memory
-    assert flat(unpack(rest[-1].arrays)).tobytes() == flat(unpack(finished[-1].arrays)).tobytes()

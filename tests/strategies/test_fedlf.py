@@ -12,7 +12,7 @@ from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FedLF, FedMGDAPlus
-from tests.rounds.helpers import OPTIONS, bits, run
+from tests.rounds.helpers import OPTIONS, run
 
 from .helpers import (
     BUFFERS,
@@ -464,23 +464,3 @@ def test_a_run_has_its_groups_as_text() -> None:
 
 
 # Kill and resume ----------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_was_killed_goes_on_to_the_bit() -> None:
-    options = {**OPTIONS, "fraction_train": 0.5, "groups": {"weight": "a", "bias": "b", "scale": "c"}}
-    _, whole = run(FedLF(**options), MemoryGrid(quadratics(6)), rounds=6)
-    killed = FedLF(**options)
-    _, before = run(killed, MemoryGrid(quadratics(6)), rounds=3)
-    resumed = FedLF(**options)
-    _, after = run(
-        resumed,
-        MemoryGrid(quadratics(6), seed=5),
-        rounds=6,
-        initial_arrays=before[-1].arrays,
-        resume=killed.state_dict(),
-    )
-    assert [finished.number for finished in after] == [4, 5, 6]
-    for one, other in zip(whole, [*before, *after], strict=True):
-        assert bits(one.arrays) == bits(other.arrays)
-        assert one.coefficients == other.coefficients
-    assert any(kept.round < 6 for kept in resumed.progress.kept)
