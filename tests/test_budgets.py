@@ -55,7 +55,7 @@ OUTSIDE = ("tests", "docs", "benchmarks", "locks")
 
 SMALL_ROOM = 1000
 
-NAMED = ("strategies", "rounds", "simulation")
+NAMED = ("client", "rounds", "simulation", "strategies")
 """The folders of tests in which a name has at most LONGEST_NAME characters."""
 
 LONGEST_NAME = 60

@@ -23,7 +23,7 @@ def metrics_of(told: dict[str, Any], config: dict[str, Any] | None = None) -> di
     return dict(ask(MessageType.TRAIN, told, context(config=config)).metric_records["metrics"])
 
 
-def test_a_query_is_answered_with_name_and_number_of_training_examples() -> None:
+def test_a_query_is_answered_with_name_and_training_examples() -> None:
     task, _ = fresh()
     content = ask(MessageType.QUERY, {}, context(1))
     assert set(content) == {"client"}
@@ -64,7 +64,7 @@ def test_a_train_reply_has_the_arrays_that_came_in_trained(model: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [list(m) for n in range(4) for m in itertools.combinations(MEASURES, n)], ids=str)
-def test_a_train_reply_has_the_metrics_that_were_asked_for_and_the_count(asked: list[str]) -> None:
+def test_a_train_reply_has_the_metrics_asked_for_and_the_count(asked: list[str]) -> None:
     metrics = metrics_of({"measure": asked})
     assert set(metrics) == {"num-examples", *asked}
     assert isinstance(metrics["num-examples"], int)
@@ -114,7 +114,7 @@ def test_measuring_changes_nothing_in_the_training() -> None:
     assert all(without[key].data == measured[key].data for key in without)
 
 
-def test_a_reply_depends_on_the_message_and_not_on_what_came_before() -> None:
+def test_a_reply_depends_on_the_message_alone() -> None:
     first = ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))
     ask(MessageType.TRAIN, {"server-round": 2}, context(2))
     again = ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))
@@ -135,13 +135,13 @@ def test_an_evaluation_is_on_the_own_test_split() -> None:
     }
 
 
-def test_an_evaluation_adds_the_training_loss_where_it_is_asked_for() -> None:
+def test_an_evaluation_adds_the_training_loss_where_asked() -> None:
     metrics = ask(MessageType.EVALUATE, {"measure": ["train-loss"]}, context()).metric_records["metrics"]
     assert metrics["train-loss"] == metrics_of({"measure": ["loss-before"]})["loss-before"]
 
 
 @pytest.mark.parametrize("partition", [None, -1, CLIENTS, "1", 1.0], ids=repr)
-def test_a_partition_id_without_a_client_is_refused_with_the_range(partition: object) -> None:
+def test_an_unknown_partition_id_is_refused_with_the_range(partition: object) -> None:
     with pytest.raises(ValueError, match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}"):
         ask(MessageType.QUERY, {}, context(partition))
 
@@ -155,7 +155,7 @@ def own_task(setup: Setup) -> Task:
     return find_task("digits").load(replace(setup, model="logistic"), find_task("digits").check_parameters({}))
 
 
-def test_another_run_loads_an_own_task_anew_and_the_same_run_does_not() -> None:
+def test_only_another_run_loads_an_own_task_again() -> None:
     config = run_config(task=f"{__name__}:own_task")
     ask(MessageType.QUERY, {}, context(1, config))
     loaded.clear()

@@ -68,14 +68,12 @@ def moved(config: dict[str, Any], by: float) -> torch.nn.Module:
         ([1.0, math.nan, math.nan], True),
     ],
 )
-def test_it_is_over_when_the_least_loss_fell_by_less_than_its_share_over_so_many_epochs(
-    losses: list[float], settled: bool
-) -> None:
+def test_it_ends_when_the_least_loss_falls_too_little(losses: list[float], settled: bool) -> None:
     assert has_settled(losses, patience=2, tolerance=0.1) == settled
 
 
 @given(losses=st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12), patience=st.integers(1, 4))
-def test_without_a_tolerance_it_goes_on_as_long_as_the_least_loss_falls(losses: list[float], patience: int) -> None:
+def test_without_a_tolerance_it_goes_on_while_the_loss_falls(losses: list[float], patience: int) -> None:
     fell = len(losses) <= patience or min(losses) < min(losses[:-patience])
     assert has_settled(losses, patience, 0.0) == (not fell)
 
@@ -98,7 +96,7 @@ def gradient_descent(client: str, model: torch.nn.Module, rate: float) -> list[f
     return found
 
 
-def test_the_baseline_is_the_least_loss_of_plain_training_from_the_received_model() -> None:
+def test_the_baseline_is_the_least_loss_of_plain_training() -> None:
     config = run_config(**{key.replace("-", "_"): value for key, value in FULL.items()})
     expected = gradient_descent("client-1", fresh(config)[1], 0.5)
     found = reported(context(1, config))
@@ -115,9 +113,7 @@ def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("changes", "more"), [({"proximal-mu": 50.0}, {}), ({"client-momentum": 0.9}, {})])
-def test_nothing_that_the_terms_add_to_a_rounds_work_has_a_part_in_it(
-    changes: dict[str, Any], more: dict[str, Any]
-) -> None:
+def test_nothing_that_the_terms_add_has_a_part_in_it(changes: dict[str, Any], more: dict[str, Any]) -> None:
     plain, other = reported(context(1)), reported(context(1), **changes)
     assert other["loss-baseline"] == plain["loss-baseline"]
 
@@ -126,7 +122,7 @@ def test_nothing_that_the_terms_add_to_a_rounds_work_has_a_part_in_it(
 @pytest.mark.parametrize(
     "changed", [{"learning_rate_decay": 0.5}, {"stragglers": 0.9}, {"time_budget": 1e-9}, {"local_epochs": 7}]
 )
-def test_it_is_the_same_on_every_machine_and_for_however_long_a_round_trains(changed: dict[str, Any]) -> None:
+def test_it_is_the_same_on_every_machine(changed: dict[str, Any]) -> None:
     assert reported(context(1, run_config(**changed)))["loss-baseline"] == reported(context(1))["loss-baseline"]
 
 
@@ -145,7 +141,7 @@ def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
 # Once ---------------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_found_once_and_reported_in_every_round_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_found_once_and_reported_in_every_later_round(monkeypatch: pytest.MonkeyPatch) -> None:
     where = context(1)
     first = reported(where)
     monkeypatch.setattr(Baseline, "_reach_alone", None)  # calling it again would fail
@@ -164,7 +160,7 @@ def test_a_device_that_was_restarted_has_it_to_the_bit(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("baseline/1.safetensors"))
 
 
-def test_a_device_without_a_folder_trains_alone_again_from_the_model_that_it_has_then() -> None:
+def test_a_device_without_a_folder_trains_alone_again() -> None:
     config = run_config()
     first = reported(context(1, config))
     again = reported(context(1, config), moved(config, 0.3), server_round=2)
@@ -172,14 +168,14 @@ def test_a_device_without_a_folder_trains_alone_again_from_the_model_that_it_has
 
 
 @pytest.mark.slow
-def test_a_client_that_received_a_broken_model_first_trains_alone_from_the_next_one() -> None:
+def test_after_a_broken_model_a_client_starts_from_the_next() -> None:
     """Kept, a loss of NaN would have it refused to the end of the run."""
     where = context(1)
     assert math.isnan(reported(where, moved(dict(where.run_config), math.nan))["loss-baseline"])
     assert reported(where, server_round=2)["loss-baseline"] == reported(context(1))["loss-baseline"]
 
 
-def test_a_server_that_goes_back_before_it_has_another_one_made_which_then_stays(tmp_path: Path) -> None:
+def test_a_server_that_goes_back_has_another_baseline_made(tmp_path: Path) -> None:
     config = run_config(state_dir=str(tmp_path))
     late = reported(context(1, config), moved(config, 0.5), server_round=5)
     early = reported(context(1, config), server_round=2)
@@ -192,7 +188,7 @@ def test_a_server_that_goes_back_before_it_has_another_one_made_which_then_stays
     assert [path.name for path in (folder / "baseline").iterdir()] == ["2.safetensors"]
 
 
-def test_a_damaged_file_is_set_aside_and_the_client_trains_alone_again(tmp_path: Path) -> None:
+def test_a_damaged_file_is_set_aside_and_trained_for_again(tmp_path: Path) -> None:
     config = run_config(state_dir=str(tmp_path))
     first = reported(context(1, config))
     (file,) = tmp_path.rglob("baseline/1.safetensors")
@@ -203,13 +199,13 @@ def test_a_damaged_file_is_set_aside_and_the_client_trains_alone_again(tmp_path:
 # As a run has it reported ---------------------------------------------------------------------------------------------
 
 
-def test_losses_are_reported_alike_so_that_a_gap_is_one_of_totals() -> None:
+def test_a_gap_of_total_losses_is_one_of_totals() -> None:
     plain, total = reported(context(1)), reported(context(1, run_config(reported_loss="total")))
     for name in ("loss-before", "loss-baseline"):
         assert total[name] == pytest.approx(plain["num-examples"] * plain[name])
 
 
-def test_it_is_left_out_where_the_terms_do_not_say_how_long_to_train() -> None:
+def test_it_is_left_out_where_the_terms_have_no_epochs() -> None:
     found = dict(ask(MessageType.TRAIN, {"measure": ["loss-baseline"]}, context(1)).metric_records["metrics"])
     assert set(found) == {"num-examples"}
 
@@ -219,7 +215,7 @@ def test_it_is_left_out_where_the_terms_do_not_say_how_long_to_train() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
-def test_no_engine_lets_a_client_train_alone_again_in_a_later_round(engine: str, tmp_path: Path) -> None:
+def test_no_engine_trains_a_client_alone_again_later(engine: str, tmp_path: Path) -> None:
     """A number that was made anew from the second round's model would differ from the first one's."""
     settings = Settings.of({"clients": 4, "method": "eagle", "device": "cpu", "fraction": 1.0})
     config = {**settings.run_config(), "state-dir": str(tmp_path)}
@@ -246,7 +242,7 @@ def terms_with(terms: Terms) -> Terms:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_a_run_that_is_killed_goes_on_with_the_same_baselines_to_the_bit(engine: str, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_the_same_baselines(engine: str, tmp_path: Path) -> None:
     class KilledError(Exception):
         pass
 

@@ -40,7 +40,7 @@ def test_auto_takes_the_best_device_there_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
-def test_a_device_that_is_not_there_is_refused_with_what_would_do(name: str) -> None:
+def test_an_absent_device_is_refused_with_a_remedy(name: str) -> None:
     with pytest.raises(
         FairbloomError, match=rf"device = '{name}' is not available on this machine: auto chooses the best"
     ):
@@ -91,7 +91,7 @@ def test_an_error_says_why_a_device_is_unavailable(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("fresh")
-def test_on_cuda_full_precision_and_repeatable_kernels_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_gets_full_precision_and_repeatable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bool, bool]] = []
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: SimpleNamespace(device=torch.device("cuda:0")))
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, *, warn_only: asked.append((on, warn_only)))
@@ -150,7 +150,7 @@ def test_a_model_is_measured_on_a_device_without_float64(monkeypatch: pytest.Mon
     assert training.measure(model, task, there) == pytest.approx(training.measure(model, task, examples))
 
 
-def test_update_norms_and_rules_compute_on_a_device_without_float64() -> None:
+def test_update_norms_and_rules_work_without_float64() -> None:
     old, new = torch.ones(3), torch.tensor([1.0, 4.0, 5.0])
     there = old.as_subclass(OnDevice), new.as_subclass(OnDevice)
     done = WorkDone(lambda: 0.1, lambda: [there], lambda: 0.1)
@@ -186,7 +186,7 @@ def raise_asserted(*_: Any) -> None:
     raise ASSERTED
 
 
-def test_a_lost_gpu_ends_the_run_with_its_cause_and_blames_no_client() -> None:
+def test_a_lost_gpu_ends_the_run_and_blames_no_client() -> None:
     words = r"the GPU has stopped \(CUDA error: device-side assert triggered\), .* set device = cpu"
     with pytest.raises(FairbloomError, match=words):
         answer_of(raise_asserted)

@@ -153,7 +153,7 @@ def test_disparity_and_its_gradient_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_client_replies_one_plain_step_down_each_of_loss_and_disparity(kind: str) -> None:
+def test_a_client_replies_a_step_down_loss_and_down_disparity(kind: str) -> None:
     """Its momentum would be refused; its batch size and epochs count for nothing."""
     local, update = trained(terms_of(kind), batch_size=7, local_epochs=3)
     first = linear()
@@ -177,7 +177,7 @@ def test_a_client_replies_one_plain_step_down_each_of_loss_and_disparity(kind: s
 
 
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(KINDS))
-def test_a_short_step_down_lowers_the_disparity_whatever_its_sign(seed: int, kind: str) -> None:
+def test_a_short_step_down_lowers_the_disparity(seed: int, kind: str) -> None:
     model, examples, task = linear(seed=seed), drawn(seed, groups=2), task_of()
     before = measure_disparity(model, task, examples, terms_of(kind), 1)
     squared = sum(float(each.square().sum()) for each in before.gradient if each is not None)
@@ -189,7 +189,7 @@ def test_a_short_step_down_lowers_the_disparity_whatever_its_sign(seed: int, kin
     assert gained == pytest.approx(1e-7 * squared, rel=1e-2, abs=1e-13)
 
 
-def test_the_logit_of_two_outputs_is_their_difference_and_that_of_one_is_the_output() -> None:
+def test_the_logit_is_two_outputs_difference_or_the_one_output() -> None:
     two = torch.tensor([[1.0, 4.0], [2.0, -1.0]])
     assert logits_of(two, 1).tolist() == [3.0, -3.0]
     assert logits_of(two, 0).tolist() == [-3.0, 3.0]
@@ -212,7 +212,7 @@ def test_one_output_says_what_two_do_whose_first_is_zero(kind: str) -> None:
 
 
 @given(seed=st.integers(0, 10**6))
-def test_hard_disparities_are_fairlearns_differences_with_their_sign(seed: int) -> None:
+def test_hard_disparities_are_fairlearns_with_their_sign(seed: int) -> None:
     """Demographic parity difference: the largest selection rate less the least. Equal opportunity: of recalls."""
     model, examples = linear(seed=seed), drawn(seed, groups=2)
     assert examples.groups is not None
@@ -268,9 +268,7 @@ def with_groups(places: list[int], targets: list[int] | None = None) -> Examples
     ],
     ids=["second empty", "first empty", "both empty", "second small", "first small"],
 )
-def test_with_an_empty_or_small_group_there_is_no_disparity_and_no_step(
-    kind: str, places: list[int], targets: list[int]
-) -> None:
+def test_with_a_small_group_there_is_no_disparity_and_no_step(kind: str, places: list[int], targets: list[int]) -> None:
     examples, model = with_groups(places, targets), linear()
     found = measure_disparity(model, task_of(), examples, terms_of(kind), 4)
     assert found.metrics == {"disparity": 0.0, "disparity-hard": 0.0}
@@ -279,7 +277,7 @@ def test_with_an_empty_or_small_group_there_is_no_disparity_and_no_step(
     assert count_hits(model, task_of(), examples, 4) == dict.fromkeys(COUNTS, 0)
 
 
-def test_groups_of_the_smallest_size_count_and_one_fewer_does_not() -> None:
+def test_groups_of_the_smallest_size_count() -> None:
     model, task = linear(), task_of()
     examples = with_groups([0] * 10 + [1] * 8 + [2], [1] * 5 + [0] * 5 + [1] * 4 + [0] * 4 + [1])
     parity, opportunity = (
@@ -293,7 +291,7 @@ def test_groups_of_the_smallest_size_count_and_one_fewer_does_not() -> None:
     assert count_hits(model, task, examples, 5) == dict.fromkeys(COUNTS, 0)
 
 
-def test_a_client_holds_small_groups_back_by_the_runs_setting_and_trains_as_before() -> None:
+def test_a_client_holds_small_groups_back_by_the_runs_setting() -> None:
     counts = torch.bincount(drawn().groups[:, 0])[:2]  # type: ignore[index]
     smallest = int(counts.min()) + 1
     _, plain = trained(terms_of())
@@ -339,7 +337,7 @@ def test_a_disparity_of_zero_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_that_are_wholly_apart_have_a_disparity_of_one_and_no_more(kind: str) -> None:
+def test_wholly_apart_groups_have_a_disparity_of_one(kind: str) -> None:
     """A server refuses one beyond 1, however little: the mean of n ones is 1, whatever n is."""
     model = linear(1)
     with torch.no_grad():
@@ -384,7 +382,7 @@ def test_examples_of_a_dataset_say_what_those_in_tensors_say() -> None:
     assert count_hits(model, task_of(), examples, 1) == count_hits(model, task_of(), made, 1)
 
 
-def test_the_second_model_keeps_buffers_and_frozen_parameters_and_leaves_the_training_alone() -> None:
+def test_the_second_model_keeps_buffers_and_leaves_the_training() -> None:
     """BatchNorm and dropout are as in evaluation: Δ is measured, and its gradient taken, of one and the same model."""
     named = f"{__name__}:normed"
     _, plain = trained(terms_of("", measure=()), task=named)
@@ -400,21 +398,21 @@ def test_the_second_model_keeps_buffers_and_frozen_parameters_and_leaves_the_tra
     assert not torch.equal(update.arrays["1.running_mean"], received["1.running_mean"])
 
 
-def test_the_same_work_says_the_same_again_and_leaves_generators_as_they_were() -> None:
+def test_the_same_work_repeats_and_leaves_generators_alone() -> None:
     before = torch.random.get_rng_state()
     first, second = (trained(terms_of(), task=f"{__name__}:normed")[1] for _ in range(2))
     assert torch.equal(before, torch.random.get_rng_state())
     assert (bits(first.second), first.metrics) == (bits(second.second), second.metrics)
 
 
-def test_a_method_may_ask_for_the_second_model_beside_any_local_work() -> None:
+def test_a_method_may_ask_for_it_with_any_local_work() -> None:
     _, whole = trained(terms_of())
     _, several = trained(terms_of(full_batch_step=False), batch_size=5, local_epochs=2)
     assert bits(whole.second) == bits(several.second)
     assert bits(whole.arrays) != bits(several.arrays)
 
 
-def test_counts_are_measured_where_they_are_asked_for_and_change_nothing_else() -> None:
+def test_counts_are_measured_where_asked_and_change_nothing() -> None:
     _, plain = trained(Terms(server_round=1, measure=("accuracy-before",)))
     _, asked = trained(Terms(server_round=1, measure=("hits-1", "accuracy-before", "positives-0")))
     assert list(asked.metrics) == ["num-examples", "hits-1", "accuracy-before", "positives-0"]
@@ -437,7 +435,7 @@ def test_counts_are_measured_where_they_are_asked_for_and_change_nothing_else() 
     ],
     ids=["three groups", "one group", "no groups", "three classes", "a quantity"],
 )
-def test_a_task_without_two_groups_and_classes_is_an_error_with_its_remedy(
+def test_a_task_without_two_groups_is_an_error_with_a_remedy(
     changes: dict[str, Any], words: list[str], remedy: dict[str, Any]
 ) -> None:
     for measured in (
@@ -492,7 +490,7 @@ def replied(told: dict[str, Any], **node: Any) -> RecordDict:
     return ask(MessageType.TRAIN, told, where)
 
 
-def test_a_reply_in_flowers_messages_has_the_second_model_and_the_numbers_of_one_in_process() -> None:
+def test_a_reply_in_messages_is_that_of_one_in_process() -> None:
     terms = terms_of()
     content = replied({key: value for key, value in terms.to_config().items() if key != "server-round"})
     _, update = trained(terms)

@@ -99,7 +99,7 @@ BY_FUNCTIONS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [0, 16])
 @pytest.mark.parametrize(("name", "arguments"), BY_FUNCTIONS)
-def test_every_method_makes_the_same_model_with_her_functions_as_with_our_own_client(
+def test_every_method_makes_the_model_of_our_own_client(
     name: str, arguments: dict[str, Any], batch_size: int, quickstart: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loader(dataset: Any, batch_size: int, shuffle: bool = False) -> Any:
@@ -136,7 +136,7 @@ def test_every_method_makes_the_same_model_with_her_functions_as_with_our_own_cl
     assert weights(right.arrays).shape == weights(left.arrays).shape
 
 
-def test_the_page_says_how_many_lines_change_in_the_quickstart_and_the_changed_app_leaves_a_run_folder(
+def test_the_page_says_how_many_lines_of_the_quickstart_change(
     quickstart: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (client, server), text = changed.changes().values(), (changed.QUICKSTART.parents[2] / "docs/flower.md").read_text()
@@ -177,7 +177,7 @@ def test_it_names_the_methods_that_it_cannot_serve() -> None:
     assert len(unsupported) == 5  # as docs/flower.md says
 
 
-def test_the_page_says_what_each_term_asks_of_a_client_and_which_of_them_fair_lacks() -> None:
+def test_the_page_says_what_each_term_asks_and_fair_lacks() -> None:
     text = (changed.QUICKSTART.parents[2] / "docs/flower.md").read_text()
     table = text[text.index("| key in TRAIN's config") : text.index("A client that gets a key of this table")]
     rows = [row for row in table.splitlines() if row.startswith("| `")]
@@ -190,9 +190,7 @@ def test_the_page_says_what_each_term_asks_of_a_client_and_which_of_them_fair_la
     assert set(re.findall(r"`([\w-]+)`", lacking)) - {"fair"} == unsupported
 
 
-def test_a_run_that_is_resumed_ends_with_the_same_model_although_her_loader_shuffles_by_the_global_generator(
-    quickstart: Modules, tmp_path: Path
-) -> None:
+def test_a_run_resumes_although_the_loader_shuffles_globally(quickstart: Modules, tmp_path: Path) -> None:
     config = {"batch-size": 8, "local-epochs": 1, "state-dir": str(tmp_path / "whole")}
     states: list[Any] = []
     strategy = Ditto(lam=0.1)
@@ -210,7 +208,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_model_although_her_loader_shuf
     assert dict(again.evaluate_metrics_clientapp[4]) == dict(whole.evaluate_metrics_clientapp[4])
 
 
-def test_a_seed_another_client_and_another_round_each_shuffle_differently(quickstart: Modules) -> None:
+def test_a_seed_client_and_round_each_shuffle_differently(quickstart: Modules) -> None:
     def reply(partition: int = 1, number: int = 1, seed: int = 0) -> bytes:
         model = quickstart[1].Net()
         model.load_state_dict({name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()})
@@ -242,7 +240,7 @@ def test_flowers_own_strategies_work_with_it_as_before(strategy: Callable[..., A
     assert set(result.evaluate_metrics_clientapp[1]) == {"eval_loss", "eval_acc"}
 
 
-def test_the_training_loss_is_measured_of_clients_that_have_never_trained(quickstart: Modules) -> None:
+def test_clients_that_never_trained_report_a_training_loss(quickstart: Modules) -> None:
     strategy = make("drfa", {"gamma": 0.01, "local_steps": 3}, fraction_train=0.25)
     _, rounds = run(strategy, quickstart[0].app, {"batch-size": 8, "local-epochs": 1}, quickstart)
     assert all(each.refused == {} for each in rounds)
@@ -396,7 +394,7 @@ def loss_at(x: float) -> float:
     return float(0.5 * (x - EXAMPLES).square().mean())
 
 
-def test_measures_are_means_over_all_examples_although_the_last_batch_is_smaller() -> None:
+def test_measures_are_means_over_all_examples() -> None:
     content = ask(app_of(), told={"measure": MEASURES})
     metrics: dict[str, Any] = dict(content.metric_records["metrics"])
     assert metrics["loss-before"] == pytest.approx(loss_at(0.0), rel=1e-12)
@@ -417,7 +415,7 @@ def test_measures_are_means_over_all_examples_although_the_last_batch_is_smaller
     ],
     ids=["drop_last", "own generator", "subset", "batch sampler"],
 )
-def test_her_loader_may_drop_draw_or_choose_examples_and_the_whole_training_set_is_measured(loader: Any) -> None:
+def test_whatever_a_loader_drops_the_whole_set_is_measured(loader: Any) -> None:
     metrics = ask(app_of(loader=loader), told={"measure": ["loss-before"]}).metric_records["metrics"]
     assert metrics["loss-before"] == pytest.approx(loss_at(0.0), rel=1e-12)
 
@@ -447,12 +445,12 @@ def test_the_norm_of_her_update_is_that_of_our_own_clients(
         assert all(norm > 0.0 for norm in norms[0].values())
 
 
-def test_where_the_received_model_stays_as_it_is_the_norm_is_zero() -> None:
+def test_where_the_received_model_stays_the_norm_is_zero() -> None:
     told = {"personal-lambda": 0.5, "personal-epochs": 1, "local-only": True, "measure": ["update-norm"]}
     assert ask(app_of(), told=told).metric_records["metrics"]["update-norm"] == 0.0
 
 
-def test_a_term_that_is_honoured_by_nobody_is_refused_by_name_and_not_said_to_be_honoured(
+def test_a_term_that_nobody_honours_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As if a term had been added to the protocol and forgotten here."""
@@ -485,7 +483,7 @@ class Noisy(nn.Module):
         return outputs.square().mean()
 
 
-def test_measuring_changes_neither_statistics_nor_modes_nor_random_numbers() -> None:
+def test_measuring_changes_no_statistics_modes_or_random_numbers() -> None:
     torch.manual_seed(3)
     start = Noisy()
     generator = torch.Generator()
@@ -516,7 +514,7 @@ def test_the_process_draws_afterwards_what_it_would_have_drawn() -> None:
     assert drawn() == expected
 
 
-def test_data_that_she_splits_at_random_are_split_in_one_way_throughout_the_run() -> None:
+def test_data_split_at_random_are_split_alike_in_the_whole_run() -> None:
     app = fair(train_point, test_point)
     split: list[list[int]] = []
 
@@ -563,7 +561,7 @@ def test_what_it_may_not_return(returned: Any, words: str) -> None:
         ask(app_of(test=lambda model, loader: returned), told={"measure": ["accuracy-before"]})
 
 
-def test_a_test_function_takes_the_values_of_the_training_function_by_their_names() -> None:
+def test_a_test_function_takes_training_values_by_their_names() -> None:
     seen: list[Any] = []
 
     def train(net: nn.Module, trainloader: Any, epochs: int, device: str = "here") -> float:
@@ -592,7 +590,7 @@ def needing_a_criterion(model: nn.Module, loader: Any, criterion: Any) -> tuple[
         (lambda model: (1.0, 1.0), "must take the model and a loader"),
     ],
 )
-def test_a_test_function_that_cannot_be_called_is_named_with_its_parameter(test: Any, words: str) -> None:
+def test_an_uncallable_test_function_is_named_with_its_parameter(test: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ask(app_of(test=test), told={"measure": ["loss-before"]})
 
@@ -619,7 +617,7 @@ def test_the_momentum_of_the_terms_is_the_optimizers() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_full_batch_step_is_one_step_on_all_examples_whatever_epochs_and_momentum(momentum: float) -> None:
+def test_a_full_batch_step_is_one_step_on_all_examples(momentum: float) -> None:
     def train(model: nn.Module, loader: Any, epochs: int) -> float:
         assert len(loader) == 1
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum, nesterov=momentum > 0)
@@ -631,9 +629,7 @@ def test_a_full_batch_step_is_one_step_on_all_examples_whatever_epochs_and_momen
 
 
 @pytest.mark.parametrize(("wanted", "epochs"), [(2, 1), (3, 1), (7, 1), (7, 5)])
-def test_local_steps_are_taken_whatever_the_epochs_and_the_snapshot_is_the_model_after_one_of_them(
-    wanted: int, epochs: int
-) -> None:
+def test_local_steps_are_taken_and_the_snapshot_is_after_one(wanted: int, epochs: int) -> None:
     content = ask(app_of(epochs=epochs), told={"local-steps": wanted, "snapshot-step": 2})
     assert trained(content) == pytest.approx(steps((BATCHES * 3)[:wanted]), rel=1e-12)
     assert trained(content, "snapshot") == pytest.approx(steps(BATCHES[:2]), rel=1e-12)
@@ -650,7 +646,7 @@ def test_propfair_descends_the_logarithm_of_the_utility() -> None:
     assert trained(ask(app_of(), told=PROPFAIR)) == pytest.approx(x, rel=1e-12)
 
 
-def test_ditto_trains_a_personal_model_and_leaves_the_global_one_as_it_would_be() -> None:
+def test_ditto_leaves_the_global_model_as_it_would_be() -> None:
     where, told = context(), {"personal-lambda": 0.5, "personal-epochs": 2}
     start = Point()
     start.x.data.fill_(3.0)
@@ -668,13 +664,13 @@ def test_ditto_trains_a_personal_model_and_leaves_the_global_one_as_it_would_be(
     assert again["eval_loss-personal"] == pytest.approx(mean_of_batches, rel=1e-12)
 
 
-def test_before_there_is_a_personal_model_the_received_one_is_measured() -> None:
+def test_before_a_personal_model_the_received_one_is_measured() -> None:
     metrics = ask(app_of(), MessageType.EVALUATE, {"personal-lambda": 0.5}).metric_records["metrics"]
     assert metrics["eval_loss-personal"] == metrics["eval_loss"]
     assert "num-examples-personal" not in metrics
 
 
-def test_local_training_leaves_the_received_model_and_returns_what_her_function_returned() -> None:
+def test_local_training_leaves_the_received_model() -> None:
     told = {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True}
     start = Point()
     start.x.data.fill_(3.0)
@@ -686,7 +682,7 @@ def test_local_training_leaves_the_received_model_and_returns_what_her_function_
     assert len(SEEN) == 3
 
 
-def test_an_optimizer_that_her_function_is_given_starts_afresh_for_the_personal_model() -> None:
+def test_a_given_optimizer_starts_again_for_the_personal_model() -> None:
     app = fair(lambda model, loader, epochs, optimizer: descend(model, loader, epochs, optimizer), test_point)
     train_fn = app.train_fn
 
@@ -706,7 +702,7 @@ def test_an_optimizer_that_her_function_is_given_starts_afresh_for_the_personal_
     assert kept == pytest.approx(steps(BATCHES, mu=0.5, beta=0.9), rel=1e-12)
 
 
-def test_the_training_loss_is_measured_by_her_train_handler_which_trains_nothing() -> None:
+def test_the_train_handler_measures_the_training_loss() -> None:
     start = Point()
     start.x.data.fill_(3.0)
     metrics = ask(app_of(), MessageType.EVALUATE, {"measure": ["train-loss"]}, model=start).metric_records["metrics"]
@@ -844,12 +840,12 @@ def test_a_term_that_her_loader_cannot_keep_is_named(loader: Any, told: dict[str
         ask(app_of(loader=loader), told=told)
 
 
-def test_a_scaler_is_fine_with_the_proximal_term_which_is_added_to_the_unscaled_gradients() -> None:
+def test_a_scaler_works_with_the_proximal_term() -> None:
     content = ask(app_of(with_a_scaler), told={"proximal-mu": 0.7})
     assert trained(content) == pytest.approx(steps(BATCHES, mu=0.7), rel=1e-6)
 
 
-def test_a_handler_that_does_not_call_the_wrapped_function_is_told_so() -> None:
+def test_a_handler_that_does_not_call_the_function_is_told_so() -> None:
     app = fair(train_point, test_point)
 
     @app.train()
@@ -862,7 +858,7 @@ def test_a_handler_that_does_not_call_the_wrapped_function_is_told_so() -> None:
         ask(app, told={"proximal-mu": 0.1, "measure": ["loss-before"]})
 
 
-def test_a_second_call_for_one_message_is_refused_where_there_are_terms() -> None:
+def test_a_second_call_for_one_message_is_refused_with_terms() -> None:
     app = fair(train_point, test_point)
     train_fn = app.train_fn
 
@@ -879,7 +875,7 @@ def test_a_second_call_for_one_message_is_refused_where_there_are_terms() -> Non
         ask(app, told={"proximal-mu": 0.1})
 
 
-def test_a_train_function_that_raises_leaves_no_hook_no_terms_and_no_drawn_numbers_behind() -> None:
+def test_a_train_function_that_raises_leaves_nothing_behind() -> None:
     def failing(model: nn.Module, loader: Any, epochs: int) -> float:
         descend(model, loader, epochs, torch.optim.SGD(model.parameters(), lr=RATE))
         raise OSError("the disk is full")
@@ -923,12 +919,12 @@ def test_terms_are_kept_for_her_model_alone() -> None:
         ({}, "77"),
     ],
 )
-def test_a_client_is_called_by_its_name_else_by_its_partition_else_by_its_node(node: dict[str, Any], name: str) -> None:
+def test_a_client_is_called_by_its_name_partition_or_node(node: dict[str, Any], name: str) -> None:
     content = ask(app_of(), MessageType.QUERY, where=context(**node))
     assert dict(content.config_records["client"]) == {"name": name, "honours": HONOURED.keys}
 
 
-def test_a_reply_depends_on_the_message_and_not_on_who_worked_before_in_this_process() -> None:
+def test_a_reply_does_not_depend_on_earlier_clients() -> None:
     app = app_of(loader=DataLoader(TensorDataset(EXAMPLES), batch_size=2, shuffle=True))
     told = {"personal-lambda": 0.5, "personal-epochs": 1, "measure": MEASURES}
     first = ask(app, told=told, where=context(name="a"))
@@ -938,7 +934,7 @@ def test_a_reply_depends_on_the_message_and_not_on_who_worked_before_in_this_pro
     assert dict(first.metric_records["metrics"]) == dict(again.metric_records["metrics"])
 
 
-def test_her_mods_see_the_messages_of_training_as_they_travel_and_those_that_she_hangs_on_evaluation_its() -> None:
+def test_fair_mods_apply_to_training_only() -> None:
     seen: list[tuple[str, str, list[str]]] = []
 
     def watching(who: str) -> Callable[..., Message]:
@@ -967,7 +963,7 @@ def rounds_of(app: ClientApp, strategy: FairStrategy, config: dict[str, Any], mo
     return finished
 
 
-def test_names_and_evaluations_survive_a_mod_that_refuses_what_has_no_arrays() -> None:
+def test_names_and_evaluations_survive_a_mod_that_refuses_them() -> None:
     """Without names, other clients are drawn, and a method's memory of them is lost at a resume."""
     private = LocalDpMod(clipping_norm=1e-3, sensitivity=1e-6, epsilon=15.0, delta=1e-5)
     plain, clipped = (
@@ -981,7 +977,7 @@ def test_names_and_evaluations_survive_a_mod_that_refuses_what_has_no_arrays() -
     assert 0.0 < np.linalg.norm(step) < 2e-3 < np.linalg.norm(weights(plain[0].arrays) - Point().x.item())
 
 
-def test_the_recipe_for_differential_privacy_clips_and_every_client_evaluates() -> None:
+def test_the_recipe_for_differential_privacy_clips() -> None:
     (recipe,) = [block for block in blocks("docs/nodes-trust.md") if "LocalDpMod" in block.text]
     app = {}
     exec(recipe.text, app)  # noqa: S102
@@ -998,7 +994,7 @@ def test_the_recipe_for_differential_privacy_clips_and_every_client_evaluates() 
     assert 0.2 * noise < moved.std() < noise
 
 
-def test_personal_models_outlive_the_process_in_the_nodes_own_folder(tmp_path: Path) -> None:
+def test_personal_models_outlive_the_process_in_the_nodes_folder(tmp_path: Path) -> None:
     node = {"partition-id": 0, "state-dir": str(tmp_path)}
     told = {"personal-lambda": 0.5, "personal-epochs": 1}
     ask(app_of(), told=told, where=context(**node))
@@ -1007,13 +1003,13 @@ def test_personal_models_outlive_the_process_in_the_nodes_own_folder(tmp_path: P
     assert len(list(tmp_path.rglob("1.safetensors"))) == 1
 
 
-def test_a_message_of_a_strategy_without_rounds_goes_to_her_handler_as_it_is() -> None:
+def test_a_message_of_another_strategy_goes_to_the_users_handler() -> None:
     content = RecordDict({"arrays": ArrayRecord(Point().state_dict()), "config": ConfigRecord({"lr": 1.0})})
     reply = app_of()(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), context())
     assert trained(reply.content) == pytest.approx(steps(BATCHES), rel=1e-12)
 
 
-def test_a_needed_loss_that_is_not_finite_is_refused_and_named_by_the_server() -> None:
+def test_a_needed_infinite_loss_is_refused_by_the_server() -> None:
     app = app_of(test=lambda model, loader: (math.nan, 0.5))
     grid = InProcessGrid(app, {}, 2)
     finished: list[Round] = []
@@ -1027,7 +1023,7 @@ def test_her_own_names_of_metrics_come_through_to_the_round() -> None:
     assert {"eval_loss", "eval_acc"} <= set(finished[0].evaluations["client-0"])
 
 
-def test_a_users_config_asks_for_the_norm_of_updates_and_each_round_has_them() -> None:
+def test_a_users_config_may_ask_for_the_norm_of_updates() -> None:
     rounds: list[Round] = []
     start = Point()
     FedAvg().start(

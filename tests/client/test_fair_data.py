@@ -146,7 +146,7 @@ def test_a_test_function_may_take_the_dataset_itself() -> None:
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 7])
-def test_a_dataset_has_the_examples_of_as_many_steps_as_the_terms_say(wanted: int) -> None:
+def test_a_dataset_has_as_many_steps_as_the_terms_say(wanted: int) -> None:
     SEEN.clear()
     content = ask(app_with(POINTS, loader=make_loader), told={"local-steps": wanted, "snapshot-step": wanted})
     assert [2 * wanted] == SEEN
@@ -240,7 +240,7 @@ def test_only_what_is_trained_of_a_personal_model_is_kept() -> None:
         ),
     ],
 )
-def test_arrays_that_are_none_of_the_model_are_named_before_it_trains(told: Any, how: Any, words: str) -> None:
+def test_arrays_of_no_model_are_named_before_it_trains(told: Any, how: Any, words: str) -> None:
     SEEN.clear()
     app = fair(train_on_dataset, test_point, **how)
 

@@ -69,7 +69,7 @@ def test_no_model_of_a_few_rows_leaves(device: Device) -> None:
         device.train(**FILL, **{"test-share": 0.995})
 
 
-def test_scores_need_five_rows_and_scores_of_classes_five_of_each(device: Device) -> None:
+def test_scores_need_five_rows_and_five_of_each_class(device: Device) -> None:
     assert device.evaluate(**FILL, **{"test-share": 4 / PATIENTS}) == {"num-examples": 4}
     few = device.evaluate(**FILL, **{"test-share": 6 / PATIENTS, "seed": 1})
     assert few.keys() == {"num-examples", "loss", "accuracy"}
@@ -132,7 +132,7 @@ def test_a_file_without_one_patient_gives_no_second_mean(tmp_path: Path, restart
         Device(tmp_path).about(**asked)
 
 
-def test_the_ledger_holds_neither_rows_nor_the_key_of_another_device(tmp_path: Path) -> None:
+def test_the_ledger_holds_neither_rows_nor_anothers_key(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_hospital(tmp_path / name / "data")
         Device(tmp_path / name).about(**BOTH)

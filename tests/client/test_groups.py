@@ -76,7 +76,7 @@ def test_scores_by_group_are_fairlearns(count: int, seed: int, positive: int) ->
             assert there == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_accuracy_of_more_classes_and_the_error_of_a_quantity_are_measured_in_groups_too() -> None:
+def test_accuracy_and_error_are_measured_in_groups_too() -> None:
     outputs, targets, groups = drawn(50, 3, classes=4)
     found = measured_groups(task_of(classes=4), outputs, targets, groups, smallest=1)
     assert {key.partition("[")[0] for key in found} == {"count", "accuracy"}
@@ -87,19 +87,19 @@ def test_the_accuracy_of_more_classes_and_the_error_of_a_quantity_are_measured_i
     assert found["mae[sex:female]"] == pytest.approx(mean_absolute_error(targets[women], numbers[women]), rel=1e-6)
 
 
-def test_what_is_measured_by_default_is_the_first_score_with_its_direction() -> None:
+def test_the_first_score_is_measured_by_default() -> None:
     task = task_of(group_scores={}, scores={Score("mae", higher_is_better=False): absolute_error})
     assert list(task.group_scores) == [GroupScore("mae", higher_is_better=False)]
 
 
-def test_a_score_that_is_one_number_for_all_cannot_be_measured_in_groups_and_says_so() -> None:
+def test_a_score_of_all_together_cannot_be_measured_in_groups() -> None:
     outputs, targets, groups = drawn(20, 1)
     task = task_of(group_scores={}, scores={Score("auc"): auc})
     with pytest.raises(ReportableError, match=r"score auc cannot be measured in groups.*give the task group_scores"):
         measured_groups(task, outputs, targets, groups, smallest=1)
 
 
-def test_a_score_that_is_not_finite_is_left_out_of_its_group_alone() -> None:
+def test_an_infinite_score_is_left_out_of_its_group_alone() -> None:
     outputs, targets, groups = drawn(30, 2)
     task = task_of(group_scores={}, scores={Score("mae", higher_is_better=False): absolute_error})
     numbers = outputs[:, :1].clone()
@@ -153,16 +153,14 @@ def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(counts=st.lists(st.integers(0, 12), min_size=2, max_size=4), smallest=st.integers(3, 6))
-def test_the_count_of_a_small_group_cannot_be_found_out_from_total_and_rule(counts: list[int], smallest: int) -> None:
+def test_a_small_groups_count_cannot_be_derived(counts: list[int], smallest: int) -> None:
     for place, values in possible(tuple(counts), smallest).items():
         if 0 < counts[place] < smallest:
             assert len(values) > 1, (counts, smallest, place, values)
 
 
 @given(count=st.integers(1, 80), seed=st.integers(0, 999), smallest=st.integers(2, 12))
-def test_whatever_leaves_is_over_enough_examples_and_so_is_what_is_left_of_the_total(
-    count: int, seed: int, smallest: int
-) -> None:
+def test_what_leaves_is_over_enough_examples_as_is_the_rest(count: int, seed: int, smallest: int) -> None:
     outputs, targets, groups = drawn(count, seed)
     found = measured_groups(task_of(), outputs, targets, groups, smallest)
     for column, (grouping, names) in enumerate((("sex", SEXES), ("ward", WARDS))):

@@ -391,7 +391,7 @@ OTHER_FORMATS: dict[str, tuple[Mapping[str, Any], tuple[str, ...], str, bool]] =
 
 @pytest.mark.parametrize("ending", [".parquet", ".xlsx"])
 @pytest.mark.parametrize("which", OTHER_FORMATS)
-def test_no_cell_of_a_table_in_another_format_is_in_what_its_device_sends(
+def test_no_cell_of_another_format_is_in_what_a_device_sends(
     tmp_path: Path, which: str, ending: str, good: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, lines, told, fits = OTHER_FORMATS[which]
@@ -410,9 +410,7 @@ def test_no_cell_of_a_table_in_another_format_is_in_what_its_device_sends(
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".xlsx", ".xls", ".ods", ".feather"])
-def test_the_server_is_told_nothing_of_noise_in_another_format_but_that_it_is_no_table(
-    tmp_path: Path, ending: str, good: str
-) -> None:
+def test_noise_in_another_format_is_told_to_be_no_table(tmp_path: Path, ending: str, good: str) -> None:
     for package in ("pyarrow", "python_calamine"):
         pytest.importorskip(package)
     (tmp_path / f"site{ending}").write_bytes(packed() if ending == ".xlsx" else noise(900) + PEOPLE[0].encode())
@@ -499,7 +497,7 @@ def patients(setup):
 
 
 @pytest.mark.parametrize("key", ["Astrid Lindqvist", "nobody"])
-def test_what_an_own_task_raises_is_told_by_its_kind_and_place_alone(
+def test_an_own_tasks_error_is_told_by_kind_and_place_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     module = f"hostile_{'known' if key in PEOPLE else 'unknown'}"
@@ -524,7 +522,7 @@ def test_an_own_task_may_say_in_words_what_the_server_is_told(tmp_path: Path, mo
     assert set(messages) == {"a row is damaged"}
 
 
-def test_what_is_wrong_with_a_number_that_a_client_was_enrolled_with_is_told() -> None:
+def test_a_wrong_enrolled_number_is_told() -> None:
     context = context_of(Path("/nowhere"), {"task": "digits"})
     context.node_config = {"partition-id": 99}
     with pytest.raises(FairbloomError, match="partition-id = 99 in the node config"):

@@ -112,7 +112,7 @@ def test_frozen_layers_keep_their_bits_on_clients_and_server(method: str, tmp_pa
         assert (final[name] == tensor.numpy().tobytes()) == name.startswith("first"), name
 
 
-def test_a_personal_model_keeps_frozen_layers_and_trains_the_others() -> None:
+def test_a_personal_model_keeps_frozen_layers() -> None:
     client = LocalClient.of(run_config(**{**HARDEST, "model": named(Frozen)}), 0)
     received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
     client.train(received, Terms(server_round=1, personal_lambda=0.5, personal_epochs=2))
@@ -160,7 +160,7 @@ def trained(config: Config, partition: int = 1, number: int = 1) -> Bits:
 DROPPING = run_config(**{**PLAIN, "model": named(Dropping)})
 
 
-def test_what_a_model_draws_depends_on_nothing_that_was_drawn_before() -> None:
+def test_what_a_model_draws_depends_on_nothing_drawn_before() -> None:
     first = trained(DROPPING)
     torch.rand(5)
     trained(DROPPING, partition=2)
@@ -173,7 +173,7 @@ def test_what_a_model_draws_is_taken_from_nobody() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_model_that_fails_leaves_the_global_generator_as_it_was() -> None:
+def test_a_model_that_fails_leaves_the_global_generator() -> None:
     before = torch.get_rng_state()
     with pytest.raises(FairbloomError):
         trained(run_config(**{**PLAIN, "model": named(Auxiliary)}))
@@ -191,14 +191,14 @@ def test_a_model_that_fails_leaves_the_global_generator_as_it_was() -> None:
     ],
 )
 @pytest.mark.parametrize("clients", IMPLEMENTATIONS)
-def test_a_run_of_a_model_that_cannot_be_trained_stops_with_the_reason(
+def test_an_untrainable_model_stops_the_run_with_the_reason(
     net: type[nn.Module], words: str, clients: str, tmp_path: Path
 ) -> None:
     with pytest.raises(NothingLearnedError, match=words):
         ran(net, tmp_path, {**PLAIN, "num-rounds": 4}, clients)
 
 
-def test_a_model_that_cannot_be_sent_is_refused_before_the_first_round(tmp_path: Path) -> None:
+def test_an_unsendable_model_is_refused_before_round_1(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match=r"'first\.weight' has dtype torch\.complex64"):
         ran(Complex, tmp_path)
 
@@ -206,7 +206,7 @@ def test_a_model_that_cannot_be_sent_is_refused_before_the_first_round(tmp_path:
 # A deployed client ----------------------------------------------------------------------------------------------------
 
 
-def test_a_deployed_client_refuses_a_model_by_import_string_that_its_owner_has_not_allowed() -> None:
+def test_a_device_refuses_a_model_that_its_owner_has_not_allowed() -> None:
     config = run_config(model=named(Net))
     with pytest.raises(SettingRefusedError, match=rf"the run sets model = '{named(Net)}', .*allow, in client\.toml"):
         accepted_settings(config)
@@ -214,7 +214,7 @@ def test_a_deployed_client_refuses_a_model_by_import_string_that_its_owner_has_n
         accepted_settings(config, allow=(named(Tied),))
 
 
-def test_a_deployed_client_trains_the_model_that_its_owner_has_allowed() -> None:
+def test_a_device_trains_the_model_that_its_owner_has_allowed() -> None:
     whole = run_config(model=named(Net))
     told: tuple[str, Config] = (MessageType.TRAIN, {"measure": ["loss-before"]})
     expected, found = (

@@ -88,7 +88,7 @@ OF_PYTORCH = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_PYTORCH)
-def test_an_optimizer_of_pytorch_takes_the_steps_that_it_takes_by_hand(name: str) -> None:
+def test_pytorchs_optimizers_take_the_steps_made_by_hand(name: str) -> None:
     both(OF_PYTORCH[name], optimizer=OptimizerChoice(name), weight_decay=0.1, gradient_clip=0.2)
 
 
@@ -122,7 +122,7 @@ def test_a_schedule_over_the_steps_is_that_of_a_scheduler(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ELEMENTWISE))
-def test_a_share_of_the_rate_is_that_share_of_the_step_for_those_that_are_said_to_be_in_proportion(name: str) -> None:
+def test_a_share_of_the_rate_is_that_share_of_the_step(name: str) -> None:
     """Stacked clients scale the steps, since an optimizer has one rate for all of them."""
     torch.manual_seed(5)
     start, gradients = torch.randn(7, dtype=torch.float64), torch.randn(6, 7, dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_balanced_weights_are_by_the_clients_own_counts() -> None:
     both(lambda p: torch.optim.SGD(p, lr=0.01), class_weights="balanced", weight=1.0 / counts.double())
 
 
-def test_a_class_that_a_client_lacks_does_not_count_among_its_classes() -> None:
+def test_a_class_that_a_client_lacks_does_not_count() -> None:
     targets = torch.tensor([0, 2, 2, 2])
     table = class_table("balanced", task_of(network()), Examples(torch.zeros(4, 1), targets))
     assert table is not None
@@ -291,7 +291,7 @@ def test_personal_models_are_trained_as_the_global_one_is() -> None:
 
 
 @pytest.mark.parametrize(("parameters", "kept"), [("", (0.0, 0.0)), ("nesterov=true", (0.9, 0.1))])
-def test_personal_sgd_stays_plain_unless_it_has_further_parameters(parameters: str, kept: tuple[float, float]) -> None:
+def test_personal_sgd_stays_plain_without_further_parameters(parameters: str, kept: tuple[float, float]) -> None:
     settings = RunSettings.of({"momentum": 0.9, "weight-decay": 0.1, "optimizer-parameters": parameters})
     ours = PersonalModel(replace(ROUND, personal_lambda=0.5)).after(run_work(settings, 1))
     assert (ours.momentum, ours.weight_decay) == kept
@@ -309,14 +309,14 @@ def test_personal_sgd_stays_plain_unless_it_has_further_parameters(parameters: s
         ("schedule-over", "steps"),
     ],
 )
-def test_a_step_that_the_server_reads_a_gradient_off_is_one_of_plain_sgd(key: str, value: Any) -> None:
+def test_a_step_that_gives_a_gradient_is_one_of_plain_sgd(key: str, value: Any) -> None:
     asked = replace(ROUND, full_batch_step=True)
     with pytest.raises(ReportableError, match=f"full-batch-step = True is a step of plain SGD: leave out {key} = "):
         global_work(RunSettings.of({key: value}), asked)
     assert global_work(RunSettings.of({"weight-decay": 0.1}), asked).weight_decay == 0.1
 
 
-def test_a_momentum_that_the_server_asks_for_needs_an_optimizer_that_has_one() -> None:
+def test_a_servers_momentum_needs_an_optimizer_that_has_one() -> None:
     model, asked = network(torch.float32), replace(ROUND, client_momentum=0.9)
     todo = replace(global_work(RunSettings.of({"optimizer": "adam"}), asked), random=np.random.default_rng(0))
     with pytest.raises(ReportableError, match=r"momentum = 0\.9 has no effect with optimizer = 'adam'"):

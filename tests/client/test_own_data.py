@@ -25,7 +25,7 @@ def asked(context: Context) -> Message:
     return app(Message(content, dst_node_id=2, message_type=MessageType.QUERY), context)
 
 
-def test_the_only_file_of_a_device_is_its_own_whatever_number_it_was_enrolled_with(tmp_path: Path) -> None:
+def test_a_devices_only_file_is_its_own_whatever_its_number(tmp_path: Path) -> None:
     (tmp_path / "lund.csv").write_text(csv_of(20))
     assert asked(device(tmp_path)).content["client"]["name"] == "lund"
     (tmp_path / "oslo.csv").write_text(csv_of(20))
@@ -40,9 +40,7 @@ def test_a_device_without_a_folder_says_where_to_name_it(tmp_path: Path) -> None
         asked(context)
 
 
-def test_what_a_cell_holds_and_where_files_lie_stays_in_the_devices_own_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cells_and_paths_stay_in_the_devices_own_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = csv_of(20).splitlines()
     (tmp_path / "lund.csv").write_text("\n".join([lines[0], "Anna Svensson,0.2,north,1", *lines[1:]]) + "\n")
     with caplog.at_level(logging.ERROR, "flwr"), pytest.raises(FairbloomError) as refusal:
@@ -55,7 +53,7 @@ def test_what_a_cell_holds_and_where_files_lie_stays_in_the_devices_own_log(
     assert f"{tmp_path / 'lund.csv'}, line 2, column 'age' holds 'Anna Svensson'" in caplog.text
 
 
-def test_a_device_whose_columns_differ_from_those_agreed_on_says_in_which(tmp_path: Path) -> None:
+def test_a_device_with_other_columns_names_them(tmp_path: Path) -> None:
     (tmp_path / "lund.csv").write_text(csv_of(20))
     told = json.loads(str(asked(device(tmp_path)).content["client"]["about"]))
     agreed, _ = find_task("csv").agreement({"lund": told})
@@ -65,7 +63,7 @@ def test_a_device_whose_columns_differ_from_those_agreed_on_says_in_which(tmp_pa
         app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), device(tmp_path))
 
 
-def test_a_simulation_tells_all_since_its_data_are_its_users_and_a_numbered_device_does_not(tmp_path: Path) -> None:
+def test_a_simulation_tells_all_and_a_numbered_device_does_not(tmp_path: Path) -> None:
     lines = csv_of(20).splitlines()
     (tmp_path / "lund.csv").write_text("\n".join([lines[0], "Anna Svensson,0.2,north,1", *lines[1:]]) + "\n")
     numbered = device(tmp_path, **{"num-partitions": 1, "partition-id": 0})

@@ -38,7 +38,7 @@ def values(content: RecordDict) -> dict[str, Any]:
 
 @pytest.mark.parametrize("piece", [100, 1 << 20])
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
-def test_a_packed_message_is_answered_packed_with_the_same_numbers(
+def test_a_packed_message_is_answered_packed_with_the_numbers(
     kind: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "PIECE_BYTES", piece)
@@ -56,13 +56,13 @@ def test_a_packed_message_has_one_record(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(ours.app(packed(message(MessageType.TRAIN)), context(1)).content) == [wire.PACKED]
 
 
-def test_plain_messages_get_plain_replies_that_say_that_the_app_packs() -> None:
+def test_plain_messages_get_plain_replies_that_mention_packing() -> None:
     reply = content_of(MessageType.TRAIN, {}, context(1))
     assert reply.config_records["client"]["packs"] is True
     assert set(reply.array_records) == {"arrays"}
 
 
-def test_handlers_in_an_app_of_ones_own_are_never_sent_packed_messages() -> None:
+def test_an_own_apps_handlers_are_never_sent_packed_messages() -> None:
     """A mod of Flower's around them, for differential privacy say, must see the arrays."""
     own = ClientApp()
     own.train()(ours.train)
@@ -85,7 +85,7 @@ def test_mods_within_see_arrays_by_name() -> None:
     assert seen == [{"arrays", "config"}, {"arrays", "metrics", "snapshot"}]
 
 
-def test_a_message_whose_pieces_are_damaged_is_an_error_with_words() -> None:
+def test_a_message_with_damaged_pieces_is_an_error_with_words() -> None:
     sent = packed(message(MessageType.TRAIN))
     sent.content[wire.name_of(2)] = ConfigRecord({wire.BYTES: b"..."})
     with pytest.raises(ValueError, match="a packed content has a piece that is missing"):

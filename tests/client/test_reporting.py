@@ -36,7 +36,7 @@ def loss_as(settings: dict[str, Any], mean: float, examples: int, client: str = 
 @given(
     mean=st.floats(0, 1e6), examples=st.integers(1, 10**6), factor=st.floats(0.01, 100.0), bias=st.floats(-100.0, 100.0)
 )
-def test_a_client_that_reports_the_mean_and_is_not_named_reports_it_to_the_bit(
+def test_a_client_that_is_not_named_reports_the_mean_to_the_bit(
     mean: float, examples: int, factor: float, bias: float
 ) -> None:
     config = {
@@ -71,14 +71,14 @@ def test_a_total_is_over_examples_or_over_batches(kind: str, batch_size: int, ex
     assert loss_as(settings, 0.5, examples) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_misreporting_client_changes_what_would_have_been_reported() -> None:
+def test_a_misreporting_client_changes_what_is_reported() -> None:
     settings: dict[str, Any] = {"misreporting_clients": "client-1", "reported_loss_bias": 3.0}
     assert loss_as(settings | {"reported_loss": "total"}, 0.5, 10) == 5.0 + 3.0
     assert loss_as(settings | {"reported_loss_factor": 2.0}, 0.5, 10) == 2.0 * 0.5 + 3.0
     assert loss_as(settings | {"reported_loss_factor": 2.0}, 0.5, 10, "client-2") == 0.5
 
 
-def test_the_losses_of_training_data_are_reported_otherwise_and_nothing_else_is() -> None:
+def test_only_losses_of_training_data_are_reported_otherwise() -> None:
     plain = told()
     lying = told(misreporting_clients="client-1", reported_loss_factor=2.0, reported_loss_bias=1.0)
     total = told(reported_loss="total")

@@ -71,9 +71,7 @@ def kept(local: LocalClient, number: int) -> Vector:
 @pytest.mark.parametrize("mu", [0.0, 0.3])
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 @pytest.mark.parametrize("schedule", [{}, {"schedule": "cosine", "schedule_over": "steps", "warmup": 2}], ids=str)
-def test_control_variates_correct_each_step_and_the_clients_is_the_mean_gradient(
-    mu: float, decay: float, schedule: Changes
-) -> None:
+def test_control_variates_correct_each_step_by_mean_gradients(mu: float, decay: float, schedule: Changes) -> None:
     """Against NumPy: y ← y − η_s (g + μ(y − w) + λy − c_k + c), c_k ← c_k − c + u / Σ η_s."""
     local = client(local_epochs=5, weight_decay=decay, **schedule)
     rates = [local_rate(step, schedule) for step in range(5)]
@@ -150,7 +148,7 @@ def test_steps_that_are_not_of_plain_sgd_are_refused_by_name(changes: Changes, a
     reply(client(**rule), np.zeros(3), **asked)
 
 
-def test_momentum_that_the_server_asks_for_is_refused_too_and_so_are_two_rules() -> None:
+def test_a_servers_momentum_is_refused_and_so_are_two_rules() -> None:
     with pytest.raises(FairbloomError, match=r"control-variates = True .* leave out client-momentum = 0.9"):
         reply(client(), np.zeros(3), control_variates=True, client_momentum=0.9)
     with pytest.raises(FairbloomError, match=r"control-variates = True and dynamic-alpha = 0.1 ask for a rule .* each"):
@@ -230,7 +228,7 @@ def test_without_control_variates_several_steps_rest_elsewhere() -> None:
 # The round of the state -----------------------------------------------------------------------------------------------
 
 
-def test_a_client_goes_on_from_the_state_of_the_reply_that_was_used_last() -> None:
+def test_a_client_goes_on_from_the_state_that_was_used_last() -> None:
     model, control = np.ones(3), np.array([0.1, 0.2, 0.3])
     once, again = client(), client()
     for local, rounds in ((once, ((1, 0), (5, 1))), (again, ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1)))):
@@ -241,7 +239,7 @@ def test_a_client_goes_on_from_the_state_of_the_reply_that_was_used_last() -> No
 
 
 @pytest.mark.parametrize("number", [2, 3, 7])
-def test_a_client_that_does_not_have_the_state_says_so_and_begins_anew(number: int) -> None:
+def test_a_client_without_the_state_says_so_and_begins_again(number: int) -> None:
     model, control = np.ones(3), np.array([0.1, 0.2, 0.3])
     local = client()
     reply(local, model, control, 1, control_variates=True, state_round=0)
@@ -281,7 +279,7 @@ def states(content: RecordDict) -> tuple[float, dict[str, bytes]]:
     return float(str(content.metric_records["metrics"]["state-round"])), arrays
 
 
-def test_states_go_through_flowers_context_and_the_control_variate_through_a_record() -> None:
+def test_states_travel_through_flowers_context_and_a_record() -> None:
     place, local = where(), client()
     for number in (1, 2, 3):
         said = states(tell(place, number, number - 1))
@@ -322,7 +320,7 @@ HARM: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_a_device_that_has_lost_its_state_says_that_it_began_anew(tmp_path: Path, harm: str) -> None:
+def test_a_device_without_its_state_says_that_it_began_again(tmp_path: Path, harm: str) -> None:
     folder = {"state-dir": str(tmp_path)}
     first = states(tell(where(**folder), 1, 0))
     states(tell(where(**folder), 2, 1))
@@ -345,9 +343,7 @@ def test_a_file_that_is_no_version_stays_and_troubles_nobody(tmp_path: Path) -> 
     ("harmed", "words"),
     [("rule", "cannot be written to its state-dir"), ("rule/2.safetensors", "cannot be read from its state-dir")],
 )
-def test_a_disk_that_fails_is_said_to_the_server_and_a_remedy_that_is_followed_helps(
-    tmp_path: Path, harmed: str, words: str
-) -> None:
+def test_a_failing_disk_is_told_to_the_server_with_a_remedy(tmp_path: Path, harmed: str, words: str) -> None:
     """Something else lies in the place of the folder, or of the file."""
     folder = {"state-dir": str(tmp_path)}
     expected = [states(tell(where(**folder), number, number - 1)) for number in (1, 2, 3)]
@@ -383,7 +379,7 @@ def own(name: str, partition: str = "a", **changes: Any) -> LocalClient:
     return client(partition, client_rule=f"{OWN}{name}", **changes)
 
 
-def test_a_rule_of_ones_own_corrects_each_step_and_goes_on_from_what_it_has_kept() -> None:
+def test_an_own_rule_corrects_each_step_from_what_it_has_kept() -> None:
     local = own("Momentum", local_epochs=3)
     model, velocity = np.zeros(3), np.zeros(3)
     for number in (1, 2, 3):
@@ -458,7 +454,7 @@ def test_a_rule_is_named_by_an_import_string() -> None:
         reply(client(client_rule="mine"), np.ones(3))
 
 
-def test_a_message_cannot_name_a_rule_that_the_runs_settings_do_not() -> None:
+def test_a_message_cannot_name_a_rule_outside_the_settings() -> None:
     with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}Plain': the run's settings name ''"):
         reply(client(), np.ones(3), client_rule=f"{OWN}Plain")
     reply(own("Plain"), np.ones(3), client_rule=f"{OWN}Plain")
@@ -476,7 +472,7 @@ def test_a_rule_corrects_no_personal_model() -> None:
     assert joined(models[0]).tobytes() == joined(models[1]).tobytes()
 
 
-def test_a_parameter_that_the_loss_does_not_depend_on_has_a_gradient_of_zero() -> None:
+def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
     """It moves by the correction alone, where without one it stays as it is."""
     for correct, expected in ((None, 1.0), (lambda gradients: [each + 2.0 for each in gradients], 0.8)):
         touched, other = torch.ones(2), torch.ones(3)
@@ -484,7 +480,7 @@ def test_a_parameter_that_the_loss_does_not_depend_on_has_a_gradient_of_zero() -
         torch.testing.assert_close(other, torch.full((3,), expected))
 
 
-def test_a_device_takes_a_rule_that_its_owner_allows_and_no_other() -> None:
+def test_a_device_takes_only_a_rule_that_its_owner_allows() -> None:
     config = config_of(task="digits", client_rule=f"{OWN}Plain")
     with pytest.raises(SettingRefusedError, match=f"client-rule = '{OWN}Plain', and this client allows no path"):
         accepted_settings(config)
@@ -504,7 +500,7 @@ def test_a_device_takes_a_rule_that_its_owner_allows_and_no_other() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_before_the_first_round_with_what_to_leave_out(changes: Changes, words: str) -> None:
+def test_what_does_not_fit_is_refused_before_round_1(changes: Changes, words: str) -> None:
     settings = {key.replace("_", "-"): value for key, value in changes.items()}
     with pytest.raises(FairbloomError, match=words):
         Settings.of(settings).check_training()

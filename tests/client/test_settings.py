@@ -47,12 +47,12 @@ def test_the_short_list_has_all_that_the_work_needs(changes: dict[str, Any]) -> 
             assert all(array.data == device.array_records[name][key].data for key, array in record.items())
 
 
-def test_every_setting_of_the_list_is_one_of_a_run_and_has_its_type() -> None:
+def test_every_listed_setting_is_one_of_a_run_with_its_type() -> None:
     assert {key: type(default_config()[key]) for key in WORK} == WORK
     assert WORK["digits.rotated-clients"] is int
 
 
-def test_settings_of_another_task_and_of_none_are_not_on_the_list() -> None:
+def test_settings_of_other_tasks_are_not_on_the_list() -> None:
     everything = {**run_config(), "ones.noise": "/etc/shadow"}
     assert "ones.noise" not in accepted_settings(everything)
     assert "digits.rotated-clients" not in work_settings({"task": "ones"})
@@ -88,7 +88,7 @@ def test_what_the_work_does_not_need_is_dropped(key: str) -> None:
         "é",
     ],
 )
-def test_paths_and_import_strings_are_refused_by_the_settings_name(key: str, value: str) -> None:
+def test_paths_and_import_strings_are_refused_by_setting(key: str, value: str) -> None:
     with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
         accepted_settings({**run_config(), key: value})
     assert len(str(error.value)) < 300
@@ -166,7 +166,7 @@ def test_how_clients_train_needs_no_permission(key: str, value: object) -> None:
     assert accepted_settings({**run_config(), key: value})[key] == value
 
 
-def test_one_of_the_words_that_a_setting_may_be_needs_no_permission() -> None:
+def test_a_setting_of_fixed_words_needs_no_permission() -> None:
     config = {**run_config(task="csv"), "csv.decimal": "."}
     assert accepted_settings(config)["csv.decimal"] == "."
     with pytest.raises(SettingRefusedError, match=r"the run sets csv\.decimal = '/': allowed is "):
@@ -174,7 +174,7 @@ def test_one_of_the_words_that_a_setting_may_be_needs_no_permission() -> None:
 
 
 @pytest.mark.parametrize("value", ["eps=/etc/shadow", "eps=os:system", "eps=" + "1" * 501, "no/yes=1", "a:b=1"])
-def test_words_that_might_be_paths_are_no_parameters_of_optimizers_and_no_classes(value: str) -> None:
+def test_words_like_paths_are_no_parameters_or_classes(value: str) -> None:
     for key in ("optimizer-parameters", "class-weights"):
         with pytest.raises(SettingRefusedError, match=f"the run sets {key} = "):
             accepted_settings({**run_config(), key: value})
@@ -192,7 +192,7 @@ def hearts(setup: Setup, *, noise: float = 0.1) -> Task:
     raise NotImplementedError
 
 
-def test_a_task_is_not_imported_before_the_devices_owner_allows_it(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_task_is_not_imported_before_its_owner_allows_it(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingRefusedError, match=r"the run sets task = 'trap:task'"):
@@ -201,7 +201,7 @@ def test_a_task_is_not_imported_before_the_devices_owner_allows_it(tmp_path: Pat
         accepted_settings({**run_config(), "task": "trap:task"}, allow=("trap:task",))
 
 
-def test_own_settings_reach_a_device_under_their_own_keys_and_are_checked_there() -> None:
+def test_own_settings_are_checked_on_a_device() -> None:
     words = "digits.rotated-clients=3 worsthalf.share=0.5"
     assert accepted_settings({**run_config(), "own-settings": words})["digits.rotated-clients"] == 3
     with pytest.raises(SettingRefusedError, match="the run sets 'state': write it as KEY=VALUE"):
@@ -230,7 +230,7 @@ def personal_folders(state: Path, where: Context) -> set[str]:
     return {path.name for path in state.iterdir()}
 
 
-def test_a_device_keeps_personal_models_where_all_settings_of_the_run_say(tmp_path: Path) -> None:
+def test_a_device_keeps_personal_models_where_the_settings_say(tmp_path: Path) -> None:
     """Two runs that differ in a setting that the device drops do not share personal models."""
     folders = [
         personal_folders(tmp_path / str(number), context(1, accepted_settings(config)))
@@ -250,7 +250,7 @@ def test_the_fingerprint_is_short_and_plain() -> None:
     assert fingerprint(json.loads(json.dumps(run_config()))) == fingerprint(run_config())
 
 
-def test_what_may_change_when_a_run_continues_does_not_change_which_run_it_is() -> None:
+def test_what_may_change_on_resuming_does_not_change_the_run() -> None:
     """Else a device would not find its personal models again."""
     for key in may_differ(finished=False):
         assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint(run_config())

@@ -34,7 +34,7 @@ def test_a_plain_name_is_the_name_of_its_folder(name: str) -> None:
     assert folder_name(name) == name
 
 
-def test_no_name_is_a_path_and_different_names_have_different_folders(tmp_path: Path) -> None:
+def test_no_name_is_a_path_and_each_has_its_own_folder(tmp_path: Path) -> None:
     names = [folder_name(name) for name in HOSTILE]
     assert len(set(names)) == len(HOSTILE)
     for name in names:
@@ -44,14 +44,14 @@ def test_no_name_is_a_path_and_different_names_have_different_folders(tmp_path: 
 
 
 @pytest.mark.parametrize("key", ["client", "fingerprint"])
-def test_neither_a_clients_name_nor_what_names_the_run_leaves_the_state_folder(tmp_path: Path, key: str) -> None:
+def test_no_name_leaves_the_state_folder(tmp_path: Path, key: str) -> None:
     client = HOSTILE[0] if key == "client" else "site-a"
     folder = folder_of({"state-dir": str(tmp_path), "fingerprint": HOSTILE[0] if key == "fingerprint" else "x"}, client)
     assert folder is not None
     assert folder.resolve().is_relative_to(tmp_path)
 
 
-def test_a_cell_that_names_a_client_by_a_path_writes_nothing_outside_the_run_folder(tmp_path: Path) -> None:
+def test_a_name_like_a_path_writes_nothing_outside_the_folder(tmp_path: Path) -> None:
     header, *lines = csv_of(40).splitlines()
     sites = ("../../../outside", "lund")
     rows = [f"{sites[k % 4 < 2]},{line}" for k, line in enumerate(lines)]
@@ -115,9 +115,7 @@ def test_a_model_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypat
     assert done == ["sync run", f"sync {tmp_path.name}", f"sync {draft}", "rename to 1.safetensors", "sync site-a"]
 
 
-def test_a_write_that_is_cut_off_leaves_the_models_before_it_and_no_draft_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_is_cut_off_leaves_the_earlier_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     personal = stored(tmp_path, 1, 2)
     (tmp_path / ".3.safetensors.draft").write_bytes(b"of a killed process")
 
@@ -171,7 +169,7 @@ def test_a_reply_that_was_not_used_leaves_no_version_behind(tmp_path: Path) -> N
     assert restarted.at(2) is restarted.at(3) is None
 
 
-def test_a_server_that_goes_back_finds_the_version_that_it_had_used(tmp_path: Path) -> None:
+def test_a_server_that_goes_back_finds_the_version_it_had_used(tmp_path: Path) -> None:
     kept = KeptVersions(tmp_path)
     for number in range(1, 6):
         kept.keep(number, model_of(float(number)), origin=number - 1)
@@ -183,7 +181,7 @@ def test_a_server_that_goes_back_finds_the_version_that_it_had_used(tmp_path: Pa
     assert value_of(KeptVersions(tmp_path).at(4)) == 40.0
 
 
-def test_a_run_in_this_process_finds_after_a_kill_what_its_last_two_checkpoints_had_used(tmp_path: Path) -> None:
+def test_after_a_kill_a_run_finds_what_two_checkpoints_had_used(tmp_path: Path) -> None:
     """Several rounds share a checkpoint; the last reply before one of them is not used."""
     kept = KeptVersions(tmp_path, stored_at_once=False)
     for number, origin in ((1, 0), (2, 1)):
@@ -199,7 +197,7 @@ def test_a_run_in_this_process_finds_after_a_kill_what_its_last_two_checkpoints_
     assert [value_of(resumed.at(made)) for made in (5, 4, 1)] == [5.0, 4.0, 1.0]
 
 
-def test_however_many_rounds_there_are_a_client_keeps_few_versions(tmp_path: Path) -> None:
+def test_a_client_keeps_few_versions(tmp_path: Path) -> None:
     states = ClientStates(tmp_path, stored_at_once=False)
     for number in range(1, 50):
         states["rule"].keep(number, model_of(float(number)), origin=number - 1)
@@ -210,9 +208,7 @@ def test_however_many_rounds_there_are_a_client_keeps_few_versions(tmp_path: Pat
     assert {name: list(versions) for name, versions in states.in_memory.items()} == {"rule": [48, 49], "personal": [49]}
 
 
-def test_a_version_that_is_damaged_is_not_there_and_no_other_takes_its_place(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_version_is_absent_and_not_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = KeptVersions(tmp_path)
     for number in (1, 2):
         kept.keep(number, model_of(float(number)), origin=number - 1)
@@ -226,7 +222,7 @@ def test_a_version_that_is_damaged_is_not_there_and_no_other_takes_its_place(
     assert "2.damaged does not hold what was written" in caplog.text
 
 
-def test_all_that_a_client_keeps_goes_through_flowers_context_to_the_bit() -> None:
+def test_all_that_a_client_keeps_goes_through_flowers_context() -> None:
     where = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     states = ClientStates(None)
     states.personal.keep(1, model_of(1.0))

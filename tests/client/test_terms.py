@@ -67,7 +67,7 @@ def test_there_is_no_snapshot_where_none_is_asked_for() -> None:
     assert set(ask(MessageType.TRAIN, {"local-steps": 3}, context())) - {"client"} == {"arrays", "metrics"}
 
 
-def test_a_client_that_only_trains_its_own_model_returns_what_it_received() -> None:
+def test_a_client_that_trains_only_its_own_returns_the_received() -> None:
     _, model = fresh()
     weights = trained({"local-only": True})
     assert all(weights[name].endswith(tensor.numpy().tobytes()) for name, tensor in model.state_dict().items())
@@ -76,7 +76,7 @@ def test_a_client_that_only_trains_its_own_model_returns_what_it_received() -> N
 # Stragglers ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_share_of_stragglers_is_that_of_the_setting_and_they_run_fewer_epochs() -> None:
+def test_the_share_of_stragglers_is_that_of_the_setting() -> None:
     config = RunSettings.of(run_config(stragglers=0.3, local_epochs=10))
     epochs = [epochs_in_time(config, number, f"client-{k}") for number in range(50) for k in range(20)]
     assert set(epochs) == set(range(1, 11))
@@ -117,7 +117,7 @@ def test_propfair_goes_on_as_its_tangent(loss: float) -> None:
     assert slope.item() == pytest.approx(1 / 0.2, rel=1e-4)
 
 
-def test_a_transform_changes_the_training_and_not_the_reported_loss() -> None:
+def test_a_transform_changes_the_training_not_the_reported_loss() -> None:
     told = {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2}
     assert trained(told) != trained({})
     reported = [
@@ -142,13 +142,13 @@ def test_a_personal_model_changes_nothing_in_the_reply(strength: float) -> None:
     assert trained({"personal-lambda": strength}) == trained({})
 
 
-def test_before_its_first_training_a_clients_personal_model_is_the_global_one() -> None:
+def test_an_untrained_personal_model_is_the_global_one() -> None:
     metrics = personal(context(), {"personal-lambda": 1.0})
     assert metrics["loss-personal"] == metrics["loss"]
     assert metrics["accuracy-personal"] == metrics["accuracy"]
 
 
-def test_the_stronger_the_pull_the_nearer_the_personal_model_to_the_global_one() -> None:
+def test_a_stronger_pull_brings_the_personal_model_nearer() -> None:
     distances = []
     for strength in STRENGTHS:
         where, told = context(), {"personal-lambda": strength, "personal-epochs": 3}
@@ -159,7 +159,7 @@ def test_the_stronger_the_pull_the_nearer_the_personal_model_to_the_global_one()
     assert distances[-1] > 0.0
 
 
-def test_personal_models_go_on_from_round_to_round_and_are_each_clients_own() -> None:
+def test_personal_models_go_on_over_rounds_for_each_client() -> None:
     told: dict[str, Any] = {"personal-lambda": 0.0}
     one, other = context(0), context(1)
     losses = []
@@ -171,7 +171,7 @@ def test_personal_models_go_on_from_round_to_round_and_are_each_clients_own() ->
 
 
 @pytest.mark.parametrize("also", [{}, {"metrics_port": 9464, "log_format": "json", "out": "elsewhere"}], ids=str)
-def test_a_personal_model_outlives_the_process_where_a_state_folder_is_set(tmp_path: Path, also: Any) -> None:
+def test_a_personal_model_outlives_the_process_in_a_state_folder(tmp_path: Path, also: Any) -> None:
     config = run_config(state_dir=str(tmp_path))
     told, where = {"personal-lambda": 0.1}, context(config=config)
     trained(told, where)
@@ -180,7 +180,7 @@ def test_a_personal_model_outlives_the_process_where_a_state_folder_is_set(tmp_p
     assert personal(restarted, told) == personal(where, told)
 
 
-def test_a_round_that_is_run_again_starts_from_the_same_personal_model(tmp_path: Path) -> None:
+def test_a_repeated_round_starts_from_the_same_personal_model(tmp_path: Path) -> None:
     config, told = run_config(state_dir=str(tmp_path)), {"personal-lambda": 0.1}
     where = context(config=config)
     for number in (1, 2):

@@ -73,7 +73,7 @@ def test_local_work_is_torch_sgd_bit_for_bit(name: str, todo: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("todo", WORKS.values(), ids=WORKS)
-def test_the_work_of_a_linear_classifier_is_torch_sgd_up_to_rounding(todo: dict[str, Any]) -> None:
+def test_a_linear_classifiers_work_is_torch_sgd_up_to_rounding(todo: dict[str, Any]) -> None:
     task, model = fresh(run_config(model="logistic"))
     examples = some(task)
     expected = by_torch(model, examples, work(**todo))
@@ -102,9 +102,7 @@ CLIPPED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("todo", CLIPPED.values(), ids=CLIPPED)
 @pytest.mark.parametrize("name", ["logistic", "mlp"])
-def test_clipping_is_torchs_between_backward_and_step_the_proximal_term_in_the_loss(
-    name: str, todo: dict[str, Any]
-) -> None:
+def test_clipping_is_torchs_between_backward_and_step(name: str, todo: dict[str, Any]) -> None:
     task, model = fresh(run_config(model=name))
     model, examples = model.double(), some(task)
     examples = Examples(examples[:][0].double(), examples[:][1])
@@ -119,7 +117,7 @@ def test_clipping_is_torchs_between_backward_and_step_the_proximal_term_in_the_l
             assert torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12) != changes
 
 
-def test_a_parameter_that_the_loss_does_not_touch_has_no_part_in_the_norm() -> None:
+def test_an_unused_parameter_has_no_part_in_the_norm() -> None:
     task, model = fresh(run_config(model=f"{nets.__name__}:Untouched"))
     examples, other = some(task), copy.deepcopy(model)
     train(model, task, examples, work(gradient_clip=0.1))
@@ -146,7 +144,7 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(scales: list[float], l
             torch.testing.assert_close(each[client], parameter.grad, rtol=1e-12, atol=0.0)
 
 
-def test_a_strong_proximal_term_keeps_the_model_near_the_received_one() -> None:
+def test_a_strong_proximal_term_keeps_the_model_near() -> None:
     distances = []
     for mu in (0.0, 0.5, 5.0):
         task, model = fresh()
@@ -171,7 +169,7 @@ def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit(net: type[nn.Module
 
 
 @pytest.mark.parametrize("todo", [{}, EVERYTHING], ids=str)
-def test_frozen_parameters_and_those_that_the_loss_does_not_touch_stay_as_they_are(todo: dict[str, Any]) -> None:
+def test_frozen_and_unused_parameters_stay_as_they_are(todo: dict[str, Any]) -> None:
     for net, still in ((nets.Frozen, "first"), (nets.Untouched, "idle")):
         task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
         before = copy.deepcopy(model.state_dict())
@@ -225,7 +223,7 @@ class Recurrent(nn.Module):
         return self.layer(x[:, 0])
 
 
-def test_outputs_that_are_no_tensor_are_refused_in_training_and_evaluation() -> None:
+def test_outputs_that_are_no_tensor_are_refused() -> None:
     model = Recurrent()
     task = task_of(model)
     with pytest.raises(FairbloomError, match=r"the model, Recurrent, returns a tuple in training: .*one tensor"):
@@ -247,7 +245,7 @@ def test_momentum_starts_afresh_in_every_call() -> None:
 
 
 @given(count=st.integers(1, 100), size=st.integers(0, 120), epochs=st.integers(1, 3))
-def test_every_epoch_meets_every_example_once_in_batches_of_the_size(count: int, size: int, epochs: int) -> None:
+def test_every_epoch_meets_every_example_once_in_batches(count: int, size: int, epochs: int) -> None:
     parts = list(batches(count, work(batch_size=size, epochs=epochs)))
     per_epoch = len(parts) // epochs
     for start in range(0, len(parts), per_epoch):
@@ -262,7 +260,7 @@ def normed() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
-def test_batchnorm_leaves_out_a_last_batch_of_one_example_and_meets_it_in_another_epoch() -> None:
+def test_batchnorm_skips_a_last_batch_of_one_example() -> None:
     model, examples = normed(), noise(41)
     train(model, task_of(model), examples, work(epochs=3))
     assert model[2].num_batches_tracked == 3 * 4  # type: ignore[index, union-attr]
@@ -271,7 +269,7 @@ def test_batchnorm_leaves_out_a_last_batch_of_one_example_and_meets_it_in_anothe
     assert set.union(*met) == set(range(41))
 
 
-def test_a_last_batch_of_two_is_trained_on_and_without_batchnorm_one_of_one() -> None:
+def test_a_last_batch_of_one_is_used_without_batchnorm() -> None:
     model = normed()
     train(model, task_of(model), noise(42), work())
     assert model[2].num_batches_tracked == 5  # type: ignore[index, union-attr]
@@ -284,7 +282,7 @@ def test_so_many_steps_are_taken_although_batches_are_left_out() -> None:
     assert model[2].num_batches_tracked == 7  # type: ignore[index, union-attr]
 
 
-def test_batchnorm_that_stays_in_evaluation_needs_no_second_example() -> None:
+def test_batchnorm_in_evaluation_needs_no_second_example() -> None:
     class Still(nn.BatchNorm1d):
         def train(self, mode: bool = True) -> "Still":
             return super().train(False)
@@ -295,9 +293,7 @@ def test_batchnorm_that_stays_in_evaluation_needs_no_second_example() -> None:
 
 
 @pytest.mark.parametrize(("count", "size", "steps"), [(1, 10, None), (1, 0, 5), (30, 1, None), (30, 1, 5)])
-def test_batchnorm_with_single_examples_alone_is_refused_with_what_to_do(
-    count: int, size: int, steps: int | None
-) -> None:
+def test_batchnorm_with_single_examples_is_refused_with_a_remedy(count: int, size: int, steps: int | None) -> None:
     model = normed()
     words = rf"a batch has 1 example here, of {count} to train on, .* BatchNorm needs 2: raise batch-size.*GroupNorm"
     with pytest.raises(FairbloomError, match=words):
@@ -382,7 +378,7 @@ def test_every_step_of_dropout_draws_anew() -> None:
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_a_model_that_draws_in_evaluation_too_is_measured_always_the_same(asked: int) -> None:
+def test_a_model_that_draws_in_evaluation_is_measured_alike(asked: int) -> None:
     class Always(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.rand(len(x), 3)
@@ -395,7 +391,7 @@ def test_a_model_that_draws_in_evaluation_too_is_measured_always_the_same(asked:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_dropout_on_a_cuda_device_is_seeded_and_leaves_its_generator_untouched() -> None:
+def test_dropout_on_cuda_is_seeded_and_leaves_its_generator() -> None:
     device, dropout = torch.device("cuda:0"), nn.Dropout(0.5).train()
     ones = torch.ones(100, device=device)
     before = torch.cuda.get_rng_state(device)
@@ -419,7 +415,7 @@ def test_measures_are_means_over_all_examples_however_many() -> None:
     assert measured["accuracy"] == (outputs.argmax(dim=1) == examples.targets).double().mean().item()
 
 
-def test_measures_are_taken_in_eval_mode_and_training_in_train_mode() -> None:
+def test_measures_are_taken_in_eval_mode() -> None:
     norm = nn.BatchNorm1d(16)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), norm, nn.Linear(16, 3))
     task, examples = task_of(model), noise(40)

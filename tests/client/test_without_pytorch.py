@@ -52,7 +52,7 @@ def start(module: ModuleType, folder: Path, strategy: FairStrategy, rounds: int 
     [FedAvg(), FedMGDAPlus(), FedFV(), QFedAvg(q=1.0, lipschitz=1.0), AFL(gamma=0.01), TERM(tilt=1.0)],
     ids=lambda each: type(each).__name__,
 )
-def test_methods_that_need_updates_or_a_loss_take_them_as_they_are(
+def test_methods_that_need_updates_or_a_loss_take_them(
     module: ModuleType, strategy: FairStrategy, tmp_path: Path
 ) -> None:
     run = start(module, tmp_path / "run", strategy)
@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_the_received_model_before_the_fit(module: ModuleTyp
     assert max(losses[1]) < max(losses[0])
 
 
-def test_a_term_is_taken_by_the_client_that_honours_it_and_acts_on_it(module: ModuleType, tmp_path: Path) -> None:
+def test_a_term_is_taken_by_the_client_that_honours_it(module: ModuleType, tmp_path: Path) -> None:
     strategy = FedProx(mu=1.0, unused_rounds=1)
     if module.__name__ == "sklearn_client":
         words = r"proximal-mu = 1\.0.*without PyTorch as docs/flower\.md shows.*lists 'proximal-mu' under 'honours'"
@@ -94,7 +94,7 @@ def test_a_term_is_taken_by_the_client_that_honours_it_and_acts_on_it(module: Mo
     [(QFedSGD(q=1.0), "'full-batch-step'"), (DRFA(gamma=0.1), "the ArrayRecord 'snapshot'")],
     ids=["QFedSGD", "DRFA"],
 )
-def test_what_they_cannot_do_is_said_at_once_with_what_to_do_without_pytorch(
+def test_what_they_cannot_do_is_said_at_once_with_a_remedy(
     module: ModuleType, strategy: FairStrategy, lacks: str, tmp_path: Path
 ) -> None:
     seen: list[Round] = []
@@ -105,7 +105,7 @@ def test_what_they_cannot_do_is_said_at_once_with_what_to_do_without_pytorch(
     assert not seen
 
 
-def test_the_remedy_without_pytorch_is_followed_by_adding_what_is_named(
+def test_the_remedy_is_followed_by_adding_what_is_named(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that lacks `loss-before` is told so; once it replies that, as the page does, the run goes on."""

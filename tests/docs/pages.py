@@ -12,10 +12,7 @@ PAGES = ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").gl
 
 FEDERATION = "tests/deploy/test_guide.py::test_six_steps_make_a_federation"
 COMPOSE = "tests/docker/test_compose.py::test_docker_compose_up_gives_the_run_in_process"
-QUICKSTART = (
-    "tests/client/test_fair.py::"
-    "test_the_page_says_how_many_lines_change_in_the_quickstart_and_the_changed_app_leaves_a_run_folder"
-)
+QUICKSTART = "tests/client/test_fair.py::test_the_page_says_how_many_lines_of_the_quickstart_change"
 QUICKSTART_DEPLOYED = (
     "tests/runtimes/test_quickstart_deployed.py::test_killed_in_mid_run_it_goes_on_and_ends_as_in_process"
 )
@@ -41,7 +38,7 @@ ELSEWHERE = {
         "tests/deploy/test_enrolment.py::test_a_list_enrols_its_clients_with_what_it_says_of_them"
     ),
     "docs/nodes-trust.md#Differential privacy": (
-        "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips_and_every_client_evaluates"
+        "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips"
     ),
     "docs/nodes-edge.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
     "docs/upkeep.md#Backups": (
