@@ -143,10 +143,8 @@ class ModelCard:
             return [Section("inputs", "Inputs", f"An example has the shape {shape}." if shape else "", [])]
         rows = [
             [
-                Cell(column.name),
-                Cell("category" if column.kind == CATEGORY else "number"),
-                Cell(join_names(column.categories)),
-                Cell("filled in" if column.fill else "refused"),
+                *map(Cell, (column.name, "category" if column.kind == CATEGORY else "number")),
+                *map(Cell, (join_names(column.categories), "filled in" if column.fill else "refused")),
             ]
             for column in preprocessing.columns
         ]

@@ -33,7 +33,6 @@ def run_folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 def _about(path: Path, folder: Path) -> dict[str, Any]:
-    """Return what is known of a run."""
     files = [file for entry in (ROUNDS, MODEL, CONFIG) if (file := entry.path_in(path)).exists()]
     changed = max((file.stat().st_mtime for file in files), default=0.0)
     name = str(path.relative_to(folder)) if path != folder else str(path)

@@ -51,7 +51,6 @@ def _section(*blocks: Block | None) -> Section:
 
 
 def _report_place(folder: Path) -> list[tuple[str, str]]:
-    """Return where the report lies, where there is one."""
     return [("report", str(folder / REPORT))] if (folder / REPORT).exists() else []
 
 

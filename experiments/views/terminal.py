@@ -114,7 +114,6 @@ def tables_within(table: Table, width: int) -> list[rich_table.Table]:
 
 
 def _part(table: Table, columns: Sequence[int], widths: Sequence[int]) -> rich_table.Table:
-    """Return some of the columns, with these widths."""
     part = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
     numeric = table.numeric
     for column in columns:

@@ -213,7 +213,6 @@ def _paths_of_runs(folder: Path) -> list[Path]:
 
 
 def _signature(folder: Path) -> object:
-    """Return what changes when a run does."""
     stats = []
     for entry in (CONFIG, ROUNDS, CLIENTS, MODEL):
         try:
@@ -225,7 +224,6 @@ def _signature(folder: Path) -> object:
 
 
 def _read_run(run: Run, name: str) -> LiveRun:
-    """Return a run as its files have it."""
     state, rows, score = run.state, run.rows_of_rounds(), run.score
     columns = [f"{score.column(run.serves)}_{measure}" for measure in ("mean", "worst_10")]
     evaluated = [row for row in rows if all(row.get(column) for column in columns)]

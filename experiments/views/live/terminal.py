@@ -65,7 +65,8 @@ def _print_changes(snapshots: Iterator[Snapshot]) -> Snapshot:
 def render(page: Page, width: int, height: int) -> RenderableType:
     """Return a page for a terminal of this size: charts as curves, and of tables the columns and rows that fit."""
     bar = max(8, min(30, width - 50))
-    head = [_line(page.title, "bold"), _line(f"{_draw_bar(page.done, bar)}  {page.headline}".strip())]
+    headline = f"{_draw_bar(page.done, bar)}  {page.headline}".strip()
+    head = [_line(page.title, "bold"), _line(headline if len(headline) <= width else page.headline)]
     head += map(_line, page.sentences)
     blocks = [block for section in page.sections for block in section.blocks]
     curves = [
@@ -91,7 +92,6 @@ def _line(words: str, style: str = "") -> Text:
 
 
 def _draw_bar(share: float | None, width: int) -> str:
-    """Return a bar of which a share is filled."""
     return "" if share is None else ("━" * round(share * width)).ljust(width, "╌")
 
 

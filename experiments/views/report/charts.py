@@ -347,7 +347,6 @@ def _emphasis() -> Spec:
 
 
 def _names(field: str, names: Sequence[str]) -> Spec:
-    """Return an axis of names in order."""
     return {"field": field, "type": "nominal", "sort": list(names), "title": None, "axis": NAMES}
 
 
@@ -357,7 +356,6 @@ def _scaled(field: str, domain: Sequence[str], looks: Sequence[Any]) -> Spec:
 
 
 def _method(series: Sequence[Series]) -> dict[str, Spec]:
-    """Return the colour of marks by their method."""
     return {"color": _scaled("method", [each.label for each in series], [colour(each.colour) for each in series])}
 
 

@@ -149,7 +149,6 @@ def names_table(comparison: Comparison, clients: Sequence[str]) -> Table:
 
 
 def _labels(comparison: Comparison) -> list[str]:
-    """Return the methods, the baseline first."""
     return sorted(comparison.methods, key=lambda method: method != comparison.baseline)
 
 

@@ -68,7 +68,6 @@ def _sentences(ranks: Ranks) -> tuple[list[str], list[str]]:
 
 
 def _verdicts_section(comparisons: Mapping[str, Comparison]) -> Section:
-    """Return what each comparison says by itself."""
     cells = [
         [*map(Cell.of, (task, each.verdict.headline, each.client_count, len(each.seeds)))]
         for task, each in comparisons.items()

@@ -62,7 +62,6 @@ def _by_group(run: Run, lines: list[Line]) -> dict[str, list[GroupReport]]:
 
 
 def _words(run: Run, final: dict[str, float]) -> tuple[str, list[str]]:
-    """Return the headline and the sentences that follow it."""
     unfinished = [] if run.finished else [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
     if not final:
         return f"{run.label} has not been evaluated yet", [*unfinished, ONE_SEED]

@@ -31,7 +31,6 @@ def page_of_sweep(swept: Sweep) -> Page:
 
 
 def _points_section(swept: Sweep) -> Section:
-    """Return what each point is worth by the criterion, the best first."""
     what = f"{swept.measured} of {swept.score.title} on validation examples"
     blocks: list[Block] = [points_charts(swept)] if any(point.values for point in swept.points) else []
     blocks.append(points_table(swept))

@@ -362,7 +362,6 @@ def _absences_section(scene: Scene) -> Section:
 
 
 def _cost_section(scene: Scene) -> Section:
-    """Return how long the rounds took, and how many bytes travelled."""
     cells = []
     for line in scene.trained:
         seconds, sent, received = (

@@ -255,6 +255,7 @@ def test_the_picture_fits_the_terminal(width: int, height: int, tmp_path: Path) 
     run = a_run(absences={"refused": [("site-03", 2)]}, refusals=[(19, "site-03", "not finite " * 20)])
     lines = picture(Snapshot(tmp_path, (run,), alone=True), width, height).splitlines()
     assert max(map(len, lines)) <= width
+    assert "round 20 of 50" in lines[1]
     runs = [a_run(name=f"method-{number}-seed0") for number in range(100)]
     lines = picture(Snapshot(tmp_path, runs), width, height).splitlines()
     assert len(lines) <= height + 1
