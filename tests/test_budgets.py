@@ -26,7 +26,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/results": 3_850,
     "experiments/studies": 2_800,
     "experiments/views": 1_600,
-    "experiments/views/report": 2_650,
+    "experiments/views/report": 2_600,
     "prediction": 1_100,
     "prediction/export": 1_200,
     "protocol": 1_750,

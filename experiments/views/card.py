@@ -34,9 +34,6 @@ from .report.subgroups import gap_in_words, group_table
 LISTED = 50
 """The most clients that have a row: those that are served worst."""
 
-STANDARDISE = "csv.standardise"
-"""The setting by which means and deviations may be common to all clients."""
-
 ONE_SEED = (
     "This is one model of one run with one seed. The numbers say how it serves these clients, and neither whether "
     "another method would serve them better nor how the model serves anybody else."
@@ -258,7 +255,11 @@ class ModelCard:
             )
         if described.model == "personal":
             found.append("A personal model serves the client that it was made for; nothing is known of others.")
-        own = preprocessing is not None and preprocessing.client and self.run.settings.get(STANDARDISE) != "together"
+        own = (
+            preprocessing is not None
+            and preprocessing.client
+            and self.run.settings.get("csv.standardise") != "together"
+        )
         if described.client and own:
             found.append(
                 f"Numbers are standardised by means and deviations of the training rows of {described.client}, which "

@@ -29,9 +29,6 @@ from .report.sections import class_charts, run_rounds_charts
 if TYPE_CHECKING:
     from altair.typing import ChartType
 
-SCALE = 2.0
-"""How many pixels of a PNG file a unit of a chart has."""
-
 
 @singledispatch
 def charts_of(result: object) -> Charts:
@@ -71,7 +68,7 @@ def build_chart(result: object) -> "ChartType":
 
 def draw_png(spec: Spec) -> bytes:
     """Return a chart as a PNG file."""
-    png: bytes = vl_convert.vegalite_to_png(spec, scale=SCALE)
+    png: bytes = vl_convert.vegalite_to_png(spec, scale=2.0)  # pixels for a unit of the chart
     return png
 
 

@@ -10,17 +10,14 @@ from fairbloom.server.run_folder.files import CHECKPOINTS, CONFIG, MODEL, ROUNDS
 
 from ..results.run import load
 
-DEPTH = 4
-"""How many folders below each other are looked at: those of a comparison lie in runs/NAME/runs/."""
-
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:
     """Return what is known of each run in a folder and in folders below, by name; of a damaged one its `fault`."""
     return [_about(path, folder) for path in sorted(run_folders(folder))]
 
 
-def run_folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """Yield the run folders in a folder; a folder that cannot be read has none."""
+def run_folders(folder: Path, depth: int = 4) -> Iterator[Path]:
+    """Yield the run folders in a folder and below, as those of a comparison; a folder that cannot be read has none."""
     try:
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:

@@ -21,12 +21,6 @@ from .live.state import LiveRun, Looker, describe_spread
 LOOK_SECONDS = 1.0
 """The time between two looks at the runs of a study that go on."""
 
-LONG_SECONDS = 2.0
-"""A round that takes longer shows how many of its clients have trained."""
-
-WIDE = 90
-"""From so many columns on, a run's bar has its measures beside it."""
-
 
 @contextmanager
 def progress(*, shown: bool = True) -> Iterator[Progress]:
@@ -70,7 +64,7 @@ class RunBar:
 
     def show_within(self, done: int, of: int) -> None:
         """Show how many of a round's clients have trained, where the round takes long."""
-        if time.monotonic() - self._began >= LONG_SECONDS:
+        if time.monotonic() - self._began >= 2.0:  # seconds
             words = f"{self._measured}  {done} of {of} clients trained".strip()
             self._bar.update(self._task, completed=self._rounds + done / (of + 1), measured=words)
 
@@ -155,7 +149,8 @@ class StudyBars:
             self._bar.update(self._study, completed=self._done + going_on)
 
     def _measured(self, run: LiveRun) -> str:
-        return run.measured if run.points and self._bar.console.width >= WIDE else ""
+        # A narrower terminal has no room for measures next to the bar.
+        return run.measured if run.points and self._bar.console.width >= 90 else ""
 
 
 @contextmanager

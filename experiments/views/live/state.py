@@ -24,8 +24,6 @@ from ..report.lines import worst_first
 LATEST = 10
 """The seconds of a round are the median of so many rounds."""
 
-MOST_REFUSALS = 3
-
 UNREADABLE_SECONDS = 5.0
 """What cannot be read for so long is damaged; for a shorter time, it was being written."""
 
@@ -247,6 +245,6 @@ def _read_run(run: Run, name: str) -> LiveRun:
         points=[Point(int(row["round"]), *(float(row[column]) for column in columns)) for row in evaluated],
         clients=[Client(client, final[client], coefficients.get(client)) for client in worst_first(final, score)],
         absences=run.absences(),
-        refusals=refusals[:MOST_REFUSALS],
+        refusals=refusals[:3],
         deployed=KNOWN.exists_in(run.folder),
     )

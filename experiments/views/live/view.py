@@ -10,12 +10,6 @@ from ..report.charts import Series
 from ..report.page import Block, Cell, Chart, Charts, Note, Page, Section, Table, slug
 from .state import LiveRun, Snapshot
 
-MOST_POINTS = 500
-"""How many rounds a curve has at most."""
-
-MOST_CURVES = 8
-"""Of so many running runs, the curves are drawn."""
-
 ORDER = ("running", "damaged", "interrupted", "finished", "waiting")
 """The states of runs, in the order in which runs are listed."""
 
@@ -56,7 +50,7 @@ def _rounds_section(run: LiveRun) -> list[Section]:
 
 def _curve(run: LiveRun, name: str, place: int) -> list[charts.Row]:
     """Return the rows of one line: the number at a place of each point over the rounds."""
-    kept = set(charts.thin([point.round for point in run.points], MOST_POINTS))
+    kept = set(charts.thin([point.round for point in run.points], most=500))
     return [
         {"round": point.round, "method": name, **charts.around(point[place])}
         for point in run.points
@@ -94,7 +88,7 @@ def _absences_section(run: LiveRun) -> list[Section]:
 
 
 def _curves_section(runs: Sequence[LiveRun]) -> list[Section]:
-    drawn = [run for run in runs if len(run.points) > 1][:MOST_CURVES]
+    drawn = [run for run in runs if len(run.points) > 1][:8]  # more curves cannot be told apart
     if not drawn or len({run.score for run in drawn}) > 1:
         return []
     series = charts.series_of([run.name for run in drawn])

@@ -48,9 +48,6 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"
 PICKED = {"name": "picked", "value": ""}
 """The label that a page's legend emphasises; "" for all."""
 
-SCHEME = "viridis"
-"""The colours of heat maps, readable on light and dark, and in grey."""
-
 
 def colour(name: str) -> str:
     """Return a colour as specifications and style sheets have it."""
@@ -240,7 +237,7 @@ def _map(rows: Sequence[Row], clients: Sequence[str], x: Spec, field: str, title
     """Return a map with a row for each client, in order, and a field as the colour."""
     legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
     band = {"paddingInner": 0, "paddingOuter": 0}
-    colours = {"scale": {"scheme": SCHEME, **scale}, "legend": legend}
+    colours = {"scale": {"scheme": "viridis", **scale}, "legend": legend}  # readable on light, on dark, and in grey
     encoding: Spec = {
         "x": {**x, "scale": band},
         "y": {**_names("client", clients), "scale": band},
@@ -446,10 +443,6 @@ CONFIG: Spec = {
 """How all charts look."""
 
 
-POINTS = 240
-"""The lines of a figure have their points marked up to this number of points."""
-
-
 def for_paper(*panels: tuple[str, Spec]) -> Spec:
     """Return a specification that stands alone, for a paper: light colours, a legend, a width.
 
@@ -461,7 +454,7 @@ def for_paper(*panels: tuple[str, Spec]) -> Spec:
     for title, spec in panels:
         part = {key: value for key, value in spec.items() if key not in ("autosize", "params")}
         part |= {"width": 520} if len(panels) == 1 else {"width": 190, "title": title}
-        few = len(spec["data"]["values"]) <= POINTS
+        few = len(spec["data"]["values"]) <= 240  # so many points of lines are marked
         part["layer"] = [_for_paper(layer, few, looks) for layer in spec["layer"]]
         parts.append(part)
     whole = parts[0] if len(parts) == 1 else {"concat": parts}

@@ -3,7 +3,7 @@
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -49,18 +49,13 @@ class Line:
         """The columns of clients.csv that charts need, run by run, with each client's `share` of a round's weights."""
         return [_with_shares(read_clients(run, self.model)) for run in self.runs]
 
-    @property
-    def is_personal(self) -> bool:
-        """Whether it stands for personal models."""
-        return self.model == "personal"
-
 
 @dataclass(frozen=True)
 class Groups:
     """The rows of a map: clients from the worst served to the best, one by one or put together (`members`)."""
 
     names: Sequence[str]
-    members: Mapping[str, str] = field(default_factory=dict)
+    members: Mapping[str, str]
 
     @property
     def single(self) -> bool:
@@ -78,15 +73,14 @@ def groups_of(clients: Sequence[str]) -> Groups:
 
 
 def read_clients(run: Run, model: str = "global") -> "pandas.DataFrame":
-    """Return the columns of a run's clients.csv that charts need: round, client, participated, coefficient, and value.
+    """Return the columns of a run's clients.csv that charts need: round, client, coefficient, and value.
 
     A torn last line, of a run that goes on, is left out; a column that the file lacks is empty.
     """
     import pandas
 
     path, column = CLIENTS.path_in(run.folder), run.score.column(model)
-    wanted = {"round": "round", "client": "client", "participated": "participated", "coefficient": "coefficient"}
-    wanted |= {column: "value"}
+    wanted = {"round": "round", "client": "client", "coefficient": "coefficient", column: "value"}
     with explain_read_errors(path, "Restore it from a copy"):
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1] or b"round,client\n"
@@ -125,7 +119,7 @@ class Scene:
     @property
     def series(self) -> list[Series]:
         """How the lines look."""
-        personal = [line.label for line in self.lines if line.is_personal]
+        personal = [line.label for line in self.lines if line.model == "personal"]
         return series_of([line.label for line in self.lines], self.lines[0].label, personal)
 
     @property
@@ -143,7 +137,7 @@ class Scene:
         """In words whose numbers a chart of single clients shows."""
         if all(len(line.runs) == 1 for line in self.lines):
             return ""
-        return "Of the first seed: each seed deals the data anew." if self.first_only else "Mean over the seeds."
+        return "Of the first seed: each seed deals the data again." if self.first_only else "Mean over the seeds."
 
     @property
     def rows_are(self) -> str:
@@ -151,11 +145,8 @@ class Scene:
         order = "from the worst served at the top to the best"
         if len(self.lines) > 1:
             order = f"by their score under {self.lines[0].label}, the worst served at the top"
-        return f"Clients stand {order}" + ("." if self.groups.single else f", {self._together} in a row.")
-
-    @property
-    def _together(self) -> str:
-        return f"{-(-self.clients // len(self.groups.names))} or so"
+        together = -(-self.clients // len(self.groups.names))
+        return f"Clients stand {order}" + ("." if self.groups.single else f", {together} or so in a row.")
 
 
 def axis_title(score: Score) -> str:

@@ -26,9 +26,6 @@ from .sections import (
     rounds_section,
 )
 
-NAMED_POINTS = 16
-"""Up to so many clients have a point for each method; the scores of more are lines."""
-
 COMPARED = (WORST, "mean", OTHERS, "std")
 """The measures of which differences are shown."""
 
@@ -101,7 +98,8 @@ def left_out(comparison: Comparison) -> list[str]:
 
 
 def _clients_section(comparison: Comparison, scene: Scene) -> Section:
-    named = scene.clients <= NAMED_POINTS and not scene.first_only
+    # The scores of more clients are lines.
+    named = scene.clients <= 16 and not scene.first_only
     finals = {line.label: comparison.values[line.label] for line in scene.lines}
     names = scene.groups.names
     drawn = named_charts(finals, scene.series, names, scene.score) if named else sorted_charts(comparison)

@@ -43,12 +43,6 @@ TOGETHER = 6
 LISTED = 40
 """So many rows of who was absent are listed."""
 
-TABLE_ROUNDS = 10
-"""So many rounds a table has."""
-
-MOST_CLASSES = 100
-"""A map of who has which classes has at most so many columns."""
-
 KEPT_APART = ("seed", "out", "method", "data-dir")
 """The settings that are said elsewhere, or are a path of one machine."""
 
@@ -159,7 +153,7 @@ def run_rounds_charts(run: Run) -> Charts:
 
 
 def _curve_table(scene: Scene, rows: Sequence[charts.Row], name: str, title: str) -> Table:
-    rounds = charts.thin(sorted({row["round"] for row in rows}), TABLE_ROUNDS)
+    rounds = charts.thin(sorted({row["round"] for row in rows}), most=10)
     by_place = {(row["round"], row["method"]): row["value"] for row in rows}
     digits = Digits.of(scene.score, by_place.values())
     labels = [line.label for line in scene.lines]
@@ -261,7 +255,7 @@ def _split_section(scene: Scene) -> Section | None:
             if each.size
         }
         by_class = split.counts()
-        if 1 < by_class.shape[1] <= MOST_CLASSES:
+        if 1 < by_class.shape[1] <= 100:  # of more classes, a map has too many columns
             groups = scene.groups if set(split.clients) <= set(scene.groups.members) else groups_of(split.clients)
             blocks.append(class_charts(dict(zip(split.clients, by_class.tolist(), strict=True)), groups))
     if not counts["test"]:
