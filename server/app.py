@@ -46,7 +46,7 @@ from .run_folder.groups import Grouped
 from .run_folder.lock import locked_folder
 from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
-from .run_folder.rows import Row, with_losses_before
+from .run_folder.rows import Row
 from .run_folder.stopping import EarlyStopping
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
@@ -143,7 +143,7 @@ def federate(
             config,
             method,
             put_first(shown_scores(task.scores), score),
-            shared=not deployed,
+            in_process=not deployed,
             keep=clients.keep,
             validated=settings.validation_share > 0.0,
             grouped=Grouped.of(task),
@@ -218,11 +218,10 @@ def _run_rounds(
     _suggest_learning_rate(settings)
 
     def measure(number: int) -> list[str]:
-        # For the records alone: losses cost a pass over the data, so only evaluated rounds ask for them, and not again
-        # where the clients reported them of this model after the last round. A deployed client's rows may have changed.
+        # For the records alone: losses cost a pass over the data, so only evaluated rounds ask for unknown ones.
         if not rounds.evaluates(number):
             return []
-        known = not deployed and recorder.losses.keys() >= set(rounds.clients.online(1))
+        known = recorder.knows_losses(rounds.clients.online(1))
         return [*([] if known else [LOSS_BEFORE]), *([DISPARITY_HARD] if DISPARITY in method.needs else [])]
 
     with _listening(settings, recorder, rounds, score, on_round):
@@ -235,8 +234,6 @@ def _run_rounds(
                     record_known(recorder.path, rounds.known)
                 if settings.threshold == TOGETHER:
                     finished = replace(finished, evaluations=apply_common_threshold(finished.evaluations))
-                if not deployed:
-                    finished = with_losses_before(finished, recorder.losses)
                 row = recorder.record(finished, seconds=time.perf_counter() - started)
                 last = finished.number == settings.num_rounds or bool(recorder.stopped)
                 _log_round(recorder, finished, row, score, last=last)

@@ -3,7 +3,7 @@
 import copy
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -14,7 +14,7 @@ import numpy as np
 
 from fairbloom import __version__
 from fairbloom.logs import log
-from fairbloom.protocol.names import DISPARITY, LOSS
+from fairbloom.protocol.names import DISPARITY, LOSS, TRAIN_LOSS
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.limits import BrokenModelError
@@ -54,7 +54,7 @@ from .files import (
 from .groups import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_initial, format_metrics, metrics_together
 from .recorded import OnRound, RecordedRound
-from .rows import ClientTable, Row, format_round, losses_after, mean_column, round_columns
+from .rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .stopping import EarlyStopping
 from .tables import TableWriter, find_furthest_round, find_last_step
 from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
@@ -76,8 +76,9 @@ class RunRecorder:
     ----------
     config
         The settings that identify the run, and those that leave the numbers unchanged.
-    shared
-        Whether rounds shorter than SHARED_SECONDS share a checkpoint.
+    in_process
+        Whether the clients are in this process: rounds shorter than SHARED_SECONDS share a checkpoint, and the losses
+        that clients report after a round are those before the next one. A deployed client's rows may change.
     keep
         Called before a checkpoint is written, with the round of the oldest checkpoint to which the run may go back, 0
         if there is none: lets the clients store what they keep for themselves.
@@ -103,7 +104,7 @@ class RunRecorder:
         method: Method,
         scores: Sequence[Score] = (ACCURACY,),
         *,
-        shared: bool = False,
+        in_process: bool = False,
         keep: Callable[[int], None] = lambda since: None,
         validated: bool = False,
         grouped: Grouped | None = None,
@@ -120,11 +121,11 @@ class RunRecorder:
         """The round of the last checkpoint, 0 where there is none."""
         self.stopped = ""
         """Why the run ends before its last round, "" where it does not."""
-        self.losses: Mapping[str, float] = {}
+        self._losses: Mapping[str, float] = {}
         """The training losses, by client, of the model that the next round begins with; empty where none are known."""
         self.method = method
         self._scores, self._score = scores, scores[0]
-        self._shared, self._keep = shared, keep
+        self._in_process, self._keep = in_process, keep
         self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
@@ -178,7 +179,7 @@ class RunRecorder:
         """Return model and state after the last finished round, None before it; raise if all are damaged."""
         nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "merits": {}, "losses": {}}
         arrays, state = load_last(self._checkpoints) or (None, nothing)
-        self._best, self.saved, self.losses = state["best"], state["strategy"]["round"], state["losses"]
+        self._best, self.saved, self._losses = state["best"], state["strategy"]["round"], state["losses"]
         if self._stopping is not None and "stopping" in state:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason
@@ -191,12 +192,18 @@ class RunRecorder:
             log.info("the run continues after round %d", self.saved)
         return None if arrays is None else (arrays, state["strategy"])
 
+    def knows_losses(self, clients: Iterable[str]) -> bool:
+        """Return whether these clients need not measure the losses of the model that the next round begins with."""
+        return self._in_process and self._losses.keys() >= set(clients)
+
     def record(self, finished: Round, seconds: float) -> Row:
         """Record a finished round and return its row of rounds.csv; then call the listeners.
 
         Rows, the best model and the checkpoint are written unless this round is to share its checkpoint with later
         ones.
         """
+        if self._in_process:
+            finished = with_losses_before(finished, self._losses)
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
         self._clients.add(self._table.rows(finished))
@@ -211,11 +218,12 @@ class RunRecorder:
         if isinstance(mean, float) and (not self._best or self._score.better(mean, self._best["mean"]) > 0.0):
             self._best, self._new_best = {"mean": mean, "round": finished.number}, finished.evaluated
         self._seconds += float(str(row["seconds"]))
-        shares = self._shared and self._seconds < SHARED_SECONDS
+        shares = self._in_process and self._seconds < SHARED_SECONDS
         method = _copy_as_it_is(self.method) if shares else self.method
         score = self._score.better(mean, 0.0) if isinstance(mean, float) else None
-        self.losses = {} if finished.average is not None else losses_after(finished)
-        self._unsaved = _Unsaved(finished.number, finished.arrays, method, score, self.losses)
+        after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
+        self._losses = {} if finished.average is not None else after  # the next round begins with another model
+        self._unsaved = _Unsaved(finished.number, finished.arrays, method, score, self._losses)
         if not shares:
             self.write()
         reported = {} if self._metrics is None else metrics_together(finished)

@@ -163,13 +163,6 @@ def format_round(
     }
 
 
-def losses_after(finished: Round) -> dict[str, float]:
-    """Return the training losses of the model after a round, by client, of those that reported them."""
-    return {
-        name: report[names.TRAIN_LOSS] for name, report in finished.evaluations.items() if names.TRAIN_LOSS in report
-    }
-
-
 def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
     """Return a round whose clients' reports have these losses as `loss-before`, where they report no other."""
     reports = {

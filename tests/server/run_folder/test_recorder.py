@@ -438,7 +438,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(tmp_path:
 
 def shared(path: Path, *seconds: float, **options: Any) -> RunRecorder:
     """Record rounds that took so long and may share a checkpoint."""
-    folder = records(path, settings(method="fedfv"), shared=True, **options)
+    folder = records(path, settings(method="fedfv"), in_process=True, **options)
     folder.resume()
     for number, each in enumerate(seconds, folder.saved + 1):
         record(folder, number, each)
@@ -536,7 +536,7 @@ def test_a_run_that_is_stopped_has_written_its_finished_rounds_as_they_were(
 
 def test_a_stopped_run_whose_clients_have_personal_models_goes_back_to_its_last_checkpoint(tmp_path: Path) -> None:
     """Some of them may already be of the next round."""
-    folder = records(tmp_path, settings(method="ditto"), shared=True)
+    folder = records(tmp_path, settings(method="ditto"), in_process=True)
     folder.resume()
     with pytest.raises(StoppedError):
         record_until(StoppedError, remembering(folder), 7, seconds=0.1)
