@@ -69,9 +69,7 @@ def clients_of(there: Deployment) -> set[str]:
 
 
 @pytest.mark.parametrize("app", ["fairbloom.server.evil:app", "server.evil:app", "fairbloom.evil:app", "evil.app:app"])
-def test_a_bundle_that_names_its_own_code_as_the_clients_app_runs_the_installed_one(
-    there: Deployment, tmp_path: Path, app: str
-) -> None:
+def test_a_bundle_with_its_own_client_app_runs_the_installed_one(there: Deployment, tmp_path: Path, app: str) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
     bundle = project(tmp_path / "app", app=app, settings=str(tmp_path / "stolen"))
@@ -97,7 +95,7 @@ def test_a_bundle_that_names_its_own_code_as_the_clients_app_runs_the_installed_
         assert not (state / "flower" / "apps").exists()  # nothing was unpacked
 
 
-def test_a_bundle_that_says_it_is_of_another_version_runs_the_installed_code(there: Deployment, tmp_path: Path) -> None:
+def test_a_bundle_of_another_version_runs_the_installed_code(there: Deployment, tmp_path: Path) -> None:
     """What fits is said by the number in each message; a version that a bundle names decides nothing."""
     out, marks = there.home / "run-version", tmp_path / "marks"
     marks.mkdir()

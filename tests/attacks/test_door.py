@@ -114,9 +114,7 @@ def test_another_account_sees_no_secret_of_a_process(there: Deployment, stranger
 
 
 @pytest.mark.parametrize("token", ["", "Bearer ", "Bearer none", "Basic operator", "Bearer HASH"])
-def test_another_account_is_refused_by_every_call_of_the_control_api(
-    there: Deployment, stranger: Path, token: str
-) -> None:
+def test_the_control_api_refuses_another_account_in_every_call(there: Deployment, stranger: Path, token: str) -> None:
     known = hashlib.sha256((there.folder / "operator.token").read_bytes()).hexdigest()
     place = [str(stranger / "ca.crt"), f"127.0.0.1:{there.control}", "Authorization", token.replace("HASH", known)]
     done = as_stranger(python_of_all(), "-c", CALL, *place, *CONTROL, "/fairbloom/server")
@@ -126,15 +124,13 @@ def test_another_account_is_refused_by_every_call_of_the_control_api(
 
 
 @pytest.mark.parametrize("token", ["", "none", "0" * 64])
-def test_another_account_is_refused_by_every_call_of_the_runtime_api(
-    there: Deployment, stranger: Path, token: str
-) -> None:
+def test_the_runtime_api_refuses_another_account_in_every_call(there: Deployment, stranger: Path, token: str) -> None:
     place = [str(stranger / "ca.crt"), f"127.0.0.1:{there.control}", "flwr-task-token", token]
     done = as_stranger(python_of_all(), "-c", CALL, *place, *RUNTIME)
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["401"] * len(RUNTIME), done.stdout + done.stderr
 
 
-def test_flowers_command_gets_nothing_done_without_the_credential(there: Deployment, tmp_path: Path) -> None:
+def test_flowers_command_does_nothing_without_the_credential(there: Deployment, tmp_path: Path) -> None:
     home = tmp_path / "flower"
     home.mkdir()
     everything = (["list"], ["run", str(APP)], ["supernode", "list"], ["stop", "1"], ["log", "1"])

@@ -93,9 +93,7 @@ def test_each_is_refused_by_name_with_the_reason(run: tuple[Deployment, Path], n
         assert (row["replies_used"], row["refused"]) == ("4", "")
 
 
-def test_the_run_ends_as_it_does_where_the_hostile_client_only_fails(
-    run: tuple[Deployment, Path], tmp_path: Path
-) -> None:
+def test_the_run_ends_as_if_the_hostile_client_only_failed(run: tuple[Deployment, Path], tmp_path: Path) -> None:
     settings = Settings.of({**SETTINGS, "out": str(tmp_path / "expected")})
     grid = Failing(settings)
     expected = load_file(federate(settings, lambda method: FlowerClients(method, grid)) / "model.safetensors")

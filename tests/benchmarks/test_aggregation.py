@@ -25,7 +25,7 @@ def test_every_method_gets_all_that_it_needs_of_a_reply(name: str, replies: Repl
 
 
 @pytest.mark.parametrize("count", ARRAYS)
-def test_models_have_as_many_numbers_and_arrays_as_the_table_says(count: int) -> None:
+def test_models_have_the_numbers_and_arrays_of_the_table(count: int) -> None:
     model = arrays_of(count, 700_000)
     assert (len(model), sum(array.size for array in model.values())) == (count, 700_000)
     assert all(array.size for array in model.values())

@@ -32,28 +32,28 @@ SHARE = TEST_SHARE / (1.0 - TEST_SHARE)
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [5, 20])
 @pytest.mark.parametrize("shape", ["normal", "worst of 20 clients", "worst 10 % of 20 clients"])
-def test_the_interval_of_a_mean_difference_holds_the_truth_in_95_of_100_trials(shape: str, seeds: int) -> None:
+def test_a_mean_differences_interval_holds_in_95_of_100_trials(shape: str, seeds: int) -> None:
     rng = np.random.default_rng(3)
     truth = truth_of(SHAPES[shape], rng)
     covered = coverage_of_t(SHAPES[shape](rng, (400, seeds)), truth)
     assert 0.915 < covered < 0.985  # three standard errors of 400 trials
 
 
-def test_a_bootstrap_of_five_seeds_holds_the_truth_less_often_which_is_why_none_is_used() -> None:
+def test_a_bootstrap_of_five_seeds_holds_too_seldom() -> None:
     rng = np.random.default_rng(4)
     draw = SHAPES["worst of 20 clients"]
     truth, differences = truth_of(draw, rng), draw(rng, (400, 5))
     assert coverage_of_bootstrap(differences, truth, "BCa", rng) < 0.9 < coverage_of_t(differences, truth)
 
 
-def test_a_difference_that_single_seeds_decide_has_too_narrow_an_interval() -> None:
+def test_a_difference_by_single_seeds_has_too_narrow_an_interval() -> None:
     rng = np.random.default_rng(5)
     draw = SHAPES["large with one seed in five"]
     assert coverage_of_t(draw(rng, (300, 5)), truth_of(draw, rng)) < 0.8
 
 
 @pytest.mark.slow
-def test_splits_of_the_same_clients_need_the_correction_and_deals_of_a_data_set_do_not() -> None:
+def test_splits_of_the_same_clients_need_the_correction() -> None:
     rng = np.random.default_rng(6)
     splits = gains_of_splits(rng, 120, 20)[:, :, 0]
     truth = float(splits.mean())
@@ -64,12 +64,12 @@ def test_splits_of_the_same_clients_need_the_correction_and_deals_of_a_data_set_
         assert coverage_of_t(deals, float(deals.mean())) > 0.85
 
 
-def test_the_same_method_twice_is_told_from_itself_in_at_most_16_of_200_trials() -> None:
+def test_equal_methods_are_told_apart_in_at_most_16_of_200() -> None:
     rng = np.random.default_rng(7)
     assert claims(made_scores(200, 5, rng), made_scores(200, 5, rng)) <= 16
 
 
-def test_a_verdict_on_equal_methods_claims_something_in_5_percent() -> None:
+def test_a_verdict_on_equal_methods_claims_in_5_percent() -> None:
     """Of 200 trials that are 10; 19 would be three standard errors more. All measures together claim in about 40."""
     rng = np.random.default_rng(8)
     assert 1 <= sum(is_claimed(made_comparison(rng, 5)) for _ in range(200)) <= 19
@@ -85,7 +85,7 @@ def test_ten_seeds_find_a_gain_of_two_deviations() -> None:
     assert min(sum(by_one_measure[:40]), sum(by_one_measure[40:])) >= 36
 
 
-def test_real_runs_of_the_same_method_under_other_seeds_differ_and_are_not_told_apart() -> None:
+def test_runs_of_one_method_under_other_seeds_do_not_differ() -> None:
     scores = real_scores(0, 10).reshape(2, 5, 2)
     assert (scores[0] != scores[1]).any()
     assert not difference_of((scores[1, :, 1] - scores[0, :, 1]).tolist()).clear

@@ -15,7 +15,7 @@ from fairbloom.server.settings import Settings
 SETTINGS = CLIENTS[10].settings(evaluate_every=0)
 
 
-def test_sides_are_measured_in_turn_and_one_that_refuses_is_named_with_its_reason() -> None:
+def test_sides_are_measured_in_turn_and_a_refusal_is_named() -> None:
     order: list[str] = []
 
     def side(name: str) -> float:

@@ -34,7 +34,7 @@ def test_processes_at_once_share_no_port() -> None:
     assert set(drawn) <= set(PORTS)
 
 
-def test_a_port_that_is_listened_on_or_was_given_before_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_or_given_before_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ports of a server were one and the same, once in many thousand times."""
     (free,) = end(drawing(1))
     given = free_port()

@@ -49,7 +49,7 @@ def test_a_client_takes_so_many_steps_a_round(name: str) -> None:
     assert round(settings.fraction * len(task.clients)) == workload.drawn
 
 
-def test_data_are_a_function_of_the_seed_and_no_two_clients_share_them() -> None:
+def test_data_follow_the_seed_and_no_clients_share_them() -> None:
     task, again, other = (
         load_task({**CLIENTS[10].settings().run_config(), "seed": seed, "learning-rate": rate})
         for seed, rate in ((0, 0.1), (0, 0.2), (1, 0.1))

@@ -18,7 +18,7 @@ PAGE = """<style>{style} img {{ width: 2100px }}</style><body data-theme="{theme
 
 
 @pytest.mark.parametrize("system", ["light", "dark"])
-def test_letters_are_dark_on_a_light_page_and_light_on_a_dark_one(system: str, tmp_path: Path) -> None:
+def test_letters_are_dark_on_light_pages_and_light_on_dark_ones(system: str, tmp_path: Path) -> None:
     shutil.copy(DOCS / "images" / "demo.svg", tmp_path)
     from playwright.sync_api import sync_playwright
 

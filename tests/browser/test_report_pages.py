@@ -135,7 +135,7 @@ def test_everything_is_open_on_paper(browser: Any, reports: dict[str, Path], tmp
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_the_legend_emphasises_a_method_in_all_charts_by_keyboard(browser: Any, reports: dict[str, Path]) -> None:
+def test_the_legend_emphasises_a_method_by_keyboard(browser: Any, reports: dict[str, Path]) -> None:
     opened = Opened(browser, reports["few"], **SHOWN["desktop"])
     faint = "document.querySelectorAll('#chart-clients [opacity=\"0.12\"]').length"
     assert opened.evaluate(faint) == 0

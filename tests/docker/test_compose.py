@@ -264,9 +264,7 @@ def check_host(checkout: Checkout) -> None:
         refused.value.close()
 
 
-def test_a_run_outlives_the_superlink_and_neither_clients_nor_the_host_get_in(
-    checkout: Checkout, finished: Path
-) -> None:
+def test_a_run_outlives_the_superlink_and_nobody_else_gets_in(checkout: Checkout, finished: Path) -> None:
     run, settings = checkout.path / "runs" / "second", "num-rounds=15 round-timeout=30 out=runs/second"
     with (checkout.path / "second.log").open("w") as log:
         experiment = subprocess.Popen(
@@ -292,7 +290,7 @@ def test_a_run_outlives_the_superlink_and_neither_clients_nor_the_host_get_in(
     print(f"\nwith the SuperLink killed: slowest round {max(float(row['seconds']) for row in rows):.1f} s")
 
 
-def test_down_with_volumes_leaves_nothing_behind_whatever_the_number_of_clients_was(checkout: Checkout) -> None:
+def test_down_with_volumes_leaves_nothing_behind(checkout: Checkout) -> None:
     code = f"import runpy; print(runpy.run_path({str(ROOT / 'docker' / 'clients.py')!r})['render'](2), end='')"
     written = subprocess.check_output([sys.executable, "-c", code], text=True)
     (checkout.path / "docker" / "clients.yaml").write_text(written)

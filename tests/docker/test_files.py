@@ -76,7 +76,7 @@ def test_no_client_is_on_the_network_of_the_control_api() -> None:
     assert networks["control"]["internal"]
 
 
-def test_prometheus_is_reached_by_the_dashboard_alone_and_the_dashboard_asks_for_a_password() -> None:
+def test_prometheus_is_reached_by_the_dashboard_alone() -> None:
     prometheus, grafana = services()["prometheus"], services()["grafana"]
     assert prometheus["network_mode"] == "service:grafana"
     assert "--web.listen-address=127.0.0.1:9090" in prometheus["command"]
@@ -92,7 +92,7 @@ def test_a_client_sees_its_own_part_of_the_volume_and_no_other() -> None:
             assert service["volumes"] == [own, "signals:/signals:ro"]
 
 
-def test_the_server_has_neither_the_authoritys_key_nor_the_operators_credential() -> None:
+def test_the_server_has_neither_authority_key_nor_credential() -> None:
     mounted = [str(volume) for volume in services()["server"]["volumes"]]
     assert all("federation" not in volume or "'subpath': 'clients'" in volume for volume in mounted)
     copied = re.findall(r"^(?:PUBLIC|PRIVATE) = \((.+)\)$", (DOCKER / "certificates.py").read_text(), re.M)

@@ -49,7 +49,7 @@ ELSEWHERE = {
     ),
     "docs/docker.md#In containers": COMPOSE,
     "docs/docker.md#Settings": (
-        "tests/docker/test_compose.py::test_a_run_outlives_the_superlink_and_neither_clients_nor_the_host_get_in"
+        "tests/docker/test_compose.py::test_a_run_outlives_the_superlink_and_nobody_else_gets_in"
     ),
     "docs/docker.md#GPU": "tests/docker/test_files.py::test_the_gpu_twins_reserve_devices",
     "docs/device-tutorial.md": (

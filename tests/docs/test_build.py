@@ -65,7 +65,7 @@ def test_every_public_name_is_in_the_reference(built: Path) -> None:
     assert {name for name in public if not name.startswith("_")} <= documented
 
 
-def test_the_reference_has_range_and_default_of_each_common_option(built: Path) -> None:
+def test_the_reference_has_ranges_and_defaults_of_options(built: Path) -> None:
     text = re.sub(r"<[^>]*>", "", (built / "api" / "methods.html").read_text())
     for name, option in OPTIONS.items():
         if option.kind is not str:

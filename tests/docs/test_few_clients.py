@@ -34,7 +34,7 @@ def test_the_commands_of_the_page_work(runs: Path) -> None:
     assert {folder.name for folder in runs.iterdir()} >= {"alike", "unlike", "one-class"}
 
 
-def test_a_model_of_its_own_helps_the_client_that_is_unlike_the_others(runs: Path) -> None:
+def test_an_own_model_helps_the_client_that_is_unlike_others(runs: Path) -> None:
     gains = {}
     for name in ("alike", "unlike"):
         comparison = load_comparison(runs / name)
@@ -42,7 +42,7 @@ def test_a_model_of_its_own_helps_the_client_that_is_unlike_the_others(runs: Pat
     assert gains["unlike"] > 5.0 > gains["alike"]
 
 
-def test_with_one_class_local_is_always_right_and_there_is_no_auc(runs: Path) -> None:
+def test_with_one_class_local_is_right_and_there_is_no_auc(runs: Path) -> None:
     rows = [row for row in load_comparison(runs / "one-class").client_rows() if row["client"] == "island"]
     assert {row["accuracy"] for row in rows if row["method"] == "Local"} == {100.0}
     assert {row["auc"] for row in rows} == {""}

@@ -62,14 +62,14 @@ def test_a_wrapped_command_is_the_same_command(picture: Picture) -> None:
         assert shlex.split(wrapped(command).replace("\\\n", "")) == shlex.split(command)
 
 
-def test_numbers_of_a_figure_keep_their_digits_and_its_lines_lose_some() -> None:
+def test_a_figures_numbers_keep_their_digits() -> None:
     svg = b'<svg><defs></defs><path d="M 1.23456 2.5"/><text x="1.23456">0.12345</text></svg>'
     small = follow_dark_mode(svg).decode()
     assert 'd="M 1.23 2.5"' in small
     assert ">0.12345<" in small
 
 
-def test_each_colour_of_a_themed_figure_that_dark_pages_hide_has_another_there() -> None:
+def test_each_colour_hidden_on_dark_pages_has_another() -> None:
     with themed():
         figure = Figure()
         axes = figure.subplots()

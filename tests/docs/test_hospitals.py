@@ -70,13 +70,13 @@ def test_differences_are_taken_split_by_split() -> None:
     assert (turned.mean, turned.better, turned.worse) == (-1.0, 1, 2)
 
 
-def test_the_correction_for_shared_patients_makes_errors_of_twenty_splits_as_large_as_the_page_says() -> None:
+def test_the_correction_enlarges_errors_as_the_page_says() -> None:
     differences = np.random.default_rng(0).normal(8.3, 6.7, 20)
     ratio = difference_of(differences, test_share=0.34 / 0.66).error / difference_of(differences).error
     assert f"makes each error {ratio:.1f} times as large" in (ROOT / "docs" / "hospitals.md").read_text()
 
 
-def test_the_table_has_the_worst_hospital_of_each_split_and_counts_the_better_ones() -> None:
+def test_the_table_has_the_worst_hospital_of_each_split() -> None:
     _, first, fair, alone = (" | ".join(row) for row in table([BASE, FAIR, ALONE]))
     assert first == "FedAvg | 56.7 ± 3.3 | – | – | 0.900 ± 0.058 | – | – | 68.3 ± 3.3"
     assert fair == "Fair | 61.7 ± 1.7 | +5.0 ± 2.9 | 2, 0 | 0.733 ± 0.033 | −0.167 ± 0.088 | 2, 0 | 63.3 ± 1.7"
@@ -101,7 +101,7 @@ def test_the_page_has_every_row_of_the_recipe_and_its_picture() -> None:
     assert PICTURE.exists()
 
 
-def test_the_small_picture_has_each_hospital_under_the_few_methods() -> None:
+def test_the_small_picture_has_each_hospital_and_method() -> None:
     scores = np.array([[81.0, 72.0, 63.0, 54.0], [79.0, 70.0, 61.0, 52.0]])
     methods = [Served(name, scores + place, None) for place, name in enumerate([*FEW, "another method"])]
     (axes,) = small_picture(methods).axes

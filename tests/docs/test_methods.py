@@ -143,7 +143,7 @@ def test_no_method_leaves_the_frame_for_good(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", toy.STARTS)
-def test_what_clients_keep_brings_the_model_to_the_minimum_of_the_mean_loss_and_fedavg_drifts_off(
+def test_kept_states_reach_the_minimum_where_fedavg_drifts_off(
     start: tuple[float, float],
 ) -> None:
     curvature = sum(client.curvature for client in toy.CLIENTS.values())
@@ -182,7 +182,7 @@ def test_personal_models_leave_the_global_one_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", toy.STARTS)
-def test_fedmgda_ends_near_the_pareto_set_and_leaves_nobody_worse(start: tuple[float, float]) -> None:
+def test_fedmgda_ends_near_the_pareto_set(start: tuple[float, float]) -> None:
     course = toy.run("fedmgda", start)
     distances = np.linalg.norm(toy.pareto_set(2000) - course.globally[-1], axis=1)
     assert distances.min() < 0.05  # five local steps are not one gradient
@@ -191,7 +191,7 @@ def test_fedmgda_ends_near_the_pareto_set_and_leaves_nobody_worse(start: tuple[f
 
 
 @pytest.mark.parametrize("name", toy.CLIENTS)
-def test_what_the_clients_train_on_is_the_quadratic_that_is_drawn(name: str) -> None:
+def test_clients_train_on_the_quadratic_that_is_drawn(name: str) -> None:
     with toy.registered():
         task = load_task(Settings.of({"task": "quadratics", "clients": 2}).run_config())
     point, quadratic = np.array([0.7, -1.3]), toy.CLIENTS[name]
@@ -207,7 +207,7 @@ def test_what_the_clients_train_on_is_the_quadratic_that_is_drawn(name: str) -> 
         np.testing.assert_allclose(scores.detach(), 1 / (1 + loss.detach()), rtol=1e-12)
 
 
-def test_the_task_of_the_figures_is_known_while_they_are_drawn_and_no_longer() -> None:
+def test_the_figures_task_is_known_only_while_they_are_drawn() -> None:
     toy.run.__wrapped__("fedavg", toy.STARTS[0])
     assert "quadratics" not in TASKS
     with toy.registered(), pytest.raises(FairbloomError, match="clients = 20: task quadratics has 2"):
@@ -243,12 +243,12 @@ def test_clients_that_are_written_for_flowers_fedavg_will_do(name: str) -> None:
     assert (result.arrays["w"].numpy() < 9.0).all()
 
 
-def test_the_first_page_names_such_a_method_for_clients_that_stay_as_they_are() -> None:
+def test_the_first_page_names_a_method_for_unchanged_clients() -> None:
     (title,) = re.findall(r"Put `(\w+)\(\)` where `FedAvg\(\)` stood", (ROOT / "docs" / "index.md").read_text())
     assert title.lower() in AS_THEY_ARE
 
 
-def test_a_page_says_what_a_server_optimizer_takes_from_its_method() -> None:
+def test_a_page_says_what_a_server_optimizer_gets() -> None:
     for name in ("fedmgda", "fedmgdaplus", "mgdaprox", "adafed", "fedmdfg", "fedlf"):
         assert f"(../server-optimizers.md)\n  - One thing no longer holds: {COMMON_DESCENT}." in page(describe(name))
     assert "One thing no longer holds: its step is as long as the mean update," in page(describe("fedfv"))

@@ -109,7 +109,7 @@ def test_the_page_on_reproducing_prints_what_the_recipe_has() -> None:
     assert [[row[1], row[3]] for row in table] == printed
 
 
-def test_the_page_on_reproducing_prints_what_the_recipe_of_table_7_has() -> None:
+def test_the_page_on_reproducing_prints_the_recipe_of_table_7() -> None:
     _, *table = rows_of("fedmgda-table7")
     published = [row.published for row in load_recipe("fedmgda-table7").rows]
     assert [[row[1], row[3], row[5]] for row in table] == [[n.replace("± ", "±") for n in row] for row in published]
@@ -124,7 +124,7 @@ def test_the_page_on_reproducing_has_every_recipe() -> None:
     assert sorted(row[0] for row in table) == sorted(f"`{name}`" for name in names())
 
 
-def test_the_page_on_data_sets_has_every_one_with_its_models_files_and_partitions() -> None:
+def test_the_page_on_data_sets_has_all_with_their_models() -> None:
     rows = {row[0].strip("`"): row for row in cells(DATA_SETS) if len(row) == 4 and row[3].startswith("`")}
     assert rows.keys() == {info.name for info in SHIPPED}
     for info in SHIPPED:

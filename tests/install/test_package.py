@@ -47,7 +47,7 @@ def test_twine_finds_nothing_wrong(built: Path) -> None:
     assert done.returncode == 0, done.stdout.decode()
 
 
-def test_links_and_pictures_of_the_page_lead_to_files_of_the_repository(built: Path) -> None:
+def test_links_and_pictures_lead_to_files_of_the_repository(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))

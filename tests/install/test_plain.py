@@ -141,9 +141,7 @@ def test_what_needs_an_extra_says_in_one_line_which(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "extra"), [("onnx", "onnx"), ("mlflow", "mlflow")])
-def test_an_export_that_needs_an_extra_says_which_and_the_others_need_none(
-    plain: dict[str, str], to: str, extra: str, tmp_path: Path
-) -> None:
+def test_an_export_names_the_extra_that_it_needs(plain: dict[str, str], to: str, extra: str, tmp_path: Path) -> None:
     run = ("run", "--model", "logistic", "--clients", "2", "--rounds", "1", "--set", "engine=loop", "--out", "ran")
     assert fairbloom(plain, tmp_path, *run).returncode == 0
     done = fairbloom(plain, tmp_path, "export", "ran", "--to", to)

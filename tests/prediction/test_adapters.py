@@ -19,7 +19,7 @@ IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lora", "Inside"])
-def test_a_trained_model_is_merged_to_the_same_predictions_and_keeps_its_adapters(name: str, tmp_path: Path) -> None:
+def test_a_merged_model_predicts_the_same_and_keeps_its_adapters(name: str, tmp_path: Path) -> None:
     model = load(run(tmp_path / "run", model=f"tests.prediction.adapted:{name}", num_rounds=2)).model()
     plain = merged(model)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def test_a_model_without_adapters_is_left_as_it_is() -> None:
     assert merged(model) is model
 
 
-def test_an_exported_program_holds_plain_layers_and_predicts_the_same(tmp_path: Path) -> None:
+def test_an_exported_program_has_plain_layers_and_predicts_alike(tmp_path: Path) -> None:
     predictor = load(run(tmp_path / "run", model="tests.prediction.adapted:lora", num_rounds=2)).predictor()
     folder = export_model(predictor, "torch", lambda *of: "", tmp_path / "exported")
     program = torch.export.load(folder / PROGRAM)

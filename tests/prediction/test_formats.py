@@ -61,7 +61,7 @@ def test_predictions_are_those_of_the_same_rows_in_csv(there: Path, tmp_path: Pa
     assert [float(row["age"]) for row in found] == [float(row["age"]) for row in expected]
 
 
-def test_rows_of_a_sheet_that_cannot_be_read_are_named_as_the_program_shows_them(there: Path, tmp_path: Path) -> None:
+def test_unreadable_rows_of_a_sheet_are_named_as_it_shows_them(there: Path, tmp_path: Path) -> None:
     pytest.importorskip("python_calamine")
     file = tmp_path / "new.xlsx"
     write_workbook(file, {"Patients": [["age", "bp", "sex"], [60, 130, "f"], [], ["old", 120, "m"]]})
@@ -71,7 +71,7 @@ def test_rows_of_a_sheet_that_cannot_be_read_are_named_as_the_program_shows_them
         predicted(there / "run", file)
 
 
-def test_new_rows_are_read_with_the_decimal_mark_and_encoding_of_the_run(there: Path, tmp_path: Path) -> None:
+def test_new_rows_are_read_with_the_runs_mark_and_encoding(there: Path, tmp_path: Path) -> None:
     (tmp_path / "german").mkdir()
     for file in sorted((there / "hospitals").glob("*.csv")):
         as_german(file, tmp_path / "german" / file.name)

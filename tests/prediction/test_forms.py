@@ -240,7 +240,7 @@ def forget_module() -> None:
     _read_user_defined.cache_clear()
 
 
-def test_a_task_without_preprocessing_gives_its_model_and_outputs(mine: Path, tmp_path: Path) -> None:
+def test_a_task_without_preprocessing_gives_model_and_outputs(mine: Path, tmp_path: Path) -> None:
     run = fairbloom.run("points_of_mine:task", out="run", **SMALL)
     predictor = run.predictor()
     inputs = torch.randn(3, 2)

@@ -30,7 +30,7 @@ def kept_by(run: fairbloom.Run) -> Path:
     return folder
 
 
-def test_what_is_trained_is_kept_and_the_whole_model_predicts_as_it_was_measured(run: fairbloom.Run) -> None:
+def test_the_whole_model_predicts_as_it_was_measured(run: fairbloom.Run) -> None:
     kept, model = load_last(kept_by(run)), run.model(CLIENT, "personal").state_dict()
     assert kept is not None
     assert model.keys() - kept.state.keys() == {name for name in model if name.startswith("first")}
@@ -49,7 +49,7 @@ def test_a_personal_model_that_was_kept_whole_predicts_as_before(run: fairbloom.
         assert torch.equal(tensor, whole[name]), name
 
 
-def test_on_a_device_the_frozen_parameters_are_those_of_the_final_model(run: fairbloom.Run, tmp_path: Path) -> None:
+def test_a_devices_frozen_parameters_are_the_final_models(run: fairbloom.Run, tmp_path: Path) -> None:
     folder = tmp_path / CLIENT
     shutil.copytree(kept_by(run), folder)
     arrays = MODEL.read(run.folder)

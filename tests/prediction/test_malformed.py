@@ -103,7 +103,7 @@ def test_a_file_is_predicted_once_its_lines_are_corrected(run: fairbloom.Run, ne
     assert [predictor.describe(count).partition(",")[0] for count in (1, 29)] == ["1 prediction", "29 predictions"]
 
 
-def test_one_column_that_is_not_looked_at_is_one_in_the_words_of_an_error(run: fairbloom.Run, new: Path) -> None:
+def test_the_error_names_one_column_that_is_not_read(run: fairbloom.Run, new: Path) -> None:
     new.write_text("\n".join(renamed("dose", "patient_2")), encoding="utf-8")
     predictor = load_predictor(run.folder, client="north")
     with pytest.raises(FairbloomError, match="patient, outcome may be there, and are not looked at"):

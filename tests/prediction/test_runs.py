@@ -100,7 +100,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         load_predictor(tmp_path)
 
 
-def test_a_run_that_was_interrupted_predicts_by_its_last_checkpoint(
+def test_an_interrupted_run_predicts_by_its_last_checkpoint(
     copied: Path, run: fairbloom.Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     (copied / "model.safetensors").unlink()
@@ -176,7 +176,7 @@ def test_every_engine_keeps_what_is_each_clients_own(engine: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("method", ["ditto", "local"])
-def test_methods_for_personal_models_predict_by_them_and_say_where_there_is_no_other(
+def test_methods_with_personal_models_predict_by_them(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = train(tmp_path, method=method)
@@ -200,7 +200,7 @@ def device(folder: Path, run: fairbloom.Run, name: str) -> Context:
     return Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config=config)
 
 
-def test_a_device_keeps_its_own_preprocessing_and_predicts_with_it(tmp_path: Path, run: fairbloom.Run) -> None:
+def test_a_device_predicts_with_its_own_preprocessing(tmp_path: Path, run: fairbloom.Run) -> None:
     agreed = (run.folder / "agreed.json").read_text()
     for name in ("north", "west"):
         context = device(tmp_path / name, run, name)

@@ -57,7 +57,7 @@ def test_global_and_personal_models_differ(run: fairbloom.Run) -> None:
 
 
 @pytest.mark.parametrize("model", ["last", "personal"])
-def test_rows_with_missing_values_and_common_means_are_predicted_as_clients_measured(
+def test_rows_with_missing_values_are_predicted_as_measured(
     together: fairbloom.Run, model: str, tmp_path: Path
 ) -> None:
     for client in HOSPITALS:
@@ -97,9 +97,7 @@ def test_the_best_model_is_that_of_the_best_round(run: fairbloom.Run, caplog: py
 # What comes out -------------------------------------------------------------------------------------------------------
 
 
-def test_all_columns_come_out_then_the_predictions_whose_probabilities_add_up(
-    run: fairbloom.Run, tmp_path: Path
-) -> None:
+def test_all_columns_come_out_then_the_predictions(run: fairbloom.Run, tmp_path: Path) -> None:
     rows = patients(1, 30)
     found = predicted(load_predictor(run.folder, client="south"), rows, tmp_path)
     added = ["predicted_outcome", *(f"probability_{name}" for name in sorted(CLASSES))]
@@ -112,7 +110,7 @@ def test_all_columns_come_out_then_the_predictions_whose_probabilities_add_up(
 
 
 @pytest.mark.parametrize("columns", [INPUTS, tuple(reversed(COLUMNS)), ("ward", "outcome", "age", "smoker", "dose")])
-def test_columns_may_be_in_any_order_and_the_target_and_ignored_ones_missing(
+def test_columns_may_be_in_any_order_without_the_target(
     run: fairbloom.Run, columns: tuple[str, ...], tmp_path: Path
 ) -> None:
     predictor, rows = load_predictor(run.folder, client="west"), patients(2, 25)
@@ -204,7 +202,7 @@ def test_a_client_that_there_is_not_is_refused_with_the_nearest(run: fairbloom.R
     assert "did you mean south?" in refused(together, client="souht")
 
 
-def test_a_personal_model_needs_a_client_and_a_file_as_it_was_written(
+def test_a_personal_model_needs_a_client_and_an_undamaged_file(
     together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert "model personal: say whose, by --client with one of north, old town," in refused(together, model="personal")

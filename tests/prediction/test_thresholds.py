@@ -73,7 +73,7 @@ def test_scores_of_predictions_are_those_of_the_table_to_the_row(run: fairbloom.
                 assert found[score.name] == pytest.approx(run.final(score, of, after=after)[client], rel=1e-12)
 
 
-def test_thresholds_are_others_than_a_half_so_that_the_tests_here_say_something(run: fairbloom.Run) -> None:
+def test_thresholds_of_these_tests_differ_from_a_half(run: fairbloom.Run) -> None:
     for client in SITES:
         predictor = load_predictor(run.folder, client=client)
         frame = predictor.predict(pandas.DataFrame(held_out(run, client)))

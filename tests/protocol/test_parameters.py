@@ -57,6 +57,6 @@ def test_the_example_of_a_parameter_is_allowed(kind: type, allowed: Range | None
     assert parameter.checked(parameter.example) == parameter.example
 
 
-def test_the_example_of_a_parameter_is_its_default_or_its_first_choice() -> None:
+def test_a_parameters_example_is_its_default_or_first_choice() -> None:
     assert Parameter("x", float, 0.3).example == 0.3
     assert Parameter("x", str, None, allowed=Choices("a", "b")).example == "a"

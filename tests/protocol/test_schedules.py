@@ -55,7 +55,7 @@ def test_constant_is_no_schedule() -> None:
     assert constant.schedule_of_steps == constant.schedule_of_rounds == UNCHANGED
 
 
-def test_a_schedule_over_rounds_changes_the_rate_of_the_round_beside_the_decay() -> None:
+def test_a_schedule_over_rounds_multiplies_the_decay() -> None:
     chosen = settings(schedule="linear", num_rounds=10, learning_rate_decay=0.5)
     assert learning_rate_in(chosen, 6) == pytest.approx(0.3 * 0.5**5 * 0.5)
     assert chosen.paced

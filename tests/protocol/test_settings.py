@@ -18,7 +18,7 @@ TYPED: dict[str, Any] = {
 }
 
 
-def test_settings_have_what_a_run_config_says_and_defaults_for_the_rest() -> None:
+def test_settings_have_the_run_configs_values_and_defaults() -> None:
     settings = RunSettings.of(TYPED)
     assert (settings.task, settings.clients, settings.learning_rate, settings.batch_size) == ("csv", 3, 1.0, 10)
     assert settings.own_settings == ""
@@ -63,7 +63,7 @@ def test_impossible_settings_are_refused_by_key_and_value(config: dict[str, Any]
         RunSettings.of(config)
 
 
-def test_a_field_by_its_name_in_python_is_refused_where_its_key_is_due() -> None:
+def test_a_field_by_its_python_name_is_refused() -> None:
     """It would be kept as a setting of some task, while the field kept its default."""
     for make in (lambda: RunSettings(batch_size=16), lambda: RunSettings.of({"batch_size": 16})):
         with pytest.raises(ValueError, match=r"unknown setting batch_size = 16; did you mean batch-size\?"):

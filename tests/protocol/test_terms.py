@@ -56,7 +56,7 @@ def test_terms_come_back_from_the_wire_as_they_were(sent: Terms) -> None:
 
 
 @given(terms)
-def test_the_names_on_the_wire_have_hyphens_and_what_is_at_its_default_is_not_sent(sent: Terms) -> None:
+def test_wire_names_have_hyphens_and_defaults_are_not_sent(sent: Terms) -> None:
     told = {key: value for key, value in sent.to_config().items() if key not in sent.others}
     plain = Terms(server_round=1)
     changed = {name for name in NAMES if getattr(sent, attribute(name)) != getattr(plain, attribute(name))}
@@ -65,7 +65,7 @@ def test_the_names_on_the_wire_have_hyphens_and_what_is_at_its_default_is_not_se
 
 
 @given(terms, st.dictionaries(words, st.integers(0, 1000), max_size=3))
-def test_each_client_is_sent_the_round_of_its_own_state_and_nobody_elses(sent: Terms, rounds: dict[str, int]) -> None:
+def test_each_client_is_sent_the_round_of_its_own_state(sent: Terms, rounds: dict[str, int]) -> None:
     of_all = replace(sent, state_rounds=rounds)
     assert of_all.to_config() == sent.to_config()
     for name, number in rounds.items():
@@ -86,19 +86,19 @@ def test_plain_terms_are_the_round_and_an_empty_list() -> None:
     assert Terms(server_round=7).to_config() == {"server-round": 7, "measure": []}
 
 
-def test_strengths_of_zero_are_told_where_the_default_is_that_there_is_none() -> None:
+def test_strengths_of_zero_are_told_where_none_is_the_default() -> None:
     told = Terms(server_round=1, personal_lambda=0.0, client_momentum=0.0).to_config()
     assert told == {"server-round": 1, "measure": [], "personal-lambda": 0.0, "client-momentum": 0.0}
 
 
-def test_what_another_app_tells_beside_them_comes_back_among_the_others() -> None:
+def test_what_another_app_tells_comes_back_among_the_others() -> None:
     config = {"server-round": 2, "lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"}
     received = Terms.of(config)
     assert received == Terms(server_round=2, others={"lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"})
     assert received.to_config() == {**config, "measure": []}
 
 
-def test_a_servers_word_is_worth_more_than_what_is_told_beside_it() -> None:
+def test_a_servers_word_outweighs_what_is_told_with_it() -> None:
     told = Terms(server_round=3, proximal_mu=0.5, others={"server-round": 1, "proximal-mu": 9.0, "measure": ["x"]})
     assert told.to_config() == {"server-round": 3, "proximal-mu": 0.5, "measure": []}
 

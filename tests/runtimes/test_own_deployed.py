@@ -45,7 +45,7 @@ def test_her_method_needs_nothing_on_the_clients(there: Deployment) -> None:
     assert "worsthalf.share = 0.3" in (out / "config.toml").read_text().replace('"', "")
 
 
-def test_her_task_runs_where_the_owner_allows_it_and_nowhere_else(there: Deployment) -> None:
+def test_an_own_task_runs_only_where_the_owner_allows_it(there: Deployment) -> None:
     out = there.home / "task"
     log = submit(there, "task=theirs:slopes", "slopes.noise=0.2", "learning-rate=0.01", f"out={out}")
     assert [row["replies_used"] for row in rounds(out)] == ["1", "1"]

@@ -101,9 +101,7 @@ def test_a_run_in_a_run_folder_outlives_the_superlink(there: Deployment, apps: t
     assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2"] * 5
 
 
-def test_personal_models_and_a_model_in_mid_work_come_from_devices_too(
-    there: Deployment, apps: tuple[Path, Path]
-) -> None:
+def test_personal_models_come_from_devices_too(there: Deployment, apps: tuple[Path, Path]) -> None:
     config = {**CONFIG, "num-server-rounds": 3}
     for folder in apps:
         with_method(folder, "DRFA", "local_steps=3, personal_lambda=1.0, ")

@@ -91,9 +91,7 @@ def test_flwr_run_on_ray_gives_the_run_in_process(local: Flower, in_process: Pat
     assert_same_run(out, in_process)
 
 
-def test_their_method_and_task_run_on_ray_with_settings_that_the_run_config_does_not_know(
-    local: Flower, installed: Path, tmp_path: Path
-) -> None:
+def test_an_own_method_and_task_run_on_ray_with_own_settings(local: Flower, installed: Path, tmp_path: Path) -> None:
     own = {**theirs.SETTINGS, **theirs.OURS, "out": str(tmp_path / "a")}
     del own["slopes.noise"]
     own["own-settings"] = "slopes.noise=0.2 worsthalf.share=0.25"
@@ -101,9 +99,7 @@ def test_their_method_and_task_run_on_ray_with_settings_that_the_run_config_does
     theirs.assert_it_is_theirs(tmp_path / "a", 0.25)
 
 
-def test_an_impossible_setting_fails_the_run_before_any_client_works(
-    local: Flower, installed: Path, tmp_path: Path
-) -> None:
+def test_an_impossible_setting_fails_before_any_client_works(local: Flower, installed: Path, tmp_path: Path) -> None:
     config = {**SETTINGS, "fedfv.alpha": 2.0, "out": str(tmp_path / "run")}
     assert local.run("local", config, f"num-supernodes={CLIENTS}", installed) == "finished:failed"
     assert "fedfv.alpha = 2.0: allowed is float in [0, 1]" in log_of(local)
@@ -144,7 +140,7 @@ def test_the_changed_quickstart_gives_the_run_in_process(local: Flower, tmp_path
                 assert float(row[column]) == pytest.approx(float(other[column]), abs=1e-5)
 
 
-def test_an_app_without_a_query_function_leaves_no_traceback_in_the_log(local: Flower, tmp_path: Path) -> None:
+def test_an_app_without_a_query_function_logs_no_traceback(local: Flower, tmp_path: Path) -> None:
     shutil.copytree(changed.QUICKSTART, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
     server = tmp_path / "app" / "mydigits" / "server_app.py"
     changed.edit(server, "flwr.serverapp.strategy import FedAvg", "fairbloom.strategies import FedAvg")

@@ -126,7 +126,7 @@ def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(there: Mixed, t
     assert not any("protocol" in each or "version" in each for each in refused)
 
 
-def test_a_client_that_does_not_fit_is_refused_with_a_remedy_on_both_sides(there: Mixed, tmp_path: Path) -> None:
+def test_a_client_that_does_not_fit_is_refused_on_both_sides(there: Mixed, tmp_path: Path) -> None:
     out = tmp_path / "run"
     there.serve(OLD)
     for name, chosen in zip(CLIENTS, (OLD, NEW, MISFIT), strict=True):

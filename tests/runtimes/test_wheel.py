@@ -94,9 +94,7 @@ def test_server_and_clients_of_both_kinds_find_both(there: Deployment, app: Path
     run_own_app(there, app, tmp_path / "out.json")
 
 
-def test_a_changed_fairbloom_that_is_submitted_runs_live_and_is_forgotten_again(
-    there: Deployment, app: Path, tmp_path: Path
-) -> None:
+def test_a_changed_fairbloom_that_is_submitted_runs_once(there: Deployment, app: Path, tmp_path: Path) -> None:
     """The server runs it, and the client that runs what comes; all else that was imported is as before."""
     changed, marks, out = tmp_path / "changed", tmp_path / "marks", there.home / "run"
     marks.mkdir()

@@ -129,7 +129,7 @@ def test_the_run_ends_by_itself_with_every_round(soaked: Soak) -> None:
     assert soaked.faults >= min(len(FAULTS), ROUNDS // 20)
 
 
-def test_the_model_is_to_the_bit_that_of_the_run_that_the_records_describe(soaked: Soak, tmp_path: Path) -> None:
+def test_the_model_is_that_of_the_recorded_run_to_the_bit(soaked: Soak, tmp_path: Path) -> None:
     again = trained_again(soaked.out, SETTINGS, CLIENTS, tmp_path / "again")
     one, other = (
         hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in (soaked.out, again)
@@ -137,7 +137,7 @@ def test_the_model_is_to_the_bit_that_of_the_run_that_the_records_describe(soake
     assert one == other
 
 
-def test_whoever_is_refused_for_what_she_replied_is_the_hostile_client(soaked: Soak) -> None:
+def test_only_the_hostile_client_is_refused_for_its_replies(soaked: Soak) -> None:
     told = re.compile(r"(\S+): (?:array|metric|loss|num-examples|update)")
     assert {name for row in rounds(soaked.out) for name in told.findall(row["refused"])} <= {HOSTILE}
 

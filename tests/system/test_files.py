@@ -69,7 +69,7 @@ def test_a_link_in_the_drafts_place_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_permissions_are_those_asked_for_and_never_wider_meanwhile(tmp_path: Path) -> None:
+def test_permissions_are_never_wider_than_asked_for(tmp_path: Path) -> None:
     modes: list[int] = []
     for mode in (0o600, 0o644):
         with whole_file(tmp_path / str(mode), mode) as file:

@@ -23,7 +23,7 @@ LINE = "interrupted: the same command begins again; a run continues after its la
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_ctrl_c_while_the_command_line_is_imported_ends_it_without_a_word(tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_ends_the_command_silently(tmp_path: Path) -> None:
     words = ("run", "--clients", "5", "--rounds", "1000000", "--out", str(tmp_path / "a"))
     command = [sys.executable, "-m", "fairbloom", *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
@@ -80,7 +80,7 @@ def test_ctrl_c_once_more_ends_at_once_with_the_same_code(tmp_path: Path) -> Non
         assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
-def test_ctrl_c_once_more_while_the_handler_of_before_is_put_back_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_handler_is_restored_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def put_back(number: int, handler: Any) -> Any:
         if handler is before:
             signal.raise_signal(signal.SIGINT)

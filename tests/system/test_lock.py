@@ -35,7 +35,7 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_a_lock_that_another_process_holds_is_refused_with_its_name_and_at_once(
+def test_a_held_lock_is_refused_at_once_with_its_name(
     path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sleep(seconds: float) -> None:
@@ -102,9 +102,7 @@ def test_of_many_who_wait_one_at_a_time_has_the_lock(path: Path, seconds: float)
     assert (together, rounds) == (1, 200)
 
 
-def test_who_does_not_wait_is_refused_for_a_holder_alone_and_not_for_a_file_that_was_just_removed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_waiting_only_a_holder_is_a_refusal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ends between the second's opening of the file and its lock."""
     flock, ended = lock.fcntl.flock, []
     first = contextlib.ExitStack()

@@ -64,7 +64,7 @@ def test_a_child_ends_with_its_parent(number: int) -> None:
         wait_until(lambda: not runs(child), lambda: "the child lives on")
 
 
-def test_a_child_whose_parent_was_killed_before_it_looked_ends_too() -> None:
+def test_a_child_of_an_already_killed_parent_ends_too() -> None:
     with family("1.0") as (parent, child):
         parent.kill()
         parent.wait()

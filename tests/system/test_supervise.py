@@ -67,9 +67,7 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_a_program_that_ends_is_started_again_after_pauses_that_grow_and_are_forgotten(
-    sleeper: Sleeper, clock: list[float]
-) -> None:
+def test_a_program_that_ends_is_started_again_after_pauses(sleeper: Sleeper, clock: list[float]) -> None:
     sleeper.check()
     for pause in (1, 2, 4, 8, 16, 30, 30):
         sleeper.end()
@@ -85,9 +83,7 @@ def test_a_program_that_ends_is_started_again_after_pauses_that_grow_and_are_for
     assert {fault for fault, _ in sleeper.reports} == {"the sleeper ended (killed by SIGKILL)"}
 
 
-def test_a_program_that_cannot_run_is_never_started_faster_than_its_pauses(
-    sleeper: Sleeper, clock: list[float]
-) -> None:
+def test_a_program_that_cannot_run_is_not_started_faster(sleeper: Sleeper, clock: list[float]) -> None:
     """No crash loop: ten minutes of a program that ends at once are some two dozen starts."""
     started = 0
     while clock[0] < 1600:

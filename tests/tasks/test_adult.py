@@ -65,7 +65,7 @@ def small(tmp_path: Path) -> Path:
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_example_has_one_input_of_each_column_and_none_where_the_category_is_unknown(tmp_path: Path) -> None:
+def test_an_example_has_one_input_of_each_known_category(tmp_path: Path) -> None:
     path = tmp_path / "people"
     path.write_text("\n".join([line_of("Doctorate", ">50K", sex="Male"), line_of(occupation="?", workclass="?")]))
     people = read_people(path)
@@ -119,7 +119,7 @@ def test_a_server_without_data_knows_the_clients_and_the_model(tmp_path: Path) -
 # The clients ----------------------------------------------------------------------------------------------------------
 
 
-def test_clients_are_tested_on_their_own_group_of_the_official_test_set(small: Path) -> None:
+def test_clients_are_tested_on_their_group_of_the_test_set(small: Path) -> None:
     task = load(small)
     sizes = {name: (len(task.splits(name).train), len(task.splits(name).test)) for name in task.clients}
     assert sizes == {"phd": (10, 1), "non-phd": (30, 3)}
@@ -127,7 +127,7 @@ def test_clients_are_tested_on_their_own_group_of_the_official_test_set(small: P
     assert everything(task.splits("non-phd").test)[1].tolist() == [0, 0, 1]
 
 
-def test_people_who_choose_the_best_model_are_taken_from_those_to_train_on(small: Path) -> None:
+def test_validation_people_are_taken_from_the_training_set(small: Path) -> None:
     splits = load(small, validation_share=0.2).splits("phd")
     assert splits.validation is not None
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (8, 2, 1)
@@ -193,7 +193,7 @@ def in_set_order(doctorates: NDArray[np.bool_]) -> list[set[int]]:
     return [set(rows[: int(0.8 * len(rows))]) for rows in listed]
 
 
-def test_the_published_groups_are_the_next_lines_nearly_in_the_order_of_any_python_set() -> None:
+def test_published_groups_are_in_nearly_any_python_sets_order() -> None:
     doctorates = np.zeros(32561, bool)
     doctorates[np.random.default_rng(0).permutation(32561)[:413]] = True
     phd, others = published(doctorates)
@@ -205,7 +205,7 @@ def test_the_published_groups_are_the_next_lines_nearly_in_the_order_of_any_pyth
 
 
 @ORIGINALS
-def test_the_published_groups_of_the_real_data_are_the_first_four_fifths_of_python_sets() -> None:
+def test_published_groups_are_four_fifths_of_python_sets() -> None:
     doctorates = read_people(Path(os.environ["FAIRBLOOM_DATA"], "adult", "adult.data")).doctorates
     assert [set(rows.tolist()) for rows in published(doctorates)] == in_set_order(doctorates)
 
@@ -241,7 +241,7 @@ def test_the_published_phd_client_has_hardly_a_phd() -> None:
 
 @ORIGINALS
 @pytest.mark.parametrize("partition", ["education", "race", "sex"])
-def test_all_real_people_whose_group_is_known_are_with_one_client(partition: str) -> None:
+def test_all_real_people_of_a_known_group_are_with_one_client(partition: str) -> None:
     task = load(partition=partition)
     sizes = np.array([[len(split) for split in task.splits(name)] for name in task.clients])
     assert sizes.sum(axis=0).tolist() == [32561, 16281]

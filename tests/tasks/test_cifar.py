@@ -142,7 +142,7 @@ def test_the_official_test_set_is_that_of_its_own_file(tmp_path: Path) -> None:
     assert {(image * 255).round().to(torch.uint8).numpy().tobytes() for image in tested} == expected
 
 
-def test_the_hundred_classes_are_named_in_the_order_of_their_numbers() -> None:
+def test_the_hundred_classes_are_named_in_order() -> None:
     labels = load_task({"task": "cifar100", "partition": "class"}).clients
     assert len(labels) == len(set(labels)) == 100
     assert list(labels) == sorted(labels)
@@ -151,7 +151,7 @@ def test_the_hundred_classes_are_named_in_the_order_of_their_numbers() -> None:
 # CINIC-10 -------------------------------------------------------------------------------------------------------------
 
 
-def test_training_and_validation_images_of_cinic10_are_its_training_images(tmp_path: Path) -> None:
+def test_cinic10s_validation_images_are_for_training(tmp_path: Path) -> None:
     made.cinic10(tmp_path, count=100)
     for test, count in (("train", 200), ("merged", 300)):
         task = load("cinic10", tmp_path, cinic10__test=test, clients=4, partition="iid")
@@ -169,7 +169,7 @@ def test_images_of_the_hub_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert {(image * 255).round().to(torch.uint8).numpy().tobytes() for image in own} == expected
 
 
-def test_grey_images_and_those_with_transparency_are_coloured_ones(tmp_path: Path) -> None:
+def test_grey_and_transparent_images_are_coloured_ones(tmp_path: Path) -> None:
     """CINIC-10 has some thousand images of ImageNet that are grey."""
     made.cinic10(tmp_path, count=10)
     labels = made.balanced(10, 10)

@@ -29,13 +29,13 @@ def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
 # Clients ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_is_called_as_its_file_and_hidden_files_are_passed_over(folder: Folder) -> None:
+def test_a_client_has_its_files_name_without_hidden_files(folder: Folder) -> None:
     there = folder(**{"site b": csv_of(20), "Site-A": csv_of(20), "._site": b"\x00\xff", "c.d": csv_of(20)})
     (there / "notes.md").write_text("nothing")
     assert load_task(config(there)).clients == ("Site-A", "c.d", "site b")
 
 
-def test_one_file_with_a_column_of_clients_is_the_same_as_a_file_each(folder: Folder, tmp_path: Path) -> None:
+def test_one_file_with_a_client_column_equals_a_file_each(folder: Folder, tmp_path: Path) -> None:
     apart = {"a": csv_of(20, 1), "b": csv_of(30, 2)}
     rows = [(name, line) for name, text in apart.items() for line in text.splitlines()[1:]]
     mixed = [rows[k] for k in sorted(range(len(rows)), key=lambda k: (k * 7) % 50)]
@@ -53,7 +53,7 @@ def test_one_file_with_a_column_of_clients_is_the_same_as_a_file_each(folder: Fo
                 assert torch.equal(mine, expected)
 
 
-def test_a_server_without_data_knows_the_model_of_what_was_agreed(folder: Folder) -> None:
+def test_a_server_without_data_knows_the_agreed_model(folder: Folder) -> None:
     _, told = agreed(config(folder(a=csv_of(20), b=csv_of(20))))
     task = load_task({**config(""), "agreed": json.dumps(told)})
     assert task.clients == ()
@@ -66,7 +66,7 @@ def test_a_server_without_data_knows_the_model_of_what_was_agreed(folder: Folder
 # Inputs -------------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_standardised_and_texts_one_hot_by_training_rows_alone(folder: Folder) -> None:
+def test_numbers_and_texts_are_prepared_by_training_rows_alone(folder: Folder) -> None:
     table = csv_of(40, seed=3)
     task, told = agreed(config(folder(a=table, b=csv_of(25, 4)), seed=5))
     assert [each["name"] for each in told["inputs"]] == ["age", "dose", "ward"]
@@ -84,7 +84,7 @@ def test_numbers_are_standardised_and_texts_one_hot_by_training_rows_alone(folde
         assert torch.equal(inputs[:, 2:], torch.eye(3)[wards])
 
 
-def test_what_test_rows_hold_changes_no_input_of_training_and_nothing_that_is_told(folder: Folder) -> None:
+def test_test_rows_change_no_input_of_training(folder: Folder) -> None:
     lines = csv_of(40, 3).splitlines()
     _, test, _ = split(np.arange(40), Setup.of({}), "a")
     other = [*lines]
@@ -99,7 +99,7 @@ def test_what_test_rows_hold_changes_no_input_of_training_and_nothing_that_is_to
     assert inputs[:, 0].min() > 100
 
 
-def test_a_column_that_is_constant_in_training_says_nothing_anywhere(folder: Folder) -> None:
+def test_a_column_constant_in_training_says_nothing(folder: Folder) -> None:
     lines = csv_of(20).splitlines()
     _, test, _ = split(np.arange(20), Setup.of({}), "a")
     flat = [lines[0], *(f"0.1,{line.partition(',')[2]}" for line in lines[1:])]
@@ -109,7 +109,7 @@ def test_a_column_that_is_constant_in_training_says_nothing_anywhere(folder: Fol
         assert not everything(examples)[0][:, 0].any()
 
 
-def test_together_is_by_one_center_and_scale_that_one_client_cannot_move_far(folder: Folder) -> None:
+def test_one_client_cannot_move_the_common_center_far(folder: Folder) -> None:
     there = folder(a=csv_of(300, 1), b=csv_of(300, 2, shift=5), c=csv_of(300, 3, shift=10))
     task, told = agreed(config(there, standardise="together"))
     center, scale = told["inputs"][0]["moments"]
@@ -125,7 +125,7 @@ def test_together_is_by_one_center_and_scale_that_one_client_cannot_move_far(fol
     assert means[2] - means[0] > 0.5
 
 
-def test_nothing_but_names_leaves_a_client_that_standardises_by_itself(folder: Folder) -> None:
+def test_own_standardisation_lets_nothing_but_names_leave(folder: Folder) -> None:
     about = told_by(config(folder(a=csv_of(20), b=csv_of(20))))["a"]
     assert about["moments"] == {}
     assert about["target"] == {"kind": "either", "classes": ["0", "1"], "moments": None}
@@ -133,7 +133,7 @@ def test_nothing_but_names_leaves_a_client_that_standardises_by_itself(folder: F
     assert about["examples"] == 16
 
 
-def test_numbers_are_categories_where_that_is_said_however_they_are_written(folder: Folder) -> None:
+def test_numbers_may_be_categories_however_they_are_written(folder: Folder) -> None:
     lines = ["code,x,target", *(f"{k % 3}.0,{k},{k % 2}" for k in range(15))]
     whole = ["code,x,target", *(f"{k % 4},{k},{k % 2}" for k in range(15))]
     task, told = agreed(config(folder(a="\n".join(lines), b="\n".join(whole)), categories="Code"))
@@ -186,7 +186,7 @@ def test_rows_that_lack_a_value_are_dropped_where_that_is_said(folder: Folder) -
     assert told["inputs"][2]["categories"] == ["north", "south", "west"]
 
 
-def test_missing_values_become_the_mean_or_no_category_where_that_is_said(folder: Folder) -> None:
+def test_missing_values_may_become_the_mean_or_no_category(folder: Folder) -> None:
     task, _ = agreed(config(folder(a=with_gaps(), b=csv_of(20)), missing="fill"))
     train, test = task.splits("a")
     inputs = torch.cat([everything(train)[0], everything(test)[0]])
@@ -195,7 +195,7 @@ def test_missing_values_become_the_mean_or_no_category_where_that_is_said(folder
     assert int((inputs[:, 2:].sum(dim=1) == 0.0).sum()) == 1
 
 
-def test_a_column_that_is_empty_at_one_client_goes_with_either_kind(folder: Folder) -> None:
+def test_a_column_empty_at_one_client_fits_either_kind(folder: Folder) -> None:
     lines = csv_of(20).splitlines()
     empty = [lines[0], *(",,,".join(["", line[-1]]) for line in lines[1:])]
     for name in ("aaa", "zzz"):  # before and after the others by name
@@ -239,7 +239,7 @@ def test_what_the_target_is_is_seen_from_its_values_or_said(
     assert (AUC in task.scores) == (classes is not None and len(classes) == 2)
 
 
-def test_a_quantity_is_learned_in_agreed_units_and_scored_in_its_own(folder: Folder, tmp_path: Path) -> None:
+def test_a_quantity_is_learned_in_agreed_units(folder: Folder, tmp_path: Path) -> None:
     def table(seed: int) -> str:
         random = np.random.default_rng(seed)
         x = random.normal(size=60)
@@ -318,7 +318,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("who", ["a", "d"])
 @pytest.mark.parametrize(("lie", "words"), HOSTILE, ids=[words for _, words in HOSTILE])
-def test_who_tells_nonsense_is_left_out_with_the_reason_and_the_others_agree(
+def test_nonsense_leaves_its_client_out_with_the_reason(
     four: dict[str, dict[str, Any]], lie: dict[str, Any], words: str, who: str
 ) -> None:
     honest = {name: about for name, about in four.items() if name != who}
@@ -335,7 +335,7 @@ def test_a_reason_cannot_forge_a_line_of_the_log(four: dict[str, dict[str, Any]]
     assert "\n" not in reasons["a"]
 
 
-def test_a_flood_of_categories_is_refused_and_those_with_few_are_kept(four: dict[str, dict[str, Any]]) -> None:
+def test_a_flood_of_categories_is_refused(four: dict[str, dict[str, Any]]) -> None:
     flood = {name: four[name] | {"categories": {"ward": [f"{name}{k}" for k in range(999)]}} for name in "ab"}
     text, reasons = agree({**four, **flood})
     assert set(reasons) == {"a", "b"}
@@ -343,7 +343,7 @@ def test_a_flood_of_categories_is_refused_and_those_with_few_are_kept(four: dict
     assert json.loads(text)["inputs"][2]["categories"] == ["north", "south", "west"]
 
 
-def test_of_two_camps_of_equal_size_the_one_with_the_first_name_is_right(four: dict[str, dict[str, Any]]) -> None:
+def test_of_two_equal_camps_the_first_name_is_right(four: dict[str, dict[str, Any]]) -> None:
     other = {"kind": "either", "classes": ["0", "2"]}
     for wrong in ("bc", "cd"):
         text, reasons = agree({**four, **{name: four[name] | {"target": other} for name in wrong}})
@@ -351,7 +351,7 @@ def test_of_two_camps_of_equal_size_the_one_with_the_first_name_is_right(four: d
         assert json.loads(text)["target"]["classes"] == ["0", "1"]
 
 
-def test_categories_are_in_order_of_numbers_where_all_are_and_else_of_the_alphabet() -> None:
+def test_categories_are_in_order_of_numbers_or_the_alphabet() -> None:
     for names in (["10", "9", "-1.5"], ["nan", "10", "9"], ["b", "10", "9"], ["1_0", "9"], ["inf", "2"]):
         assert sort_classes(names) == sort_classes(names[::-1])
     assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
@@ -363,14 +363,14 @@ def test_where_nobody_can_take_part_all_reasons_are_said() -> None:
         agree({"b": {}, "a": {}})
 
 
-def test_two_clients_that_each_have_a_column_of_the_wrong_kind_are_both_told(four: dict[str, dict[str, Any]]) -> None:
+def test_two_clients_with_a_wrong_column_are_both_told(four: dict[str, dict[str, Any]]) -> None:
     first = four["a"] | {"kinds": ["numbers", "categories", "categories"]}
     second = four["b"] | {"kinds": ["categories", "numbers", "categories"]}
     with pytest.raises(FairbloomError, match=r"a: column 'dose' holds categories.*; b: column 'age' holds categories"):
         agree({"a": first, "b": second})
 
 
-def test_the_agreement_is_the_same_in_whatever_order_clients_answer(four: dict[str, dict[str, Any]]) -> None:
+def test_the_agreement_does_not_depend_on_order(four: dict[str, dict[str, Any]]) -> None:
     assert agree(dict(reversed(four.items()))) == agree(four)
 
 

@@ -135,7 +135,7 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_with_a_file_is_said_with_place_value_and_remedy(folder: Folder, case: str) -> None:
+def test_a_faulty_file_is_named_with_place_value_and_remedy(folder: Folder, case: str) -> None:
     content, settings, words = WRONG[case]
     chosen = config(folder(a=GOOD, b=content), **settings)
     task = load_task(chosen)
@@ -187,9 +187,7 @@ def test_a_client_that_differs_from_the_others_is_told_in_what(
 
 
 @pytest.mark.parametrize("spelling", [("Yes", "No"), ("yes", "NO"), ("YES", "No")])
-def test_classes_in_another_spelling_are_to_be_written_alike_and_not_stated_together(
-    folder: Folder, spelling: tuple[str, str]
-) -> None:
+def test_classes_in_another_spelling_are_not_stated_together(folder: Folder, spelling: tuple[str, str]) -> None:
     """To state all four would make four classes of two."""
 
     def answers(yes: str, no: str) -> str:
@@ -228,7 +226,7 @@ def test_an_endless_number_is_no_missing_value(folder: Folder, sign: str) -> Non
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "cp1252", "latin-1"])
-def test_a_file_in_another_encoding_is_read_once_the_advice_is_followed(folder: Folder, encoding: str) -> None:
+def test_a_file_in_another_encoding_is_read_as_advised(folder: Folder, encoding: str) -> None:
     text = GOOD.replace("north", "nörth")
     there = folder(a=text, b=text.encode(encoding))
     with pytest.raises(FairbloomError, match=r"say csv.encoding=(cp1252|utf-16-le), or save it in UTF-8"):
@@ -269,7 +267,7 @@ def test_commas_names_files_and_no_others(folder: Folder) -> None:
     assert told_by(config(there, commas="jena") | {"deployed": True})["bonn"]["kinds"]  # a device has one of the files
 
 
-def test_clients_whose_many_whole_numbers_differ_are_told_of_quantities_and_not_of_all_numbers(folder: Folder) -> None:
+def test_clients_with_differing_integers_learn_of_quantities(folder: Folder) -> None:
     """As blood pressure, or days: hardly two clients have the same values."""
     files = {name: "age,y\n" + "".join(f"{k},{k + shift}\n" for k in range(60)) for shift, name in enumerate("abc")}
     _, reasons = find_task("csv").agreement(told_by(config(folder(**files))))
@@ -280,7 +278,7 @@ def test_clients_whose_many_whole_numbers_differ_are_told_of_quantities_and_not_
         assert len(said) < 400
 
 
-def test_a_client_that_was_not_there_when_the_others_agreed_is_told_the_same(folder: Folder) -> None:
+def test_a_client_that_comes_later_is_told_the_same(folder: Folder) -> None:
     chosen = config(folder(a=GOOD, b=csv_of(20, 2), c=csv_of(20, 1, "age,ward,target"), d=GOOD.replace(",1\n", ",2\n")))
     told = told_by(chosen)
     text, _ = find_task("csv").agreement({name: told[name] for name in "ab"})
@@ -352,7 +350,7 @@ def test_a_file_that_has_changed_is_read_again(folder: Folder) -> None:
     assert list(told_by(chosen)) == ["a", "b", "c"]
 
 
-def test_a_column_to_ignore_that_no_file_has_is_an_error_and_one_that_some_have_is_none(folder: Folder) -> None:
+def test_an_ignored_column_that_no_file_has_is_an_error(folder: Folder) -> None:
     there = folder(a=csv_of(20), b=csv_of(20, 1))
     with pytest.raises(FairbloomError, match=r"csv.ignore names 'wrad', and no client's .*: did you mean ward\?"):
         find_task("csv").agreement(told_by(config(there, ignore="wrad,dose")))

@@ -58,7 +58,7 @@ def test_every_client_tests_on_a_fifth_of_its_digits(config: dict[str, Value]) -
         assert test == (train + test) // 5 >= 1
 
 
-def test_the_same_settings_give_the_same_split_and_another_seed_another() -> None:
+def test_settings_give_one_split_and_another_seed_another() -> None:
     setup = Setup.of({"model": "logistic", "clients": 20, "partition": "shards", "seed": 3})
     once, again = (digits.load(setup, rotated_clients=0, noisy_clients=0, dimmed_clients=0) for _ in range(2))
     other = digits.load(replace(setup, seed=4), rotated_clients=0, noisy_clients=0, dimmed_clients=0)
@@ -68,7 +68,7 @@ def test_the_same_settings_give_the_same_split_and_another_seed_another() -> Non
     assert not torch.equal(labels[0], labels[2])
 
 
-def test_clients_share_one_copy_of_the_images_and_turned_clients_have_their_own() -> None:
+def test_clients_share_the_images_and_turned_ones_have_their_own() -> None:
     for config, copies in (({}, 1), ({"digits.rotated-clients": 3}, 4)):
         task = load(config)
         splits = [split for name in task.clients for split in task.splits(name)]
@@ -89,7 +89,7 @@ def test_two_shards_a_client_leave_most_clients_few_labels() -> None:
     assert sum(numbers) <= 2 * 20 + 9
 
 
-def test_rotated_clients_are_the_unrotated_ones_turned_by_90_degrees() -> None:
+def test_rotated_clients_are_turned_by_90_degrees() -> None:
     upright, task = load(clients=10), load({"digits.rotated-clients": 3}, clients=10)
     turned = []
     for name in task.clients:
@@ -111,7 +111,7 @@ def test_the_loss_is_one_number_an_example() -> None:
     assert losses.mean().item() == pytest.approx(cross_entropy(outputs, targets).item(), rel=1e-6)
 
 
-def test_an_answer_is_right_where_the_true_class_has_the_highest_output() -> None:
+def test_an_answer_is_right_by_its_highest_output() -> None:
     outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
     ((score, right),) = load().scores.items()
     assert score == ACCURACY
@@ -128,9 +128,7 @@ def test_an_answer_is_right_where_the_true_class_has_the_highest_output() -> Non
         ({"clients": 5, "digits.rotated-clients": 6}, ("digits.rotated-clients = 6", "at most clients = 5")),
     ],
 )
-def test_an_impossible_split_is_refused_with_setting_value_and_remedy(
-    config: dict[str, Value], words: tuple[str, ...]
-) -> None:
+def test_an_impossible_split_is_refused_with_a_remedy(config: dict[str, Value], words: tuple[str, ...]) -> None:
     with pytest.raises(FairbloomError, match="clients") as refusal:
         load(config)
     for word in words:

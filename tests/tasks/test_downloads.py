@@ -54,9 +54,7 @@ def test_files_come_to_the_same_paths_below_the_data_folder(uci: Path, tmp_path:
 
 
 @pytest.mark.parametrize("info", [info_of("0" * 32), info_of(ORIGINAL, "flowers/roses.data")], ids=["other", "missing"])
-def test_a_file_that_is_another_or_not_there_is_refused_and_none_is_left(
-    uci: Path, tmp_path: Path, info: TaskInfo
-) -> None:
+def test_a_wrong_or_missing_file_is_refused_and_removed(uci: Path, tmp_path: Path, info: TaskInfo) -> None:
     with pytest.raises(FairbloomError, match=r"flowers.*cannot be downloaded.*--data-dir"):
         locate(info, setup_in(tmp_path / "data"), partial(fetch_from_uci, info))
     assert not list((tmp_path / "data").rglob("*.data"))
@@ -65,7 +63,7 @@ def test_a_file_that_is_another_or_not_there_is_refused_and_none_is_left(
 # Libraries ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it() -> None:
+def test_a_missing_library_is_named_with_its_extra() -> None:
     assert import_library("json") is __import__("json")
     with pytest.raises(ImportError, match=r"nonsense cannot be imported: .*pip install 'fairbloom\[datasets\]'"):
         import_library("nonsense.parquet", "datasets")

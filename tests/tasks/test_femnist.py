@@ -34,9 +34,7 @@ def everything(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
     return examples[0 : len(examples)]
 
 
-def test_writers_are_clients_and_one_who_has_written_too_little_is_left_out_aloud(
-    small: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_writers_are_clients_and_small_ones_are_left_out_loudly(small: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
         task = load(small)
     assert task.clients == ("f0000_14", "f0001_41", "f0003_09")
@@ -44,7 +42,7 @@ def test_writers_are_clients_and_one_who_has_written_too_little_is_left_out_alou
     assert [len(task.splits(name).test) for name in task.clients] == [12, 1, 14]
 
 
-def test_a_client_has_its_writers_characters_once_each_as_they_are_in_the_file(small: Path) -> None:
+def test_a_client_has_its_writers_characters_once_each(small: Path) -> None:
     splits = load(small).splits("f0003_09")
     parts = [everything(splits.train), everything(splits.test)]
     images, labels = (torch.cat(pair) for pair in zip(*parts, strict=True))
@@ -83,13 +81,13 @@ def test_more_writers_than_there_are_are_refused(small: Path) -> None:
         load(small, clients=4)
 
 
-def test_characters_can_be_dealt_to_clients_whoever_has_written_them(small: Path) -> None:
+def test_characters_can_be_dealt_without_regard_to_writers(small: Path) -> None:
     task = load(small, partition="iid", clients=3)
     assert task.clients == ("client-0", "client-1", "client-2")
     assert sum(len(split) for name in task.clients for split in task.splits(name)) == sum(SIZES.values())
 
 
-def test_a_server_without_data_knows_the_model_where_characters_are_dealt(tmp_path: Path) -> None:
+def test_a_server_without_data_knows_the_model_of_dealt_ones(tmp_path: Path) -> None:
     task = load(tmp_path / "nowhere", partition="dirichlet")
     assert len(task.clients) == 100
     assert sum(parameter.numel() for parameter in task.model().parameters()) == 6_603_710

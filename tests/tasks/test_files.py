@@ -69,7 +69,7 @@ def test_training_and_test_arrays_stay_what_they_are(tmp_path: Path) -> None:
         np.testing.assert_allclose(everything(examples)[0], expected, rtol=1e-6)
 
 
-def test_grey_images_in_bytes_are_images_of_one_channel_from_0_to_1(tmp_path: Path) -> None:
+def test_grey_images_in_bytes_have_one_channel_from_0_to_1(tmp_path: Path) -> None:
     x = RANDOM.integers(0, 256, (20, 8, 6), dtype=np.uint8)
     task, told = agreed(config("npz", arrays(tmp_path, a={"x": x, "y": Y}, b={"x": x, "y": Y}), model="cnn"))
     assert told["shape"] == [1, 8, 6]
@@ -79,7 +79,7 @@ def test_grey_images_in_bytes_are_images_of_one_channel_from_0_to_1(tmp_path: Pa
     assert task.model()(inputs).shape == (16, 2)
 
 
-def test_targets_are_texts_numbers_of_classes_or_a_quantity_in_floats(tmp_path: Path) -> None:
+def test_targets_are_texts_class_numbers_or_floats(tmp_path: Path) -> None:
     named = np.array(["cat", "dog"])[Y]
     _, told = agreed(config("npz", arrays(tmp_path, a={"x": X, "y": named}, b={"x": X, "y": named})))
     assert told["target"]["classes"] == ["cat", "dog"]
@@ -129,7 +129,7 @@ WRONG_ARRAYS: dict[str, tuple[dict[str, Any] | bytes, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_ARRAYS)
-def test_what_is_wrong_with_arrays_is_said_with_file_value_and_remedy(tmp_path: Path, case: str) -> None:
+def test_faulty_arrays_are_named_with_file_value_and_remedy(tmp_path: Path, case: str) -> None:
     content, words = WRONG_ARRAYS[case]
     if isinstance(content, bytes):
         (tmp_path / "a.npz").write_bytes(content)
@@ -192,7 +192,7 @@ def test_folders_of_classes_become_pixels_from_0_to_1(tmp_path: Path) -> None:
     assert task.model()(inputs).shape == (len(inputs), 2)
 
 
-def test_images_are_brought_to_one_size_and_to_grey_where_that_is_said(tmp_path: Path) -> None:
+def test_images_are_brought_to_one_size_and_to_grey(tmp_path: Path) -> None:
     images(tmp_path / "a")
     images(tmp_path / "b", sizes=(20, 30))
     with pytest.raises(FairbloomError, match=r"shape \(3, 30, 20\), and those of most others .*image-folder.size=32"):

@@ -98,7 +98,7 @@ def test_a_folder_of_any_formats_is_to_the_bit_that_of_csv_files(
 
 
 @pytest.mark.parametrize("ending", [*WRITERS])
-def test_a_single_file_of_any_format_names_its_clients_in_a_column(tmp_path: Path, ending: str) -> None:
+def test_a_single_file_of_any_format_has_a_client_column(tmp_path: Path, ending: str) -> None:
     frame = pandas.concat([frame_of(seed=k).assign(site=k) for k in range(3)])
     given = config(write(frame.reset_index(drop=True), tmp_path / f"all{ending}"), client="site")
     assert load_task(given).clients == ("0", "1", "2")
@@ -167,7 +167,7 @@ ERRORS: dict[str, tuple[Callable[[pandas.DataFrame], pandas.DataFrame], dict[str
 
 @pytest.mark.parametrize("ending", [".parquet", ".xlsx"])
 @pytest.mark.parametrize("case", ERRORS)
-def test_errors_name_file_row_and_column_as_the_program_shows_them(tmp_path: Path, case: str, ending: str) -> None:
+def test_errors_name_row_and_column_as_the_program_shows_them(tmp_path: Path, case: str, ending: str) -> None:
     change, said = ERRORS[case]
     if ending not in said:
         pytest.skip("the format has no such file")
@@ -193,7 +193,7 @@ def test_a_workbook_without_its_package_names_what_to_install(tmp_path: Path, mo
 # Parquet ----------------------------------------------------------------------------------------------------------
 
 
-def test_categories_decimals_and_moments_of_parquet_are_texts_and_numbers(tmp_path: Path) -> None:
+def test_parquets_categories_and_decimals_are_texts_and_numbers(tmp_path: Path) -> None:
     table = pa.table(
         {
             "ward": pa.array(["a", None, "b", "a"]).dictionary_encode(),
@@ -241,7 +241,7 @@ def test_rows_are_told_apart_whatever_is_left_out(tmp_path: Path) -> None:
     assert digests("scans") == digests("scans,age,ward")
 
 
-def test_a_file_that_stands_for_more_rows_than_any_machine_has_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_file_with_absurdly_many_rows_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     batch = pa.record_batch({"x": np.zeros(2**20), "y": np.zeros(2**20)})
     with parquet.ParquetWriter(path, batch.schema) as writer:
@@ -267,7 +267,7 @@ def test_what_is_no_such_file_is_refused_by_name(tmp_path: Path, ending: str, co
     assert str(tmp_path) not in caught.value.reportable
 
 
-def test_a_damaged_parquet_file_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
     path = write(frame_of(200), tmp_path / "a.parquet")
     whole = path.read_bytes()
     random = np.random.default_rng(1)
@@ -294,7 +294,7 @@ def workbook(path: Path, *rows: list[object], **others: Any) -> Path:
     return path
 
 
-def test_empty_rows_and_columns_around_and_in_a_table_are_passed_over(tmp_path: Path) -> None:
+def test_empty_rows_and_columns_are_passed_over(tmp_path: Path) -> None:
     path = workbook(
         tmp_path / "a.xlsx",
         [],
@@ -314,12 +314,12 @@ def test_empty_rows_and_columns_around_and_in_a_table_are_passed_over(tmp_path: 
     assert table.columns["ward"].missing.tolist() == [0, 0, 1]
 
 
-def test_names_that_are_numbers_and_rows_of_blanks_above_them_are_as_in_csv(tmp_path: Path) -> None:
+def test_numeric_names_and_blank_rows_are_as_in_csv(tmp_path: Path) -> None:
     path = workbook(tmp_path / "a.xlsx", [" ", None], [2024.0, 0, "y"], [1, 2, 0])
     assert [*read(path).columns] == ["2024", "0", "y"]
 
 
-def test_a_value_in_a_column_without_a_name_is_refused_by_the_letters_of_the_column(tmp_path: Path) -> None:
+def test_a_value_in_a_column_without_a_name_is_refused(tmp_path: Path) -> None:
     path = workbook(tmp_path / "a.xlsx", ["Patients of 2024"], ["age", "target"], [1, 0])
     with pytest.raises(DataError, match=r"sheet 'Patients', row 1: column B has no name, and row 2 has a value in it"):
         read(path)
@@ -345,7 +345,7 @@ def test_of_several_sheets_that_hold_values_one_must_be_named(tmp_path: Path) ->
         read(path)
 
 
-def test_a_stray_cell_in_the_last_row_and_column_ends_no_process_but_the_readers(tmp_path: Path) -> None:
+def test_a_stray_last_cell_ends_only_the_readers_process(tmp_path: Path) -> None:
     pytest.importorskip("python_calamine")
     path = tmp_path / "a.xlsx"
     write_workbook(
@@ -380,7 +380,7 @@ def test_entities_of_a_workbook_are_not_expanded(tmp_path: Path) -> None:
     assert "root:" not in names
 
 
-def test_files_that_excel_writes_beside_an_open_workbook_are_passed_over(tmp_path: Path) -> None:
+def test_files_beside_an_open_workbook_are_passed_over(tmp_path: Path) -> None:
     write(frame_of(), tmp_path / "a.xlsx")
     (tmp_path / "~$a.xlsx").write_bytes(b"\x05owner")
     assert load_task(config(tmp_path)).clients == ("a",)
@@ -406,7 +406,7 @@ def german(text: str) -> str:
 @pytest.mark.parametrize(
     ("encoding", "written"), [("utf-8", "utf-8"), ("utf-8", "utf-16"), ("cp1252", "cp1252"), ("UTF-16LE", "utf-16-le")]
 )
-def test_a_file_of_a_german_excel_is_to_the_bit_one_with_points_and_commas(
+def test_a_german_excel_file_equals_one_with_points_and_commas(
     tmp_path: Path, encoding: str, written: str, rows: int
 ) -> None:
     text = csv_of(rows).replace("north", "nörth")
@@ -420,7 +420,7 @@ def test_a_file_of_a_german_excel_is_to_the_bit_one_with_points_and_commas(
     assert bits(task) == bits(agreed(config(tmp_path / "plain", target="dose", ignore="target"))[0])
 
 
-def test_lines_are_counted_from_the_one_that_states_the_separator(tmp_path: Path) -> None:
+def test_lines_are_counted_from_the_separators_line(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("sep=;\nage;target\n1;0\nx;1\n2;1\n3;0\n4;1\n5;0\n")
     with pytest.raises(DataError, match=r"a.csv, line 4, column 'age' holds 'x'"):
@@ -454,7 +454,7 @@ def test_the_other_decimal_mark_is_refused_by_line(tmp_path: Path, content: str,
         read(path, decimal=decimal, as_texts=names, targets=names)
 
 
-def test_a_code_with_a_point_is_a_category_where_commas_are_decimal_marks(tmp_path: Path) -> None:
+def test_a_code_with_a_point_stays_a_category_with_comma_marks(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("icd;dose\n250.00;4,0\n401.9;4\n")
     table = read(path, decimal=",", as_texts=frozenset({"icd", "dose"}))
@@ -463,13 +463,13 @@ def test_a_code_with_a_point_is_a_category_where_commas_are_decimal_marks(tmp_pa
 
 
 @pytest.mark.parametrize("given", ["latin-9000", "rot13", "hex"])
-def test_an_encoding_that_is_none_is_refused_before_files_are_read(tmp_path: Path, given: str) -> None:
+def test_an_unknown_encoding_is_refused_before_reading(tmp_path: Path, given: str) -> None:
     (tmp_path / "a.csv").write_text(csv_of(20))
     with pytest.raises(FairbloomError, match=rf"csv.encoding = '{given}': Python knows no such encoding"):
         load_task(config(tmp_path, encoding=given))
 
 
-def test_a_file_in_utf_8_is_read_as_such_whatever_the_others_are_in(tmp_path: Path) -> None:
+def test_a_file_in_utf_8_is_read_as_such(tmp_path: Path) -> None:
     text = csv_of(30).replace("north", "nörth")
     (tmp_path / "a.csv").write_bytes(text.encode())
     (tmp_path / "b.csv").write_bytes(text.encode("cp1252"))
@@ -477,7 +477,7 @@ def test_a_file_in_utf_8_is_read_as_such_whatever_the_others_are_in(tmp_path: Pa
     assert [each["categories"] for each in what["inputs"] if each["categories"]] == [["nörth", "south", "west"]]
 
 
-def test_a_run_that_uses_none_of_the_settings_has_the_name_that_it_had(tmp_path: Path) -> None:
+def test_a_run_without_these_settings_keeps_its_name(tmp_path: Path) -> None:
     plain = config(tmp_path)
     assert not {"csv.decimal", "csv.encoding", "csv.sheet"}.intersection(plain)
     assert config(tmp_path, decimal=",")["csv.decimal"] == ","

@@ -81,14 +81,14 @@ def test_the_calibration_error_is_that_of_ten_bins(count: int, seed: int, classe
     assert float(calibration_error(outputs, targets)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_somebody_who_is_sure_and_right_is_calibrated_and_who_is_sure_and_wrong_is_not() -> None:
+def test_who_is_sure_and_right_is_calibrated() -> None:
     outputs = torch.tensor([[-50.0, 50.0], [50.0, -50.0]])
     assert float(calibration_error(outputs, torch.tensor([1, 0]))) == pytest.approx(0.0)
     assert float(calibration_error(outputs, torch.tensor([0, 1]))) == pytest.approx(1.0)
     assert float(brier(outputs, torch.tensor([0, 1]))) == pytest.approx(1.0)
 
 
-def test_where_a_class_is_missing_the_score_is_no_number_and_the_reason_is_known() -> None:
+def test_a_missing_class_leaves_a_score_out_with_the_reason() -> None:
     outputs, healthy, sick = torch.tensor([[1.0, 0.0]] * 3), torch.zeros(3).long(), torch.ones(3).long()
     assert math.isnan(sensitivity(outputs, healthy))
     assert math.isnan(f1(outputs, healthy))
@@ -100,7 +100,7 @@ def test_where_a_class_is_missing_the_score_is_no_number_and_the_reason_is_known
 # In a run -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_asks_for_them_has_them_behind_those_of_its_task(folder: Folder) -> None:
+def test_extra_scores_come_after_those_of_the_task(folder: Folder) -> None:
     there = folder(a=csv_of(30), b=csv_of(30, seed=1))
     plain, _ = agreed(config(there))
     task, _ = agreed(config(there) | {"scores": "brier, f1"})
@@ -155,7 +155,7 @@ def report(best: float, height: float = 1.0, **others: float) -> dict[str, float
     return found
 
 
-def test_each_client_has_the_threshold_that_tells_its_validation_examples_apart() -> None:
+def test_each_client_has_the_threshold_of_its_validation_rows() -> None:
     mine = apply_own_threshold(report(0.15, accuracy=0.7, f1=0.1))
     assert mine == {
         **{"accuracy": 0.7, "threshold": 0.15, "f1": 0.15, "sensitivity": 0.15, "specificity": 0.15},
@@ -169,12 +169,12 @@ def test_all_together_have_the_one_with_the_highest_mean() -> None:
     assert {each["f1"] for each in found.values()} == {0.15}
 
 
-def test_where_validation_examples_say_nothing_the_threshold_is_half() -> None:
+def test_without_validation_rows_the_threshold_is_half() -> None:
     assert apply_own_threshold({"accuracy": 1.0, "f1": 0.5})["threshold"] == 0.5
     assert apply_own_threshold(report(0.15, 0.4))["threshold"] == 0.5  # all are alike: the middlest
 
 
-def test_a_client_that_reports_what_cannot_be_does_not_choose_for_the_others() -> None:
+def test_an_impossible_threshold_does_not_choose_for_others() -> None:
     found = apply_common_threshold({"a": report(0.15, 0.8), "b": report(0.85, 1e9), "c": report(0.15, 0.7)})
     assert found["a"]["threshold"] == 0.15
 

@@ -82,7 +82,7 @@ OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("group", OF_FILES)
-def test_a_file_that_cannot_be_grouped_so_is_named_and_the_remedy_is_said(group: str, folder: Folder) -> None:
+def test_a_file_that_cannot_be_grouped_is_named_with_a_remedy(group: str, folder: Folder) -> None:
     columns, words = OF_FILES[group]
     there = folder(a=patients(60, columns), b=patients(60, columns))
     with pytest.raises(FairbloomError) as refusal:
@@ -99,7 +99,7 @@ def test_the_column_of_clients_makes_no_groups(folder: Folder) -> None:
         check_data(config(there, client="site", group="Site"))
 
 
-def test_a_column_is_found_in_any_case_of_letters_as_by_other_settings(folder: Folder) -> None:
+def test_a_column_is_found_in_any_case_of_letters(folder: Folder) -> None:
     there = folder(a=patients(30), b=patients(30))
     task, _ = agreed(config(there, group="SEX,AGE>=40", target="TARGET"))
     assert task.groupings == {"SEX": ("F", "M", "other"), "AGE>=40": (">=40", "<40", "other")}
@@ -123,7 +123,7 @@ def test_each_row_has_the_group_that_its_cells_say(folder: Folder) -> None:
             assert [{1.0: "F", 0.0: "M"}[value] for value in inputs[:, 0].tolist()] == named(task, "sex", part)
 
 
-def test_grouping_changes_no_input_and_a_column_that_is_ignored_groups_all_the_same(folder: Folder) -> None:
+def test_grouping_changes_no_input(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
     plain, _ = agreed(config(there))
     grouped, _ = agreed(config(there, group="sex"))
@@ -200,7 +200,7 @@ def test_clients_agree_on_all_groups_of_theirs(folder: Folder) -> None:
         ({"sex": [f"g{k}" for k in range(MAX_GROUPS)]}, "with its groups there would be 52 of 'sex'"),
     ],
 )
-def test_a_client_with_impossible_groups_is_left_out_with_the_reason(folder: Folder, groups: Any, words: str) -> None:
+def test_a_client_with_impossible_groups_is_left_out(folder: Folder, groups: Any, words: str) -> None:
     text, reasons = agree(summaries(folder, groups=groups))
     assert list(reasons) == ["c"]
     assert words in reasons["c"]
@@ -214,14 +214,14 @@ def test_a_client_that_knows_no_groups_takes_part(folder: Folder) -> None:
     assert (json.loads(text)["groups"], reasons) == ({"sex": ["F", "M"]}, {})
 
 
-def test_without_groups_what_is_agreed_and_what_is_sent_are_as_before(folder: Folder) -> None:
+def test_without_groups_what_is_agreed_and_sent_is_unchanged(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
     assert "groups" not in told_by(config(there))["a"]
     assert "groups" not in agreed(config(there))[1]
     assert "csv.group" not in config(there)  # so that runs keep their names
 
 
-def test_the_positive_class_is_the_second_or_the_one_that_is_named(folder: Folder) -> None:
+def test_the_positive_class_is_the_second_or_the_named_one(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
     assert agreed(config(there))[0].positive == 1
     assert agreed(config(there, positive="0"))[0].positive == 0
@@ -276,7 +276,7 @@ def test_people_of_adult_are_of_one_category_or_not(tmp_path: Path) -> None:
             load_task({"task": "adult", "adult.group": wrong})
 
 
-def test_patients_of_the_hospitals_are_grouped_by_sex_and_by_numbers(tmp_path: Path) -> None:
+def test_hospitals_patients_are_grouped_by_sex_and_numbers(tmp_path: Path) -> None:
     (tmp_path / "heart-disease").mkdir()
     for file in find_task("heart-disease").files:
         text = test_heart_disease.patients(20, 8, sex="0.0") + test_heart_disease.patients(20, 8, sex="1.0")
@@ -330,7 +330,7 @@ def test_a_users_task_may_give_each_example_a_group() -> None:
         (torch.tensor([[0], [1], [-1], [0]]), "got -1 to 1: give examples without a group one of their own"),
     ],
 )
-def test_a_users_task_with_impossible_groups_is_told_what_they_must_be(groups: object, words: str) -> None:
+def test_a_users_task_with_impossible_groups_is_an_error(groups: object, words: str) -> None:
     with pytest.raises(FairbloomError, match=f"task = 'mine:task': the training examples of client a.*{words}"):
         of_a_user(groups).splits("a")
 

@@ -68,7 +68,7 @@ def made_up(tmp_path: Path) -> Path:
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_example_has_the_numbers_and_all_categories_but_the_first(tmp_path: Path) -> None:
+def test_an_example_has_numbers_and_categories_but_the_first(tmp_path: Path) -> None:
     path = tmp_path / "patients"
     path.write_text("\n".join([line_of(cp="1"), line_of(cp="4", restecg="2", num="3"), line_of(restecg="0")]))
     inputs, targets = read_patients(path)
@@ -79,7 +79,7 @@ def test_an_example_has_the_numbers_and_all_categories_but_the_first(tmp_path: P
     assert targets.tolist() == [0, 1, 0]
 
 
-def test_patients_who_lack_a_value_are_left_out_but_for_the_dropped_columns(tmp_path: Path) -> None:
+def test_patients_without_a_value_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "patients"
     path.write_text(
         "\n".join([line_of(chol="?"), line_of(slope="?", ca="?", thal="?", age="50"), line_of(restecg="?")])
@@ -161,7 +161,7 @@ def test_sick_and_healthy_patients_are_split_alike(made_up: Path) -> None:
         assert (int(train.sum()), int(test.sum())) == (6, 4)
 
 
-def test_a_hospital_with_two_healthy_patients_is_split_without_regard_to_them(made_up: Path) -> None:
+def test_a_hospital_with_two_healthy_patients_is_split_anyhow(made_up: Path) -> None:
     file = made_up / "heart-disease" / "processed.cleveland.data"
     file.write_text(patients(30, 28))
     healthy = {
@@ -188,7 +188,7 @@ def test_validation_patients_are_taken_from_those_to_train_on(made_up: Path) -> 
     assert torch.equal(everything(with_some.test)[1], everything(without.test)[1])
 
 
-def test_inputs_are_standardised_by_the_patients_that_are_trained_on(made_up: Path) -> None:
+def test_inputs_are_standardised_by_training_patients(made_up: Path) -> None:
     with (made_up / "heart-disease" / "processed.cleveland.data").open("a") as file:
         file.write(line_of(age="70", cp="3"))  # alone in its category, so a constant where it is tested on
     for seed in range(5):
@@ -218,7 +218,7 @@ def test_what_the_data_decide_is_no_choice(settings: dict[str, Value], words: st
 
 
 @ORIGINALS
-def test_the_hospitals_have_as_many_complete_patients_as_flamby_says() -> None:
+def test_hospitals_have_as_many_patients_as_flamby_says() -> None:
     files = [DATA.parent / file.path for file in TASKS["heart-disease"].files]
     assert [len(read_patients(file)[1]) for file in files] == [303, 261, 46, 130]
     assert [int(read_patients(file)[1].sum()) for file in files] == [139, 98, 45, 101]

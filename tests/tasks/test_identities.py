@@ -90,9 +90,7 @@ PERSONAL = {
 
 @pytest.mark.parametrize("deployed", [False, True])
 @pytest.mark.parametrize("case", PERSONAL)
-def test_a_column_that_may_say_who_a_row_is_about_is_refused_until_it_is_ignored_or_allowed(
-    folder: Folder, case: str, deployed: bool
-) -> None:
+def test_an_identifying_column_is_refused_until_allowed(folder: Folder, case: str, deployed: bool) -> None:
     cells, words = PERSONAL[case]
     there = folder(a=with_column("who", cells), b=with_column("who", cells))
     with pytest.raises(DataError) as refusal:
@@ -106,14 +104,14 @@ def test_a_column_that_may_say_who_a_row_is_about_is_refused_until_it_is_ignored
     assert set(allowed["a"]["categories"]["who"]) <= set(cells)
 
 
-def test_nineteen_names_are_no_column_of_identifiers_and_leave_a_device_as_other(folder: Folder) -> None:
+def test_nineteen_names_are_no_identifiers(folder: Folder) -> None:
     text = with_column("who", [f"person {chr(97 + k)}" for k in range(19)])
     chosen = config(folder(a=text, b=text))
     assert len(told_by(chosen)["a"]["categories"]["who"]) == 16
     assert told_by(chosen | {"deployed": True})["a"]["categories"]["who"] == ["other"]
 
 
-def test_a_target_of_texts_that_nearly_all_differ_is_refused_unless_its_classes_are_stated(folder: Folder) -> None:
+def test_an_identifying_target_is_refused_without_its_classes(folder: Folder) -> None:
     names = [f"person {chr(97 + k)}" for k in range(20)]
     chosen = {"target": "who", "ignore": "target"}
     there = folder(a=with_column("who", names), b=with_column("who", names))
@@ -123,7 +121,7 @@ def test_a_target_of_texts_that_nearly_all_differ_is_refused_unless_its_classes_
     assert told_by(config(there, **chosen, classes=",".join(names)))["a"]["target"]["classes"] == names
 
 
-def test_a_text_among_the_numbers_of_a_target_is_refused_unless_it_is_said_to_be_a_class(folder: Folder) -> None:
+def test_a_text_among_target_numbers_is_refused_as_no_class(folder: Folder) -> None:
     text = csv_of(20).replace(",1\n", ",Anna Svensson\n", 1)
     there = folder(a=text, b=text)
     with pytest.raises(DataError, match="line 3, column 'target' holds 'Anna Svensson'") as refusal:
@@ -156,7 +154,7 @@ def test_a_device_tells_a_category_of_few_training_rows_as_other(folder: Folder)
 @pytest.mark.parametrize(
     ("smallest", "limits"), [(1, {}), (5, {}), (50, {}), (1, {"deployed": True, "floor": 1})], ids=str
 )
-def test_in_process_and_where_it_is_switched_off_every_category_is_told(
+def test_in_process_or_switched_off_every_category_is_told(
     folder: Folder, smallest: int, limits: dict[str, Any]
 ) -> None:
     there = folder(a=wards(north=30, south=30, hospice=4), b=wards(north=30, south=30))
@@ -183,7 +181,7 @@ def test_the_count_is_of_training_rows_and_exact(folder: Folder, count: int) -> 
     assert told == (["hospice", "north"] if rows >= 20 else ["north", "other"] if rows else ["north"])
 
 
-def test_a_rare_category_that_another_client_tells_is_its_own_input_and_any_other_counts_as_other(
+def test_a_rare_category_that_another_client_tells_is_an_input(
     folder: Folder,
 ) -> None:
     there = folder(a=wards(north=30, south=30, hospice=4, annex=4), b=wards(north=30, hospice=30))
@@ -199,7 +197,7 @@ def test_a_rare_category_that_another_client_tells_is_its_own_input_and_any_othe
     assert inputs[:, :4].sum(axis=0).tolist() == [4, 30, 4, 30]
 
 
-def test_without_rare_categories_a_device_agrees_on_the_same_as_a_process(folder: Folder) -> None:
+def test_without_rare_categories_a_device_agrees_as_a_process(folder: Folder) -> None:
     there = folder(a=wards(north=30, south=30), b=wards(north=30, south=30))
     assert agreed(config(there))[1] == agreed(config(there) | {"deployed": True})[1]
     assert "other" not in agreed(config(there))[1]["inputs"][0]
@@ -247,7 +245,7 @@ def test_who_keeps_categories_back_must_tell_other(folder: Folder) -> None:
         (["income_2019", "e-mail", "p53", "A/B"], [["1", "2", "3", "4"]], None),
     ],
 )
-def test_a_name_that_looks_like_a_value_makes_the_first_line_doubtful(
+def test_a_name_like_a_value_makes_the_first_line_doubtful(
     header: list[str], rows: list[list[str]], place: int | None
 ) -> None:
     assert doubtful_place(header, [list(column) for column in zip(*rows, strict=True)], {"ward", "12"}) == place

@@ -130,7 +130,7 @@ def test_a_batch_is_made_of_the_examples_that_are_chosen(case: str) -> None:
             assert torch.equal(taken, tensor[rows])
 
 
-def test_a_dataset_that_gives_several_examples_at_once_is_asked_once() -> None:
+def test_a_dataset_of_several_examples_at_once_is_asked_once() -> None:
     asked = []
 
     class Together(Rows):
@@ -143,7 +143,7 @@ def test_a_dataset_that_gives_several_examples_at_once_is_asked_once() -> None:
     assert asked == [[4, 2]]
 
 
-def test_targets_have_the_name_that_is_given_and_batches_go_to_the_device() -> None:
+def test_targets_have_the_given_name_and_go_to_the_device() -> None:
     dataset = Rows(lambda k: {"x": X[k], "y": Y[k]})
     inputs, targets = Examples.of(dataset, target="y").to(torch.device("meta"))[slice(0, 2)]
     assert (names_of(inputs), targets.device.type, tensors_of(inputs)[0].device.type) == (("x",), "meta", "meta")

@@ -21,7 +21,7 @@ def outputs_for(labels: list[int], classes: int, seed: int, levels: int) -> torc
 
 
 @given(labels=LABELS, seed=st.integers(0, 99))
-def test_balanced_accuracy_is_the_mean_recall_of_the_classes_there(labels: list[int], seed: int) -> None:
+def test_balanced_accuracy_is_the_mean_recall_of_known_classes(labels: list[int], seed: int) -> None:
     outputs, targets = outputs_for(labels, 4, seed, 5), torch.tensor(labels)
     answers = outputs.argmax(dim=1).tolist()
     recalls = [metrics.recall_score(labels, answers, labels=[k], average="macro") for k in sorted(set(labels))]

@@ -80,7 +80,7 @@ SEEDED = pytest.mark.parametrize("name", [*MODELS, f"{HERE}:Lazy"])
 
 
 @SEEDED
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(name: str) -> None:
+def test_a_seed_gives_the_same_weights_and_another_seed_others(name: str) -> None:
     once, again, other = (ours(name, seed) for seed in (5, 5, 6))
     assert all(torch.equal(once.state_dict()[key], again.state_dict()[key]) for key in once.state_dict())
     for (key, weights), others in zip(once.named_parameters(), other.parameters(), strict=True):
@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(name: str)
 
 
 @SEEDED
-def test_the_weights_do_not_depend_on_what_was_drawn_before_and_nothing_is_drawn_for_others(name: str) -> None:
+def test_the_weights_do_not_depend_on_earlier_draws(name: str) -> None:
     first = ours(name, 0).state_dict()
     torch.rand(17)
     before = torch.get_rng_state()
@@ -106,7 +106,7 @@ def test_weights_are_those_that_pytorch_draws_after_its_own_seed() -> None:
     assert torch.equal(state["1.bias"], expected.bias)
 
 
-def test_a_lazy_model_has_all_its_weights_when_it_is_built_and_has_not_trained_by_that() -> None:
+def test_a_lazy_model_has_all_its_weights_when_it_is_built() -> None:
     model = built("Lazy")
     check_arrays(model)
     assert all(module.training for module in model.modules())
@@ -196,7 +196,7 @@ def test_what_makes_no_model_is_refused_in_words(name: str, words: str) -> None:
         built(name)
 
 
-def test_a_required_parameter_for_channels_is_refused_where_examples_are_vectors() -> None:
+def test_a_channel_parameter_is_refused_for_vectors() -> None:
     with pytest.raises(FairbloomError, match=r"by_sizes': its parameter channels has no default"):
         built("by_sizes", (13,))
 
@@ -233,7 +233,7 @@ def in_double(outputs: int) -> nn.Module:
         ),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused_with_both_shapes_and_the_remedy(name: str, words: str) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_both_shapes(name: str, words: str) -> None:
     with pytest.raises(FairbloomError, match=rf"(?s)model = '{HERE}:{name}': .*{words}.*parameters outputs, inputs"):
         built(name)
 
@@ -251,7 +251,7 @@ def test_a_model_is_found_in_the_current_directory(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", [f"{HERE}:Told", f"{HERE}:with_defaults", "torch.nn:Linear"])
-def test_a_users_model_passes_the_settings_check_with_any_task_that_has_models(name: str) -> None:
+def test_a_users_model_passes_the_check_with_any_task(name: str) -> None:
     check_model(name, DIGITS)
 
 
@@ -266,7 +266,7 @@ def test_a_slip_of_the_pen_is_answered_with_what_was_meant() -> None:
         check_model("logstic", DIGITS)
 
 
-def test_one_of_ours_that_a_task_does_not_have_is_refused_with_those_that_it_has() -> None:
+def test_a_model_that_a_task_lacks_is_refused_with_its_models() -> None:
     with pytest.raises(FairbloomError, match=r"model = 'cnn': task digits has logistic$"):
         check_model("cnn", TaskInfo("digits", "", "", "", models=("logistic",)))
 
@@ -283,7 +283,7 @@ def test_a_model_of_torchvision_says_how_to_install_it() -> None:
 
 @with_torchvision
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "densenet121", "googlenet"])
-def test_torchvisions_models_fit_the_images_channels_and_classes_in_training_too(name: str) -> None:
+def test_torchvisions_models_fit_channels_and_classes(name: str) -> None:
     check_model(name, DIGITS)
     model = build(name, (1, 64, 64), 7, 0)
     assert model(torch.zeros(2, 1, 64, 64)).shape == (2, 7)
@@ -311,7 +311,7 @@ def stem(bias: bool = True, **options: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_first_convolution_is_replaced_by_one_alike_for_other_channels(bias: bool) -> None:
+def test_the_first_convolution_is_replaced_for_other_channels(bias: bool) -> None:
     model = stem(bias)
     second = model.get_submodule("1.1")
     before = model(torch.zeros(1, 3, 9, 9)).shape
@@ -321,7 +321,7 @@ def test_the_first_convolution_is_replaced_by_one_alike_for_other_channels(bias:
     assert model.get_submodule("1.1") is second
 
 
-def test_a_convolution_that_fits_and_a_model_without_any_stay_as_they_are() -> None:
+def test_a_convolution_that_fits_stays_as_it_is() -> None:
     for model in (stem(), nn.Sequential(nn.Linear(2, 2))):
         before = list(model.modules())
         set_channels(model, 3)
@@ -367,7 +367,7 @@ def test_usual_states_can_be_sent(dtype: torch.dtype) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_float_buffers_that_are_stored_are_found_under_all_their_names() -> None:
+def test_stored_float_buffers_are_found_under_all_their_names() -> None:
     norm = nn.BatchNorm1d(2)
     model = nn.ModuleDict({"one": norm, "same": norm, "free": nn.BatchNorm1d(2, track_running_stats=False)})
     model.register_buffer("scratch", torch.zeros(2), persistent=False)
@@ -385,7 +385,7 @@ class Tied(nn.Module):
         self.again = self.middle
 
 
-def test_shared_parameters_are_found_with_the_first_of_their_names() -> None:
+def test_shared_parameters_are_found_with_their_first_name() -> None:
     expected = {"last.weight": "first.weight", "again.weight": "middle.weight", "again.bias": "middle.bias"}
     assert shared_parameters(Tied()) == expected
     assert shared_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))) == {}

@@ -53,9 +53,7 @@ def shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("name", "shape", "outputs"), PARAMETERS, ids=str)
-def test_a_model_has_the_parameters_of_its_paper_and_its_docstring_says_how_many(
-    name: str, shape: Shape, outputs: int
-) -> None:
+def test_a_model_has_the_papers_number_of_parameters(name: str, shape: Shape, outputs: int) -> None:
     count = sum(parameter.numel() for parameter in made(name, shape, outputs).parameters())
     assert count == PARAMETERS[name, shape, outputs]
     assert f"{count:,}" in str(MODELS[name].__doc__)
@@ -85,12 +83,12 @@ def test_layers_have_the_shapes_of_the_paper(
 
 @pytest.mark.parametrize("name", SMALLEST)
 @pytest.mark.parametrize("shape", [MNIST, COLOURS, (2, 33, 30)], ids=str)
-def test_models_of_images_take_grey_ones_and_coloured_ones_of_any_usual_size(name: str, shape: Shape) -> None:
+def test_models_of_images_take_any_usual_size_and_channels(name: str, shape: Shape) -> None:
     assert made(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", SMALLEST)
-def test_the_smallest_image_is_taken_and_a_smaller_one_refused_with_its_shape(name: str) -> None:
+def test_an_image_below_the_smallest_is_refused_with_its_shape(name: str) -> None:
     least = SMALLEST[name]
     assert made(name, (1, least, least), 3)(torch.zeros(2, 1, least, least)).shape == (2, 3)
     for shape in ((1, least - 1, 28), (1, 28, least - 1), (13,)):
@@ -103,7 +101,7 @@ def test_the_smallest_image_is_taken_and_a_smaller_one_refused_with_its_shape(na
 # FedFV's double softmax -----------------------------------------------------------------------------------------------
 
 
-def test_the_softmax_model_begins_with_no_bias_and_uniform_weights() -> None:
+def test_the_softmax_model_starts_without_bias_and_uniform() -> None:
     weight, bias = made("softmax", MNIST, 3).parameters()
     assert not bias.any()
     assert 0.99 / 28 < weight.abs().max() <= 1 / 28
@@ -111,7 +109,7 @@ def test_the_softmax_model_begins_with_no_bias_and_uniform_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax", "mlp-softmax"])
-def test_outputs_are_probabilities_of_which_the_loss_takes_the_softmax_again(name: str) -> None:
+def test_outputs_are_probabilities_for_the_softmax_loss(name: str) -> None:
     plain = made({"softmax": "logistic"}.get(name, "mlp"), MNIST, 3)
     model = made(name, MNIST, 3)
     plain.load_state_dict(model.state_dict())
@@ -148,7 +146,7 @@ def test_dropout_is_all_that_two_lenets_differ_in() -> None:
 # ResNet-18 ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_resnet_has_two_groups_everywhere_and_keeps_small_images_large() -> None:
+def test_the_resnet_has_two_groups_and_keeps_small_images_large() -> None:
     model = made("resnet18-gn", COLOURS, 10)
     norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
     assert [norm.num_groups for norm in norms] == [2] * 20
@@ -169,7 +167,7 @@ def lines(*rows: list[int]) -> Tensor:
     return torch.tensor(rows)
 
 
-def test_the_lstm_reads_the_whole_line_in_its_order_and_lines_of_any_length() -> None:
+def test_the_lstm_reads_lines_of_any_length_in_order() -> None:
     model = made("lstm", LINE, 80)
     one, other, turned = model(lines([1, 2, 3], [4, 2, 3], [3, 2, 1]))
     assert not torch.equal(one, other)
@@ -188,7 +186,7 @@ def test_the_lstm_has_two_layers_of_256_on_an_embedding_of_8() -> None:
     assert last.weight.shape == (80, 256)
 
 
-def test_numbers_that_are_no_characters_and_characters_that_are_no_numbers_are_refused_with_their_dtype() -> None:
+def test_what_is_no_character_is_refused_with_its_dtype() -> None:
     with pytest.raises(FairbloomError, match=r"model = 'lstm': .* dtype torch\.float32 .*: choose another model"):
         build("lstm", (13,), 10, 0)
     with pytest.raises(FairbloomError, match=r"model = 'mlp': .* dtype torch\.int64 .*: choose another model"):

@@ -17,7 +17,7 @@ def settings(**changes: Any) -> RunSettings:
 
 
 @pytest.mark.parametrize("name", [*sorted(ELEMENTWISE), "adafactor", "muon", "AdamW", "RMSprop"])
-def test_every_optimizer_of_pytorch_that_steps_by_gradients_is_known_in_any_case(name: str) -> None:
+def test_every_gradient_optimizer_of_pytorch_is_known(name: str) -> None:
     check_optimizer(settings(optimizer=name))
 
 

@@ -181,7 +181,7 @@ def task_with(made: Any, **others: Any) -> Task:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_wrong_with_examples_is_said_with_client_and_remedy(case: str) -> None:
+def test_faulty_examples_are_named_with_client_and_remedy(case: str) -> None:
     made, words = BROKEN[case]
     if isinstance(made, tuple) and all(isinstance(each, Examples) for each in made):
         made = Splits(*made)
@@ -192,7 +192,7 @@ def test_what_is_wrong_with_examples_is_said_with_client_and_remedy(case: str) -
         assert word in str(refusal.value)
 
 
-def test_float64_is_right_for_a_model_in_float64_and_whole_numbers_are_inputs_too() -> None:
+def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
     made = Splits(Examples(X.double(), Y), Examples(X.double(), Y))
     assert task_with(made, model=lambda: torch.nn.Linear(3, 2).double()).splits("site") == made
     tokens = Splits(Examples(Y, Y), Examples(Y, Y))
@@ -229,7 +229,7 @@ def test_a_text_is_not_taken_for_a_list_of_names(what: str, given: Any) -> None:
         task_with(Splits(GOOD, GOOD), **{key: given})
 
 
-def test_the_one_client_of_a_users_class_may_be_written_as_a_list_and_not_as_a_text() -> None:
+def test_one_client_may_be_a_list_and_not_a_text() -> None:
     made = mine.Wards(Setup.of({"clients": 1}))
     made.clients = ["east"]  # type: ignore[assignment]
     assert guard_task("hers:Wards", Task.of(made)).clients == ("east",)
@@ -238,7 +238,7 @@ def test_the_one_client_of_a_users_class_may_be_written_as_a_list_and_not_as_a_t
         guard_task("hers:Wards", Task.of(made))
 
 
-def test_one_bad_client_of_a_task_of_ones_own_is_named_and_the_others_go_on(
+def test_one_bad_client_of_an_own_task_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: mine.Wards, client: str) -> Splits:

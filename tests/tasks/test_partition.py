@@ -69,21 +69,19 @@ def test_the_same_seed_deals_the_same_and_another_seed_otherwise(deal: Deal) -> 
 
 
 @given(clients=st.integers(1, 60), examples=st.integers(60, 300))
-def test_iid_clients_have_as_many_examples_as_each_other_give_or_take_one(clients: int, examples: int) -> None:
+def test_iid_clients_differ_by_one_example_at_most(clients: int, examples: int) -> None:
     sizes = [len(part) for part in iid([np.zeros(examples, np.int64)], clients, seed=0)[0]]
     assert max(sizes) - min(sizes) <= 1
 
 
 @given(per_client=st.sampled_from((1, 2, 4, 5, 10)), seed=st.integers(0, 1000))
-def test_shards_that_do_not_straddle_labels_give_a_client_no_more_labels_than_shards(
-    per_client: int, seed: int
-) -> None:
+def test_whole_shards_give_no_more_labels_than_shards(per_client: int, seed: int) -> None:
     labels = ten_balanced_labels()  # 100 examples a label, so every shard of 100 / per_client holds one label
     assert all(len(labels_of(part, labels)) <= per_client for part in shards([labels], 10, per_client, seed)[0])
 
 
 @given(clients=st.integers(10, 40), per_client=st.integers(1, 3), seed=st.integers(0, 1000))
-def test_a_shard_holds_at_most_two_labels_and_few_shards_hold_two(clients: int, per_client: int, seed: int) -> None:
+def test_a_shard_holds_at_most_two_labels(clients: int, per_client: int, seed: int) -> None:
     labels = ten_balanced_labels()
     numbers = [len(labels_of(part, labels)) for part in shards([labels], clients, per_client, seed)[0]]
     assert max(numbers) <= 2 * per_client
@@ -104,7 +102,7 @@ def test_dirichlet_leaves_no_client_with_too_few_examples(alpha: float, clients:
     assert min(map(len, dirichlet([ten_balanced_labels(200)], clients, alpha, seed)[0])) >= MIN_EXAMPLES
 
 
-def test_too_many_shards_are_refused_with_the_settings_and_a_remedy() -> None:
+def test_too_many_shards_are_refused_with_a_remedy() -> None:
     with pytest.raises(FairbloomError, match=r"clients = 6 times shards-per-client = 2 is 12 .* 10 examples: lower"):
         shards([np.zeros(10, np.int64)], 6, 2, seed=0)
 
@@ -113,13 +111,13 @@ every_kind = pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards", "siz
 
 
 @every_kind
-def test_too_many_clients_are_refused_with_the_setting_and_a_remedy(kind: str) -> None:
+def test_too_many_clients_are_refused_with_a_remedy(kind: str) -> None:
     with pytest.raises(FairbloomError, match=r"clients = 8 leaves a client with 4 of 39.* at most 7 clients"):
         partition.deal(np.zeros(39, np.int64), setup(8, kind))
 
 
 @every_kind
-def test_far_too_many_clients_are_refused_before_they_are_dealt_to(kind: str) -> None:
+def test_far_too_many_clients_are_refused_before_dealing(kind: str) -> None:
     with pytest.raises(FairbloomError, match=f"clients = {10**12} .* 39 examples"):
         partition.deal(np.zeros(39, np.int64), setup(10**12, kind))
 
@@ -129,7 +127,7 @@ def test_as_many_clients_as_the_message_allows_are_not_refused(kind: str) -> Non
     assert len(partition.deal(np.zeros(39, np.int64), setup(7, kind))) == 7
 
 
-def test_a_client_that_gets_too_few_of_enough_examples_is_refused() -> None:
+def test_a_client_with_too_few_examples_is_refused() -> None:
     with pytest.raises(FairbloomError, match=r"clients = 7 leaves a client with 4 of 39"):
         partition.deal(np.zeros(39, np.int64), setup(7, "shards", shards_per_client=4))
 
@@ -209,7 +207,7 @@ def test_sizes_are_unequal_and_labels_are_not() -> None:
 
 
 @given(size=st.integers(MIN_EXAMPLES, 300), seed=st.integers(0, 1000))
-def test_a_fifth_of_each_client_is_for_testing_and_nothing_is_in_both(size: int, seed: int) -> None:
+def test_a_fifth_of_each_client_is_for_testing_alone(size: int, seed: int) -> None:
     indices = np.arange(1000, 1000 + size)
     train, test, validation = split(indices, setup(seed=seed), "client-3")
     assert len(test) == size // 5

@@ -93,7 +93,7 @@ def rows_of(task: Task) -> list[NDArray[np.int64]]:
     return [np.sort(split.row[split.client == client]) for client in range(len(split.clients))]
 
 
-def test_each_client_has_what_the_function_deals_and_nothing_else(mine: str) -> None:
+def test_each_client_has_what_the_function_deals(mine: str) -> None:
     whole = Split.of(dealt("iid"))
     labels = np.empty(len(whole.row), np.int64)
     labels[whole.row] = whole.label
@@ -130,7 +130,7 @@ def test_a_function_cannot_change_the_labels(mine: str) -> None:
         ("shards", "has no shards; it has"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_with_function_and_client(mine: str, function: str, said: str) -> None:
+def test_an_impossible_deal_is_refused_with_function_and_client(mine: str, function: str, said: str) -> None:
     with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
         dealt(f"{mine}:{function}")
 
@@ -145,15 +145,13 @@ def test_a_data_set_with_tests_apart_has_both_dealt_alike(mine: str) -> None:
         assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
 
 
-def test_a_task_whose_clients_come_with_the_data_takes_no_function(mine: str) -> None:
+def test_a_task_with_given_clients_takes_no_function(mine: str) -> None:
     with pytest.raises(FairbloomError, match=r"partition = .*task heart-disease has hospital$"):
         load_task(Settings.of({"task": "heart-disease", "partition": f"{mine}:halves"}).run_config())
 
 
 @pytest.mark.parametrize("taken", [lambda name: f"{name}:halves", lambda name: "os:system"])
-def test_a_device_refuses_a_partition_by_import_string_that_its_owner_has_not_allowed(
-    mine: str, taken: Callable[[str], str]
-) -> None:
+def test_a_device_refuses_a_function_its_owner_has_not_allowed(mine: str, taken: Callable[[str], str]) -> None:
     from fairbloom.client.settings import SettingRefusedError, accepted_settings
 
     config = Settings.of({"task": "digits", "partition": f"{mine}:halves"}).run_config() | {"partition": taken(mine)}

@@ -85,7 +85,7 @@ def test_every_image_is_with_one_client_once(test: str, count: int, partition: s
     assert len(seen) == count
 
 
-def test_each_client_of_partition_class_has_one_class_and_its_name() -> None:
+def test_each_client_of_partition_class_has_one_class() -> None:
     made_of = task(own={"test": "official"}, partition="class", clients=0)
     assert made_of.clients == NAMES
     for label, name in enumerate(NAMES):
@@ -129,7 +129,7 @@ def test_classes_that_are_kept_are_renumbered_in_their_order() -> None:
     assert made_of.model()(images).shape == (20, 2)
 
 
-def test_pixels_are_standardised_over_all_classes_whichever_are_kept() -> None:
+def test_pixels_are_standardised_over_all_classes() -> None:
     """The published numbers of three classes of Fashion-MNIST have mean and deviation over all its training images."""
     for standardise in ("channel", "pixel"):
         whole = task(own={"standardise": standardise}, partition="class", clients=0)
@@ -175,7 +175,7 @@ def test_pixels_are_standardised_by_the_official_training_images(test: str) -> N
                     np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
 
 
-def test_the_images_of_the_album_are_not_changed_by_what_is_made_of_them() -> None:
+def test_the_albums_images_are_left_unchanged() -> None:
     before = IMAGES.copy()
     for standardise in ("none", "channel", "pixel"):
         made_of = task(Shifts(2, 2, 2), own={"standardise": standardise})
@@ -187,7 +187,7 @@ def test_the_images_of_the_album_are_not_changed_by_what_is_made_of_them() -> No
 # Shifts ---------------------------------------------------------------------------------------------------------------
 
 
-def test_shifted_clients_have_their_own_images_as_another_camera_sees_them() -> None:
+def test_shifted_clients_have_their_own_images() -> None:
     plain = task(own={"standardise": "none"})
     for shifts, seen in (
         (Shifts(4, 0, 0), lambda images: torch.rot90(images, dims=(2, 3))),
@@ -207,7 +207,7 @@ def test_shifted_images_are_standardised_as_the_others_are() -> None:
         torch.testing.assert_close(ours, torch.rot90(theirs, dims=(2, 3)), rtol=0, atol=0)
 
 
-def test_so_many_clients_are_shifted_as_are_asked_for_and_the_seed_draws_which() -> None:
+def test_the_seed_draws_as_many_shifted_clients_as_asked_for() -> None:
     drawn = [Shifts(2, 3, 1).draw(album(), [f"{k}" for k in range(10)], seed) for seed in (0, 0, 1)]
     assert {kind: len(clients) for kind, clients in drawn[0].items()} == {"rotated": 2, "noisy": 3, "dimmed": 1}
     assert drawn[0] == drawn[1] != drawn[2]
@@ -221,7 +221,7 @@ def test_more_shifted_clients_than_there_are_are_refused(kind: str) -> None:
 
 
 @given(st.integers(0, 2**32), st.text(max_size=5))
-def test_noise_is_of_the_seed_and_the_client_and_leaves_images_between_black_and_white(seed: int, client: str) -> None:
+def test_noise_is_of_seed_and_client_and_keeps_the_range(seed: int, client: str) -> None:
     images = torch.full((50, 1, 4, 4), 0.5)
     noisy = shift(images, {"noisy"}, seed, client)
     assert torch.equal(noisy, shift(images, {"noisy"}, seed, client))

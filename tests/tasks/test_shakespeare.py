@@ -68,14 +68,14 @@ def edition(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 # What is learned ------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_80_different_characters_and_any_other_becomes_the_last() -> None:
+def test_there_are_80_characters_and_others_become_the_last() -> None:
     assert len(CHARACTERS) == len(set(CHARACTERS)) == 80
     for byte, code in enumerate(CODES):
         expected = CHARACTERS.index(chr(byte)) if chr(byte) in CHARACTERS else 79
         assert code == expected
 
 
-def test_an_example_is_80_characters_and_the_next_one_of_the_same_speaker(edition: tuple[str, Path]) -> None:
+def test_an_example_is_80_characters_and_the_speakers_next(edition: tuple[str, Path]) -> None:
     task = load(*edition)
     assert task.clients == ("First Citizen", "ROMEO")  # the nurse has too little text to be tested on
     for name in task.clients:
@@ -96,7 +96,7 @@ def test_both_editions_give_the_network_whole_numbers(edition: tuple[str, Path])
     assert task.loss(outputs, targets).shape == (4,)
 
 
-def test_a_character_that_is_none_of_the_80_is_read_in_both_editions(tmp_path: Path) -> None:
+def test_an_unknown_character_is_read_in_both_editions(tmp_path: Path) -> None:
     spoken = "$é" + text(600)
     made.shakespeare(tmp_path, [("ROMEO", spoken)])
     made.shakespeare_leaf(tmp_path, {"ROMEO": "$—" + spoken[2:]})
@@ -105,7 +105,7 @@ def test_a_character_that_is_none_of_the_80_is_read_in_both_editions(tmp_path: P
         assert first == "}}" + spoken[2:80]
 
 
-def test_the_examples_of_the_tiny_edition_take_no_more_memory_than_the_text(tmp_path: Path) -> None:
+def test_the_tiny_editions_examples_take_no_more_memory(tmp_path: Path) -> None:
     made.shakespeare(tmp_path, list(PLAY.items()))
     task = load("shakespeare", tmp_path)
     splits = [split for name in task.clients for split in task.splits(name)]
@@ -116,7 +116,7 @@ def test_the_examples_of_the_tiny_edition_take_no_more_memory_than_the_text(tmp_
 # Who speaks -----------------------------------------------------------------------------------------------------------
 
 
-def test_speeches_of_one_speaker_are_put_together_and_lines_that_end_in_a_colon_are_text(tmp_path: Path) -> None:
+def test_a_speakers_speeches_are_put_together(tmp_path: Path) -> None:
     speeches = [("ROMEO", "Ay me:\nsad hours"), ("BENVOLIO", "What?"), ("ROMEO", "Not having that"), ("TITUS", "")]
     made.shakespeare(tmp_path, speeches)
     assert read_speeches(tmp_path / "shakespeare" / "input.txt") == {
@@ -160,7 +160,7 @@ def test_too_many_speakers_are_refused(edition: tuple[str, Path]) -> None:
 
 
 @given(st.integers(1, 3000), st.sampled_from([0.1, 0.2, 0.5]), st.sampled_from([0.0, 0.1, 0.3]))
-def test_parts_are_in_the_order_of_the_text_and_share_no_character(count: int, test: float, validation: float) -> None:
+def test_parts_are_in_the_texts_order_and_share_nothing(count: int, test: float, validation: float) -> None:
     parts = split_in_time(np.arange(count), setup_of(test, validation))
     assert bool(len(parts.validation)) <= bool(validation)
     in_order = [part for part in (parts.train, parts.validation, parts.test) if len(part)]
@@ -178,7 +178,7 @@ def test_without_validation_the_split_is_leafs(count: int) -> None:
     assert parts.test.tolist() == list(range(trained + 80 - 1, count))
 
 
-def test_a_speaker_with_nothing_to_choose_the_best_model_by_is_left_out_where_that_is_asked_for(
+def test_a_speaker_without_validation_may_be_left_out(
     edition: tuple[str, Path],
 ) -> None:
     assert load(*edition, validation_share=0.12).clients == ("First Citizen",)

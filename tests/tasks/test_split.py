@@ -18,7 +18,7 @@ def split_of(**settings: Value) -> tuple[Split, Task]:
 
 
 @pytest.mark.parametrize("partition", ["shards", "classes", "class-groups", "dirichlet", "sizes", "iid"])
-def test_every_example_of_the_data_set_is_somebodys_and_nobody_elses(partition: str) -> None:
+def test_every_example_is_with_exactly_one_client(partition: str) -> None:
     split, _ = split_of(**{"partition": partition, "validation-share": 0.1, "classes-per-client": 5})
     assert sorted(split.row) == [*range(1797)]
     assert split.counts().sum() == 1797
@@ -26,7 +26,7 @@ def test_every_example_of_the_data_set_is_somebodys_and_nobody_elses(partition: 
 
 
 @pytest.mark.parametrize("shift", ["rotated", "noisy", "dimmed"])
-def test_it_says_which_examples_a_client_trains_on_also_where_its_camera_is_another(shift: str) -> None:
+def test_a_split_has_a_clients_examples_whatever_its_camera(shift: str) -> None:
     split, task = split_of(**{f"digits.{shift}-clients": 2, "validation-share": 0.2})
     plain = load_task(Settings.of({"clients": 6, "validation-share": 0.2}).run_config())
     for place, client in enumerate(split.clients):

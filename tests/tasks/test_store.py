@@ -55,7 +55,7 @@ def left_in(root: Path) -> set[str]:
 # Where ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_is_data_dir_else_that_of_the_environment_else_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_data_dir_the_environments_or_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRBLOOM_DATA", "/of/the/environment")
     assert folder_of(setup_of("/named")) == Path("/named")
     assert folder_of(setup_of("")) == Path("/of/the/environment")
@@ -68,7 +68,7 @@ def test_the_folder_is_data_dir_else_that_of_the_environment_else_a_cache(monkey
 # Files that are there -------------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_there_are_not_downloaded_even_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_present_files_are_not_downloaded(tmp_path: Path) -> None:
     write(tmp_path)
     tmp_path.chmod(0o500)
     try:
@@ -78,7 +78,7 @@ def test_files_that_are_there_are_not_downloaded_even_where_nothing_can_be_writt
         tmp_path.chmod(0o700)
 
 
-def test_a_file_that_is_not_the_original_is_refused_with_both_checksums_and_both_remedies(tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_with_checksums_and_remedies(tmp_path: Path) -> None:
     write(tmp_path, b=b"forged")
     with pytest.raises(FairbloomError) as refusal:
         locate(INFO, setup_of(tmp_path), never)
@@ -103,7 +103,7 @@ def test_a_file_without_a_known_checksum_is_taken_as_it_is(tmp_path: Path) -> No
     assert locate(unknown, setup_of(tmp_path), never) == tmp_path
 
 
-def test_a_file_that_is_changed_after_it_was_checked_is_checked_again(tmp_path: Path) -> None:
+def test_a_file_changed_after_its_check_is_checked_again(tmp_path: Path) -> None:
     write(tmp_path)
     locate(INFO, setup_of(tmp_path), never)
     (tmp_path / "things/b").write_bytes(b"forged!")
@@ -114,7 +114,7 @@ def test_a_file_that_is_changed_after_it_was_checked_is_checked_again(tmp_path: 
 # Files that are missing -----------------------------------------------------------------------------------------------
 
 
-def test_missing_files_are_downloaded_once_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_missing_files_are_downloaded_once(tmp_path: Path) -> None:
     fetched: list[Path] = []
 
     def fetch(place: Path) -> None:
@@ -155,7 +155,7 @@ def partial(place: Path) -> None:
 
 
 @pytest.mark.parametrize(("fetch", "why"), [(broken, "no network"), (partial, "FileNotFoundError")])
-def test_without_network_and_files_the_message_names_the_file_the_folder_and_the_remedy(
+def test_without_network_the_message_names_file_and_remedy(
     tmp_path: Path, fetch: Callable[[Path], None], why: str
 ) -> None:
     with pytest.raises(FairbloomError) as refusal:
@@ -216,7 +216,7 @@ def test_an_interrupted_download_leaves_nothing(tmp_path: Path) -> None:
 # What is known --------------------------------------------------------------------------------------------------------
 
 
-def test_no_two_known_data_sets_share_a_file_and_each_lies_below_the_folder() -> None:
+def test_no_known_data_sets_share_a_file() -> None:
     files = [file for info in TASKS.values() for file in info.files]
     assert len({file.path for file in files}) == len(files) > 20
     for file in files:

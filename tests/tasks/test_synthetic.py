@@ -57,7 +57,7 @@ def test_sizes_are_log_normal_from_50() -> None:
     assert logs.std() == pytest.approx(2.0, abs=0.3)
 
 
-def test_devices_that_are_alike_share_model_and_inputs_whatever_alpha_and_beta() -> None:
+def test_equal_devices_share_model_and_inputs() -> None:
     device = draw_common_device(0)
     for place in (0, 1):
         inputs, classes = draw_examples(0, place, 5.0, 5.0, iid=True)
@@ -66,7 +66,7 @@ def test_devices_that_are_alike_share_model_and_inputs_whatever_alpha_and_beta()
     assert len(draw_examples(0, 0, 5.0, 5.0, iid=True)[1]) == len(draw_examples(0, 0, 0.0, 0.0, iid=True)[1])
 
 
-def test_a_device_draws_the_same_whatever_the_number_of_devices_and_another_by_another_seed() -> None:
+def test_a_device_draws_alike_for_any_number_of_devices() -> None:
     few, many, other = load(clients=3), load(clients=9), load(clients=3, seed=1)
     mine = [task.splits("device-2").train[0:5][0] for task in (few, many, other)]
     assert torch.equal(mine[0], mine[1])

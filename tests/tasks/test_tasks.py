@@ -96,14 +96,14 @@ def test_a_task_that_is_not_installed_is_refused_by_name() -> None:
         load_task({**config(), "task": "quartz"})
 
 
-def test_the_same_settings_give_the_same_task_and_what_it_does_not_read_makes_no_other() -> None:
+def test_equal_settings_give_the_same_task() -> None:
     first = load_task(config(task="ones"))
     assert load_task(config(task="ones", **{"learning-rate": 0.7, "method": "fedfv", "out": "x"})) is first
     assert load_task(config(task="ones", **{"ones.noise": 0.1})) is not first
     assert load_task(config(task="ones", seed=1)) is not first
 
 
-def test_naming_the_tasks_imports_neither_pytorch_nor_their_files() -> None:
+def test_naming_the_tasks_imports_no_pytorch() -> None:
     asked = (
         "import sys, fairbloom.tasks; print({'torch', 'sklearn', 'fairbloom.tasks.datasets.digits'} & {*sys.modules})"
     )
@@ -136,9 +136,7 @@ def test_a_tasks_own_settings_reach_it_in_their_type() -> None:
         ("ones.folded", 1, "bool"),
     ],
 )
-def test_an_impossible_setting_of_a_task_is_refused_before_the_run_and_on_the_device(
-    key: str, value: Any, allowed: str
-) -> None:
+def test_an_impossible_task_setting_is_refused_everywhere(key: str, value: Any, allowed: str) -> None:
     for refuse in (
         lambda: Settings.of({"task": "ones", key: value}),
         lambda: load_task({**config(task="ones"), key: value}),
@@ -156,7 +154,7 @@ def test_another_tasks_settings_are_no_part_of_a_run() -> None:
 # Its folder ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_the_task_does_not_read_is_refused_with_a_remedy() -> None:
+def test_a_folder_that_the_task_does_not_read_is_refused() -> None:
     for refuse in (
         lambda: Settings.of({"data-dir": "/data"}),
         lambda: load_task({**config(), "data-dir": "/data"}),
@@ -173,7 +171,7 @@ def test_a_task_that_reads_a_folder_is_told_which(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("folder", "words"), [("", "by --data-dir, or"), ("/no/such", "'/no/such': there is no such")])
-def test_a_folder_that_is_missing_is_a_matter_of_those_who_read_it(folder: str, words: str) -> None:
+def test_a_missing_folder_matters_only_to_its_readers(folder: str, words: str) -> None:
     """A server needs the model alone, and the folders of deployed clients lie on their devices."""
     chosen = config(task="files", **{"data-dir": folder})
     task = load_task(chosen)
@@ -225,12 +223,12 @@ def test_what_clients_share_is_moved_once() -> None:
 # What is shown of its data ------------------------------------------------------------------------------------------
 
 
-def test_the_sizes_of_splits_are_shown_where_a_task_shows_no_more() -> None:
+def test_sizes_of_splits_are_shown_by_default() -> None:
     expected = [{"client": str(k), "train": k + 1, "test": 1} for k in range(3)]
     assert describe_data(config(task="ones")) == {"clients": expected}
 
 
-def test_clients_that_come_with_the_data_are_not_counted_by_a_setting() -> None:
+def test_given_clients_are_not_counted_by_a_setting() -> None:
     for name, info in TASKS.items():
         assert info.has_clients == (name in ("csv", "image-folder", "npz"))
         setup = info.setup({"clients": 7})

@@ -53,7 +53,7 @@ def export(predictor: Predictor, to: str, out: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", READERS)
-def test_every_spelling_of_a_category_and_of_a_missing_one_counts_as_with_us(form: str, tmp_path: Path) -> None:
+def test_every_spelling_of_a_category_counts_as_in_predict(form: str, tmp_path: Path) -> None:
     predictor = predictor_of(tmp_path, linear(4), AGE, WARD)
     wards = ["1", "1.0", "1.", "20", "20.0", "other", "21", "Other", "", "NA", "nan", "NaN", "null", "n/a", "?", "x"]
     frame = pandas.DataFrame({"age": np.linspace(20.0, 90.0, len(wards)), "ward": wards})
@@ -144,7 +144,7 @@ def test_a_graph_says_what_it_is(tmp_path: Path) -> None:
     assert {each.domain: each.version for each in model.opset_import} == {"": 20, "ai.onnx.ml": 3}
 
 
-def test_mlflow_has_columns_with_types_an_example_and_its_requirements(tmp_path: Path) -> None:
+def test_mlflow_has_typed_columns_an_example_and_requirements(tmp_path: Path) -> None:
     needs("mlflow")
     folder = export(predictor_of(tmp_path, linear(4), AGE, WARD), "mlflow", tmp_path / "out")
     served = load_by_mlflow(folder)
@@ -212,7 +212,7 @@ class Disagreeing(nn.Module):
 
 
 @pytest.mark.parametrize("form", ["onnx", "torch", "mlflow"])
-def test_a_module_that_pytorch_cannot_follow_is_named_with_its_cause_and_what_would_do(
+def test_a_module_that_cannot_be_exported_has_its_cause_named(
     form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     needs({"onnx": "onnxscript", "torch": "torch", "mlflow": "mlflow"}[form])
