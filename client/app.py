@@ -86,7 +86,9 @@ def train(message: Message, context: Context) -> Message:
     from .local import HONOURED
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
-        update = local.train(received, terms, _vectors(message))
+        records = message.content.array_records.items()
+        vectors = {name: _state(each) for name, each in records if name not in (wire.ARRAYS, wire.FROZEN)}
+        update = local.train(received, terms, vectors)
         save_states(context, local.states.in_memory)
         metrics = MetricRecord({**update.metrics})
         content = RecordDict({wire.ARRAYS: _reply(update.arrays, message), wire.METRICS: metrics})
@@ -234,12 +236,6 @@ def _received(message: Message, local: LocalClient) -> StateDict | None:
         return arrays
     sent = _state(records[wire.FROZEN]) if wire.FROZEN in records else None
     return complete(arrays, local.model, str(digest), sent)
-
-
-def _vectors(message: Message) -> dict[str, StateDict]:
-    """Return what a message brings in addition to the model, by the name of its record."""
-    of_model = (wire.ARRAYS, wire.FROZEN)
-    return {name: _state(each) for name, each in message.content.array_records.items() if name not in of_model}
 
 
 def _lacking(local: LocalClient) -> dict[str, str]:

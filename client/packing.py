@@ -18,22 +18,14 @@ def packing(message: Message, context: Context, answer: ClientAppCallable) -> Me
     packed = PACKED in message.content.config_records
     if packed:
         message = copy.copy(message)  # in one process, the server holds this very object
-        message.content = _unpacked(message.content)
+        message.content = deserialize(join_pieces(message.content.config_records))
     reply = answer(message, context)
     if not reply.has_content():
         return reply
     if packed:
-        reply.content = _packed(reply.content)
+        records = pieces(serialize(reply.content))
+        reply.content = RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
     else:
         about = reply.content.config_records.get(CLIENT, ConfigRecord())
         reply.content[CLIENT] = ConfigRecord({**about, PACKS: True})
     return reply
-
-
-def _packed(content: RecordDict) -> RecordDict:
-    records = pieces(serialize(content))
-    return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
-
-
-def _unpacked(content: RecordDict) -> RecordDict:
-    return deserialize(join_pieces(content.config_records))

@@ -27,12 +27,9 @@ def arguments(text: str) -> dict[str, Argument]:
     for name, value in re.findall(rf"([A-Za-z_]\w*)\s*=\s*(\([^()]*\)|{_SCALAR})", text):
         if name in found:
             raise ValueError(f"{name} is given twice: give it once")
-        found[name] = _several(value[1:-1]) if value.startswith("(") else parsed(value)
+        parts = [parsed(part.strip()) for part in value.strip("()").split(",") if part.strip()]
+        found[name] = tuple(parts) if value.startswith("(") else parsed(value)
     return found
-
-
-def _several(text: str) -> tuple[Value, ...]:
-    return tuple(parsed(part.strip()) for part in text.split(",") if part.strip())
 
 
 def weights_by_class(text: str) -> Mapping[str, float]:

@@ -325,7 +325,8 @@ class RunSettings(BaseModel):
         try:
             return RunSettings.model_validate(expand_own_settings(config))
         except ValidationError as error:
-            raise SettingsError("; ".join(map(_explained, error.errors()))) from error
+            words = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]  # they name the setting
+            raise SettingsError("; ".join(words)) from error
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -409,11 +410,6 @@ def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def marked(*marks: Mark) -> Mapping[str, type]:
     """Return the keys of the settings that have one of these marks, with their types."""
     return {key: each.kind for key, each in SETTINGS.items() if each.marks.intersection(marks)}
-
-
-def _explained(error: Mapping[str, Any]) -> str:
-    """Return one of pydantic's errors; those of `_check` name the setting and its value already."""
-    return str(error["msg"]).removeprefix("Value error, ")
 
 
 SETTINGS: Mapping[str, Parameter] = {

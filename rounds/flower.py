@@ -509,7 +509,7 @@ class FlowerClients:
         whole = {name: message.content for name, message in asked.messages.items()}
         contents = {name: self._fitting(message, sent) for name, message in asked.messages.items()}
         shortened = {name for name in contents if contents[name] is not whole[name] and FROZEN not in contents[name]}
-        usual = sent.changing_bytes + asked.vector_bytes
+        usual = sum(map(size_of_record, (sent.changing, *asked.vectors.values())))
         asked.more_sent = sum(map(size_of_arrays, contents.values())) - len(contents) * usual
         replies = self._send(asked, contents)
         sender, again, others = asked.senders(), dict[str, RecordDict](), list[Message]()
@@ -586,11 +586,6 @@ class Exchange:
     vectors: Mapping[str, ArrayRecord] = field(default_factory=dict)
 
     @property
-    def vector_bytes(self) -> int:
-        """The bytes of the vectors in one message."""
-        return sum(len(array.data) for record in self.vectors.values() for array in record.values())
-
-    @property
     def missing(self) -> list[str]:
         """The clients that were sent a message and did not answer, in the order of names."""
         return sorted(set(self.messages) - self.answered)
@@ -652,11 +647,6 @@ class OutgoingModel:
         digest = digest_arrays({name: model[name] for name in named}) if named else ""
         return cls(model, whole, changing, ArrayRecord({name: whole[name] for name in model if name in named}), digest)
 
-    @property
-    def changing_bytes(self) -> int:
-        """The bytes of the arrays that a round may change."""
-        return sum(len(array.data) for array in self.changing.values())
-
 
 def frozen_digest(reply: Message) -> str | None:
     """Return the digest that a client says its frozen parameters have, None where it says nothing that can be one."""
@@ -677,7 +667,12 @@ def lacks_frozen(reply: Message) -> bool:
 
 def size_of_arrays(content: RecordDict) -> int:
     """Return the bytes of all arrays of a content."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    return sum(map(size_of_record, content.array_records.values()))
+
+
+def size_of_record(arrays: ArrayRecord) -> int:
+    """Return the bytes of the arrays of a record."""
+    return sum(len(array.data) for array in arrays.values())
 
 
 def name_in(reply: Message) -> str:

@@ -157,10 +157,6 @@ class Effort:
         """The most clients that are stacked at once on the processor."""
         return max(1, min(self.cohort, BLOCK_BYTES // self.bytes))
 
-    @property
-    def _blocks(self) -> int:
-        return math.ceil(self.cohort / self.block)
-
     def loop(self) -> float:
         """Seconds of a round, one client after the other."""
         return self.cohort * (self.steps * (self.arithmetic + self.update + self.calls) + CLIENT_SECONDS)
@@ -172,7 +168,8 @@ class Effort:
     def stacked(self) -> float:
         """Seconds of a round with stacked clients."""
         of_each = self.arithmetic + self.update / PASSES
-        return self.steps * self.cohort * of_each + self.most_steps * self._blocks * self.stacked_calls
+        blocks = math.ceil(self.cohort / self.block)
+        return self.steps * self.cohort * of_each + self.most_steps * blocks * self.stacked_calls
 
 
 def ray_clients() -> "type[RayClients]":
