@@ -149,7 +149,7 @@ def test_a_lost_machines_shard_is_computed_by_another(
     with closing(RayClients(FedAvg(), config, block=3)) as clients:
         assert clients.processes == 3
         before = both_of(clients, FIVE, model, terms)
-        monkeypatch.setattr(engine, "PATIENCE", 1.0)
+        monkeypatch.setattr(engine, "PLACE_SECONDS", 1.0)
         cluster.remove_node(node, allow_graceful=False)
         assert both_of(clients, FIVE, model, terms) == before
         updates = clients.train(FIVE, model, terms).updates.vectors.blocks[0]
