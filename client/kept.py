@@ -27,7 +27,7 @@ from .states import list_versions
 CONFIG, AGREEMENT, MODEL = "config.toml", "agreed.json", "model.safetensors"
 
 MAX_RUNS = 5
-"""A client keeps the final models of so many runs; the oldest goes when another one comes."""
+"""The most runs of which a client keeps the final model; the oldest goes when another one comes."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ MAX_BYTES = 4 * 2**20
 """The size at which a log is set aside as the earlier one, which goes then."""
 
 HELD_BACK: ContextVar[list[str] | None] = ContextVar("HELD_BACK", default=None)
-"""What the answer to a message has not sent, and why; None where nobody notes it."""
+"""What the answer to a message has not sent, and why; None where this is not recorded."""
 
 
 def hold_back(words: str) -> None:

@@ -1,4 +1,4 @@
-"""The order of a client's round, whoever computes it: one client, many at once, or a user's own functions."""
+"""The order of a client's round, the same for one client, many at once, and a user's own functions."""
 
 from abc import ABC, abstractmethod
 

@@ -32,7 +32,7 @@ HARMLESS = re.compile(r"(?!\.)[^/\\:~\x00-\x1f\x7f]{1,500}(?<!\.)")
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 FINGERPRINT = "fingerprint"
-"""Key of what tells a deployed client which run it is in; it stands for all settings, the dropped ones included."""
+"""The key by which a deployed client knows its run; the value stands for all settings, dropped ones included."""
 
 
 COUNTED_AT_DEFAULT = """

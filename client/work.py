@@ -118,7 +118,7 @@ def _defaults(kind: Any) -> Mapping[str, Any]:
 
 
 def step_fields(work: LocalWork) -> frozenset[str]:
-    """Return the fields that change what a step does: whoever takes it another way than `descend` has to know them."""
+    """Return the fields that change what a step does: code that does not step by `descend` has to know them."""
     return frozenset(set_fields(work)) - NON_STEP_FIELDS
 
 

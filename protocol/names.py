@@ -15,7 +15,7 @@ CLIENT, NAME = "client", "name"
 """In this record a client says who it is; its name has this key there."""
 
 HONOURS = "honours"
-"""A client lists under this key, beside its name, the terms of local work that it acts on: some of `terms.WORK`."""
+"""A client lists under this key, next to its name, the terms of local work that it supports: some of `terms.WORK`."""
 
 ABOUT = "about"
 """A QUERY with this in its config asks a client for what is to be agreed about its data; the answer has it as JSON."""

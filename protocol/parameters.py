@@ -1,4 +1,4 @@
-"""Parameters: the settings of a run, the options of every method, and what single methods and tasks have beside these.
+"""Parameters: the settings of a run, the options of every method, and those of single methods and tasks.
 
 Each is declared once, where it is used, with its type, range and default: `alpha: Annotated[float, Range("[0, 1]")] =
 0.1`. Checks, error messages, tables, documentation and the run config's block in pyproject.toml are made from that.
@@ -91,7 +91,7 @@ class Choices:
 
 @dataclass(frozen=True, init=False)
 class Pattern:
-    """The texts that a parameter may be: those that a regular expression matches as a whole, and "" beside them.
+    """The texts that a parameter may be: those that a regular expression matches as a whole, and "".
 
     The examples show them to people. None is a path or an import string, so devices take them.
     """

@@ -61,7 +61,7 @@ class Score:
 
 
 ACCURACY = Score("accuracy", percent=True)
-"""The share of examples whose answer is right."""
+"""The share of examples with the right answer."""
 
 LOSS_SCORE = Score("loss", higher_is_better=False)
 """The mean of the task's loss, which every client reports."""

@@ -210,7 +210,7 @@ class Terms(
     server_round
         t, from 1.
     measure
-        Names of the metrics that are asked for, beside those that every reply has.
+        Names of the metrics that are asked for, in addition to those that every reply has.
     state_round
         The round of the client's last reply that was used, from whose state it goes on, 0 where there is none; None:
         clients keep no states.
@@ -220,7 +220,7 @@ class Terms(
     agreed
         What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
-        What a user's app sends to its clients beside these, by its name on the wire.
+        What a user's app sends to its clients in addition to these, by its name on the wire.
     """
 
     server_round: int

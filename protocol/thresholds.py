@@ -27,7 +27,7 @@ BY_THRESHOLD: Mapping[str, Score] = {score.name: score for score in (F1, SENSITI
 """The scores that need a threshold, by name."""
 
 FURTHER: Mapping[str, Score] = {**BY_THRESHOLD, **{score.name: score for score in (CALIBRATION_ERROR, BRIER)}}
-"""The scores that a run may ask for beside those of its task, by name."""
+"""The scores that a run may ask for in addition to those of its task, by name."""
 
 HALF, CLIENT, TOGETHER = "half", "client", "together"
 """Which threshold there is: 0.5, one of each client, or one of all."""

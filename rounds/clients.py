@@ -19,7 +19,7 @@ Reports = dict[str, dict[str, float]]
 
 
 NOTHING: Mapping[str, Model] = MappingProxyType({})
-"""No vectors are sent beside the model."""
+"""Only the model is sent, and no vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)

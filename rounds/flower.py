@@ -56,7 +56,7 @@ FLOWER = logging.getLogger("flwr")
 log = FLOWER.getChild("fairbloom")
 
 WAIT_SECONDS = 0.5
-"""While too few clients are online, the roster is looked at again after so many seconds."""
+"""Seconds between two looks at the roster while too few clients are online."""
 
 EXPIRED = (3, 4)
 """Flower's error codes for a message, or a reply, that has outlived its deadline."""
@@ -81,7 +81,7 @@ LACKS = "it does not keep this model"
 """What is said of a client that keeps models, and has not this one."""
 
 MAX_ABOUT_CHARACTERS = 1_000_000
-"""What a client reports about its data has at most so many characters."""
+"""The longest text that a client may report about its data."""
 
 
 class FlowerClients:
@@ -188,7 +188,7 @@ class FlowerClients:
             return
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id
-            free = self._questions.pop(message_id, None)  # asked again, where nobody has answered it
+            free = self._questions.pop(message_id, None)  # asked again if it has no answer
             if is_expired(reply):
                 continue
             if is_unavailable(reply):

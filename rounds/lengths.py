@@ -17,7 +17,7 @@ import numpy as np
 from .updates import FloatArray
 
 ROUNDS_BACK = 5
-"""A round is compared with so many rounds before it, counted by their numbers; a skipped one has nothing to compare."""
+"""How many earlier rounds a round is compared with, by their numbers; a skipped one has nothing to compare."""
 
 LARGEST_ALLOWANCE = 1000.0
 """However many examples a client has, its update may be longer than others' by no more than this."""

@@ -24,7 +24,7 @@ HIERARCHIES = Path("/sys/fs/cgroup")
 """Where the control groups lie as folders, with their limits."""
 
 BUFFERED_ROWS = 32
-"""Of a file, so many rows are looked at before they are given back; a look at one may hold 2 MB, a huge page."""
+"""Rows of a file that are read before they are released; one may hold 2 MB of memory, a huge page."""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class Method:
         self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
         self.memory: dict[str, Any] = {}
-        """The method's memory beside old updates: str, numbers, None, NumPy arrays, lists and dicts only."""
+        """The method's memory, without old updates: str, numbers, None, NumPy arrays, lists and dicts only."""
         self.progress = Progress()
 
     def __init_subclass__(cls, **others: Any) -> None:

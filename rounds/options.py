@@ -1,4 +1,4 @@
-"""The options that every method takes beside its parameters."""
+"""The options that every method takes in addition to its parameters."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

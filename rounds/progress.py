@@ -1,4 +1,4 @@
-"""How far a run has come, beside what its method remembers."""
+"""How far a run has come, without the memory of its method."""
 
 from dataclasses import dataclass, field
 

@@ -58,7 +58,7 @@ class Round:
         The clients whose updates were shortened (`clip_updates`), in the order of names.
     lost_states
         The clients that had lost what they keep between rounds, in the order of names: the method's memory, and what
-        all clients keep, begins anew after such a round.
+        all clients keep, is empty after such a round.
     metrics
         Means over the used replies, or what the user's aggregation makes of them, and the metrics that the method
         reports.

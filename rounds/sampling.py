@@ -13,7 +13,7 @@ from fairbloom.protocol.names import LOSS_BEFORE
 from fairbloom.protocol.streams import generator
 
 UNIFORM = "uniform"
-"""Without replacement, all clients with the same probability: how clients are drawn where nobody says otherwise."""
+"""Without replacement, all clients with the same probability: how clients are drawn by default."""
 
 Draw = Callable[..., Iterable[str]]
 """(round, names of the clients that can be asked, how many are wanted, random) → the names of those that train.

@@ -29,7 +29,7 @@ from .quorum import listed
 from .updates import NotFiniteError
 
 MAX_REASON_CHARACTERS = 2000
-"""A reason is cut to so many characters: a client's error may be a whole traceback, or a flood."""
+"""The longest reason that is kept: a client's error may be a whole traceback, or a flood."""
 
 FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
 """The folders of an absolute path, which are left out of a reason: they say where a site keeps its files."""

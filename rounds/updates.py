@@ -33,7 +33,7 @@ CHUNKS_PER_TASK = 16
 """Chunks that a thread works on before it asks for more: to ask takes as long as a chunk of a few updates."""
 
 WIDE_COLUMNS = 4096
-"""Of rows with so many columns, one after the other is multiplied by itself."""
+"""From this many columns on, each row is multiplied by itself in a call of its own."""
 
 CACHED_NUMBERS = 262144
 """So many numbers of whole rows are looked at, subtracted and looked at again before the next ones are read."""

@@ -54,19 +54,19 @@ CALL_SECONDS = 1e-5
 """Seconds that PyTorch takes to call one layer forwards and backwards, whatever the size."""
 
 STEP_SECONDS = 6e-5
-"""Seconds that a step takes beside its layers: the batch, the loss and the update."""
+"""Seconds that a step takes outside its layers: the batch, the loss and the update."""
 
 LINEAR_STEP_SECONDS = 3e-5
-"""Seconds of all calls of a step of one client whose gradient is written out."""
+"""Seconds of all calls of a step of one client with a written-out gradient."""
 
 CLIENT_SECONDS = 2e-4
-"""Seconds that a client takes beside its steps: to load the model, to draw its order, to look at what it replies."""
+"""Seconds that a client takes outside its steps: to load the model, draw its order and check its reply."""
 
 HAND_OVER_SECONDS = 2e-4
 """Seconds that it takes to hand a client to another process and its model back."""
 
 BLOCK_BYTES = 2**26
-"""What stacked clients may take of memory on the processor, beside the round's updates."""
+"""Memory that stacked clients may take on the processor, without the round's updates."""
 
 
 @dataclass(frozen=True)

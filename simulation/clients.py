@@ -39,7 +39,7 @@ def ignore(done: int, of: int) -> None:
 
 
 MAX_NAMES = 20
-"""An error lists so many clients at most."""
+"""The most clients that an error lists."""
 
 
 PackedStates = Mapping[str, tuple[int | None, Model]]

@@ -1,4 +1,4 @@
-"""A Flower grid whose nodes are clients in this process."""
+"""A Flower grid with clients in this process as its nodes."""
 
 import copy
 import itertools

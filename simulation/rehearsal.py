@@ -1,4 +1,4 @@
-"""What deployed clients with these data would send: a run of one round, in this process, whose messages are kept."""
+"""What deployed clients with these data would send: a run of one round in this process, with its messages."""
 
 import tempfile
 from collections.abc import Collection, Mapping
@@ -26,7 +26,7 @@ from fairbloom.tasks import find_task, load_task
 from .grid import InProcessGrid
 
 NO_LIMITS = Limits()
-"""Those of a device whose owner has set none."""
+"""Those of a device without limits of its owner."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ METHODS: dict[str, type[FairStrategy]] = {
         *(Ditto, Local),
     )
 }
-"""Every method by its name on the command line; FromTorchJD and FromScalarizer bring TorchJD's beside them."""
+"""Every method by its name on the command line; FromTorchJD and FromScalarizer add TorchJD's."""
 
 
 def canonical(name: str) -> str:

@@ -87,7 +87,7 @@ class Copied(Protocol):
 
 
 class Rule:
-    """The client half of a method, made anew for each round.
+    """The client half of a method, made for one round.
 
     Subclasses override some of the hooks. An engine declares the hooks that it calls, and leaves a rule with another
     one to a client by itself.

@@ -105,7 +105,7 @@ def _live(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         end_with_parent(parent)
         _be_killed_first()
-        gc.freeze()  # collections would write to pages that are shared as long as nobody does
+        gc.freeze()  # collections would write to shared pages, and so copy them
         serve(pipe)
         status = 0
     except (EOFError, ConnectionError):

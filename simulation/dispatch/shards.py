@@ -36,7 +36,7 @@ class Share(NamedTuple):
 
 
 class _Unscreened(LocalClients):
-    """Clients whose replies the server's process screens."""
+    """Clients that leave their replies to the screening in the server's process."""
 
     replies: Mapping[str, Reply]
 

@@ -1,4 +1,4 @@
-"""Clients that train side by side: who is in a block with whom, and the examples of each of their steps."""
+"""Clients that train side by side: the blocks, and the examples of each of their steps."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from fairbloom.tasks.pooled import join_tensors
 from .programs import in_tensors
 
 PADDING = 1.5
-"""The examples of a block, filled up to the longest batch of each step, are at most so many times the real ones."""
+"""The examples of a block, filled up to the longest batch of each step, relative to the real ones: the most."""
 
 
 class Member(NamedTuple):

@@ -172,7 +172,7 @@ class StackedClients(LocalClients):
             return super().evaluate(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
-        except Exception:  # one by one it shows whose fault it is
+        except Exception:  # computed one by one, the failing client shows
             return super().evaluate(names, model, terms, participants)
         return self.evaluated(reports, Refusals(terms.server_round))
 
