@@ -19,8 +19,8 @@ ROOMS: Mapping[str, int] = {
     "client/fair": 1_200,
     "client/rules": 1_100,
     "deploy/device": 1_000,
-    "deploy/flower/server": 1_800,
-    "deploy/operator": 2_550,
+    "deploy/flower/server": 1_750,
+    "deploy/operator": 2_500,
     "experiments/battery": 1_750,
     "experiments/commands": 1_200,
     "experiments/results": 3_850,
@@ -31,20 +31,20 @@ ROOMS: Mapping[str, int] = {
     "prediction/export": 1_200,
     "protocol": 1_750,
     "rounds": 5_350,
-    "server": 1_900,
-    "server/run_folder": 2_400,
+    "server": 1_850,
+    "server/run_folder": 2_350,
     "simulation": 1_200,
     "simulation/dispatch": 1_150,
     "simulation/stacked": 1_250,
     "strategies": 3_600,
-    "tasks": 2_950,
-    "tasks/datasets": 1_170,
-    "tasks/files": 2_550,
-    "tasks/files/reading": 1_430,
+    "tasks": 2_900,
+    "tasks/datasets": 1_150,
+    "tasks/files": 2_500,
+    "tasks/files/reading": 1_410,
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 65_100, 78_800
+PACKAGES, TESTS = 62_000, 78_800
 """The most lines of Python in all packages, and in the tests."""
 
 DOCS_WORDS, DEPENDENCIES = 63_000, 16
