@@ -1,4 +1,4 @@
-"""What stops a command of a federation's operator or of a client, and can be corrected by whoever typed it."""
+"""What stops a command of an operator or a client, and can be corrected by its user."""
 
 from fairbloom.errors import FairbloomError
 

@@ -26,7 +26,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names every SuperLink's certificate has: health checks and the operator's commands go by loopback."""
 
 SKEW = timedelta(hours=1)
-"""How far in the past a certificate's time begins, for devices whose clock is behind."""
+"""How far in the past a certificate's time begins, for devices with slow clocks."""
 
 
 NODE_KEY = "ecdsa-sha2-nistp384"

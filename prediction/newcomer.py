@@ -155,7 +155,7 @@ class Newcomer:
                 KeptVersions(folder).keep(*last)
 
     def _find_clients(self) -> Sequence[str]:
-        """Return the clients whose data are there; a file without the column that names each row's is of one site."""
+        """Return the clients that have data there; a file without a column of clients is of one site."""
         try:
             return load_task(self._config).clients
         except FairbloomError:

@@ -176,7 +176,7 @@ class Predictor:
         return replace(self, preprocessing=replace(preprocessing, decimal=marks[decimal], encoding=found))
 
     def describe(self, count: int) -> str:
-        """Return in words so many predictions, and how their class is chosen where that is by a threshold."""
+        """Return the number of predictions in words, and the threshold that chooses their class, if there is one."""
         rule = self.preprocessing.rule if self.preprocessing else ""
         return f"{count:,} prediction{'s' if count != 1 else ''}{rule and f', {rule}'}"
 

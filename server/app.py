@@ -1,4 +1,4 @@
-"""The ServerApp: a run from settings to run folder, whoever computes."""
+"""The ServerApp: a run from settings to run folder, with any engine."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

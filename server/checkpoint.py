@@ -22,8 +22,8 @@ KEPT = 2
 """How many checkpoints a run continues from: the last one, and the one before it in case the last is damaged."""
 
 EARLIER, BEST, SPREAD = "earlier", 2, 2
-"""Folder of the checkpoints that a run may be taken back to beside those; how many lie there that had the best scores,
-and how many others at growing distance."""
+"""Folder of earlier checkpoints, to which a run may be taken back; how many are kept for their scores, and how many
+others at growing distance."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def save_round(
 
 
 def remove_checkpoints(folder: Path, goes: Callable[[int], bool]) -> None:
-    """Remove the checkpoints from a folder, and the best models up to them, whose rounds are to go."""
+    """Remove the checkpoints of rounds that are to go from a folder, and the best models up to them."""
     for path in folder.glob("*.safetensors"):
         name = re.fullmatch(r"(?:best-)?(\d+)", path.stem)
         if name and goes(int(name[1])):

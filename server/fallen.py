@@ -13,8 +13,8 @@ from .run_folder.files import AGREED, BEST, ROUNDS, SCORES
 from .settings import Settings
 
 SHARE, LEAST_POINTS = 0.5, 10.0
-"""A model has fallen whose mean score is less than this share of the best so far, both above chance, where the best one
-was at least so many points above chance."""
+"""A model has fallen if its mean score above chance is less than this share of the best so far, and the best was
+at least this many points above chance."""
 
 
 class FallenModelError(FairbloomError):

@@ -145,7 +145,7 @@ class Metrics:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def observe(self, recorded: RecordedRound, connected: int) -> None:
-        """Count a recorded round, after which so many clients are connected."""
+        """Count a recorded round, and note how many clients are connected after it."""
         self._rounds.inc()
         self._seconds.inc(float(str(recorded.row["seconds"])))
         self._connected.set(connected)

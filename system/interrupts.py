@@ -1,4 +1,4 @@
-"""Ctrl-C as the way to end what would go on for ever, and signals that wait while a process begins."""
+"""Ctrl-C as the way to end what would run forever, and signals that wait while a process begins."""
 
 import signal
 from collections.abc import Collection, Iterator
@@ -41,6 +41,6 @@ def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
 
 
 def release_signals(*numbers: int) -> None:
-    """Let signals come to this process that whoever started it has held, and those that wait come now."""
+    """Receive signals that the parent process has held back; those that wait come now."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

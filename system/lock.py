@@ -41,7 +41,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _held_here.discard(self._descriptor)
-        # Removed while it is held: whoever waits for it sees that the file is another one, and opens that.
+        # Removed while it is held: a waiting process sees that the file is another one, and opens that.
         with contextlib.suppress(OSError):
             if _lies_at(self._path, self._descriptor):
                 self._path.unlink()

@@ -1,4 +1,4 @@
-"""Scores that a run asks for beside those of its task: of two classes, or of the probabilities of any."""
+"""Scores that a run asks for in addition to its task's: of two classes, or of the probabilities of any."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -40,7 +40,7 @@ def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Tensor]) -> Inputs:
-    """Return inputs each of whose tensors is combined from those in its place of all parts: torch.cat, torch.stack."""
+    """Return inputs in which each tensor combines those of all parts, for example by torch.cat or torch.stack."""
     first = parts[0]
     if len({*map(type, parts)}) == 1 and not isinstance(first, tuple | Mapping):  # one tensor each
         return combine([*parts])  # type: ignore[list-item] # which all of them are
@@ -57,7 +57,7 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
 
 
 def split_inputs(inputs: Inputs, lengths: Sequence[int]) -> Sequence[Inputs]:
-    """Return the inputs of so many examples each, one part after the other."""
+    """Return the inputs in parts of these numbers of examples."""
     if not isinstance(inputs, tuple | Mapping):
         return inputs.split(list(lengths))  # type: ignore[no-any-return, no-untyped-call] # as PyTorch declares it
     parts = zip(*(each.split(list(lengths)) for each in tensors_of(inputs)), strict=True)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Scores that a task may have beside accuracy: each is a function of outputs and targets, for `Task.scores`.
+"""Scores that a task may have in addition to accuracy: each is a function of outputs and targets, for `Task.scores`.
 
-One number, or one of each example, whose mean is the score. A score that makes no sense, as an AUC of one class, is
+One number, or one of each example, whose mean is the score. A score without meaning, such as the AUC of one class, is
 NaN, and is left out then.
 """
 

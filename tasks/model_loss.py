@@ -1,4 +1,4 @@
-"""The loss of a task whose model takes it itself."""
+"""Marks a task for which the model computes the loss itself."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def sizes(
 
 
 def _fill_up(parts: list[list[int]], fewest: int) -> None:
-    """Move examples from the largest part to the smallest until all have `fewest`, as far as there are so many."""
+    """Move examples from the largest part to the smallest until all have `fewest`, if there are enough."""
     while len(smallest := min(parts, key=len)) < fewest and len(largest := max(parts, key=len)) > fewest:
         smallest.append(largest.pop())
 

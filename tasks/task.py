@@ -283,7 +283,7 @@ class TaskInfo:
 
 
 REMEMBERED = 1024
-"""The examples of so many clients are kept once they are made."""
+"""The number of clients for which made examples are kept."""
 
 
 def imported_partition(name: str) -> Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]]:

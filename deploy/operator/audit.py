@@ -91,7 +91,7 @@ def _continue(folder: Path, link: str) -> int:
 
 
 def _file(folder: Path, number: int) -> Path:
-    """Return the log's file, or the one that came so many before it."""
+    """Return the log's file, or an earlier one by its number."""
     return folder / (f"{FILE}.{number}" if number else FILE)
 
 

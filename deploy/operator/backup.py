@@ -40,7 +40,7 @@ FILES = (
     *("federation.toml", "ca.crt", "ca.key", "server.crt", "server.key"),
     *("operator.token", "operators.toml", "runtime.secret", "metrics.token"),
 )
-"""What is taken of a federation's folder, beside its clients' files, the audit log and the database."""
+"""What is kept of a federation's folder, in addition to clients' files, the audit log and the database."""
 
 FOLDERS = ("clients", "bundles", "flower", "state", SERVER_UNIT.name, "lost+found")
 """What else a federation's folder, or the volume that it is on, may hold."""

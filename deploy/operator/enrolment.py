@@ -196,7 +196,7 @@ def _check_names(federation: Federation, applicants: Sequence[Applicant], enroll
 
 
 def describe_clients_beyond(federation: Federation, clients: int) -> str:
-    """Return which enrolled clients have a partition that data dealt to so many clients do not have, and what to do."""
+    """Return which enrolled clients have a partition beyond this number of clients, and what to do."""
     current = [client for client in federation.clients if not client.revoked]
     far = [client for client in current if client.partition_id >= clients]
     if not far:

@@ -37,7 +37,7 @@ PROGRESS = (
     *("folder", "task", "method", "round", "of-rounds", "state", "seconds-a-round", "seconds-since-round"),
     *("missing", "offline", "decided-by", "refused", "kept-by", "not-kept-by"),
 )
-"""What the server reports of each run beside what the SuperLink knows; null where that is unknown, with the reason."""
+"""What the server reports of each run in addition to the SuperLink; null if it is unknown, with the reason."""
 
 
 def survey(federation: Federation) -> dict[str, Any]:

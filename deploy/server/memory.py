@@ -5,7 +5,7 @@ import time
 
 
 def keep_trimmed() -> None:
-    """Give back, for ever, what a flood or a large model has left free; without glibc there is nothing to do."""
+    """Give free memory back, forever, such as after a flood or a large model; only glibc needs it."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         return

@@ -1,4 +1,4 @@
-"""Refused attempts, noted in the audit log without letting whoever makes them fill the disk."""
+"""Refused attempts, noted in the audit log within bounds, so that they cannot fill the disk."""
 
 import threading
 import time

@@ -1,11 +1,11 @@
-"""What a model card says of a model, beside how it serves the clients of its run."""
+"""What a model card says of a model, except how it serves the clients of its run."""
 
 from dataclasses import dataclass
 
 from fairbloom.tasks.preprocessing import TABLE, Preprocessing
 
 IMAGE = 3
-"""An example of so many dimensions is an image."""
+"""The dimensions of an image."""
 
 
 @dataclass(frozen=True, kw_only=True)

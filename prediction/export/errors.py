@@ -19,7 +19,7 @@ class ExportError(FairbloomError):
 
 
 def read_preprocessing(folder: Path) -> Preprocessing:
-    """Return the preprocessing that lies beside an exported model."""
+    """Return the preprocessing next to an exported model."""
     preprocessing = PREPROCESSING.read(folder)
     if preprocessing is None:
         raise ExportError(f"{folder} has no {PREPROCESSING.name}")

@@ -1,4 +1,4 @@
-"""Exports a model: writes it in a form, tries what was written, and puts a model card beside it."""
+"""Exports a model: writes it in a form, tries what was written, and puts a model card next to it."""
 
 import json
 from collections.abc import Callable

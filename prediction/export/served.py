@@ -1,6 +1,6 @@
 """The model that MLflow loads: its file is copied into each export, and needs mlflow, torch, numpy and pandas alone.
 
-It reads `preprocessing.json` and `model.pt2`, which lie beside it. Fairbloom does not import it.
+It reads `preprocessing.json` and `model.pt2`, which are next to it. Fairbloom does not import it.
 """
 
 import json

@@ -78,7 +78,7 @@ def write_program(exported: Exportable, folder: Path, form: str = "torch") -> No
 
 
 def predict(exported: Exportable, folder: Path) -> Predictions:
-    """Return what the program in a folder predicts with the preprocessing beside it."""
+    """Return what the program in a folder predicts with the preprocessing next to it."""
     program = torch.export.load(folder / PROGRAM).module()
     with torch.no_grad():
         return named(program(*tensors_of(exported.inputs)), read_preprocessing(folder))

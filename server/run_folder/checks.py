@@ -15,7 +15,7 @@ FIRST_LAID = (
     *(entry.name for entry in (LOCK, CHECKPOINTS)),
     *(name for file in (ENVIRONMENT, SCORES, CONFIG) for name in (file.name, f".{file.name}.draft")),
 )
-"""What a folder may hold whose making was interrupted before its settings were written."""
+"""What a folder may hold if making it was interrupted before its settings were written."""
 
 Config = Mapping[str, object]
 

@@ -162,7 +162,7 @@ class RunFolder:
 def _start_overridden(
     strategy: Strategy, inner: FairStrategy, arguments: dict[str, Any], writer: "RoundWriter", state: Any
 ) -> Result:
-    """Call a `start` that is not ours, whose rounds the hooks report; return its result, with the last arrays."""
+    """Call an overridden `start`; hooks report its rounds. Return its result, with the last arrays."""
     arrays = arguments["initial_arrays"]
     following = Following(strategy, writer, None if state is None else arrays, state)
     result: object = None
@@ -202,7 +202,7 @@ class RoundWriter:
         self._started = time.perf_counter()
 
     def watch(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
-        """Return the user's function, whose metrics are kept; it is not asked for rounds that were over before."""
+        """Return the user's function, wrapped to keep its metrics; it is not called for earlier rounds."""
 
         def watched(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             if number <= self._begun:

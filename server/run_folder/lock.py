@@ -13,7 +13,7 @@ LOCK = ".lock"
 """The file that says which process writes to a folder; it is there no longer than that process works."""
 
 WAIT_SECONDS = 60.0
-"""How long to wait for another process to end: one whose run was given to this one notices it within that time."""
+"""How long to wait for another process to end: a process that has lost its run notices it within that time."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The table of all that a user's app reports: of each client, what her strategy makes of it, and her own evaluation."""
+"""The table of all that a user's app reports: per client, as its strategy aggregates that, and its own evaluation."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -16,7 +16,7 @@ TRAIN, EVALUATE, SERVER = "train", "evaluate", "server"
 """The phases: what clients report of training and of evaluation, and what `evaluate_fn` returns."""
 
 LONGEST_NAME, MOST_METRICS = 100, 1000
-"""A client's metric with a longer name is left out, and what exceeds so many numbers a client and phase."""
+"""Limits of a metric's name, and of the metrics of one client in one phase; others are left out."""
 
 MetricRow = tuple[int, str, str, str, object]
 

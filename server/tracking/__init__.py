@@ -1,1 +1,1 @@
-"""Trackers: MLflow, TensorBoard or Weights & Biases show a run beside others, where the setting `track` names one."""
+"""Trackers: MLflow, TensorBoard or Weights & Biases show a run next to others, if the setting `track` names one."""

@@ -1,4 +1,4 @@
-"""MLflow: each run is one run of an experiment, in a store beside the run folders or at MLFLOW_TRACKING_URI."""
+"""MLflow: each run is one run of an experiment, in a store next to the run folders or at MLFLOW_TRACKING_URI."""
 
 import logging
 import os
@@ -16,10 +16,10 @@ from fairbloom.system.lock import exclusive_lock
 from .tracker import TrackedRun
 
 STORE = "mlflow"
-"""The folder, beside the run folders, of the embedded store: a database and the attached files."""
+"""The folder, next to the run folders, of the embedded store: a database and the attached files."""
 
 MOST_AT_ONCE = 1000
-"""MLflow takes so many metrics in one call."""
+"""The most metrics that MLflow takes in one call."""
 
 MOST_PARAMETERS = 100
 

@@ -53,7 +53,7 @@ def tracked(track: str, run: TrackedRun) -> Iterator[OnRound]:
 
 
 class _CarefulTracker:
-    """A tracker whose failure is a warning."""
+    """A tracker that only warns when it fails."""
 
     def __init__(self, track: str, run: TrackedRun) -> None:
         self._track, self._run = track, run

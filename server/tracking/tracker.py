@@ -12,7 +12,7 @@ from ..run_folder.files import CONFIG, TRACKING
 from ..run_folder.recorded import RecordedRound
 
 FEW_CLIENTS = 30
-"""Up to so many clients, each has a curve of its score and of its coefficient."""
+"""With at most this many clients, each has a curve of its score and of its coefficient."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ PHD = "phd"
 """The partition, and the client, of people with a doctorate."""
 
 SLOTS = 2048
-"""The slots of the hash table of a Python set of 413 numbers, in whose order the set is gone through."""
+"""The slots of the hash table of a Python set of 413 numbers, which decide the order of iteration."""
 
 
 class People(NamedTuple):

@@ -131,7 +131,7 @@ def combine_moments(moments: Iterable[Moments | None]) -> Moments:
 def read_summaries(
     sent: Mapping[str, Mapping[str, Any]], read: Callable[[Mapping[str, Any]], T], reasons: dict[str, str]
 ) -> dict[str, T]:
-    """Return each client's summary, in the order of names; note the reasons of those whose summaries make no sense."""
+    """Return each client's summary, in the order of names; note why some cannot be used."""
     found = {}
     for client, summary in sorted(sent.items()):
         try:

@@ -118,7 +118,7 @@ REASONS = {
 
 
 MAX_FAULTS = 10
-"""So many faults of a kind are looked for in a file, and shown of all."""
+"""The most faults of a kind that are looked for in a file, and the most that are shown."""
 
 
 class Heading(str):

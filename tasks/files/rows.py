@@ -541,7 +541,7 @@ def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
     low = numbers.min()
     if np.isnan(low):
         return measure_moments(numbers[~np.isnan(numbers)])
-    if low == numbers.max():  # whose deviation would be a rounding error
+    if low == numbers.max():  # the deviation would be a rounding error
         return float(numbers[0]), 0.0
     return float(numbers.mean()), float(numbers.std())
 

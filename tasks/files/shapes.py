@@ -84,7 +84,7 @@ def task_of(
     data_of: Callable[[str], ClientData],
     preprocessing: Callable[[AgreedShape], Preprocessing],
 ) -> Task:
-    """Return the task of clients whose data are read when they are asked for, and which all prepare them the same."""
+    """Return the task of clients that all prepare their data the same; data are read when they are asked for."""
     target = AgreedShape.from_json(setup.agreed).target if setup.agreed else Target()
 
     def describe() -> Described:

@@ -30,7 +30,7 @@ from ..task import is_highest
 from .reading.numbers import parse_number
 
 MAX_COLUMNS_NAMED = 100
-"""An error names up to so many columns: the one that is needed may be any of them."""
+"""The most columns that an error names: any of them may be the one that is needed."""
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]
 

@@ -111,7 +111,7 @@ def _asked(name: str, maker: Callable[..., Any], shape: Shape, outputs: int) -> 
 
 
 def from_torchvision(name: str, shape: Shape, outputs: int) -> nn.Module:
-    """Return one of torchvision's models of images, untrained, for so many outputs and the images' channels."""
+    """Return one of torchvision's models of images, untrained, for this number of outputs and the images' channels."""
     check_known(name, tuple(MODELS))
     if len(shape) != IMAGE:
         raise FairbloomError(
@@ -125,7 +125,7 @@ def from_torchvision(name: str, shape: Shape, outputs: int) -> nn.Module:
 
 
 def set_channels(model: nn.Module, channels: int) -> None:
-    """Replace a model's first convolution by one for images of so many channels, where it has another number."""
+    """Replace a model's first convolution by one for this number of channels, if it has another."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             if module.in_channels != channels:

@@ -17,7 +17,7 @@ from fairbloom.errors import FairbloomError
 Shape = tuple[int, ...]
 
 IMAGE = 3
-"""An example of so many dimensions is an image: channels, height and width."""
+"""The dimensions of an image: channels, height and width."""
 
 GROUPS = 2
 """Groups of every GroupNorm, as in the federated ResNet-18 of FedDyn's code (ICLR 2021)."""
@@ -193,7 +193,7 @@ def resnet18_gn(shape: Shape, outputs: int) -> nn.Module:
     """Return a ResNet-18 for small images with GroupNorm: 11,173,962 parameters for colours and ten classes.
 
     Its first convolution is 3×3, and no pooling follows it, as usual for 32×32 pixels; it takes images from 8×8.
-    GroupNorm takes the place of BatchNorm, whose statistics differ from client to client. Semi-VRed's tables are of a
+    GroupNorm replaces BatchNorm, the statistics of which differ between clients. Semi-VRed's tables are of a
     ResNet-18 with GroupNorm.
 
     Departures: we found no code of Semi-VRed, so its groups and first layers are not known; there are two groups here.

@@ -34,7 +34,7 @@ from sqlalchemy.exc import OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 MOST_STARTS = 100
-"""How often a run's process may be started again. A run whose process dies more often has failed."""
+"""How often a run's process may be started again before the run has failed."""
 
 STARTS = "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY KEY, number INTEGER NOT NULL)"
 ONE_MORE = """
@@ -103,7 +103,7 @@ class KeepsAnswered(threading.local):
 
 
 class RunState(PassingFaults, SqlLinkState):
-    """A run whose process is gone is handed to the SuperExec again, and goes on where it was."""
+    """A run that has lost its process is handed to the SuperExec again, and goes on where it was."""
 
     _keeping = KeepsAnswered()
 

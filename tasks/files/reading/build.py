@@ -17,7 +17,7 @@ MAX_TEXT = 200
 """Longer texts are no names of columns, categories or classes."""
 
 OTHER_MARK = {".": DECIMAL_COMMA, ",": DECIMAL_POINT}
-"""How numbers look whose decimal mark is not the run's, by the run's."""
+"""How numbers with the other decimal mark look, by the run's mark."""
 
 
 def build_table(raw: RawTable, hints: ColumnHints) -> Table:
@@ -134,7 +134,7 @@ def check_target(place: ColumnPlace, cells: Cells) -> None:
 
 
 def other_mark_error(place: ColumnPlace, cells: Cells, cell: str, decimal: Decimal) -> DataError:
-    """Return the error of a column of numbers whose decimal mark is not the run's."""
+    """Return the error of a column of numbers with another decimal mark than the run's."""
     if decimal == ".":
         wrong = (
             f"holds {cell!r}, a number with a comma: say csv.decimal=, if that is the decimal mark of all files; "

@@ -23,7 +23,7 @@ RANGE = re.compile(r"([0-9]+) ?[-–] ?([0-9]+)")
 
 
 def nearly_all_differ(different: int, rows: int) -> bool:
-    """Return whether so many different texts in so many rows may be names, addresses or remarks."""
+    """Return whether nearly every row has a different text, as with names, addresses or remarks."""
     return rows >= 20 and different >= 0.9 * rows
 
 

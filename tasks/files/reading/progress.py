@@ -8,7 +8,7 @@ from pathlib import Path
 from fairbloom.logs import escape_unprintable
 
 SHOWN = 32 * 2**20
-"""Reading so many bytes takes long enough to be watched."""
+"""Files of at least this many bytes show their progress."""
 
 
 @contextmanager

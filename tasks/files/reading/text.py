@@ -20,10 +20,10 @@ STATE = "say csv.encoding={}, or save it in UTF-8 (in Excel: CSV UTF-8)"
 """What to do about a text in another encoding, a likely one of which stands in the braces."""
 
 ROWS_AT_ONCE = 10_000
-"""So many rows are held as Python's texts at a time."""
+"""The number of rows that are held as Python's texts at a time."""
 
 BLOCK_BYTES = 4 * 2**20
-"""pyarrow parses so many bytes at a time."""
+"""The number of bytes that pyarrow parses at a time."""
 
 LINE_END, CARRIAGE_RETURN, QUOTE = b'\n\r"'
 

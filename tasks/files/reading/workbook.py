@@ -2,7 +2,7 @@
 
 The library that reads workbooks reserves memory for all cells between the first and the last one: a stray cell in the
 last row and column of a sheet stands for 17 billion of them, which ends the process that asks for so much. So this
-one has a limit of its own. It imports nothing of fairbloom, whose packages take a second to load.
+one has a limit of its own. It imports nothing of fairbloom, which takes a second to load.
 
 Arguments: the file, the limit of memory in bytes, and the names of sheets of which one is to be read, if any is named.
 The first line is what was found, as an object: `sheet`, the name of the one that is read; else `sheets`, the names of
