@@ -22,14 +22,13 @@ from fairbloom.tasks.preprocessing import CATEGORY, TABLE
 from ..recipes.labels import format_value
 from ..results.caveats import caveats_of_run
 from ..results.comparison import Plan, load_comparison, personal_label
-from ..results.groups import ALL
 from ..results.run import Run, load, measures
 from . import markdown
 from .report.cells import Digits
 from .report.lines import worst_first
 from .report.of_run import Values, clients_table, spread_table
 from .report.page import Block, Cell, Listing, Note, Page, Section, Table, slug
-from .report.subgroups import gap_in_words, group_table
+from .report.subgroups import group_blocks
 
 LISTED = 50
 """The most clients that have a row: those that are served worst."""
@@ -210,13 +209,13 @@ class ModelCard:
         if report is None:
             return []
         intro = "Groups that are too small are not reported by a client and are not counted here."
-        sections = [Section("groups", "Subgroups", intro, [])]
-        for grouping in report.grouped.groupings:
-            gaps = "; ".join(gap_in_words(gap) for gap in report.gaps(ALL) if gap.grouping == grouping)
-            said = [*([f"Gaps: {gaps}."] if gaps else []), f"{report.left_out(grouping)}."]
-            blocks: list[Block] = [group_table(report, grouping, report.clients[:LISTED]), Note([" ".join(said)])]
-            sections.append(Section(f"groups-{slug(grouping)}", f"By {grouping}", "", blocks))
-        return sections
+        return [
+            Section("groups", "Subgroups", intro, []),
+            *(
+                Section(f"groups-{slug(name)}", f"By {name}", "", group_blocks(report, name, report.clients[:LISTED]))
+                for name in report.grouped.groupings
+            ),
+        ]
 
     # How it was made --------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.differences import FEWEST_SEEDS
 from ..results.evaluation import Evaluation
-from ..results.groups import ALL
 from ..results.measured import measure_title
 from ..results.ranks import Ranks
 from ..results.recommendation import FILE, Recommendation
@@ -27,7 +26,7 @@ from .report.of_reproduction import notes_section, rows_table, verdict
 from .report.of_run import measures_table
 from .report.of_sweep import points_table
 from .report.page import Block, Cell, Note, Page, Section, Table
-from .report.subgroups import gap_in_words, gaps_table, group_table
+from .report.subgroups import gaps_table, group_blocks
 
 NEGLECTED, SERVED = 6, 3
 """Number of clients that are shown of those that the baseline serves worst, and best."""
@@ -72,18 +71,15 @@ def _of_run(run: Run) -> Page:
 
 
 def _groups(run: Run) -> list[Block]:
-    """Return counts, scores and gaps of groups, over all clients and client by client, and what is left out."""
-    blocks: list[Block] = []
-    for model in ("global", "personal"):
-        if (report := run.by_group(model)) is None:
-            continue
-        for grouping in report.grouped.groupings:
-            what = "" if model == "global" else f" ({model} models)"
-            blocks.append(group_table(report, grouping, report.clients, what))
-            gaps = [gap_in_words(each) for each in report.gaps(ALL) if each.grouping == grouping]
-            together = [f"gaps by {grouping}, {ALL} together: {'; '.join(gaps)}"] if gaps else []
-            blocks.append(Note([*together, f"by {grouping}, {report.left_out(grouping)}"]))
-    return blocks
+    """Return how the groups are served by each kind of model."""
+    reports = {what: run.by_group(model) for model, what in (("global", ""), ("personal", " (personal models)"))}
+    return [
+        block
+        for what, report in reports.items()
+        if report is not None
+        for grouping in report.grouped.groupings
+        for block in group_blocks(report, grouping, report.clients, what)
+    ]
 
 
 def details_of(run: Run) -> Page:

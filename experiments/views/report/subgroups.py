@@ -117,6 +117,13 @@ def group_table(report: GroupReport, grouping: str, clients: Iterable[str], what
     return Table("groups", f"Test examples by {grouping}{what}", ["client", "group", COUNT, *headings], cells)
 
 
+def group_blocks(report: GroupReport, grouping: str, clients: Iterable[str], what: str = "") -> list[Block]:
+    """Return how a model serves the groups of one grouping, the gaps between them, and what is left out."""
+    gaps = "; ".join(gap_in_words(gap) for gap in report.gaps(ALL) if gap.grouping == grouping)
+    said = [f"gaps by {grouping}, {ALL} together: {gaps}"] if gaps else []
+    return [group_table(report, grouping, clients, what), Note([*said, f"by {grouping}, {report.left_out(grouping)}"])]
+
+
 def gap_in_words(gap: Gap) -> str:
     """Return the size of a gap, and which groups are at its ends."""
     size, low, high = (gap.score.written(value) for value in (gap.size, gap.low, gap.high))
