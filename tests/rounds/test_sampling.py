@@ -81,7 +81,7 @@ def fails(*arguments: Any) -> Sequence[str]:
 
 
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
-    "nobody": (lambda number, names, count, random: [], "in round 1 it drew nobody of 6 clients"),
+    "none": (lambda number, names, count, random: [], "in round 1 it drew none of 6 clients"),
     "somebody else": (
         lambda *given: ["site-1", "site-9"],
         "in round 1 it drew 'site-9', which is none of the 6 clients",
@@ -103,7 +103,7 @@ def test_impossible_participants_end_the_run_with_the_scheme(case: str) -> None:
 
 
 def test_an_error_in_a_later_round_names_it() -> None:
-    with pytest.raises(SamplingError, match="in round 3 it drew nobody"):
+    with pytest.raises(SamplingError, match="in round 3 it drew none"):
         run(FedAvg(sampling=lambda number, names, *rest: names if number < 3 else []), rounds=4)
 
 
