@@ -303,10 +303,8 @@ def sweep(
     else:
         recipe = load_recipe(os.fspath(file))
         recipe = recipe.model_copy(update={"settings": {**recipe.settings, **config}})
-    if search is not None:
-        recipe = recipe.model_copy(update={"search": search})
-    if criterion is not None:
-        recipe = recipe.model_copy(update={"criterion": criterion})
+    given = {"search": search, "criterion": criterion}
+    recipe = recipe.model_copy(update={key: value for key, value in given.items() if value is not None})
     count = seeds if seeds is not None else recipe.seeds
     if count < 1:
         raise SettingsError(f"seeds = {count}: a sweep takes at least one")

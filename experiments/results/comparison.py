@@ -27,7 +27,7 @@ from .groups import GroupReport
 from .measured import BARE
 from .other_scores import Contradiction, find_contradictions, sentences_on
 from .plans import PlanFile
-from .presentation import chart, render_html, show
+from .presentation import Shown, chart, show
 from .run import COMPARISON, Run, final_of, frame, load, measures
 from .shared_data import SharedData
 from .verdict import OTHERS, Verdict, verdict_of
@@ -244,7 +244,7 @@ def _left_out(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """The outcome of every method and seed.
 
     Attributes
@@ -631,10 +631,6 @@ class Comparison:
         """Return the comparison in a line."""
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
         return f"Comparison({str(self.folder)!r}: {', '.join(self.methods)}; {seeds}, {self.score.title})"
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        return render_html(self)
 
 
 def _served_worst(values: Values, score: Score) -> frozenset[str]:

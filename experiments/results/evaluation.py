@@ -10,12 +10,12 @@ from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS
 
 from .caveats import FEWEST_EXAMPLES
-from .presentation import show
+from .presentation import Shown
 from .run import load
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Shown):
     """What a site's test examples say of a run's model, and of a personal one that was made of it.
 
     Attributes
@@ -132,10 +132,6 @@ class Evaluation:
             "said": list(self.sentences()),
             "kept": None if self.kept is None else str(self.kept),
         }
-
-    def show(self) -> None:
-        """Print it as the command line does."""
-        show(self)
 
     def __repr__(self) -> str:
         """Return it in a line."""

@@ -33,6 +33,17 @@ def write_card(result: object, described: "DescribedModel") -> str:
     _raise_missing(result)
 
 
+class Shown:
+    """A result that shows itself in a terminal and in a notebook."""
+
+    def show(self) -> None:
+        """Print it as the command line does."""
+        show(self)
+
+    def _repr_html_(self) -> str:
+        return render_html(self)
+
+
 def _raise_missing(result: object) -> Never:
     raise NotImplementedError(
         f"no view of {type(result).__name__} is registered: import fairbloom.experiments.api, as "

@@ -12,7 +12,7 @@ from fairbloom.protocol.settings import Value
 from ..recipes.recipe import GAP, parse_gap
 from .differences import prediction_interval
 from .measured import measure_title
-from .presentation import render_html, show
+from .presentation import Shown
 
 FILE = "recommendation.json"
 """The file in which a recommendation lies in its folder."""
@@ -96,7 +96,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Recommendation:
+class Recommendation(Shown):
     """Which method to take for a wish.
 
     Attributes
@@ -247,19 +247,11 @@ class Recommendation:
             others += [f"{label} could not be judged: {reason}." for label, reason in self.failed.items()]
         return others
 
-    def show(self) -> None:
-        """Print the recommendation as the command line does."""
-        show(self)
-
     def __repr__(self) -> str:
         """Return the recommendation in a line."""
         gain = self.gain
         about = f"{gain.mean:+.3g} {self.judged.unit} of {gain.measure} against {gain.against}"
         return f"Recommendation({str(self.folder)!r}: {self.label}, {about} ({gain.low:.3g} to {gain.high:.3g}))"
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        return render_html(self)
 
 
 def _more(change: float) -> str:

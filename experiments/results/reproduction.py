@@ -10,7 +10,7 @@ from fairbloom.server.settings import may_differ
 
 from ..recipes.recipe import Recipe
 from .outcome import Outcome
-from .presentation import chart, show
+from .presentation import Shown, chart
 from .run import Run
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class Reproduction(Shown):
     """What was measured beside what was printed.
 
     Attributes
@@ -99,10 +99,6 @@ class Reproduction:
     def chart(self) -> "ChartType":
         """Return the chart: what was printed and measured side by side, or the figure that was published."""
         return chart(self)
-
-    def show(self) -> None:
-        """Print the table as the command line does."""
-        show(self)
 
     def __repr__(self) -> str:
         """Return the reproduction in a line."""

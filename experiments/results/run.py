@@ -49,7 +49,7 @@ from fairbloom.tasks import TASKS, TaskInfo
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
 from .groups import GroupReport, read_groups
-from .presentation import chart, render_html, show, write_card
+from .presentation import Shown, chart, write_card
 
 if TYPE_CHECKING:
     import pandas
@@ -92,7 +92,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Shown):
     """A run.
 
     Attributes
@@ -477,10 +477,6 @@ class Run:
         """Return a chart of the score over the rounds."""
         return chart(self)
 
-    def show(self) -> None:
-        """Print the run as the command line does."""
-        show(self)
-
     def __repr__(self) -> str:
         """Return the run in a line."""
         about = f"{self.label}, {self.rounds_done} of {self.num_rounds} rounds, {self.state}"
@@ -490,10 +486,6 @@ class Run:
             mean, worst = (self.score.written(measured[key]) for key in ("mean", "worst_10"))
             about += f", {self.score.name}: mean {mean}, worst 10 % {worst}"
         return f"Run({str(self.folder)!r}: {about})"
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        return render_html(self)
 
     def rows_of_rounds(self) -> Rows:
         """Return the rows of rounds.csv as they are written."""

@@ -16,7 +16,7 @@ from ..recipes.labels import format_value, label_of, short_key
 from .comparison import Comparison, Plan
 from .differences import Difference, differences_of
 from .plans import PlanFile
-from .presentation import chart, render_html, show
+from .presentation import Shown, chart
 from .run import SWEEP
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Shown):
     """What a sweep has found.
 
     Attributes
@@ -308,18 +308,10 @@ class Sweep:
         """Return a chart of the points: mean and range over the seeds of the criterion on validation examples."""
         return chart(self)
 
-    def show(self) -> None:
-        """Print the tables as the command line does."""
-        show(self)
-
     def __repr__(self) -> str:
         """Return the sweep in a line."""
         chosen = f"chosen {self.best.name}" if self.best else "nothing chosen"
         return f"Sweep({str(self.folder)!r}: {len(self.points)} points, {len(self.plan.seeds)} seeds, {chosen})"
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        return render_html(self)
 
 
 def _or_none(number: float | None) -> float | None:

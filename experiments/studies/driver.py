@@ -16,7 +16,7 @@ from fairbloom.system.files import write_whole
 from ..results.plans import PlanFile
 from ..results.recommendation import FILE as RECOMMENDATION
 from ..results.run import COMPARISON, SWEEP
-from .pool import RunKey, Workers, check_runs
+from .pool import RunKey, Runs, Workers, check_runs
 from .study import Study
 
 Result = TypeVar("Result")
@@ -42,9 +42,7 @@ def run_study(
     check_runs(first)
     with carry_out(study.out, jobs, on_run, log_level=log_level) as work:
         work.run(first)
-        if len(work.failed) == len(first):
-            key = next(iter(first))
-            raise_failure(key, work.failed[key])
+        raise_if_all_failed(first, work)
         done = {settings.out for settings in first.values()}
         work.run({key: settings for key, settings in study.chosen_runs().items() if settings.out not in done})
         return collect(work.failures)
@@ -84,6 +82,13 @@ def raise_failure(key: RunKey, error: FairbloomError) -> None:
     """Raise the error of a run that failed, with the run's name."""
     label, seed = key
     raise FairbloomError(f"{label} with seed {seed}: {error}") from error
+
+
+def raise_if_all_failed(runs: Runs, work: Workers) -> None:
+    """Raise the error of the first of these runs, with its name, where all of them failed."""
+    if len(work.failed) == len(runs):
+        key = next(iter(runs))
+        raise_failure(key, work.failed[key])
 
 
 @contextlib.contextmanager

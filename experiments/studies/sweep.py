@@ -9,7 +9,7 @@ from fairbloom.server.settings import Settings
 
 from ..recipes.recipe import Recipe
 from ..results.sweep import Sweep, SweepPlan
-from .driver import carry_out, raise_failure
+from .driver import carry_out, raise_if_all_failed
 from .objective import Objective, Standing
 from .pool import Workers, check_runs
 from .reproduce import QUIET
@@ -62,8 +62,7 @@ def run_sweep(
         for space, of_space in sorted(tried, key=lambda pair: not pair[0].is_baseline):
             if not space.is_grid:
                 plan = _search(space, of_space, study, plan, work, jobs)
-        if len(work.failed) == len(everything):
-            raise_failure(*next(iter(work.failed.items())))
+        raise_if_all_failed(everything, work)
         swept = read_sweep(study.out, with_faults(study.out, plan, work.failures))
         if not any(point.values for point in swept.points):
             raise FairbloomError(f"all points failed; {swept.points[0].name}: {swept.points[0].fault}")

@@ -6,9 +6,7 @@ Figures and HTML are imported when they are first asked for, because the librari
 from typing import TYPE_CHECKING
 
 from ..results.comparison import Comparison
-from ..results.evaluation import Evaluation
-from ..results.presentation import chart, render_html, show, write_card
-from ..results.recommendation import Recommendation
+from ..results.presentation import Shown, chart, render_html, show, write_card
 from ..results.reproduction import Reproduction
 from ..results.run import Run
 from ..results.sweep import Sweep
@@ -42,12 +40,10 @@ def _render_html(result: object) -> str:
     return render_fragment(summary_of(result)) + (render_image(result) if drawn else "")
 
 
-for each in (Run, Reproduction, Sweep, Recommendation, Evaluation):
-    show.register(each, _show)
+show.register(Shown, _show)
+render_html.register(Shown, _render_html)
 for drawn in (Run, Comparison, Reproduction, Sweep):
     chart.register(drawn, _chart)
-for written in (Run, Comparison, Sweep, Recommendation):
-    render_html.register(written, _render_html)
 
 
 @show.register(Comparison)
