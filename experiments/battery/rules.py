@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
@@ -294,27 +293,24 @@ def check_records(subject: RuleSubject) -> Answer:
     )
 
 
-class Listening(dict[str, Arrays]):
+class Listening(Mapping[str, Arrays]):
     """What a server sends, which is nothing, and which records a rule asks it for."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.asked: dict[str, None] = {}
 
-    def __contains__(self, record: object) -> bool:
-        """Note the record; return that it is not there."""
-        self.asked[str(record)] = None
-        return False
-
     def __getitem__(self, record: str) -> Arrays:
-        """Note the record; raise KeyError."""
-        self.asked[record] = None
-        return super().__getitem__(record)
+        """Note the record, which `in` and `get` ask for, too; raise KeyError."""
+        self.asked[str(record)] = None
+        raise KeyError(record)
 
-    def get(self, record: str, default: Any = None) -> Any:
-        """Note the record; return the default."""
-        self.asked[record] = None
-        return default
+    def __iter__(self) -> Iterator[str]:
+        """Yield nothing."""
+        return iter(())
+
+    def __len__(self) -> int:
+        """Return 0."""
+        return 0
 
 
 def check_learns(subject: RuleSubject) -> Answer:

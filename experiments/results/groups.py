@@ -68,24 +68,6 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """What clients do not report of a grouping, since groups are too small."""
-
-    clients: tuple[str, ...]  # those that hold groups back, or report none
-    examples: int  # test examples of those groups
-    of_examples: int  # all test examples
-
-    def __str__(self) -> str:
-        """Return it in a sentence."""
-        if not self.examples:
-            return f"all {self.of_examples} test examples are in groups that are reported"
-        return (
-            f"{self.examples} of {self.of_examples} test examples are left out, in groups that are too small to be "
-            f"reported ({', '.join(self.clients)})"
-        )
-
-
-@dataclass(frozen=True)
 class GroupReport:
     """What clients report of groups under one model, after one round."""
 
@@ -138,15 +120,18 @@ class GroupReport:
         )
         return [each for each in found if each is not None]
 
-    def left_out(self, grouping: str) -> LeftOut:
-        """Return what clients do not report of a grouping."""
+    def left_out(self, grouping: str) -> str:
+        """Return in words how many test examples are in groups that are too small to be reported, and whose."""
         reported = dict.fromkeys(self.tested, 0)
         for each in self.groups:
             if each.grouping == grouping and each.client in reported:
                 reported[each.client] += each.count
         lacking = {client: count - reported[client] for client, count in self.tested.items()}
-        clients = tuple(sorted(client for client, count in lacking.items() if count))
-        return LeftOut(clients, sum(lacking.values()), sum(self.tested.values()))
+        every, count = sum(self.tested.values()), sum(lacking.values())
+        if not count:
+            return f"all {every} test examples are in groups that are reported"
+        clients = ", ".join(sorted(client for client, examples in lacking.items() if examples))
+        return f"{count} of {every} test examples are left out, in groups that are too small to be reported ({clients})"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row a group, with counts and scores in columns: over all clients, and then client by client."""
