@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fairbloom import Recommendation, compare, recommend
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.studies.objective import Objective, Served
+from fairbloom.experiments.studies.objective import ClientScores, Objective
 from fairbloom.protocol.settings import Value
 from fairbloom.simulation.dispatch.processes import processors_here
 
@@ -83,7 +83,7 @@ def check(name: str, answer: Recommendation, case: Case, means: int, seeds: int,
 def gains(compared: Comparison, label: str, text: str) -> Sequence[float]:
     """Return by how much better a method is than FedAvg in what is wished for, seed by seed."""
     goal, score = Objective.of(text).goal, compared.score
-    pairs = zip(Served.under(compared, label), Served.under(compared, compared.baseline), strict=True)
+    pairs = zip(ClientScores.under(compared, label), ClientScores.under(compared, compared.baseline), strict=True)
     return [goal.first.better(goal.of(mine, score), goal.of(theirs, score), score) for mine, theirs in pairs]
 
 

@@ -17,7 +17,7 @@ from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import FairStrategy
 
-from .properties import PROPERTIES, Answer, Verdict
+from .properties import PROPERTIES, Finding, Status
 from .rules import ROUND, RULE_PROPERTIES, RuleSubject
 from .subject import Failure, NotApplicable, Subject, silence
 
@@ -29,7 +29,7 @@ class PropertyResult:
     """The outcome of one property."""
 
     name: str
-    verdict: Verdict  # REMARK: the method may be right, and its author should know
+    verdict: Status  # REMARK: the method may be right, and its author should know
     message: str
     seconds: float
 
@@ -44,7 +44,7 @@ class CheckReport:
     @property
     def passed(self) -> bool:
         """Whether no property failed."""
-        return all(result.verdict is not Verdict.FAILED for result in self.results)
+        return all(result.verdict is not Status.FAILED for result in self.results)
 
     def __getitem__(self, name: str) -> PropertyResult:
         """Return the result of a property."""
@@ -70,18 +70,18 @@ def is_rule(name: str) -> bool:
     return isinstance(found, type) and hasattr(found, "correct") and not issubclass(found, FairStrategy)
 
 
-def _report(title: str, properties: Mapping[str, Callable[[T], Answer]], subject: T) -> CheckReport:
+def _report(title: str, properties: Mapping[str, Callable[[T], Finding]], subject: T) -> CheckReport:
     """Return what became of every property of a subject; one that hangs on a fault that another reports is left out."""
     with silence():
         outcomes = {name: _outcome(name, check_property, subject) for name, check_property in properties.items()}
     failed = {
-        name for name, (result, reporters) in outcomes.items() if result.verdict is Verdict.FAILED and name in reporters
+        name for name, (result, reporters) in outcomes.items() if result.verdict is Status.FAILED and name in reporters
     }
     results = []
     for name, (result, reporters) in outcomes.items():
         others = [other for other in reporters if other in failed and name not in reporters]
         message = f"It cannot be checked yet: correct {' and '.join(others)} first."
-        results.append(replace(result, verdict=Verdict.NOT_APPLICABLE, message=message) if others else result)
+        results.append(replace(result, verdict=Status.NOT_APPLICABLE, message=message) if others else result)
     return CheckReport(title, tuple(results))
 
 
@@ -100,10 +100,10 @@ def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> d
 def show_report(report: CheckReport, console: Console) -> None:
     """Print what was found, a property a row, on a console."""
     signs = {
-        Verdict.PASSED: "[green]✓[/]",
-        Verdict.REMARK: "[yellow]![/]",
-        Verdict.FAILED: "[red]✗[/]",
-        Verdict.NOT_APPLICABLE: "[dim]–[/]",
+        Status.PASSED: "[green]✓[/]",
+        Status.REMARK: "[yellow]![/]",
+        Status.FAILED: "[red]✗[/]",
+        Status.NOT_APPLICABLE: "[dim]–[/]",
     }
     table = Table(box=None, title=escape(report.method), title_justify="left", show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -112,21 +112,21 @@ def show_report(report: CheckReport, console: Console) -> None:
     for result in report.results:
         table.add_row(signs[result.verdict], result.name, escape(result.message))
     console.print(table)
-    count = {verdict: sum(result.verdict is verdict for result in report.results) for verdict in Verdict}
+    count = {verdict: sum(result.verdict is verdict for result in report.results) for verdict in Status}
     counted = ", ".join(f"{number} {verdict.value}" for verdict, number in count.items() if number)
     console.print(f"{counted}; {sum(result.seconds for result in report.results):.1f} seconds", soft_wrap=True)
 
 
-def _outcome(name: str, check_property: Callable[[T], Answer], subject: T) -> tuple[PropertyResult, Collection[str]]:
+def _outcome(name: str, check_property: Callable[[T], Finding], subject: T) -> tuple[PropertyResult, Collection[str]]:
     """Return the result of a property, and the properties of which one reports it if it failed."""
     begin = time.perf_counter()
     reporters: tuple[str, ...] = (name,)
     try:
         verdict, message = check_property(subject)
     except Failure as failure:
-        verdict, message, reporters = Verdict.FAILED, str(failure), failure.reporters or reporters
+        verdict, message, reporters = Status.FAILED, str(failure), failure.reporters or reporters
     except NotApplicable as reason:
-        verdict, message = Verdict.NOT_APPLICABLE, str(reason)
+        verdict, message = Status.NOT_APPLICABLE, str(reason)
     return PropertyResult(name, verdict, message, time.perf_counter() - begin), reporters
 
 

@@ -55,7 +55,7 @@ LEARNED_ROUNDS = 5
 """A method has so many rounds to learn something."""
 
 
-class Verdict(Enum):
+class Status(Enum):
     """What became of a property."""
 
     PASSED = "passed"
@@ -64,14 +64,14 @@ class Verdict(Enum):
     NOT_APPLICABLE = "not applicable"
 
 
-Answer = tuple[Verdict, str]
+Finding = tuple[Status, str]
 """A verdict and its message; a property that fails raises Failure instead."""
 
 
 # Parameters ---------------------------------------------------------------------------------------------------------
 
 
-def check_parameters(subject: Subject) -> Answer:
+def check_parameters(subject: Subject) -> Finding:
     """The method takes its parameters and the common options, and refuses what it cannot work with."""
     declared = _parameters(subject)
     for parameter in declared:
@@ -81,9 +81,12 @@ def check_parameters(subject: Subject) -> Answer:
     _check_options(subject)
     remarks = [remark for parameter in declared for remark in _try_values(subject, parameter)]
     if remarks:
-        return Verdict.REMARK, " ".join(remarks)
+        return Status.REMARK, " ".join(remarks)
     names = ", ".join(parameter.argument for parameter in declared)
-    return Verdict.PASSED, f"{names}: impossible values are refused by name." if declared else "It has no parameters."
+    return (
+        Status.PASSED,
+        f"{names}: impossible values are refused by name." if declared else "It has no parameters.",
+    )
 
 
 def _parameters(subject: Subject) -> tuple[Parameter, ...]:
@@ -151,7 +154,7 @@ def _accepts(subject: Subject, name: str, value: object) -> bool:
 # What clients are asked for -----------------------------------------------------------------------------------------
 
 
-def check_needs(subject: Subject) -> Answer:
+def check_needs(subject: Subject) -> Finding:
     """The method asks its clients for what they report, and for all that it reads."""
     method = subject.create()
     if isinstance(method.needs, str) or not all(isinstance(metric, str) for metric in method.needs):
@@ -168,11 +171,11 @@ def check_needs(subject: Subject) -> Answer:
             raise Failure(f"needs asks for {metric!r}, which no client reports: {close[0]!r} is meant?")
     _check_terms(subject, method)
     if unknown:
-        return Verdict.REMARK, (
+        return Status.REMARK, (
             f"Fairbloom's clients do not report {', '.join(unknown)} for every task: a run whose clients lack it stops."
         )
     asked = ", ".join(sorted(method.needs)) or "no metric"
-    return Verdict.PASSED, f"It asks for {asked}, and reads no other."
+    return Status.PASSED, f"It asks for {asked}, and reads no other."
 
 
 def _check_terms(subject: Subject, method: FairStrategy) -> None:
@@ -215,17 +218,17 @@ def _check_terms(subject: Subject, method: FairStrategy) -> None:
 # Coefficients -------------------------------------------------------------------------------------------------------
 
 
-def check_shape(subject: Subject) -> Answer:
+def check_shape(subject: Subject) -> Finding:
     """Weigh returns one finite number for each update and for each kept row."""
     for m in SIZES:
         situation, method = ordinary_situation(m), subject.create()
         subject.weigh(method, subject.ask(method, situation).cohort, situation.description)
     kept = max(len(cohort.memory) for cohort, _ in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
     rows = f"; with {kept} kept rows" if kept else ""
-    return Verdict.PASSED, f"One finite number per client, with {', '.join(map(str, SIZES))} of them{rows}."
+    return Status.PASSED, f"One finite number per client, with {', '.join(map(str, SIZES))} of them{rows}."
 
 
-def check_finiteness(subject: Subject) -> Answer:
+def check_finiteness(subject: Subject) -> Finding:
     """Coefficients and step are finite in every situation that a run may come to."""
     situations = list(_extremes())
     for situation in situations:
@@ -237,7 +240,7 @@ def check_finiteness(subject: Subject) -> Answer:
                 f"Given {situation.description}, the coefficients are up to {np.abs(coefficients).max():.0e} and the "
                 "step is beyond all numbers. Such a round is skipped: bound what you divide by."
             )
-    return Verdict.PASSED, f"In {len(situations)} extreme situations, as zero updates, zero losses and huge ones."
+    return Status.PASSED, f"In {len(situations)} extreme situations, as zero updates, zero losses and huge ones."
 
 
 def _extremes() -> Iterator[Situation]:
@@ -277,7 +280,7 @@ def _extremes() -> Iterator[Situation]:
     yield replace(alone, losses=np.zeros(1))
 
 
-def check_permutation(subject: Subject) -> Answer:
+def check_permutation(subject: Subject) -> Finding:
     """A coefficient goes with what a client replied, whatever the client is called."""
     for m, common in ((3, 1.0), (5, 0.0), (8, 0.3), (50, 1.0)):
         situation, order = ordinary_situation(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
@@ -289,13 +292,13 @@ def check_permutation(subject: Subject) -> Answer:
         lengths = np.linalg.norm(renamed.updates, axis=1) + np.linalg.norm(renamed.seconds, axis=1)
         moved = np.abs(after.coefficients - wanted).max(axis=0) @ lengths  # if all went in one direction
         if np.linalg.norm(after.step - before.step) <= 0.01 * moved:
-            return Verdict.REMARK, (
+            return Status.REMARK, (
                 "When clients change their names, they get other coefficients, and the step is the same: several "
                 "coefficients give it, and the order of names decides which."
             )
         others = (subject.weigh_fresh(situation, seed=seed) for seed in range(1, 9))
         if any(not _is_same(other.coefficients, before.coefficients) for other in others):
-            return Verdict.REMARK, (
+            return Status.REMARK, (
                 "The method draws from the seed, and what is drawn goes to clients in the order of their names: with "
                 "other names the step is another draw."
             )
@@ -306,22 +309,22 @@ def check_permutation(subject: Subject) -> Answer:
             f"{after.coefficients[row, k]:.3g}, and the step is another one. Nobody should count for a name: go by "
             "what clients reply, not by their place in cohort.names."
         )
-    return Verdict.PASSED, "Clients that are called otherwise, and so come in another order, count as before."
+    return Status.PASSED, "Clients that are called otherwise, and so come in another order, count as before."
 
 
-def check_scaling(subject: Subject) -> Answer:
+def check_scaling(subject: Subject) -> Finding:
     """What becomes of the step where all updates are so many times as long."""
     situation = ordinary_situation(5, seed=2)
     step = subject.weigh_fresh(situation).step
     length = float(np.linalg.norm(step))
     if length == 0.0:
-        return Verdict.NOT_APPLICABLE, "There is no step among ordinary clients."
+        return Status.NOT_APPLICABLE, "There is no step among ordinary clients."
     powers = []
     for scale in (1e-3, 7.0, 1e3):
         longer = situation.move(f"updates {scale:g} times as long", partial(np.multiply, scale))
         scaled = subject.weigh_fresh(longer).step
         if not scaled.any():
-            return Verdict.REMARK, (
+            return Status.REMARK, (
                 f"With updates {scale:g} times as long there is no step any more: compare with what other updates "
                 "measure, not with a fixed number, as updates get short towards the end of a run."
             )
@@ -339,13 +342,13 @@ def check_scaling(subject: Subject) -> Answer:
     power = round(powers[0])
     if max(abs(each - power) for each in powers) > TOLERANCE or power not in words:
         return (
-            Verdict.PASSED,
+            Status.PASSED,
             "The step's length follows that of the updates in no fixed way: a parameter has their unit.",
         )
-    return Verdict.PASSED, words[power]
+    return Status.PASSED, words[power]
 
 
-def check_duplicates(subject: Subject) -> Answer:
+def check_duplicates(subject: Subject) -> Finding:
     """Two clients that replied the same count the same."""
     usual = ordinary_situation(4, seed=3)
     remark = ""
@@ -373,14 +376,14 @@ def check_duplicates(subject: Subject) -> Answer:
             "records will show different numbers for two clients that are alike."
         )
     if remark:
-        return Verdict.REMARK, remark
-    return Verdict.PASSED, "Two clients that replied the same get the same coefficient."
+        return Status.REMARK, remark
+    return Status.PASSED, "Two clients that replied the same get the same coefficient."
 
 
 # State --------------------------------------------------------------------------------------------------------------
 
 
-def check_memory(subject: Subject) -> Answer:
+def check_memory(subject: Subject) -> Finding:
     """Weigh changes nothing; what is remembered can be written down, and does not grow for ever."""
     _check_weigh_changes_nothing(subject, subject.create(), number=1)
     method = subject.create()
@@ -395,25 +398,25 @@ def check_memory(subject: Subject) -> Answer:
     _check_weigh_changes_nothing(subject, method, number=ROUNDS + 2)
     if changed:
         name, number = next(iter(changed.items()))
-        return Verdict.REMARK, (
+        return Status.REMARK, (
             f"self.{name} changes in round {number} and is no part of self.memory, which alone a checkpoint holds: a "
             "run that is continued begins without it. Keep it in self.memory, if weigh, terms or remember use it."
         )
     (bytes_then, rows_then), (bytes_now, rows_now) = sizes[ROUNDS // 2], sizes[ROUNDS]
     if rows_now > rows_then:
-        return Verdict.REMARK, (
+        return Status.REMARK, (
             f"It keeps more old updates with every round, {rows_now} after {ROUNDS} rounds, each of the model's size: "
             "drop those that weigh uses no longer."
         )
     if bytes_now > 1.1 * bytes_then + 64:
-        return Verdict.REMARK, (
+        return Status.REMARK, (
             f"Its memory grows with every round, to {bytes_now} bytes after {ROUNDS} rounds: keep a moving average, or "
             "the last rounds, where that will do."
         )
     remembered = [f"{rows_now} old updates"] if rows_now else []
     remembered += [f"{bytes_now} bytes"] if method.memory else []
     what = f"After {ROUNDS} rounds it keeps {' and '.join(remembered)}." if remembered else "It has no memory."
-    return Verdict.PASSED, f"weigh changes nothing. {what}"
+    return Status.PASSED, f"weigh changes nothing. {what}"
 
 
 def _check_weigh_changes_nothing(subject: Subject, method: FairStrategy, number: int) -> None:
@@ -505,7 +508,7 @@ def _size(method: FairStrategy) -> tuple[int, int]:
         return file.stat().st_size, len(method.progress.kept)
 
 
-def check_resume(subject: Subject) -> Answer:
+def check_resume(subject: Subject) -> Finding:
     """A run that is killed and continued from its checkpoint ends as one that is not."""
     whole = subject.create(fraction_train=0.5)
     rounds = subject.run_rounds(whole, 6)
@@ -538,7 +541,7 @@ def check_resume(subject: Subject) -> Answer:
             f"one that was not stopped. A checkpoint holds self.memory and the kept rows. {found}"
         )
     _check_paced(subject)
-    return Verdict.PASSED, "Continued from a checkpoint after round 3, rounds 4 to 6 are the same to the bit."
+    return Status.PASSED, "Continued from a checkpoint after round 3, rounds 4 to 6 are the same to the bit."
 
 
 def _check_paced(subject: Subject) -> None:
@@ -557,7 +560,7 @@ def _check_paced(subject: Subject) -> None:
         )
 
 
-def check_determinism(subject: Subject) -> Answer:
+def check_determinism(subject: Subject) -> Finding:
     """The same cohort gets the same coefficients, whatever else the process has done."""
     situation, method = ordinary_situation(5, seed=4), subject.create()
     cohort = subject.ask(method, situation).cohort
@@ -587,7 +590,7 @@ def check_determinism(subject: Subject) -> Answer:
         for one, other in zip(rounds, again_rounds, strict=True):
             if round_bits(one) != round_bits(other):
                 raise Failure(f"The same run, begun twice, differs in round {one.number}. {remedy}")
-    return Verdict.PASSED, "The same replies get the same coefficients to the bit, also in a fresh method."
+    return Status.PASSED, "The same replies get the same coefficients to the bit, also in a fresh method."
 
 
 def round_bits(finished: Round) -> object:
@@ -598,14 +601,14 @@ def round_bits(finished: Round) -> object:
 # What it is good for ------------------------------------------------------------------------------------------------
 
 
-def check_reports(subject: Subject) -> Answer:
+def check_reports(subject: Subject) -> Finding:
     """The metrics of the method are finite numbers, and those that `reports` names."""
     method = subject.create()
     cohort, coefficients = next(subject.iterate_rounds(method, 1))
     with subject.explain_errors("Given 6 ordinary clients, ", method=method):
         metrics = method.own_metrics(cohort, coefficients)
     if not metrics and not method.reports:
-        return Verdict.NOT_APPLICABLE, "It records no metrics."
+        return Status.NOT_APPLICABLE, "It records no metrics."
     missing = [name for name in method.reports if name not in metrics]
     if missing:
         raise Failure(f"reports names {missing[0]!r}, which own_metrics does not return: its column would be empty.")
@@ -616,10 +619,10 @@ def check_reports(subject: Subject) -> Answer:
             )
         if name not in method.reports:
             raise Failure(f"own_metrics returned {name!r}: name it in reports = ({name!r},), and it gets a column.")
-    return Verdict.PASSED, f"Each round records {', '.join(metrics)}."
+    return Status.PASSED, f"Each round records {', '.join(metrics)}."
 
 
-def check_cost(subject: Subject) -> Answer:
+def check_cost(subject: Subject) -> Finding:
     """How long weigh takes, beside the products of updates that every round or this method needs."""
     seconds_with: dict[int, float] = {}
     asks_for_products = False
@@ -637,7 +640,10 @@ def check_cost(subject: Subject) -> Answer:
     left = "" if len(seconds_with) == 3 else f" (with {10 * max(seconds_with)} it would take too long to try)"
     beside = f"the weighted sum takes {1e3 * summed:.0f} ms"
     beside += f" and the Gram matrix, which it asks for, {1e3 * multiplied:.0f} ms" if asks_for_products else ""
-    return Verdict.PASSED, f"weigh takes {weigh} clients{left}. Of {SEVERAL} updates of a million numbers, {beside}."
+    return (
+        Status.PASSED,
+        f"weigh takes {weigh} clients{left}. Of {SEVERAL} updates of a million numbers, {beside}.",
+    )
 
 
 def _seconds_of_products() -> tuple[float, float]:
@@ -651,7 +657,7 @@ def _seconds_of_products() -> tuple[float, float]:
     return middle - begin, time.perf_counter() - middle
 
 
-def check_learns(subject: Subject) -> Answer:
+def check_learns(subject: Subject) -> Finding:
     """Some rounds with real clients lower their mean loss."""
     method = subject.create(fraction_evaluate=0.0)
     situation = ordinary_situation(5)
@@ -661,7 +667,7 @@ def check_learns(subject: Subject) -> Answer:
     signs = {_sign(c) for c in sums}
     if not any(c.any() for c in sums):
         return (
-            Verdict.REMARK,
+            Status.REMARK,
             "All coefficients are 0: the global model stays as it is, and only personal ones could learn.",
         )
     before = client_losses(method, initial_model(method))
@@ -678,8 +684,11 @@ def check_learns(subject: Subject) -> Answer:
             "average the clients' models."
         )
     if not after.mean() < before.mean():
-        return Verdict.REMARK, f"{losses}: the step is too long for them, or goes for something else than their mean."
-    return Verdict.PASSED, f"{losses}."
+        return (
+            Status.REMARK,
+            f"{losses}: the step is too long for them, or goes for something else than their mean.",
+        )
+    return Status.PASSED, f"{losses}."
 
 
 def _sign(coefficients: FloatArray) -> int:
@@ -702,7 +711,7 @@ def _is_same(one: FloatArray, other: FloatArray, *, of: FloatArray | None = None
     return bool(np.abs(one - other).max() <= within * largest)
 
 
-PROPERTIES: Mapping[str, Callable[[Subject], Answer]] = {
+PROPERTIES: Mapping[str, Callable[[Subject], Finding]] = {
     "parameters": check_parameters,
     "needs": check_needs,
     "shape": check_shape,

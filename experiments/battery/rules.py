@@ -28,7 +28,7 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy, FedAvg
 from fairbloom.tasks.files.targets import join_names
 
-from .properties import LEARNED_ROUNDS, Answer, Verdict, client_losses, round_bits
+from .properties import LEARNED_ROUNDS, Finding, Status, client_losses, round_bits
 from .subject import Failure, Raised, initial_model, other_generators, run_config, run_rounds
 
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
@@ -144,17 +144,17 @@ class RuleSubject:
 # The properties -----------------------------------------------------------------------------------------------------
 
 
-def check_arrays(subject: RuleSubject) -> Answer:
+def check_arrays(subject: RuleSubject) -> Finding:
     """What is corrected, replied and kept are tensors as they must be, in every round that may come."""
     for steps in SITUATIONS:
         kept: Arrays = {}
         for _ in range(2):
             _, kept = subject.play(steps, kept)
     tried = ", ".join(steps.description for steps in SITUATIONS)
-    return Verdict.PASSED, f"Tensors of the parameters' names and shapes, all finite, with {tried}."
+    return Status.PASSED, f"Tensors of the parameters' names and shapes, all finite, with {tried}."
 
 
-def check_determinism(subject: RuleSubject) -> Answer:
+def check_determinism(subject: RuleSubject) -> Finding:
     """The same gradients give the same reply, whatever else the process has done."""
     first, again = (_bits(*_play_two(subject, seed)) for seed in (1, 2))
     if first != again:
@@ -162,7 +162,7 @@ def check_determinism(subject: RuleSubject) -> Answer:
             "The same gradients gave another reply, or something else to keep, the second time. Runs that are "
             "continued and repeated ones then differ: draw no random numbers, and read no clock."
         )
-    return Verdict.PASSED, "The same gradients give the same reply to the bit."
+    return Status.PASSED, "The same gradients give the same reply to the bit."
 
 
 def _play_two(subject: RuleSubject, seed: int) -> tuple[Arrays, dict[str, Tensor]]:
@@ -171,7 +171,7 @@ def _play_two(subject: RuleSubject, seed: int) -> tuple[Arrays, dict[str, Tensor
         return last
 
 
-def check_apart(subject: RuleSubject) -> Answer:
+def check_apart(subject: RuleSubject) -> Finding:
     """Clients have nothing of each other: nothing is kept but what `finish` returns."""
     before = _attributes(subject.rule)
     in_turn: list[list[object]] = [[], []]
@@ -185,7 +185,7 @@ def check_apart(subject: RuleSubject) -> Answer:
         raise Failure(f"{subject.rule.__name__}.{changed[0]} changes from round to round. {remedy}")
     if in_turn != alone:
         raise Failure(f"Of two clients, one replies something else when the other takes turns with it. {remedy}")
-    return Verdict.PASSED, "A client's reply does not depend on the clients that the same process computed before."
+    return Status.PASSED, "A client's reply does not depend on the clients that the same process computed before."
 
 
 def _attributes(rule: type) -> dict[str, str]:
@@ -193,7 +193,7 @@ def _attributes(rule: type) -> dict[str, str]:
     return {name: repr(value) for name, value in vars(rule).items() if not callable(value) and name[:2] != "__"}
 
 
-def check_kept(subject: RuleSubject) -> Answer:
+def check_kept(subject: RuleSubject) -> Finding:
     """What is kept comes back from a file as it was, and does not grow for ever."""
     sizes = {}
     for number, (_, kept) in enumerate(islice(subject.play_rounds(0), GROWTH[-1]), start=1):
@@ -212,21 +212,21 @@ def check_kept(subject: RuleSubject) -> Answer:
     if _bits({}, stored) != _bits({}, kept):
         raise Failure("What finish has the client keep comes back from a file as something else.")
     if sizes[GROWTH[1]] > sizes[GROWTH[0]]:
-        return Verdict.REMARK, (
+        return Status.REMARK, (
             f"A client keeps more with every round, {sizes[GROWTH[1]]} bytes after {GROWTH[1]} rounds of a model of "
             f"{_parameters()} numbers: keep a sum or a mean where that will do."
         )
     if not kept:
-        return Verdict.PASSED, "Clients keep nothing between rounds."
+        return Status.PASSED, "Clients keep nothing between rounds."
     numbers = sum(array.numel() for array in kept.values())
-    return Verdict.PASSED, f"A client keeps {numbers / _parameters():.3g} times the model: {', '.join(kept)}."
+    return Status.PASSED, f"A client keeps {numbers / _parameters():.3g} times the model: {', '.join(kept)}."
 
 
 def _parameters() -> int:
     return sum(array.numel() for array in Steps("").draw(0).values())
 
 
-def check_resume(subject: RuleSubject) -> Answer:
+def check_resume(subject: RuleSubject) -> Finding:
     """A run that is killed and continued, with what its clients kept in files, ends as one that is not."""
     whole = subject.run_rounds(subject.create(), 6)
     stopped, continued = subject.create(), subject.create()
@@ -245,10 +245,10 @@ def check_resume(subject: RuleSubject) -> Answer:
                 f"{one.number} it differs from one that was not stopped. A client has what finish returned, and "
                 "nothing else."
             )
-    return Verdict.PASSED, "Continued after round 3 from what was stored, rounds 4 to 6 are the same to the bit."
+    return Status.PASSED, "Continued after round 3 from what was stored, rounds 4 to 6 are the same to the bit."
 
 
-def check_refusals(subject: RuleSubject) -> Answer:
+def check_refusals(subject: RuleSubject) -> Finding:
     """A reply that is not used leaves nothing behind: the client goes on from what it kept before."""
     refused, unasked = (subject.run_rounds(subject.create(), 6, clients=kind) for kind in (Refusing, Sparing))
     for one, other in zip(refused, unasked, strict=True):
@@ -258,7 +258,10 @@ def check_refusals(subject: RuleSubject) -> Answer:
                 "that client was not asked. A refused reply must leave nothing behind: a client has what finish "
                 "returned when its reply was used last, and nothing else."
             )
-    return Verdict.PASSED, "A reply that is refused leaves nothing behind: the next rounds are as if nobody had asked."
+    return (
+        Status.PASSED,
+        "A reply that is refused leaves nothing behind: the next rounds are as if nobody had asked.",
+    )
 
 
 class Refusing(LoopClients):
@@ -280,14 +283,14 @@ class Sparing(LoopClients):
         return super().train(names[terms.server_round == REFUSED_IN :], model, terms, sent)
 
 
-def check_records(subject: RuleSubject) -> Answer:
+def check_records(subject: RuleSubject) -> Finding:
     """What the rule reads of that which a server sends beside the model is sent by somebody."""
     sent, received = Listening(), Steps("").draw(0)
     with suppress(Exception):  # which `arrays` reports
         OwnRule(ROUND, subject.name).start(received, {}, sent)
     if not sent.asked:
-        return Verdict.PASSED, "It reads nothing that a server sends beside the model."
-    return Verdict.REMARK, (
+        return Status.PASSED, "It reads nothing that a server sends beside the model."
+    return Status.REMARK, (
         f"start reads the record {join_names(list(map(repr, sent.asked)))}, which no method of ours sends to clients "
         "with a rule of their own: it is not there then. Run it with a method of yours whose sends returns it."
     )
@@ -313,7 +316,7 @@ class Listening(Mapping[str, Arrays]):
         return 0
 
 
-def check_learns(subject: RuleSubject) -> Answer:
+def check_learns(subject: RuleSubject) -> Finding:
     """Some rounds with real clients lower their mean loss."""
     method = subject.create()
     rounds = subject.run_rounds(method, LEARNED_ROUNDS)
@@ -325,8 +328,8 @@ def check_learns(subject: RuleSubject) -> Answer:
         f"to {after.mean():.3g}"
     )
     if not after.mean() < before.mean():
-        return Verdict.REMARK, f"{losses}: steps go uphill, or are too long for them."
-    return Verdict.PASSED, f"{losses}."
+        return Status.REMARK, f"{losses}: steps go uphill, or are too long for them."
+    return Status.PASSED, f"{losses}."
 
 
 def _refuse_refused(finished: Round) -> None:
@@ -344,7 +347,7 @@ def _model_bits(finished: Round) -> dict[str, bytes]:
     return {name: np.asarray(array).tobytes() for name, array in finished.arrays.items()}
 
 
-RULE_PROPERTIES: Mapping[str, Callable[[RuleSubject], Answer]] = {
+RULE_PROPERTIES: Mapping[str, Callable[[RuleSubject], Finding]] = {
     "arrays": check_arrays,
     "determinism": check_determinism,
     "apart": check_apart,

@@ -18,11 +18,11 @@ FILE = "recommendation.json"
 """The file in which a recommendation lies in its folder."""
 
 FRESH_SEEDS = 10
-"""For the mean gain over so many fresh seeds `Gain.low` and `Gain.high` are the ends of a prediction interval."""
+"""`Improvement.low` and `Improvement.high` are for the mean gain over so many fresh seeds."""
 
 
 @dataclass(frozen=True)
-class Gain:
+class Improvement:
     """By how much a method is better than another on fresh seeds, in the unit of the score; positive is better.
 
     Attributes
@@ -45,7 +45,7 @@ class Gain:
     against: str
 
     @classmethod
-    def of(cls, measure: str, differences: Sequence[float], against: str) -> "Gain":
+    def of(cls, measure: str, differences: Sequence[float], against: str) -> "Improvement":
         """Return the gain that differences show, one a fresh seed.
 
         A method may fail with one seed in twenty, and none of these may be among the seeds seen, which vary little then
@@ -58,7 +58,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Price:
+class Cost:
     """What the recommended method costs against the baseline, on fresh seeds.
 
     Attributes
@@ -85,7 +85,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempt:
     """How far a candidate came on validation examples: rounds and seeds with which it was judged last."""
 
     method: str
@@ -142,13 +142,13 @@ class Recommendation(Shown):
     method: str
     parameters: Mapping[str, Value]
     settings: Mapping[str, Value]
-    gain: Gain
-    price: Price
+    gain: Improvement
+    price: Cost
     command: str
     deploy: str = ""
     fresh_seeds: tuple[int, ...] = ()
     as_good: tuple[str, ...] = ()
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Attempt, ...] = ()
     untried: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -258,6 +258,6 @@ def _more(change: float) -> str:
     return "more" if change > 0.0 else "less"
 
 
-def rows_of(tried: Sequence[Tried]) -> list[dict[str, Any]]:
+def rows_of(tried: Sequence[Attempt]) -> list[dict[str, Any]]:
     """Return the rows of tried.csv: one a candidate."""
     return [asdict(each) for each in tried]

@@ -54,21 +54,21 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
-class Served:
+class ClientScores:
     """The score of each client under a model, and what the clients report of groups; None where there are none."""
 
     scores: Mapping[str, float]
     groups: GroupReport | None = None
 
     @classmethod
-    def under(cls, comparison: Comparison, label: str) -> "list[Served]":
+    def under(cls, comparison: Comparison, label: str) -> "list[ClientScores]":
         """Return how a method serves the clients in a comparison, seed by seed, by its personal models if any."""
         method = served_label(comparison, label)
         reports = comparison.by_group.get(method, [None] * len(comparison.seeds))
         return [cls(scores, groups) for scores, groups in zip(comparison.values[method], reports, strict=True)]
 
     @classmethod
-    def by(cls, run: Run, evaluated: str, after: int | None, with_groups: bool) -> "Served":
+    def by(cls, run: Run, evaluated: str, after: int | None, with_groups: bool) -> "ClientScores":
         """Return how a run serves the clients; raise FairbloomError where none of them has a score."""
         model, split = model_of(run, evaluated), "validation"
         if float(run.settings.get("validation-share", 0.0)) > 0.0:
@@ -85,7 +85,9 @@ class Served:
         return cls(scores, run.by_group(model, split, after=after) if with_groups else None)
 
 
-def serve(runs: Sequence[Run | None], evaluated: str, after: int | None, *, with_groups: bool) -> list[Served] | str:
+def serve(
+    runs: Sequence[Run | None], evaluated: str, after: int | None, *, with_groups: bool
+) -> list[ClientScores] | str:
     """Return how runs, one a seed, serve the clients; [] where a run is missing, and a text why one has no score.
 
     `evaluated` is "global", or "personal" for personal models; `after` is a round, None for the last one.
@@ -94,7 +96,7 @@ def serve(runs: Sequence[Run | None], evaluated: str, after: int | None, *, with
     if len(finished) < len(runs):
         return []
     try:
-        return [Served.by(run, evaluated, after, with_groups) for run in finished]
+        return [ClientScores.by(run, evaluated, after, with_groups) for run in finished]
     except FairbloomError as error:
         return str(error)
 
@@ -135,7 +137,7 @@ class Measure:
         """Whether it says how unequal clients or groups are, so that a lower number is better whatever the score."""
         return self.name in SPREADS or bool(self.gap_score)
 
-    def of(self, served: Served, score: Score) -> float:
+    def of(self, served: ClientScores, score: Score) -> float:
         """Return the measure; raise FairbloomError where a client or a gap has too few examples for it."""
         if self.gap_score and not self.is_reported(served):
             who = f"client {self.client} reports" if self.client else "the clients report"
@@ -157,11 +159,11 @@ class Measure:
             return statistics.fmean(served.scores.values())
         return measures(served.scores, score)[self.name.replace("-", "_")]
 
-    def is_reported(self, served: Served) -> bool:
+    def is_reported(self, served: ClientScores) -> bool:
         """Return whether enough examples stand behind a gap; of other measures it is always so."""
         return not self.gap_score or self.gap_score in self._gaps(served)
 
-    def _gaps(self, served: Served) -> Mapping[str, float]:
+    def _gaps(self, served: ClientScores) -> Mapping[str, float]:
         return served.groups.sizes(self.client) if served.groups else {}
 
     def is_good_high(self, score: Score) -> bool:
@@ -193,7 +195,7 @@ class Goal:
             return names[self.first]
         return " + ".join(f"{share:.3g} {names[measure]}" for measure, share in self.weights.items())
 
-    def of(self, served: Served, score: Score) -> float:
+    def of(self, served: ClientScores, score: Score) -> float:
         """Return it of how a model serves the clients; raises as `Measure.of` does."""
         return sum(share * measure.of(served, score) for measure, share in self.weights.items())
 
@@ -211,7 +213,7 @@ class Constraint:
         """Whether it is against another method."""
         return self.method is not None or self.measure is None
 
-    def excess(self, by_seed: Sequence[Served], reference: Sequence[Served], score: Score) -> float:
+    def excess(self, by_seed: Sequence[ClientScores], reference: Sequence[ClientScores], score: Score) -> float:
         """Return by how much more than it may cost a method costs against a reference, in the mean over the seeds."""
         if self.measure is None:
             return max(_losses(by_seed, reference, score).values()) - self.points
@@ -222,7 +224,7 @@ class Constraint:
         return statistics.fmean(costs) - self.points
 
 
-def _losses(by_seed: Sequence[Served], reference: Sequence[Served], score: Score) -> dict[str, float]:
+def _losses(by_seed: Sequence[ClientScores], reference: Sequence[ClientScores], score: Score) -> dict[str, float]:
     """Return by how much each client is worse off, in the mean over the seeds that have its score."""
     losses: dict[str, list[float]] = {}
     for mine, theirs in zip(by_seed, reference, strict=True):
@@ -283,7 +285,7 @@ class Objective:
                 hint = did_you_mean(name, clients)
                 raise SettingsError(f"{about}: there is no client {name!r}: {hint}there are {', '.join(clients)}")
 
-    def is_reported(self, served: Served) -> bool:
+    def is_reported(self, served: ClientScores) -> bool:
         """Return whether enough examples stand behind all gaps that it names."""
         return all(each.is_reported(served) for each in self.measures)
 
@@ -380,7 +382,7 @@ MEAN = Objective.of("mean", "criterion")
 
 
 @dataclass(frozen=True)
-class Standing:
+class Rating:
     """A candidate's values of the goal and of the constraints."""
 
     values: Sequence[float] = ()  # the goal by seed; empty where the candidate cannot be chosen
@@ -406,12 +408,12 @@ class Standing:
 
 def judge(
     objective: Objective,
-    candidates: Mapping[Key, Sequence[Served] | str],
+    candidates: Mapping[Key, Sequence[ClientScores] | str],
     score: Score,
-    references: Sequence[Sequence[Served]] = (),
+    references: Sequence[Sequence[ClientScores]] = (),
     everyone: Sequence[Collection[str]] = (),
-) -> dict[Key, Standing]:
-    """Return the standing of each candidate; all have been served with the same seeds.
+) -> dict[Key, Rating]:
+    """Return the rating of each candidate; all have been served with the same seeds.
 
     `references` has, for each constraint, how its method serves the clients. `everyone` has, by seed, the clients of
     which a candidate must have a score; by default all that some candidate has.
@@ -419,7 +421,7 @@ def judge(
     there = [by_seed for by_seed in candidates.values() if by_seed and not isinstance(by_seed, str)]
     wanted = everyone or [set[str]().union(*(each.scores for each in of_seed)) for of_seed in zip(*there, strict=True)]
     against = references or [[]] * len(objective.constraints)
-    return {key: _standing(objective, by_seed, score, against, wanted) for key, by_seed in candidates.items()}
+    return {key: _rating(objective, by_seed, score, against, wanted) for key, by_seed in candidates.items()}
 
 
 def judge_runs(
@@ -427,33 +429,33 @@ def judge_runs(
     evaluated: Sequence[str],
     runs: Sequence[Sequence[Run | None]],
     after: int | None,
-    reference: Sequence[Served] = (),
-) -> list[Standing]:
-    """Return the standing of each candidate, whose runs are given by seed; all constraints are against one reference.
+    reference: Sequence[ClientScores] = (),
+) -> list[Rating]:
+    """Return the rating of each candidate, whose runs are given by seed; all constraints are against one reference.
 
     `evaluated` and `after` are as in `serve`.
     """
     first = next((run for of_each in runs for run in of_each if run is not None), None)
     if first is None:
-        return [Standing() for _ in runs]
+        return [Rating() for _ in runs]
     groups = bool(objective.gap_scores)
     pairs = zip(runs, evaluated, strict=True)
     served = {i: serve(of_each, model, after, with_groups=groups) for i, (of_each, model) in enumerate(pairs)}
     return list(judge(objective, served, first.score, [reference] * len(objective.constraints)).values())
 
 
-def _standing(
+def _rating(
     objective: Objective,
-    by_seed: Sequence[Served] | str,
+    by_seed: Sequence[ClientScores] | str,
     score: Score,
-    references: Sequence[Sequence[Served]],
+    references: Sequence[Sequence[ClientScores]],
     wanted: Sequence[Collection[str]],
-) -> Standing:
+) -> Rating:
     if isinstance(by_seed, str) or not by_seed:
-        return Standing(fault=str(by_seed or ""))
+        return Rating(fault=str(by_seed or ""))
     lacking = {client for mine, clients in zip(by_seed, wanted, strict=True) for client in {*clients} - {*mine.scores}}
     if lacking:
-        return Standing(
+        return Rating(
             fault=f"it lacks the validation {score.name} of {', '.join(sorted(lacking))}, which others have: see what "
             f"was refused or missing in {ROUNDS.name} of its runs"
         )
@@ -462,16 +464,16 @@ def _standing(
         pairs = zip(objective.constraints, references, strict=True)
         excesses = [constraint.excess(by_seed, reference, score) for constraint, reference in pairs]
     except FairbloomError as error:
-        return Standing(fault=str(error))
-    return Standing(values, excesses, objective.goal.first.is_good_high(score))
+        return Rating(fault=str(error))
+    return Rating(values, excesses, objective.goal.first.is_good_high(score))
 
 
-def best_first(standings: Mapping[Key, Standing]) -> list[Key]:
+def best_first(ratings: Mapping[Key, Rating]) -> list[Key]:
     """Return the candidates in the order of their merit."""
-    return sorted(standings, key=lambda name: -standings[name].merit)
+    return sorted(ratings, key=lambda name: -ratings[name].merit)
 
 
-def choose(standings: Mapping[Key, Standing]) -> Key | None:
+def choose(ratings: Mapping[Key, Rating]) -> Key | None:
     """Return the best of those that keep all constraints; None where nobody does. Of equals, the first is taken."""
-    keeping = {name: each for name, each in standings.items() if each.values and each.violation == 0.0}
+    keeping = {name: each for name, each in ratings.items() if each.values and each.violation == 0.0}
     return next(iter(best_first(keeping)), None)

@@ -15,11 +15,11 @@ from fairbloom.system.files import write_whole
 
 from ..recipes.variants import config_of
 from ..results.recommendation import FILE, Recommendation, rows_of
-from .answer import Answer
 from .candidates import candidates_for
 from .driver import carry_out, write_tables
 from .objective import Objective
 from .pool import check_runs
+from .recommender import Recommender
 from .score import fix_score, load_agreed
 from .search import Search, rungs_of
 from .trials import Contender, Trials
@@ -79,9 +79,9 @@ def recommend_method(
         search.run(until=begun + SEARCH_SHARE * budget)
         stages.append("measuring with fresh seeds")
         notify(stages[-1])
-        answer = Answer(trials, search, seed, jobs)
-        answer.measure(until=begun + budget)
-        found = answer.recommendation()
+        recommender = Recommender(trials, search, seed, jobs)
+        recommender.measure(until=begun + budget)
+        found = recommender.recommendation()
         _write(found)
         return found
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from fairbloom.server.settings import Settings
 
-from ..results.recommendation import Tried
-from .objective import Standing, best_first
+from ..results.recommendation import Attempt
+from .objective import Rating, best_first
 
 SHARE = 3
 """A rung keeps one in so many candidates, and each has so many times the rounds."""
@@ -55,7 +55,7 @@ class Judged(Protocol):
     def search(self, labels: Sequence[str], seeds: Sequence[int], rounds: int, until: float) -> float:
         """Run candidates, and return the seconds; raise TimeoutError when the time is over."""
 
-    def standings(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Standing]:
+    def rate(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Rating]:
         """Return what is known of those candidates that have come so far with all these seeds."""
 
 
@@ -63,7 +63,7 @@ class Search:
     """Successive halving of candidates, which are tried in the order of `labels`.
 
     Within a time, the rungs share what is left of it equally. On the first, candidates are tried one group after the
-    other until its time is over; on the others as many go on as the time should be enough for. `standings` are those of
+    other until its time is over; on the others as many go on as the time should be enough for. `ratings` are those of
     the last rung that was judged, and `tried` says how far each candidate came, the furthest and best first.
     """
 
@@ -73,8 +73,8 @@ class Search:
         self._trials, self._labels, self._rungs, self._seeds = trials, labels, rungs, seeds
         self._at_a_time = at_a_time
         self._pace = 0.0  # seconds of the wall clock for a round of one run
-        self.standings: Mapping[str, Standing] = {}
-        self.tried: tuple[Tried, ...] = ()
+        self.ratings: Mapping[str, Rating] = {}
+        self.tried: tuple[Attempt, ...] = ()
         self.rung: Rung | None = None
 
     def run(self, until: float = math.inf) -> None:
@@ -94,9 +94,9 @@ class Search:
                         self._run_groups(rung, left, until)
                 finally:
                     self._judge(alive, rung, fewest=rung.seeds if math.isinf(until) else 1)
-                if not self.standings:
+                if not self.ratings:
                     return
-                alive = survivors(self.standings, self._trials.always)
+                alive = survivors(self.ratings, self._trials.always)
 
     @property
     def untried(self) -> tuple[str, ...]:
@@ -145,27 +145,27 @@ class Search:
     def _judge(self, alive: Sequence[str], rung: Rung, fewest: int) -> None:
         """Take in what a rung says: with as many seeds as all of its candidates have, else as some candidate has."""
         counts = range(rung.most, fewest - 1, -1)
-        found = {count: self._trials.standings(alive, self._seeds[:count], rung.rounds) for count in counts}
+        found = {count: self._trials.rate(alive, self._seeds[:count], rung.rounds) for count in counts}
         expected = {label for label in alive if label not in self._trials.failed}
         whole = [count for count in counts if {*found[count]} >= expected]
         some = [count for count in counts if not {*found[count]} <= {*self._trials.always}]
-        first = [count for count in counts if found[count] and not self.standings]
+        first = [count for count in counts if found[count] and not self.ratings]
         if not (usable := [*whole, *some, *first]):
             return
         count = usable[0]
-        self.standings, self.rung = found[count], Rung(rung.rounds, count, count)
+        self.ratings, self.rung = found[count], Rung(rung.rounds, count, count)
         here = [
-            Tried(label, rung.rounds, count, self.standings[label].mean, self.standings[label].violation)
-            for label in best_first(self.standings)
+            Attempt(label, rung.rounds, count, self.ratings[label].mean, self.ratings[label].violation)
+            for label in best_first(self.ratings)
         ]
-        self.tried = (*here, *(each for each in self.tried if each.method not in self.standings))
+        self.tried = (*here, *(each for each in self.tried if each.method not in self.ratings))
 
 
-def survivors(standings: Mapping[str, Standing], always: Collection[str] = ()) -> list[str]:
+def survivors(ratings: Mapping[str, Rating], always: Collection[str] = ()) -> list[str]:
     """Return who goes on to the next rung, the best first: one in SHARE, and at least one, beside those `always` in."""
-    others = sorted((name for name in standings if name not in always), key=lambda name: -standings[name].merit)
+    others = sorted((name for name in ratings if name not in always), key=lambda name: -ratings[name].merit)
     best = others[: max(1, math.ceil(len(others) / SHARE))]
-    return [name for name in best_first(standings) if name in best or name in always]
+    return [name for name in best_first(ratings) if name in best or name in always]
 
 
 def _share(until: float, left: int) -> float:

@@ -15,7 +15,7 @@ from ..recipes.labels import format_value, short_key
 from ..recipes.recipe import Point
 from ..recipes.variants import owner_of
 from ..results.run import Run, load
-from .objective import MEAN, Objective, Standing, choose, judge_runs
+from .objective import MEAN, Objective, Rating, choose, judge_runs
 from .pool import RunKey, is_done
 
 
@@ -75,16 +75,16 @@ class Study:
         """
         if len(row) == 1:
             return self.search(row)
-        standings = self.judge(row)
-        best = choose(dict(enumerate(standings)))
+        ratings = self.judge(row)
+        best = choose(dict(enumerate(ratings)))
         if best is None:
-            for candidate, standing in zip(row, standings, strict=True):
-                if standing.fault:
-                    raise FairbloomError(f"{candidate.name}: {standing.fault}")
+            for candidate, rating in zip(row, ratings, strict=True):
+                if rating.fault:
+                    raise FairbloomError(f"{candidate.name}: {rating.fault}")
             return []
         return [PlannedRun(row[best], seed) for seed in self.seeds]
 
-    def judge(self, row: StudyRow) -> list[Standing]:
+    def judge(self, row: StudyRow) -> list[Rating]:
         """Return what each candidate of a row is worth by the criterion, over the seeds of the search."""
         runs = [[self.finished(PlannedRun(each, seed)) for seed in self.search_seeds] for each in row]
         return judge_runs(self.criterion, [each.evaluated for each in row], runs, self.rounds)

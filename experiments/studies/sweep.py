@@ -10,7 +10,7 @@ from fairbloom.server.settings import Settings
 from ..recipes.recipe import Recipe
 from ..results.sweep import Sweep, SweepPlan
 from .driver import carry_out, raise_if_all_failed
-from .objective import Objective, Standing
+from .objective import Objective, Rating
 from .pool import Workers, check_runs
 from .reproduce import QUIET
 from .score import check_objective, fix_score
@@ -124,7 +124,7 @@ class _Points:
         self._work.run(stage(self._study, [self._candidates[label] for label in labels], rounds).first_runs())
         return 0.0
 
-    def standings(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> dict[str, Standing]:
+    def rate(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> dict[str, Rating]:
         """Return what the points are worth after a round."""
         judged = judge_planned(self._study.out, self.plan, [self.planned[label] for label in labels], rounds)
         found = dict(zip(labels, judged, strict=True))

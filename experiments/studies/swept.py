@@ -15,7 +15,7 @@ from ..results.run import REPORT, Run, load
 from ..results.shared_data import SharedData
 from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
 from .driver import Failures, write_tables
-from .objective import Objective, Served, Standing, choose, judge_runs, model_of, serve
+from .objective import ClientScores, Objective, Rating, choose, judge_runs, model_of, serve
 
 
 def finish(folder: Path, plan: SweepPlan, failures: Failures) -> Sweep:
@@ -72,36 +72,34 @@ def read_sweep(folder: Path, plan: SweepPlan) -> Sweep:
 
 def _judged(folder: Path, plan: SweepPlan, planned: Sequence[Planned]) -> tuple[list[SweepPoint], int | None]:
     """Return points with what each is worth, and which is best; what was pruned is not."""
-    standings = judge_planned(folder, plan, planned)
+    ratings = judge_planned(folder, plan, planned)
     points = []
-    for each, standing in zip(planned, standings, strict=True):
+    for each, rating in zip(planned, ratings, strict=True):
         missing = 0 if each.fault else sum(_run_in(folder, each, seed) is None for seed in plan.searched)
-        values = () if each.fault else tuple(standing.values)
-        points.append(SweepPoint(each, values, missing, each.fault or standing.fault, standing.violation))
-    best = choose({i: standings[i] for i, point in enumerate(points) if point.values and not point.planned.pruned})
+        values = () if each.fault else tuple(rating.values)
+        points.append(SweepPoint(each, values, missing, each.fault or rating.fault, rating.violation))
+    best = choose({i: ratings[i] for i, point in enumerate(points) if point.values and not point.planned.pruned})
     return points, best
 
 
-def judge_planned(
-    folder: Path, plan: SweepPlan, planned: Sequence[Planned], after: int | None = None
-) -> list[Standing]:
+def judge_planned(folder: Path, plan: SweepPlan, planned: Sequence[Planned], after: int | None = None) -> list[Rating]:
     """Return what points are worth by the criterion of a plan, after a round or after their last.
 
     The baseline has no constraints; those of others are against the best of its points.
     """
     objective = Objective.of(plan.criterion, "criterion")
     bases = [each for each in plan.points if each.row == plan.baseline]
-    reference: Sequence[Served] = []
+    reference: Sequence[ClientScores] = []
     if planned and planned[0].row == plan.baseline:
         objective = replace(objective, constraints=())
     elif any(each.compares for each in objective.constraints):
         best = choose(dict(enumerate(judge_planned(folder, plan, bases, after))))
         if best is None:
-            return [Standing() for _ in planned]
+            return [Rating() for _ in planned]
         of_base = [_run_in(folder, bases[best], seed) for seed in plan.searched]
         served = serve(of_base, bases[best].evaluated, after, with_groups=bool(objective.gap_scores))
         if not served or isinstance(served, str):
-            return [Standing() for _ in planned]
+            return [Rating() for _ in planned]
         reference = served
     runs = [[_run_in(folder, each, seed) for seed in plan.searched] for each in planned]
     return judge_runs(objective, [each.evaluated for each in planned], runs, after, reference)

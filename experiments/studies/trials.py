@@ -17,7 +17,7 @@ from ..recipes.variants import Variant
 from ..results.run import Run, load
 from .candidates import EQUAL_WEIGHTS
 from .driver import raise_failure
-from .objective import Objective, Served, Standing, judge, serve
+from .objective import ClientScores, Objective, Rating, judge, serve
 from .pool import Workers, is_done
 from .space import VALIDATION_SHARE
 from .study import folder_name
@@ -63,7 +63,7 @@ class Trials:
         self.rounds = Settings.of(contenders[0].config).num_rounds
         self.failed = self._refused()
         self._work = work
-        self._seen: dict[tuple[str, int, int], Served] = {}
+        self._seen: dict[tuple[str, int, int], ClientScores] = {}
 
     def _refused(self) -> dict[str, str]:
         """Return why candidates refuse the settings that all runs share, as FedFa does a server with momentum."""
@@ -130,19 +130,19 @@ class Trials:
     def reports_gaps(self, seed: int) -> bool:
         """Return whether the baseline has all gaps that the wish names with a fresh seed, whose run is finished."""
         report = load(self.fresh_settings(self.baseline, seed).out).by_group()
-        return self.wish.is_reported(Served({}, report))
+        return self.wish.is_reported(ClientScores({}, report))
 
     def finished_fresh(self, labels: Iterable[str], seeds: Iterable[int]) -> list[int]:
         """Return the fresh seeds with which all these candidates are finished."""
         return [seed for seed in seeds if all(is_done(self.fresh_settings(label, seed)) for label in labels)]
 
-    def standings(self, labels: Iterable[str], seeds: Sequence[int], rounds: int) -> dict[str, Standing]:
-        """Return the standings of the candidates whose runs with all these seeds have come so far.
+    def rate(self, labels: Iterable[str], seeds: Sequence[int], rounds: int) -> dict[str, Rating]:
+        """Return the ratings of the candidates whose runs with all these seeds have come so far.
 
         It is empty while a reference has not. A candidate that lacks clients or gaps of the baseline has failed. Seeds
         for which the baseline lacks a gap are left out, unless all lack it, which is an error.
         """
-        served: dict[str, list[Served]] = {}
+        served: dict[str, list[ClientScores]] = {}
         for label in labels:
             by_seed = [] if label in self.failed else self._served(label, seeds, rounds)
             if isinstance(by_seed, str):
@@ -156,19 +156,19 @@ class Trials:
         everyone = [each.scores.keys() for each in served[self.baseline]]
         references = [served[label] for label in self.references]
         found = judge(self.wish, served, self.score, references, everyone)
-        for label, standing in found.items():
-            if standing.fault:
-                self._fail(label, standing.fault)
-        return {label: standing for label, standing in found.items() if standing.values}
+        for label, rating in found.items():
+            if rating.fault:
+                self._fail(label, rating.fault)
+        return {label: rating for label, rating in found.items() if rating.values}
 
     def _fail(self, label: str, fault: str) -> None:
         if label in (self.baseline, *self.references):
             raise FairbloomError(fault)
         self.failed[label] = fault
 
-    def _served(self, label: str, seeds: Sequence[int], rounds: int) -> list[Served] | str:
+    def _served(self, label: str, seeds: Sequence[int], rounds: int) -> list[ClientScores] | str:
         """Return how a candidate serves the validation examples, seed by seed; nothing where a run is missing."""
-        found: list[Served] = []
+        found: list[ClientScores] = []
         for seed in seeds:
             if (label, seed, rounds) not in self._seen:
                 run = self.judged_run(label, seed, rounds)

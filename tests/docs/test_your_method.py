@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from fairbloom.experiments.battery.check import PROPERTIES, Verdict, check, check_rule
+from fairbloom.experiments.battery.check import PROPERTIES, Status, check, check_rule
 from fairbloom.experiments.battery.rules import RULE_PROPERTIES, RuleSubject
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
@@ -65,7 +65,7 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: ModuleType) -> None:
     report = check(getattr(my_methods, name))
-    told = [result for result in report.results if result.verdict in (Verdict.FAILED, Verdict.REMARK)]
+    told = [result for result in report.results if result.verdict in (Status.FAILED, Status.REMARK)]
     assert told == []
 
 
@@ -74,7 +74,7 @@ def test_the_method_passes_the_battery_without_a_remark(name: str, my_methods: M
 def test_a_rule_passes_but_for_a_record_of_its_method(name: str, my_methods: ModuleType) -> None:
     report = check_rule(f"{my_methods.__name__}:{name}")
     assert report.passed
-    remarks = [result.name for result in report.results if result.verdict is not Verdict.PASSED]
+    remarks = [result.name for result in report.results if result.verdict is not Status.PASSED]
     assert remarks == (["records"] if name == "Following" else [])  # Heading sends it, which is a method of the page
 
 
@@ -111,7 +111,7 @@ def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
     reports = [check(getattr(my_methods, name)) for name in ("Momentum", "Steady", "Clipped")]
     assert ["kept rows" in report["shape"].message for report in reports] == [True, False, False]
     assert ["bytes" in report["memory"].message for report in reports] == [False, True, False]
-    assert [report["reports"].verdict for report in reports] == [Verdict.NOT_APPLICABLE] * 2 + [Verdict.PASSED]
+    assert [report["reports"].verdict for report in reports] == [Status.NOT_APPLICABLE] * 2 + [Status.PASSED]
 
 
 def test_the_check_in_python_passes(my_methods: ModuleType) -> None:

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.battery.check import PROPERTIES, CheckReport, Verdict, arguments_of, check, show_report
+from fairbloom.experiments.battery.check import PROPERTIES, CheckReport, Status, arguments_of, check, show_report
 from fairbloom.experiments.battery.subject import Failure, Subject
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
@@ -28,11 +28,11 @@ from tests.strategies.helpers import CASES
 
 
 def failed(report: CheckReport) -> dict[str, str]:
-    return {result.name: result.message for result in report.results if result.verdict is Verdict.FAILED}
+    return {result.name: result.message for result in report.results if result.verdict is Status.FAILED}
 
 
 def remarks(report: CheckReport) -> dict[str, str]:
-    return {result.name: result.message for result in report.results if result.verdict is Verdict.REMARK}
+    return {result.name: result.message for result in report.results if result.verdict is Status.REMARK}
 
 
 # Methods that are right ---------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_our_methods_pass_with_true_remarks(name: str, arguments: dict[str, Any]
     expected = KNOWN_REMARKS.get(name, {}) | (DRAWN if arguments.get("order") == "random" else {})
     assert_remarks(report, expected)
     if name == "local":
-        assert report["scaling"].verdict is Verdict.NOT_APPLICABLE
+        assert report["scaling"].verdict is Status.NOT_APPLICABLE
     elif name in NORMALISED:
         assert "The step has the same length however long the updates are" in report["scaling"].message
     elif name in ("qfedavg", "qfedsgd") and arguments["q"]:
@@ -472,9 +472,9 @@ def test_a_fault_names_the_line_that_made_it() -> None:
 
 def test_what_hangs_on_a_fault_is_not_told_as_a_fault_of_its_own() -> None:
     report = check(Raises)
-    assert report["resume"].verdict is Verdict.NOT_APPLICABLE
+    assert report["resume"].verdict is Status.NOT_APPLICABLE
     assert report["resume"].message == "It cannot be checked yet: correct shape first."
-    assert report["parameters"].verdict is Verdict.PASSED
+    assert report["parameters"].verdict is Status.PASSED
 
 
 # Remarks ------------------------------------------------------------------------------------------------------------
@@ -545,7 +545,7 @@ def test_what_may_be_meant_is_remarked(method: type[FairStrategy], name: str, wo
 
 def test_rounds_with_real_clients_are_left_out_where_these_lack_a_metric() -> None:
     report = check(AsksForAMetricOfItsOwn)
-    assert report["learns"].verdict is Verdict.NOT_APPLICABLE
+    assert report["learns"].verdict is Status.NOT_APPLICABLE
     assert "do not report blood-pressure" in report["learns"].message
 
 
@@ -638,7 +638,7 @@ class DrawsInside(FairStrategy):
 @pytest.mark.parametrize(("method", "name"), [(ForgetsLate, "best"), (DrawsInside, "random")])
 def test_attributes_that_change_are_remarked(method: type[FairStrategy], name: str) -> None:
     verdict, message = PROPERTIES["memory"](Subject(method, {}))
-    assert verdict is Verdict.REMARK
+    assert verdict is Status.REMARK
     assert f"self.{name} changes" in message
     assert "self.memory" in message
 
@@ -672,7 +672,7 @@ def test_metrics_that_clients_report_are_known(metric: str) -> None:
             return cohort.prior + 0.0 * cohort.metrics[metric]
 
     subject = Subject(Needs, {})
-    assert PROPERTIES["needs"](subject)[0] is Verdict.PASSED
+    assert PROPERTIES["needs"](subject)[0] is Status.PASSED
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss-validation", "train-loss", "loss-personal"])

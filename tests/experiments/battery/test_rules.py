@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fairbloom.cli import app
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.battery.check import CheckReport, Verdict, check_rule, is_rule
+from fairbloom.experiments.battery.check import CheckReport, Status, check_rule, is_rule
 from fairbloom.experiments.battery.rules import RULE_PROPERTIES, RuleSubject
 
 Arrays = dict[str, Tensor]
@@ -18,7 +18,7 @@ HERE, GIVEN = f"{__name__}:", "tests.client.own_rules:"
 
 
 def failed(report: CheckReport) -> dict[str, str]:
-    return {result.name: result.message for result in report.results if result.verdict is Verdict.FAILED}
+    return {result.name: result.message for result in report.results if result.verdict is Status.FAILED}
 
 
 # Rules that are right -------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ def failed(report: CheckReport) -> dict[str, str]:
 @pytest.mark.parametrize(("name", "keeps"), [("Plain", "keep nothing"), ("Momentum", "keeps 1 times the model")])
 def test_a_right_rule_passes_without_a_remark(name: str, keeps: str) -> None:
     report = check_rule(f"{GIVEN}{name}")
-    assert {result.verdict for result in report.results} == {Verdict.PASSED}
+    assert {result.verdict for result in report.results} == {Status.PASSED}
     assert [result.name for result in report.results] == [*RULE_PROPERTIES]
     assert keeps in report["kept"].message
 
@@ -138,7 +138,7 @@ def test_a_broken_rule_fails_a_property_in_words(rule: type[Plain], name: str, w
 def test_what_may_be_meant_is_remarked(rule: type[Plain], name: str, words: str) -> None:
     report = check_rule(f"{HERE}{rule.__name__}")
     assert failed(report) == {}
-    assert [result.name for result in report.results if result.verdict is Verdict.REMARK] == [name]
+    assert [result.name for result in report.results if result.verdict is Status.REMARK] == [name]
     assert words in report[name].message
 
 
@@ -186,6 +186,6 @@ class InsistsOnARecord(Plain):
 @pytest.mark.parametrize("name", ["WaitsForARecord", "InsistsOnARecord"])
 def test_a_record_that_no_method_sends_is_remarked(name: str) -> None:
     verdict, message = RULE_PROPERTIES["records"](RuleSubject(f"{HERE}{name}"))
-    assert verdict is Verdict.REMARK
+    assert verdict is Status.REMARK
     assert "'heading'" in message
-    assert RULE_PROPERTIES["records"](RuleSubject(f"{HERE}Plain"))[0] is Verdict.PASSED
+    assert RULE_PROPERTIES["records"](RuleSubject(f"{HERE}Plain"))[0] is Status.PASSED

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fairbloom.experiments.results.recommendation import Gain, Price, Recommendation, Tried
+from fairbloom.experiments.results.recommendation import Attempt, Cost, Improvement, Recommendation
 from fairbloom.protocol.scores import Score
 
-GAIN = Gain("worst", 8.34, 4.4, 12.1, "FedAvg")
+GAIN = Improvement("worst", 8.34, 4.4, 12.1, "FedAvg")
 FOUND = Recommendation(
     wish="worst as high as possible",
     label="FedFV (alpha=0.1)",
@@ -17,11 +17,11 @@ FOUND = Recommendation(
     parameters={"fedfv.alpha": 0.1},
     settings={"method": "fedfv", "fedfv.alpha": 0.1},
     gain=GAIN,
-    price=Price(-3.1, 40.0, {"cleveland": -9.2}, 120.0, -0.01),
+    price=Cost(-3.1, 40.0, {"cleveland": -9.2}, 120.0, -0.01),
     command="fairbloom run --method fedfv --set fedfv.alpha=0.1",
     fresh_seeds=(1000, 1001, 1002),
     as_good=("DRFA (gamma=0.01)",),
-    tried=(Tried("FedFV (alpha=0.1)", 50, 4, 71.2, 0.0),),
+    tried=(Attempt("FedFV (alpha=0.1)", 50, 4, 71.2, 0.0),),
     untried=("TERM (tilt=5)",),
     failed={"FedFa": "it has no accuracy"},
     notes=("A note.",),
@@ -64,7 +64,7 @@ def test_measures_are_called_what_they_are_over_so_many_clients(measure: str, cl
 
 
 def test_staying_with_the_baseline_has_no_price() -> None:
-    stays = replace(FOUND, label="FedAvg", gain=Gain("worst", 0.0, 0.0, 0.0, "FedAvg"), price=Price())
+    stays = replace(FOUND, label="FedAvg", gain=Improvement("worst", 0.0, 0.0, 0.0, "FedAvg"), price=Cost())
     assert stays.is_baseline
     assert stays.sentences[0] == "Stay with FedAvg: no candidate is shown to be better for this wish."
     assert "worse off" not in said(stays)
@@ -108,14 +108,14 @@ def test_eighteen_of_twenty_means_over_ten_seeds_are_at_or_above_low(kind: str, 
     """In nine of ten recommendations, on made gains, also where a method fails with few seeds."""
     random, draw, kept = np.random.default_rng(seeds), GAINS[kind], []
     for _ in range(200):
-        low = Gain.of("worst", list(draw(random, seeds)), "FedAvg").low
+        low = Improvement.of("worst", list(draw(random, seeds)), "FedAvg").low
         means = draw(random, 200).reshape(20, 10).mean(axis=1)
         kept.append((means >= low).sum() >= 18)
     assert np.mean(kept) >= 0.9
 
 
 def test_the_lower_end_allows_for_a_seed_without_gain_and_is_never_above_that_of_the_seeds_seen() -> None:
-    steady = Gain.of("worst", [10.0, 10.1, 9.9, 10.0], "FedAvg")
+    steady = Improvement.of("worst", [10.0, 10.1, 9.9, 10.0], "FedAvg")
     assert steady.low < 5.0 < steady.mean < steady.high < 11.0
-    losing = Gain.of("worst", [-10.0, -10.1, -9.9, -10.0], "FedAvg")
+    losing = Improvement.of("worst", [-10.0, -10.1, -9.9, -10.0], "FedAvg")
     assert losing.low < -10.0

@@ -18,10 +18,10 @@ from fairbloom.experiments.studies.objective import (
     GRAMMAR,
     LEVELS,
     SPREADS,
+    ClientScores,
     Measure,
     Objective,
-    Served,
-    Standing,
+    Rating,
     choose,
     judge,
     serve,
@@ -32,7 +32,7 @@ from fairbloom.server.run_folder.groups import Grouped
 
 MAE = Score("mae", higher_is_better=False)
 IN_GROUPS = [GroupScore("accuracy", percent=True), GroupScore("mae", percent=True)]
-VALUES = Served({"a": 10.0, "b": 30.0, "c": 20.0})
+VALUES = ClientScores({"a": 10.0, "b": 30.0, "c": 20.0})
 
 names = st.text("abcxyzÄé-_. 0123456789", min_size=1).map(str.strip).filter(lambda name: name and "  " not in name)
 scores = st.sampled_from(["accuracy", "selection-rate", "mae"])
@@ -71,8 +71,8 @@ def test_no_hospital_may_lose_more_than_some_points() -> None:
     wish = Objective.of("mean as high as possible, no hospital loses more than 2 points")
     (constraint,) = wish.constraints
     assert (constraint.points, constraint.method) == (2.0, None)
-    base = [Served({"a": 50.0, "b": 60.0}), Served({"a": 52.0})]
-    mine = [Served({"a": 49.0, "b": 63.0}), Served({"a": 48.0})]
+    base = [ClientScores({"a": 50.0, "b": 60.0}), ClientScores({"a": 52.0})]
+    mine = [ClientScores({"a": 49.0, "b": 63.0}), ClientScores({"a": 48.0})]
     assert constraint.excess(mine, base, ACCURACY) == pytest.approx(2.5 - 2.0)  # a loses 1 and 4
     assert constraint.excess(base, base, ACCURACY) == -2.0
     assert constraint.excess(mine, base, MAE) == pytest.approx(3.0 - 2.0)  # b's error is 3 larger
@@ -185,7 +185,7 @@ def test_a_gap_is_that_of_the_groups_over_all_clients_or_inside_one() -> None:
     """Of a's 30 women 40 % are right and of b's 10 women 80 %, which is 50 % of all of them; of the men 60 %."""
     groups = (*women_and_men("a", 40.0, 60.0, 30), *women_and_men("b", 80.0, 60.0, 10))
     accuracy = GroupScore("accuracy", percent=True)
-    served = Served(VALUES.scores, GroupReport(Grouped({"sex": ("F", "M")}, (accuracy,)), groups, {}))
+    served = ClientScores(VALUES.scores, GroupReport(Grouped({"sex": ("F", "M")}, (accuracy,)), groups, {}))
     assert Objective.of("gap:accuracy as low as possible").goal.of(served, MAE) == pytest.approx(10.0)
     assert Objective.of("gap:accuracy:a as low as possible").goal.of(served, MAE) == pytest.approx(20.0)
     assert Objective.of("GAP:Accuracy:'b' as low as possible").goal.of(served, MAE) == pytest.approx(20.0)
@@ -249,7 +249,7 @@ class MadeRun:
         return self.validation if split == "validation" else self.test
 
 
-def judged(criterion: str, *candidates: Sequence[MadeRun | None]) -> list[Standing]:
+def judged(criterion: str, *candidates: Sequence[MadeRun | None]) -> list[Rating]:
     """Return what candidates are worth, each with one run a seed."""
     served = {
         i: serve(cast("Sequence[Run | None]", runs), "global", None, with_groups=False)

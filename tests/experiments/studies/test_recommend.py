@@ -22,11 +22,11 @@ from fairbloom.experiments.recipes.commands import deploy_command, run_command
 from fairbloom.experiments.results import recommendation
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of
-from fairbloom.experiments.studies import answer, candidates, pool
-from fairbloom.experiments.studies.answer import is_better
+from fairbloom.experiments.studies import candidates, pool, recommender
 from fairbloom.experiments.studies.candidates import candidates_for
 from fairbloom.experiments.studies.pool import Workers
 from fairbloom.experiments.studies.recommend import parse_budget
+from fairbloom.experiments.studies.recommender import is_better
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.fairness import summarize
@@ -57,7 +57,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few candidates and seeds, so that no search is ended by the clock, whatever else the machine does."""
     try_only(monkeypatch, *ALL[:3], ("qfedavg", {"qfedavg.q": 1.0}))
     monkeypatch.setattr("fairbloom.experiments.studies.recommend.SEEDS", ((1, 1), (2, 2), (4, 4)))
-    monkeypatch.setattr(answer, "MOST_FRESH", 4)
+    monkeypatch.setattr(recommender, "MOST_FRESH", 4)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -682,7 +682,7 @@ def test_a_client_that_loses_by_another_score_counts_among_the_losing() -> None:
         label: [{"accuracy": {"a": 60.0 + shift, "b": 70.0}, "auc": {"a": 0.7 - shift / 50.0, "b": 0.8}}] * 4
         for label, shift in (("FedAvg", 0.0), ("Local", 5.0))
     }
-    answered = object.__new__(answer.Answer)  # without its runs
+    answered = object.__new__(recommender.Recommender)  # without its runs
     vars(answered)["comparison"] = Comparison(finals, "FedAvg", (ACCURACY, AUC), (0, 1, 2, 3))
     assert {client: move.score.name for client, move in answered.masked_losses("Local").items()} == {"a": "auc"}
     assert answered.masked_losses("Local")["a"].gain == pytest.approx(-0.1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.experiments.studies import search
-from fairbloom.experiments.studies.objective import Standing, choose
+from fairbloom.experiments.studies.objective import Rating, choose
 from fairbloom.experiments.studies.recommend import SEEDS
 from fairbloom.experiments.studies.search import Rung, Search, rungs_of, survivors
 from fairbloom.server.settings import Settings
@@ -47,7 +47,7 @@ class Numbers:
             self.done[label, seed] = max(rounds, self.done.get((label, seed), 0))
         return self.now - begun
 
-    def standings(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Standing]:
+    def rate(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Rating]:
         there = [
             label
             for label in labels
@@ -57,7 +57,7 @@ class Numbers:
             return {}
         wrong = {label: (-1.0) ** place * 3.0 / rounds for place, label in enumerate(self.qualities)}
         return {
-            label: Standing([self.qualities[label] + wrong[label] for _ in seeds], [self.excesses.get(label, 0.0)])
+            label: Rating([self.qualities[label] + wrong[label] for _ in seeds], [self.excesses.get(label, 0.0)])
             for label in there
         }
 
@@ -106,7 +106,7 @@ def test_rungs_rise(rounds: int) -> None:
 @pytest.mark.parametrize("best", [0, 7, 19])
 def test_the_best_is_found_with_time_enough_wherever_it_stands(best: int) -> None:
     found = searched(Numbers(several(20, best)), budget=1e6)
-    assert choose(found.standings) == f"method-{best}"
+    assert choose(found.ratings) == f"method-{best}"
     assert found.rung == Rung(45, 8, 8)
     assert found.untried == ()
 
@@ -135,14 +135,14 @@ def test_no_run_goes_on_after_the_time_and_what_was_left_out_is_named(
     assert known.isdisjoint(found.untried)
     assert known | {*found.untried} == set(numbers.qualities)
     if found.rung is not None:
-        assert BASELINE in found.standings
-        assert all(len(each.values) == found.rung.seeds for each in found.standings.values())
+        assert BASELINE in found.ratings
+        assert all(len(each.values) == found.rung.seeds for each in found.ratings.values())
 
 
 def test_a_time_for_nothing_judges_nobody() -> None:
     found = searched(Numbers(several(5)), budget=3.0)
     assert found.rung is None
-    assert found.standings == {}
+    assert found.ratings == {}
     assert len(found.untried) == 7
 
 
@@ -153,7 +153,7 @@ def test_short_time_leaves_out_the_last_candidates_and_still_climbs() -> None:
     assert found.untried[-1] == "method-24"
     assert found.rung is not None
     assert found.rung.rounds == 45
-    assert choose(found.standings) == "method-1"
+    assert choose(found.ratings) == "method-1"
 
 
 def test_what_has_been_run_is_not_run_again_and_more_time_goes_further() -> None:
@@ -163,7 +163,7 @@ def test_what_has_been_run_is_not_run_again_and_more_time_goes_further() -> None
     second = searched(numbers, budget=1e6)
     assert len({*numbers.asked}) == len(numbers.asked)
     assert numbers.asked[: len(before)] == before
-    assert choose(first.standings) != choose(second.standings) == "method-24"
+    assert choose(first.ratings) != choose(second.ratings) == "method-24"
 
 
 def test_without_a_time_a_rung_runs_its_seeds_at_once() -> None:
@@ -179,7 +179,7 @@ def test_one_that_fails_is_left_out_and_the_others_go_on() -> None:
     found = searched(numbers, budget=1e6)
     assert "method-8" not in {each.method for each in found.tried}
     assert "method-8" not in found.untried
-    assert choose(found.standings) == "method-4"
+    assert choose(found.ratings) == "method-4"
 
 
 def test_a_single_candidate_beside_the_baseline_climbs_too() -> None:
@@ -191,15 +191,19 @@ def test_a_constraint_is_kept_by_the_choice_and_missing_it_costs_a_place_before(
     numbers = Numbers(several(18), excesses={"method-17": 30.0, "method-16": 0.5})
     found = searched(numbers, budget=1e6)
     assert "method-17" not in {label for label, _, rounds in numbers.asked if rounds > 5}
-    assert "method-16" in found.standings
-    assert choose(found.standings) == "method-15"
+    assert "method-16" in found.ratings
+    assert choose(found.ratings) == "method-15"
 
 
 def test_nobody_is_chosen_where_nobody_keeps_the_constraints() -> None:
-    assert choose({"a": Standing([1.0], [0.1]), "b": Standing([2.0], [0.0, 0.2])}) is None
+    assert choose({"a": Rating([1.0], [0.1]), "b": Rating([2.0], [0.0, 0.2])}) is None
 
 
 def test_low_is_best_where_the_wish_says_low() -> None:
-    standings = {"a": Standing([3.0], high=False), "b": Standing([1.0], high=False), "c": Standing([2.0], high=False)}
-    assert choose(standings) == "b"
-    assert survivors(standings, ["a"]) == ["b", "a"]
+    ratings = {
+        "a": Rating([3.0], high=False),
+        "b": Rating([1.0], high=False),
+        "c": Rating([2.0], high=False),
+    }
+    assert choose(ratings) == "b"
+    assert survivors(ratings, ["a"]) == ["b", "a"]

@@ -14,9 +14,9 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison, Plan, read_comparison
 from ..results.differences import Difference, difference_of, differences_of
 from ..results.other_scores import Contradiction, Move
-from ..results.recommendation import Gain, Price, Recommendation
+from ..results.recommendation import Cost, Improvement, Recommendation
 from ..results.run import load
-from .objective import Served, choose, served_label
+from .objective import ClientScores, choose, served_label
 from .search import Search
 from .trials import Trials
 
@@ -27,7 +27,7 @@ FEW_CLIENTS = 10
 """Up to so many clients, those that lose are named."""
 
 
-class Answer:
+class Recommender:
     """The answer to a wish: the best of the search, if it is significantly better with fresh seeds.
 
     Equal weights are preferred where they are as good. So the test examples decide between at most three candidates,
@@ -43,7 +43,7 @@ class Answer:
         self.best = self._best()
 
     def _best(self) -> str:
-        best = choose(self._search.standings)
+        best = choose(self._search.ratings)
         rung = self._search.rung
         if rung is None:
             self.notes.append("The budget was too short to judge a single method: raise it by --budget.")
@@ -180,9 +180,9 @@ class Answer:
             for constraint, reference in zip(trials.wish.constraints, trials.references, strict=True)
         )
 
-    def _served(self, label: str) -> list[Served]:
+    def _served(self, label: str) -> list[ClientScores]:
         """Return how a candidate serves the test examples, seed by seed; nothing where there is no comparison."""
-        return [] if self.comparison is None else Served.under(self.comparison, label)
+        return [] if self.comparison is None else ClientScores.under(self.comparison, label)
 
     def _differences(self, label: str, against: str) -> list[float]:
         """Return by how much better one candidate is than another in what is wished for, seed by seed."""
@@ -192,11 +192,11 @@ class Answer:
 
     # What is said of it -----------------------------------------------------------------------------------------------
 
-    def _gain(self, label: str) -> Gain:
+    def _gain(self, label: str) -> Improvement:
         measure, baseline = self._trials.wish.goal.title, self._trials.baseline
         if label == baseline:
-            return Gain(measure, 0.0, 0.0, 0.0, baseline)
-        return Gain.of(measure, self._differences(label, baseline), baseline)
+            return Improvement(measure, 0.0, 0.0, 0.0, baseline)
+        return Improvement.of(measure, self._differences(label, baseline), baseline)
 
     def _limits(self, label: str) -> list[str]:
         """Return what an answer other than the baseline does not say, in sentences."""
@@ -220,16 +220,16 @@ class Answer:
             limits.append("All seeds test on the same examples: what others would give is not measured.")
         return [*limits, *caveats_of_run(load(trials.fresh_settings(trials.baseline, self.seeds[0]).out))]
 
-    def _price(self, label: str) -> Price:
+    def _price(self, label: str) -> Cost:
         trials = self._trials
         if label == trials.baseline:
-            return Price()
+            return Cost()
         changes = self._changes(label)
         each = [change for of_seed in changes for change in of_seed.values()]
         costs = {name: trials.cost_of_a_round(name, self.seeds) for name in (label, trials.baseline)}
         masked = self.masked_losses(label)
         sent, seconds = (mine - theirs for mine, theirs in zip(costs[label], costs[trials.baseline], strict=True))
-        return Price(
+        return Cost(
             mean=statistics.fmean(statistics.fmean(of_seed.values()) for of_seed in changes),
             percent_worse_off=100.0 * sum(change < 0.0 for change in each) / len(each),
             losing=self._losing(changes) | {client: move.gain for client, move in masked.items()},
@@ -269,13 +269,13 @@ class Answer:
 
     def _as_good(self, label: str) -> tuple[str, ...]:
         """Return what does not differ significantly from the answer on validation examples, or with fresh seeds."""
-        standings, goal, score = self._search.standings, self._trials.wish.goal, self._trials.score
-        if label not in standings:
+        ratings, goal, score = self._search.ratings, self._trials.wish.goal, self._trials.score
+        if label not in ratings:
             return ()
-        mine = standings[label].values
+        mine = ratings[label].values
         worse = {
             other: [goal.first.better(a, b, score) for a, b in zip(mine, each.values, strict=True)]
-            for other, each in standings.items()
+            for other, each in ratings.items()
             if other != label and each.violation == 0.0
         }
         if self.comparison is not None and len(self.seeds) > 1:
