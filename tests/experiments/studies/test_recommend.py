@@ -305,7 +305,7 @@ def test_candidates_that_refuse_the_settings_are_left_out_with_their_reasons(
 
 def test_where_many_could_not_be_judged_the_reasons_are_in_the_folder_alone() -> None:
     failed = dict.fromkeys(("Local", "FedFa", "FedLF", "AFL"), "it lacks clients")
-    gain, price = recommendation.Gain("worst", 0.0, 0.0, 0.0, "FedAvg"), recommendation.Price()
+    gain, price = recommendation.Improvement("worst", 0.0, 0.0, 0.0, "FedAvg"), recommendation.Cost()
     found = recommendation.Recommendation("", "FedAvg", "fedavg", {}, {}, gain, price, "", failed=failed)
     said = " ".join(found.sentences)
     assert "4 could not be judged (recommendation.json says why): Local, FedFa, FedLF, AFL." in said
@@ -687,8 +687,8 @@ def test_a_client_that_loses_by_another_score_counts_among_the_losing() -> None:
     assert {client: move.score.name for client, move in answered.masked_losses("Local").items()} == {"a": "auc"}
     assert answered.masked_losses("Local")["a"].gain == pytest.approx(-0.1)
     assert answered.masked_losses("FedAvg") == {}
-    price = recommendation.Price(losing={"a": -0.1, "b": -3.0}, losing_by={"a": "auc"})
-    gain = recommendation.Gain("worst", 1.0, 0.5, 1.5, "FedAvg")
+    price = recommendation.Cost(losing={"a": -0.1, "b": -3.0}, losing_by={"a": "auc"})
+    gain = recommendation.Improvement("worst", 1.0, 0.5, 1.5, "FedAvg")
     found = recommendation.Recommendation("", "Local", "local", {}, {}, gain, price, "")
     assert "Who pays, in points: b -3." in found.sentences
     assert found.as_json["price"]["losing"] == {"a": -0.1, "b": -3.0}
