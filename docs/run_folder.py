@@ -3,25 +3,24 @@
 `make settings` writes it.
 """
 
-import re
+import csv
+import io
 from collections.abc import Iterable
 from pathlib import Path
 
 from fairbloom.server.run_folder.files import ENTRIES, Entry
 
 PAGE = Path(__file__).with_name("run-folder.md")
-HEAD = "| file | what it holds |\n|---|---|\n"
+TABLE = Path(__file__).parent / "data" / "run-folder.csv"
 
 
-def format_rows(entries: Iterable[Entry] = ENTRIES) -> str:
-    """Return a line of the table for each file: its name, and what it holds."""
-    return "".join(f"| `{entry.shown or entry.name}` | {entry.holds} |\n" for entry in entries)
-
-
-def update_page(page: str) -> str:
-    """Return the text of the page with its table as it is now; the table ends at an empty line."""
-    return re.sub(rf"(?<={re.escape(HEAD)})(.+\n)+", lambda _: format_rows(), page)
+def format_table(entries: Iterable[Entry] = ENTRIES) -> str:
+    """Return the table as the text of a CSV file: a row for each file, with its name and what it holds."""
+    rows = csv.writer(text := io.StringIO(), lineterminator="\n")
+    rows.writerow(["file", "what it holds"])
+    rows.writerows([f"`{entry.shown or entry.name}`", entry.holds] for entry in entries)
+    return text.getvalue()
 
 
 if __name__ == "__main__":
-    PAGE.write_text(update_page(PAGE.read_text()))
+    TABLE.write_text(format_table())

@@ -1,7 +1,6 @@
 """The files of a run folder. Each is declared once: its name, what it holds, and how it is written and read.
 
-A file that is added here has its row in docs/run-folder.md by `make settings`; one that says by `first` what it holds
-when a run begins is written by every run.
+`make settings` writes the table of files in the documentation. A file with `first` is written when a run begins.
 """
 
 import json
