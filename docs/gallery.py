@@ -117,12 +117,8 @@ PICTURES = (
 HEAD = """\
 # Gallery
 
-What a Flower app of your own does with Fairbloom is on two other pages, each as a few lines that run: scikit-learn on
-[your Flower app](flower.md#clients-without-pytorch); BatchNorm, differential privacy, schedules, evaluation on the
-server, early stopping and MLflow among the [examples](examples.md). [Adapters](adapters.md) have a page, too.
-
-These are the figures that Fairbloom draws, each with its command. All of them run on a laptop, without a download.
-Every command writes its figure as PNG and as SVG, in colours that colour-blind people can tell apart.
+These are the figures that Fairbloom draws, each with its command. All commands run on a laptop without a download and
+write PNG and SVG, in colours that suit colour-blind readers.
 """
 
 FOOT = """\
