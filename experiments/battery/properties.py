@@ -83,10 +83,7 @@ def check_parameters(subject: Subject) -> Finding:
     if remarks:
         return Status.REMARK, " ".join(remarks)
     names = ", ".join(parameter.argument for parameter in declared)
-    return (
-        Status.PASSED,
-        f"{names}: impossible values are refused by name." if declared else "It has no parameters.",
-    )
+    return Status.PASSED, f"{names}: impossible values are refused by name." if declared else "It has no parameters."
 
 
 def _parameters(subject: Subject) -> tuple[Parameter, ...]:
@@ -640,10 +637,7 @@ def check_cost(subject: Subject) -> Finding:
     left = "" if len(seconds_with) == 3 else f" (with {10 * max(seconds_with)} it would take too long to try)"
     beside = f"the weighted sum takes {1e3 * summed:.0f} ms"
     beside += f" and the Gram matrix, which it asks for, {1e3 * multiplied:.0f} ms" if asks_for_products else ""
-    return (
-        Status.PASSED,
-        f"weigh takes {weigh} clients{left}. Of {SEVERAL} updates of a million numbers, {beside}.",
-    )
+    return Status.PASSED, f"weigh takes {weigh} clients{left}. Of {SEVERAL} updates of a million numbers, {beside}."
 
 
 def _seconds_of_products() -> tuple[float, float]:
@@ -684,10 +678,7 @@ def check_learns(subject: Subject) -> Finding:
             "average the clients' models."
         )
     if not after.mean() < before.mean():
-        return (
-            Status.REMARK,
-            f"{losses}: the step is too long for them, or goes for something else than their mean.",
-        )
+        return Status.REMARK, f"{losses}: the step is too long for them, or goes for something else than their mean."
     return Status.PASSED, f"{losses}."
 
 

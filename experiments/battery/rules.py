@@ -258,10 +258,7 @@ def check_refusals(subject: RuleSubject) -> Finding:
                 "that client was not asked. A refused reply must leave nothing behind: a client has what finish "
                 "returned when its reply was used last, and nothing else."
             )
-    return (
-        Status.PASSED,
-        "A reply that is refused leaves nothing behind: the next rounds are as if nobody had asked.",
-    )
+    return Status.PASSED, "A reply that is refused leaves nothing behind: the next rounds are as if nobody had asked."
 
 
 class Refusing(LoopClients):
