@@ -429,7 +429,7 @@ def test_counts_are_measured_where_asked_and_change_nothing() -> None:
     [
         ({"groupings": {"race": ("w", "x", "y", OTHER)}}, ["3 groups by 'race'", "w, x, y", "age>=60"], {}),
         ({"groupings": {"race": ("w", OTHER)}}, ["1 groups by 'race'", "(w)", "two values"], {}),
-        ({"groupings": {}}, ["no groups of examples", "csv.group=sex"], {}),
+        ({"groupings": {}}, ["groups of examples, which the task lacks", "csv.group=sex"], {}),
         ({"classes": 3}, ["one of 3", "a task of two classes"], {"classes": 2}),
         ({"classes": 0}, ["a quantity", "a task of two classes"], {"classes": None}),
     ],
