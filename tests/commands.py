@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 STARTED = multiprocessing.get_context("forkserver")
-STARTED.set_forkserver_preload(["fairbloom.cli", "fairbloom.experiments.api", "fairbloom.client.local"])
+PRELOADED = ["tests.environment", "fairbloom.cli", "fairbloom.experiments.api", "fairbloom.client.local"]
+STARTED.set_forkserver_preload(PRELOADED)
 
 
 def fairbloom(folder: Path, *words: str, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:

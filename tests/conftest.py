@@ -1,9 +1,6 @@
+from . import environment  # noqa: F401, I001 (before all else, which reads it)
+
 import logging
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch are imported: tests run side by side
-os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and what is printed would have another width in its workers
-
 import sys
 import time
 import warnings

@@ -1,0 +1,7 @@
+"""The environment of all tests, and of the process that commands are forked from: to be imported before all else."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch are imported: tests run side by side
+for size in ("COLUMNS", "LINES"):  # pytest-xdist sets one, readline both, and what is printed would have another width
+    os.environ.pop(size, None)
