@@ -278,9 +278,8 @@ def takers() -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - takers()))
 def test_methods_with_changing_weights_refuse_control_variates(name: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"control_variates = True: .* which {METHODS[name].__name__}'s is not: leave"
-    ):
+    refusal = rf"control_variates = True: .*{METHODS[name].__name__} .*leave control_variates out"
+    with pytest.raises(ValueError, match=refusal):
         make(name, ARGUMENTS[name][0], control_variates=True)
     assert not make(name, ARGUMENTS[name][0], control_variates=False).control_variates  # the remedy
 
@@ -298,12 +297,12 @@ def test_a_users_method_that_weighs_otherwise_refuses_them() -> None:
         def weigh(self, cohort: Any) -> FloatArray:
             return np.asarray(cohort.prior**2)
 
-    with pytest.raises(ValueError, match="which Squared's is not"):
+    with pytest.raises(ValueError, match="Squared .*leave control_variates out"):
         Squared(control_variates=True)
 
 
 def test_in_a_run_they_are_refused_by_the_settings() -> None:
-    with pytest.raises(SettingsError, match=r"control-variates = True: .* which FedFV's is not"):
+    with pytest.raises(SettingsError, match=r"control-variates = True: .*FedFV .*leave control-variates out"):
         Settings.of({"method": "fedfv", "control-variates": True}).strategy()
     assert Settings.of({"method": "fedprox", "control-variates": True}).strategy().control_variates
 
@@ -313,7 +312,7 @@ def test_shortened_updates_are_refused(maker: Any) -> None:
     if maker is PropFair:
         assert PropFair(clip_updates=2.0).clip_updates == 2.0
         return
-    with pytest.raises(ValueError, match=r"clip_updates = 2: with .* leave it out"):
+    with pytest.raises(ValueError, match=r"clip_updates = 2: .* leave clip_updates out"):
         maker(clip_updates=2.0)
 
 
