@@ -297,7 +297,7 @@ def test_a_users_method_that_weighs_otherwise_refuses_them() -> None:
         def weigh(self, cohort: Any) -> FloatArray:
             return np.asarray(cohort.prior**2)
 
-    with pytest.raises(ValueError, match="Squared .*leave control_variates out"):
+    with pytest.raises(ValueError, match=r"Squared .*leave control_variates out"):
         Squared(control_variates=True)
 
 
