@@ -10,7 +10,7 @@ KNOWN = (
     TaskInfo(
         "digits",
         summary="1,797 hand-written digits of 8×8 pixels; embedded, nothing to download",
-        source="UCI Optical Recognition of Handwritten Digits: Alpaydin, Kaynak, 1998",
+        source="UCI Optical Recognition of Handwritten Digits, in scikit-learn",
         loader="fairbloom.tasks.datasets.digits:load",
         models=("logistic", "mlp", "cnn"),
         partitions=LABEL_PARTITIONS,

@@ -47,7 +47,7 @@ ROOMS: Mapping[str, int] = {
 PACKAGES, TESTS = 62_000, 78_700
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 60_000, 16
+DOCS_WORDS, DEPENDENCIES = 60_000, 17
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")

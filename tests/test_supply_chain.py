@@ -150,7 +150,7 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
 def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
     """And for nothing else: what simulates can be a client and a server as well. Both need a Flower of their own."""
     assert OPTIONAL["deploy"] == [NEEDED]
-    others = [Requirement(line) for extra in ("images", "metrics", "downloads") for line in OPTIONAL[extra]]
+    others = [Requirement(line) for extra in ("images", "metrics") for line in OPTIONAL[extra]]
     ranges = {requirement.name: requirement.specifier for requirement in (*declared(extras=False), *others)}
     assert ranges["flwr"] == SpecifierSet(">=1.39")
     ranges["flwr"] = Requirement(NEEDED).specifier
@@ -222,7 +222,7 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
         return {canonicalize_name(Requirement(line).name) for line in lines}
 
     optional = names(line for extra in ("images", "datasets", "downloads", "excel") for line in OPTIONAL[extra])
-    optional -= {"pillow", "scikit-learn"}  # with which a device reads images, and splits the heart-disease data
+    optional -= {"pillow"}  # of "images", where it reads the images of a device
     optional |= {"datasets", "pandas"}  # a data frame is predicted where somebody has made one
     flowers = names(requires("flwr") or []) - names(PROJECT["project"]["dependencies"])
     assert {"flwr", "torch", "pydantic", "pillow"} <= imported

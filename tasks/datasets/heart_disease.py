@@ -11,6 +11,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy, group_sco
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
 from ..task import Setup, Splits, Task, is_highest
 from .classification import classify
-from .downloads import fetch_from_uci, import_library
+from .downloads import fetch_from_uci
 from .store import folder_of, locate
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
@@ -126,10 +127,7 @@ def parts_of(targets: Labels, setup: Setup, client: str, random_state: int) -> P
 
     The test split is stratified by disease where there are at least three patients with and without; validation is not.
     """
-    try:  # late: it takes a second, and a server has no data
-        selection = import_library("sklearn.model_selection", "downloads")
-    except ImportError as error:
-        raise FairbloomError(f"task = 'heart-disease': {error}") from error
+    selection = import_module("sklearn.model_selection")  # imported late: it takes a second, and a server has no data
     state = random_state or int(generator(setup.seed, "hospital", client).integers(1, 2**32))
     evenly = np.bincount(targets, minlength=2).min() > 2
     train, test = selection.train_test_split(

@@ -50,7 +50,7 @@ def project(folder: Path, *, app: str = APP, version: str = "0.1.0", settings: s
     """Fairbloom's app, with some things changed in its pyproject.toml."""
     about = (ROOT / "pyproject.toml").read_text()
     patterns = tomllib.loads(about)["tool"]["flwr"]["app"]["fab-include"]
-    copy_packages({pattern.partition("/")[0] for pattern in patterns}, folder)
+    copy_packages((pattern.partition("/")[0] for pattern in patterns), folder)
     about = about.replace('clientapp = "fairbloom.clientapp:app"', f'clientapp = "{app}"').replace(
         'version = "0.1.0"', f'version = "{version}"'
     )

@@ -34,9 +34,9 @@ def test_a_plain_installation_stays_small() -> None:
     linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": "x86_64"}
     asked = needed(map(Requirement, PROJECT["dependencies"]), linux, cuda=False)
     brought = {canonicalize_name(each.name) for each in asked} - {"torch"}
-    assert len(brought) <= 77
+    assert len(brought) <= 79
     megabytes = sum(file.size or 0 for name in brought for file in distribution(name).files or []) / 1e6
-    assert megabytes <= 765  # 171 of pyarrow, 114 of SciPy, 88 of vl-convert-python, 66 of cvxopt
+    assert megabytes <= 800  # 171 of pyarrow, 114 of SciPy, 88 of vl-convert-python, 66 of cvxopt
 
 
 def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,19 +46,7 @@ def fairbloom(plain: dict[str, str], folder: Path, *arguments: str) -> subproces
 
 @pytest.mark.parametrize(
     "extra",
-    [
-        "ray",
-        "pooch",
-        "tqdm",
-        "mlflow",
-        "tensorboard",
-        "wandb",
-        "torchvision",
-        "PIL",
-        "sklearn",
-        "flwr_datasets",
-        "torchjd",
-    ],
+    ["ray", "pooch", "tqdm", "mlflow", "tensorboard", "wandb", "torchvision", "PIL", "flwr_datasets", "torchjd"],
 )
 def test_what_extras_bring_is_not_found(plain: dict[str, str], extra: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {extra}"], cwd=tmp_path, env=plain, capture_output=True)
@@ -117,7 +105,6 @@ def test_a_device_predicts_with_what_is_installed_there(tmp_path: Path) -> None:
         (("--task", "digits", "--set", "engine=ray"), "ray"),
         (("--task", "adult"), "downloads"),
         (("--task", "shakespeare"), "downloads"),
-        (("--task", "heart-disease"), "downloads"),
         (("--task", "mnist"), "images"),
         (("--task", "femnist"), "datasets"),
         (("--partition", "flwr:IidPartitioner"), "datasets"),

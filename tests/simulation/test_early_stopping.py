@@ -175,7 +175,7 @@ def test_personal_models_are_watched_where_they_are_used(tmp_path: Path) -> None
 
 
 def test_it_needs_validation_examples_and_evaluations() -> None:
-    with pytest.raises(SettingsError, match="early-stopping = 5 goes by validation examples: set validation-share"):
+    with pytest.raises(SettingsError, match="early-stopping = 5 needs validation examples: set validation-share"):
         Settings.of({"early-stopping": 5})
     with pytest.raises(SettingsError, match=r"early-stopping = 5 has no effect with evaluate-every = 0.*set evaluate"):
         Settings.of({"early-stopping": 5, "validation-share": 0.2, "evaluate-every": 0})

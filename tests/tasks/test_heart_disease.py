@@ -1,7 +1,6 @@
 """Heart disease: four hospitals, prepared and split as in FLamby."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import copy
@@ -146,12 +145,6 @@ def test_a_file_that_is_not_the_original_is_refused(made_up: Path) -> None:
 
 
 # Who is trained on ----------------------------------------------------------------------------------------------------
-
-
-def test_without_scikit_learn_the_extra_is_named(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.model_selection", None)
-    with pytest.raises(FairbloomError, match=r"heart-disease.*pip install 'fairbloom\[downloads\]'"):
-        load(made_up, verify_data=False).splits("cleveland")
 
 
 def test_sick_and_healthy_patients_are_split_alike(made_up: Path) -> None:
