@@ -100,8 +100,7 @@ PICTURES = (
         ),
         "rounds.svg",
         "Accuracy of the worst and of the best tenth of the clients, and their mean, over 60 rounds",
-        "The mean rises within a few rounds; the worst tenth needs longer. A run that looks finished by its mean may "
-        "not be finished for everybody.",
+        "The mean rises within a few rounds; the worst tenth needs longer.",
     ),
     Picture(
         "split",
@@ -117,8 +116,8 @@ PICTURES = (
 HEAD = """\
 # Gallery
 
-These are the figures that Fairbloom draws, each with its command. All commands run on a laptop without a download and
-write PNG and SVG, in colours that suit colour-blind readers.
+Figures with their commands, which run on a laptop without a download and write PNG and SVG, in colours that suit
+colour-blind readers.
 """
 
 FOOT = """\
@@ -133,14 +132,8 @@ This one shows FedFV; `make docs` draws them all.
 
 ## The report
 
-`report.html`, beside every comparison, has these and more as interactive charts: differences with their intervals, mean
-against worst, clients over the rounds, coefficients. `fairbloom report FOLDER --svg` writes them as SVG files for a
-paper: [Report](report.md).
-
-## Printed and measured
-
-`fairbloom reproduce` draws what a paper prints beside what was measured: [Reproducing papers](reproducing.md). The
-figures of the [four hospitals](hospitals.md) are drawn from its runs.
+The [report](report.md) of a comparison has these and more as interactive charts. `fairbloom reproduce` draws what [a
+paper](reproducing.md) prints next to what was measured.
 """
 
 
