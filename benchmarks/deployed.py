@@ -143,9 +143,9 @@ def large(floats: int, clients: int) -> None:
             time.sleep(0.5)
         if run.returncode != 0:
             raise RuntimeError(f"the run did not complete:\n{there.log(run)}")
-        nodes = [pid for process in there.clients.values() for pid in there.offspring(process)]
+        nodes = [(process.pid, *there.offspring(process)) for process in there.clients.values()]
         seconds = statistics.median(json.loads(out.read_text())[1:])
-        most = max(peak_memory(pid) for pid in nodes)
+        most = max(sum(peak_memory(pid) for pid in node) for node in nodes)
         row = (
             f"{seconds:.1f}",
             *(f"{megabytes:.0f}" for megabytes in (most, peak_memory(there.part("superlink")), peak)),

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fairbloom.deploy.device.supervisor import CONNECTED
+from fairbloom.deploy.device.outage import CONNECTED
 from fairbloom.server.run_folder.files import ROUNDS
 
 from .flower import PATIENCE, SCRIPTS, Flower, wait_until
@@ -107,7 +107,7 @@ class Deployment(Flower):
     def wait_for_clients(self, *names: str, seconds: float = PATIENCE) -> None:
         """Wait until these have been connected since they were started, which their nodes log."""
         for name in names:
-            self.wait_for_words(self.clients[name], CONNECTED.decode(), seconds=seconds)
+            self.wait_for_words(self.clients[name], CONNECTED, seconds=seconds)
 
     def wait_for_words(self, process: subprocess.Popen[bytes], *words: str, seconds: float = PATIENCE) -> None:
         def said() -> bool:

@@ -18,7 +18,6 @@ ROOMS: Mapping[str, int] = {
     "client": 3_300,
     "client/fair": 1_200,
     "client/rules": 1_100,
-    "deploy/device": 1_000,
     "deploy/flower/server": 1_750,
     "deploy/operator": 2_500,
     "experiments/battery": 1_700,

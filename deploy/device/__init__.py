@@ -1,1 +1,1 @@
-"""What runs on a client's device: its settings, the loop that keeps its node up, and the warm node."""
+"""What runs on a client's device: its settings, the loop that keeps it connected, and the worker that it starts."""

@@ -50,7 +50,7 @@ class BundleRefusedError(Exception):
 class Bundles(Protocol):
     """Gives the app that answers a run's messages, and the settings that it gets."""
 
-    def __call__(self, fab: Any, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
+    def __call__(self, bundle: bytes, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         """Return app and settings."""
 
 
@@ -73,12 +73,12 @@ class Installed:
         """Look up which distribution the app belongs to."""
         return cls(app, allow, distribution_of(app.partition(":")[0]), limits)
 
-    def __call__(self, fab: Any, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
+    def __call__(self, bundle: bytes, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         """Return the installed app, and the settings that a run may set on a device; BundleRefusedError otherwise."""
         from fairbloom.client.settings import SettingRefusedError, accepted_settings
 
         self._check_version(run)
-        config = {**config_of(fab.content), **run.override_config}
+        config = {**config_of(bundle), **run.override_config}
         try:
             settings = accepted_settings(config, self.allow)
             if self.limits is not None:

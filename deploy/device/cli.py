@@ -56,7 +56,7 @@ def run(
         list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
     ] = None,
 ) -> None:
-    """Run a client: a SuperNode that keeps model and data in memory. It is restarted if it fails."""
+    """Run a client: a node that keeps model and data in memory during a run, and reconnects if it fails."""
     from .client import ClientSettings
     from .supervisor import replace_process
 

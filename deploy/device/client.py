@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClientError
-from ..flower.environment import HOME, QUIET
+from ..flower.environment import HOME
 from ..processes import split_address
 from .connectivity import tls_context
 
@@ -28,7 +28,6 @@ LIMIT_ROWS = "limit-rows"
 NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir")
 """Keys of Flower's node config that are settings of client.toml."""
 
-BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -94,10 +93,8 @@ class ClientSettings:
                 raise ClientError(f"{setting}: write rows into the table limits")
             if key in NODE_CONFIG:
                 raise ClientError(f"{setting}: write {key} beside node-config, not into it")
-            if not BARE_KEY.fullmatch(key):
-                raise ClientError(f"{setting}: a key has letters, digits, hyphens and underscores alone")
-            if not isinstance(value, bool | int | float | str) or '"' in str(value):
-                raise ClientError(f'{setting}: it must be a number, true, false, or a text without "')
+            if not isinstance(value, bool | int | float | str):
+                raise ClientError(f"{setting}: it must be a number, true, false, or a text")
 
     @classmethod
     def of(cls, given: Mapping[str, Any], file: Path | None = None) -> ClientSettings:
@@ -143,29 +140,30 @@ class ClientSettings:
         if self.bundles == "ours" and importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
             raise ClientError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
 
-    def command(self) -> list[str]:
-        """Return the command by which this process runs the SuperNode in the foreground."""
-        app = [f"--app={self.app}", *(f"--allow={value}" for value in self.allow)]
-        app += [f"--limits={json.dumps(self.limits)}"] if self.limits else []
-        ours = ["--isolated"] * self.isolated + (["--any-bundle"] if self.bundles == "any" else app)
-        safety = ["--insecure"] if self.insecure else ["--root-certificates", self.ca]
-        if self.key:
-            safety += ["--auth-supernode-private-key", self.key]
+    def node(self) -> dict[str, Any]:
+        """Return Flower's node config, which the app finds in its context."""
         own = (self.partition_id, self.name, self.data_dir, self.state_dir)
         node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
         node |= {LIMIT_ROWS: self.limits["rows"]} if "rows" in self.limits else {}
-        config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items() if value != "")
-        # Not by -m: children of the fork server would import the module once more, as their main one.
-        # The node ends with this process and gets its id here: asked for later, the id might be another process's.
-        code = f"from fairbloom.deploy.flower.gate import start; start('client', 'device.supernode', {os.getpid()})"
-        python = [sys.executable, "-P", "-c", code]
-        return [*python, *ours, "--", "--superlink", self.superlink, *safety, "--node-config", config]
+        return {key: value for key, value in node.items() if value != ""}
+
+    def worker(self, pipe: int) -> list[str]:
+        """Return the command by which this process runs the worker, which inherits this descriptor."""
+        given: dict[str, Any] = {
+            "bundles": self.bundles,
+            "app": self.app,
+            "allow": self.allow,
+            "limits": dict(self.limits),
+        }
+        given |= {"isolated": self.isolated, "node": self.node()}
+        # The worker ends with this process and gets its id here: asked for later, the id might be another process's.
+        code = f"from fairbloom.deploy.flower.device.app_process import main; main({os.getpid()})"
+        return [sys.executable, "-P", "-c", code, str(pipe), json.dumps(given)]
 
     def environment(self) -> dict[str, str]:
-        """Return the SuperNode's environment: no telemetry, Flower's files in the state folder, unless ours says so."""
+        """Return the worker's environment: Flower's files in the state folder, unless ours says so."""
         # Threads that spin while they wait for each other slow several clients on one machine down threefold.
-        defaults = QUIET | {"OMP_WAIT_POLICY": "PASSIVE"}
-        defaults["PYTHONUNBUFFERED"] = "1"  # its output goes through this process
+        defaults = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
         if self.state_dir:
             defaults[HOME] = str(Path(self.state_dir, "flower"))
         return defaults | dict(os.environ)

@@ -8,11 +8,8 @@ import os
 import secrets
 from pathlib import Path
 
-INSTANCE = "FAIRBLOOM_INSTANCE"
-"""Environment variable by which a node learns which instance of its client it belongs to."""
-
 HEADER = "fairbloom-instance"
-"""Name of the metadata by which a node tells the SuperLink the same."""
+"""The header in which a node says which instance of its client it belongs to, when it connects."""
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

@@ -1,155 +1,37 @@
-"""`fairbloom client`: the loop that starts a client's SuperNode again whenever it ends.
+"""`fairbloom client`: the loop that connects a client again whenever its connection ends.
 
-This process stays small: it loads neither Flower nor PyTorch.
+This process loads Flower's messages and no PyTorch: that is in the worker's process, while there is a run.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
+import signal
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, NoReturn
 
 from fairbloom.errors import FairbloomError
-from fairbloom.system.supervise import CannotStartError, StopSignal, Supervised, become, supervise
+from fairbloom.system.interrupts import release_signals
+from fairbloom.system.supervise import HELD_SECONDS, STOPPING, become
 
-from ..flower.gate import check_version, end_unless_fit
-from ..processes import duration
+from ..flower.device.worker import Worker
+from ..flower.gate import end_unless_fit, warn_if_untested
 from .client import ClientSettings
 from .connectivity import connection_fault
-from .instance import INSTANCE, Instance
+from .contexts import Contexts
+from .instance import Instance
+from .outage import Outage, say
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 15.0
-"""Shortest and longest pause, in seconds, before a SuperNode that ended is started again."""
-
-CONNECTED = b"SuperNode ID:"
-"""What Flower logs once a node is connected."""
-
-NUMBERS = re.compile(rb"[0-9]+")
-"""What differs in the output of two starts that fail in the same way: times and process ids."""
+"""Shortest and longest pause, in seconds, before a client connects again."""
 
 
-class Outage:
-    """Says each fault once while the client is cut off, and then that it is connected again."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._said: set[object] = set()
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether a fault was said and the client has not been connected since."""
-        return self._since is not None
-
-    def is_new(self, words: object) -> bool:
-        """Return whether these words were not said in this outage; from now on they were."""
-        new = words not in self._said
-        self._said.add(words)
-        return new
-
-    def fault(self, words: str) -> None:
-        """Say what is wrong, where that is new."""
-        if self._since is None:
-            self._since = time.monotonic()
-        if self.is_new(words):
-            say(f"{words}; retrying until it works")
-
-    def end(self) -> None:
-        """Say that the client is connected again, where a fault was said before."""
-        if self._since is not None:
-            say(f"back: connected again after {duration(time.monotonic() - self._since)}")
-        self._since = None
-        self._said.clear()
-
-
-class Node(Supervised):
-    """A client's SuperNode, which is started again whenever it ends."""
-
-    def __init__(self, client: ClientSettings) -> None:
-        super().__init__("SuperNode", SHORTEST_PAUSE, LONGEST_PAUSE)
-        self._client = client
-        self._instance = Instance(client.key)
-        self._outage = Outage()
-        self._listener: threading.Thread | None = None
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the SuperNode, and print what it says."""
-        fault = self._state_folder_fault() or connection_fault(self._client)
-        if fault:
-            raise CannotStartError(fault)
-        # A new session: Ctrl-C reaches this process alone, which ends the node in order.
-        node = subprocess.Popen(  # noqa: S603 (this Python)
-            self._client.command(),
-            env=self._client.environment() | {INSTANCE: self._instance.name},
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self._listener = threading.Thread(target=self._pass_on, args=(node.stdout,), daemon=True)
-        self._listener.start()
-        return node
-
-    def report(self, fault: str, pause: float) -> None:
-        """Print a fault, once in an outage."""
-        self._hear_out()
-        self._outage.fault(fault)
-
-    def give_up(self) -> NoReturn:
-        """End this process too, when what the node said is printed."""
-        self._hear_out()
-        super().give_up()
-
-    def _hear_out(self) -> None:
-        if self._listener is not None:
-            self._listener.join(timeout=2.0)  # what the app has started may hold the pipe open
-
-    def _state_folder_fault(self) -> str | None:
-        """Make the state folder; return, in words, why that cannot be."""
-        folder = self._client.state_dir
-        try:
-            if folder:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                if not os.access(folder, os.W_OK | os.X_OK):
-                    return f"state-dir = {folder}: the account that runs this client may not write there"
-        except OSError as error:
-            return f"state-dir = {folder} cannot be made: {error.strerror}"
-        return None
-
-    def _pass_on(self, output: IO[bytes]) -> None:
-        """Print what a node says. While the client is cut off, a start that fails as one before it is not printed."""
-        heard, holds, connected = deque[bytes](maxlen=200), self._outage.goes_on, False
-        with output:  # closed whatever happens: a node that waits for a reader would stand still
-            for line in iter(lambda: output.readline(2**16), b""):
-                if not connected:
-                    heard.append(line)
-                if CONNECTED in line:
-                    connected = True
-                    self._outage.end()
-                if not holds:
-                    _print([line])
-                elif connected:
-                    holds = False
-                    _print(heard)
-        if not connected and self._outage.is_new(NUMBERS.sub(b"", b"".join(heard))) and holds:
-            _print(heard)
-
-
-def say(words: str) -> None:
-    """Print a line about this client on stderr."""
-    print(f"fairbloom client: {words}", file=sys.stderr, flush=True)
-
-
-def _print(lines: Iterable[bytes]) -> None:
-    sys.stderr.buffer.writelines(lines)
-    sys.stderr.buffer.flush()
+class _StoppedError(BaseException):
+    """SIGTERM or SIGINT came; no `except Exception` on the way catches it."""
 
 
 def replace_process(client: ClientSettings) -> None:
@@ -158,17 +40,61 @@ def replace_process(client: ClientSettings) -> None:
 
 
 def run(client: ClientSettings) -> None:
-    """Keep a client's SuperNode running until SIGTERM or SIGINT, and end it in order then."""
-    stopped, node = StopSignal(), Node(client)
+    """Keep a client connected until SIGTERM or SIGINT, and take leave in order then."""
+    instance, worker, contexts, outage = Instance(client.key), Worker(client), Contexts(client.state_dir), Outage()
+    pause = SHORTEST_PAUSE
     try:
-        supervise([node], stopped)
+        for number in STOPPING:
+            signal.signal(number, _stop)
+        release_signals(*STOPPING)
+        while True:
+            began = time.monotonic()
+            fault = state_folder_fault(client) or connection_fault(client)
+            outage.fault(fault or _serve(client, instance, worker, contexts, outage))
+            if time.monotonic() - began > HELD_SECONDS:
+                pause = SHORTEST_PAUSE
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+    except _StoppedError:
+        pass
     finally:
-        node.stop()
+        worker.end()
+
+
+def _serve(client: ClientSettings, instance: Instance, worker: Worker, contexts: Contexts, outage: Outage) -> str:
+    """Be connected as long as it goes well; return why it does not."""
+    from ..flower.device.session import serve  # only after the gate has let this Flower pass
+
+    try:
+        return serve(client, instance, worker, contexts, outage)
+    except Exception as error:  # a bug: another connection may go well
+        traceback.print_exc()
+        return f"the connection ended by {type(error).__name__}"
+
+
+def _stop(number: int, frame: object) -> None:
+    for each in STOPPING:  # once more, it would end what is on its way to the end
+        signal.signal(each, signal.SIG_IGN)
+    raise _StoppedError
+
+
+def state_folder_fault(client: ClientSettings) -> str | None:
+    """Make the state folder; return, in words, why that cannot be."""
+    folder = client.state_dir
+    try:
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                return f"state-dir = {folder}: the account that runs this client may not write there"
+    except OSError as error:
+        return f"state-dir = {folder} cannot be made: {error.strerror}"
+    return None
 
 
 def main() -> int:
     """Run the client of the settings that are given as JSON; what it writes is for its own account alone."""
-    end_unless_fit("client", check_version)
+    end_unless_fit("client")
+    warn_if_untested()
     os.umask(0o077)
     settings = json.loads(sys.argv[1])
     try:

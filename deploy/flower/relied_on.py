@@ -15,16 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-User = Literal["library", "client", "server", "operator"]
-"""Who needs a name: whatever runs on Flower; `fairbloom client`; `fairbloom server`; the operator's commands."""
+User = Literal["library", "client", "app", "server", "operator"]
+"""Who needs a name: whatever runs on Flower; `fairbloom client`; the same with `bundles = "any"`; `fairbloom server`;
+the operator's commands."""
 
-LOOP = "flwr.supernode.start_client_internal"
-SUPERNODE = "flwr.supernode.cli.flower_supernode"
-CONNECTION = "flwr.client.grpc_rere_client.connection"
-HEARTBEAT = "flwr.supercore.heartbeat"
 INFLATABLE = "flwr.supercore.inflatable.inflatable_utils"
-NODE_STATE = "flwr.supernode.nodestate.in_memory_nodestate:InMemoryNodeState"
-OBJECTS = "flwr.supercore.object_store.object_store:ObjectStore"
+OBJECTS = "flwr.supercore.inflatable.inflatable_object"
 
 SUPERLINK = "flwr.superlink.cli.flower_superlink"
 HTTP_APP = "flwr.superlink.main"
@@ -39,7 +35,7 @@ TABLES = "flwr.supercore.state.schema"
 SUPEREXEC_LOOP = "flwr.supercore.superexec.run_superexec"
 SUPEREXEC = "flwr.supercore.cli.flower_superexec"
 SERVERAPP = "flwr.superlink.cli.flwr_serverapp"
-GRPC_RETRY, HTTP_RETRY = "flwr.supercore.retry.grpc_retry", "flwr.supercore.retry.http_retry"
+HTTP_RETRY = "flwr.supercore.retry.http_retry"
 
 CONTROL = "flwr.supercore.control:ControlHttpClient"
 CONSTANTS = "flwr.common.constant"
@@ -74,6 +70,7 @@ RELIED_ON = (
             f"{CONSTANTS}:ErrorCode.CLIENT_APP_RAISED_EXCEPTION": "",
             "flwr.common.serde:recorddict_from_proto": "",
             "flwr.common.serde:recorddict_to_proto": "",
+            "flwr.common.serde:run_from_proto": "run_proto",
             "flwr.proto.recorddict_pb2:RecordDict": "",
             "flwr.proto.node_pb2:NodeInfo": "",
             "flwr.supercore.run:Run.create_empty": "run_id",
@@ -100,7 +97,7 @@ RELIED_ON = (
         },
     ),
     Need(
-        "client",
+        "server",
         "programs of Flower's that talk to nobody but the federation",
         {},
         {
@@ -112,66 +109,44 @@ RELIED_ON = (
     ),
     Need(
         "client",
-        "an app that stays in its process from message to message",
+        "calls of a node to its SuperLink",
         {
-            f"{LOOP}:_push_messages": "state object_store send push_object",
-            f"{LOOP}:_insert_message": "msg state store",
-            f"{LOOP}:time": "",
-            f"{INFLATABLE}:inflate_object_from_contents": "object_id object_contents",
-            f"{INFLATABLE}:pull_and_inflate_object_from_tree": "initial_backoff",
-            "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "tree",
-            "flwr.supercore.exit:add_exit_handler": "exit_handler",
-            f"{CONSTANTS}:Status.PENDING": "",
-            f"{CONSTANTS}:SubStatus.STOPPED": "",
-            f"{NODE_STATE}.get_messages": "is_reply",
-            f"{NODE_STATE}.delete_messages": "message_ids",
-            f"{NODE_STATE}.get_tasks": "statuses",
-            f"{NODE_STATE}.finish_task": "task_id sub_status details",
-            f"{NODE_STATE}.get_run": "run_id",
-            f"{NODE_STATE}.get_fab": "fab_hash",
-            f"{NODE_STATE}.get_node_id": "",
-            f"{NODE_STATE}.get_run_series_context": "series_id",
-            f"{NODE_STATE}.set_run_series_context": "series_id context",
-            f"{NODE_STATE}.record_message_processing_start": "message_id",
-            f"{NODE_STATE}.record_message_processing_end": "message_id",
-            f"{OBJECTS}.get": "object_id",
-            f"{OBJECTS}.get_object_tree": "object_id",
-            f"{OBJECTS}.delete": "object_id",
-            f"{SUPERNODE}:flower_supernode": "",
-        },
-        {
-            SUPERNODE: (*("--isolation", "--superlink", "--node-config", "--auth-supernode-private-key"),),
-            "flwr.clientapp.client_app": ("function registered with name",),
-        },
-    ),
-    Need(
-        "client",
-        "bundles of runs that are checked before anything of them is read or imported",
-        {
-            f"{LOOP}:get_fused_config_from_fab": "fab_file run",
-            "flwr.clientapp.utils:get_load_client_app_fn": "default_app_ref app_path multi_app",
-            "flwr.cli.install:install_from_fab": "fab_file skip_prompt",
-            "flwr.common.config:get_project_dir": "fab_id fab_version fab_hash",
-        },
-    ),
-    Need(
-        "client",
-        "a device on which no other account can answer in its client's name",
-        {f"{SUPERNODE}:_start_supernode_http_api": "config state_factory"},
-    ),
-    Need(
-        "client",
-        "a connection that is soon back after an outage, and says which client and version it is of",
-        {
-            f"{LOOP}:make_simple_grpc_retry_invoker": "",
-            f"{CONNECTION}:create_channel": "server_address insecure root_certificates max_message_length interceptors",
-            f"{HEARTBEAT}:exponential": "max_delay",
-            f"{GRPC_RETRY}:MAX_RETRY_DELAY": "",
+            "flwr.proto:fab_pb2": "",
+            "flwr.proto:fleet_pb2": "",
+            "flwr.proto:fleet_pb2_grpc": "",
+            "flwr.proto:heartbeat_pb2": "",
+            "flwr.proto:message_pb2": "",
+            "flwr.proto:node_pb2": "",
+            "flwr.proto:run_pb2": "",
+            f"{CONSTANTS}:SIGNATURE_HEADER": "",
+            f"{CONSTANTS}:TIMESTAMP_HEADER": "",
             "flwr.supercore.error:FlowerError.from_json": "value",
+            "flwr.supercore.primitives.asymmetric:generate_key_pairs": "",
+            "flwr.supercore.primitives.asymmetric:sign_message": "private_key message",
         },
+    ),
+    Need(
+        "client",
+        "messages whose parts travel one by one",
         {
-            LOOP: ("SuperNode ID:",),
-            GRPC_RETRY: CONNECTION_WORDS,
+            f"{INFLATABLE}:ObjectPullError": "object_id reason",
+            f"{INFLATABLE}:ObjectUnavailableError": "object_id",
+            f"{INFLATABLE}:inflate_object_from_contents": "object_id object_contents",
+            f"{OBJECTS}:get_all_nested_objects": "obj",
+            f"{OBJECTS}:get_object_tree": "obj",
+            f"{OBJECTS}:iterate_object_tree": "tree",
+            f"{OBJECTS}:no_object_id_recompute": "",
+            "flwr.app.message.message:remove_content_from_message": "message",
+            "flwr.common.serde:message_to_proto": "message",
+        },
+        {"flwr.clientapp.client_app": ("function registered with name",)},
+    ),
+    Need(
+        "app",
+        "apps that come with a run",
+        {
+            "flwr.cli.install:install_from_fab": "fab_file skip_prompt",
+            "flwr.clientapp.utils:get_load_client_app_fn": "default_app_ref app_path multi_app",
         },
     ),
     Need(
@@ -364,7 +339,6 @@ RELIED_ON = (
             "flwr.proto.control_pb2:UnregisterNodeRequest": "",
             "flwr.proto.control_pb2:ListNodesRequest": "",
             "flwr.proto.control_pb2:ListRunsRequest": "",
-            "flwr.common.serde:run_from_proto": "",
             "flwr.cli.run_utils:format_runs": "",
             "flwr.supercore.interceptors.http.runtime_version:RuntimeVersionHttpInterceptor": "",
             "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "",
@@ -418,6 +392,8 @@ def _object(name: str) -> Any:
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for attribute in path.split("."):
+        if inspect.ismodule(found) and not hasattr(found, attribute):  # a module that nobody has imported
+            importlib.import_module(f"{found.__name__}.{attribute}")
         found = getattr(found, attribute)
     return found
 

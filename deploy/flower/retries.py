@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from ..processes import duration
-from .relied_on import replace
+from .relied_on import HTTP_RETRY, replace
 
 LONGEST_RETRY_SECONDS = 5.0
 """Longest pause, in place of Flower's 20 s, between attempts to reach a SuperLink that is away."""
@@ -38,6 +38,6 @@ class Retries(logging.Filter):
         return False
 
 
-def retry_soon(module: str) -> None:
-    """Let Flower look for a SuperLink that is away at least every few seconds, by GRPC_RETRY or HTTP_RETRY."""
-    replace(module, "MAX_RETRY_DELAY", LONGEST_RETRY_SECONDS)
+def retry_soon() -> None:
+    """Let Flower look for a SuperLink that is away at least every few seconds."""
+    replace(HTTP_RETRY, "MAX_RETRY_DELAY", LONGEST_RETRY_SECONDS)

@@ -20,7 +20,7 @@ from flwr.common.serde import recorddict_to_proto
 from PIL import Image
 
 from fairbloom.client.app import app
-from fairbloom.deploy.flower.device.inbox import reason_of
+from fairbloom.deploy.flower.device.app_process import reason_of
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task, load_task

@@ -1,7 +1,6 @@
 """What of a run's bundle reaches a client that runs installed code: settings, and nothing else that it tries."""
 
 import hashlib
-import importlib
 import io
 import re
 import stat
@@ -16,21 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_object import get_object_tree
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
-from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fairbloom.deploy.device import bundles
 from fairbloom.deploy.device.bundles import BundleRefusedError, Installed, config_of, distribution_of, load
-from fairbloom.deploy.device.client import APP
-from fairbloom.deploy.flower.device import supernode as warm
-from fairbloom.deploy.flower.device.answers import Isolated, Resident
-from fairbloom.deploy.flower.device.inbox import answer_next
-from fairbloom.deploy.flower.relied_on import LOOP
+from fairbloom.deploy.device.client import APP, ClientSettings
+from fairbloom.deploy.flower.device import app_process
+from fairbloom.deploy.flower.device.worker import Worker
+
+from .unpacking import message, reply_of, task_of
+from .unpacking import run_of as run_of_bundle
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -52,22 +48,17 @@ def listed(files: dict[str, str]) -> dict[str, bytes | str]:
     return {**files, ".info/CONTENT": "\n".join(lines)}
 
 
-def fab_of(content: bytes) -> Fab:
-    return Fab(hashlib.sha256(content).hexdigest(), content, {})
-
-
-def run_of(fab: Fab, *, fab_id: str = "fairbloom/fairbloom", fab_version: str = VERSION, **settings: Any) -> Run:
-    run = Run.create_empty(run_id=1)
-    run.fab_id, run.fab_version, run.fab_hash, run.series_id = fab_id, fab_version, fab.hash_str, 4
+def run_of(content: bytes, *, fab_id: str = "fairbloom/fairbloom", fab_version: str = VERSION, **settings: Any) -> Run:
+    run = run_of_bundle(content)
+    run.fab_id, run.fab_version = fab_id, fab_version
     run.override_config = {**SETTINGS, **{key.replace("_", "-"): value for key, value in settings.items()}}
     return run
 
 
-def question() -> Message:
-    asked = Message(RecordDict(), dst_node_id=2, message_type="query")
-    asked.metadata.__dict__["_message_id"] = asked.object_id
-    asked.metadata.__dict__["_run_id"] = 1
-    return asked
+def answered(installed: Installed, content: bytes, run: Run) -> Any:
+    """Return a client's reply to the question who it is."""
+    task = task_of((content, run), message("", "query"))
+    return reply_of(app_process.answer(installed, {"partition-id": 1}, task))
 
 
 def context(**node: Any) -> Context:
@@ -131,10 +122,10 @@ ATTACKS: dict[str, tuple[str, tuple[str, ...]]] = {
 def test_code_of_a_bundle_is_neither_unpacked_nor_imported(how: str, installed: Installed, home: Path) -> None:
     clientapp, files = ATTACKS[how]
     mark = home / "mark"
-    fab = fab_of(packed(listed({"pyproject.toml": project(clientapp), **dict.fromkeys(files, evil(mark))})))
+    fab = packed(listed({"pyproject.toml": project(clientapp), **dict.fromkeys(files, evil(mark))}))
     paths, modules = list(sys.path), {name for name in sys.modules if "evil" in name or "brandnew" in name}
 
-    reply, _ = Resident(installed)(fab, run_of(fab), 3, question(), context())
+    reply = answered(installed, fab, run_of(fab))
 
     assert reply.content["client"]["name"] == "client-1"
     assert not mark.exists()
@@ -146,18 +137,18 @@ def test_code_of_a_bundle_is_neither_unpacked_nor_imported(how: str, installed: 
 
 
 @pytest.mark.slow
-def test_an_isolated_client_runs_none_of_it_either(installed: Installed, home: Path) -> None:
+def test_an_isolated_client_runs_none_of_it_either(home: Path) -> None:
     mark = home / "mark"
     files = {name: evil(mark) for _, names in ATTACKS.values() for name in names}
-    fab = fab_of(packed({"pyproject.toml": project("fairbloom.evil:app"), **files}))
-    isolated = Isolated(installed)
-    reply, _ = isolated(fab, run_of(fab), 3, question(), context())
+    fab = packed({"pyproject.toml": project("fairbloom.evil:app"), **files})
+    worker = Worker(ClientSettings(superlink="a:1", insecure=True, isolated=True, partition_id=1))
+    runs = (run_of(fab), run_of(fab, fab_id="mylab/other"))
+    reply, refusal = (reply_of(worker.answer(task_of((fab, run), message("", "query")), "1/one")) for run in runs)
+    worker.end()
     assert reply.content["client"]["name"] == "client-1"
     assert not mark.exists()
     assert not (home / "flower").exists()
-    wrong = run_of(fab, fab_id="mylab/other")
-    with pytest.raises(BundleRefusedError, match="install the same version on both"):
-        isolated(fab, wrong, 3, question(), context())
+    assert "install the same version on both" in refusal.error.reason
 
 
 def test_links_in_a_bundle_lead_nowhere(installed: Installed, home: Path) -> None:
@@ -167,9 +158,9 @@ def test_links_in_a_bundle_lead_nowhere(installed: Installed, home: Path) -> Non
         link = zipfile.ZipInfo("pyproject.toml")
         link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
         bundle.writestr(link, str(home / "secret"))
-    fab = fab_of(content.getvalue())
-    with pytest.raises(BundleRefusedError, match="settings of the run's bundle cannot be read: TOMLDecodeError"):
-        Resident(installed)(fab, run_of(fab), 3, question(), context())
+    fab = content.getvalue()
+    reason = answered(installed, fab, run_of(fab)).error.reason
+    assert "settings of the run's bundle cannot be read: TOMLDecodeError" in reason
 
 
 # Bundles that cannot be read ----------------------------------------------------------------------------------------
@@ -268,55 +259,18 @@ def test_a_zip_bomb_fills_no_memory(tmp_path: Path) -> None:
 def test_the_settings_are_those_that_flower_reads(installed: Installed) -> None:
     from flwr.common.config import get_fused_config_from_fab
 
-    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    fab = packed({"pyproject.toml": PROJECT})
     run = run_of(fab, seed=7)
-    assert {**config_of(fab.content), **run.override_config} == get_fused_config_from_fab(fab.content, run)
-
-
-# In Flower's loop ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    module = importlib.import_module(LOOP)
-    monkeypatch.setattr(module, "get_fused_config_from_fab", module.get_fused_config_from_fab)
-    warm.read_no_bundles()
-    return module
+    assert {**config_of(fab), **run.override_config} == get_fused_config_from_fab(fab, run)
 
 
 @pytest.mark.parametrize("kind", ["not a zip", "a zip bomb", "settings twice", "deep"])
-def test_a_bad_bundle_is_one_error_reply_and_the_node_lives(
-    kind: str, loop: Any, installed: Installed, home: Path
+def test_a_bad_bundle_is_one_error_reply_and_the_next_message_is_answered(
+    kind: str, installed: Installed, home: Path
 ) -> None:
-    store = InMemoryObjectStore()
-    state = InMemoryNodeState(store)
-    state.set_node_id(2)
-    answer = Resident(installed)
-    replies = []
-    for series, content in ((4, UNREADABLE[kind][0]()), (5, packed({"pyproject.toml": PROJECT}))):
-        fab, asked = fab_of(content), question()
-        asked.metadata.__dict__["_run_id"] = series
-        asked.metadata.__dict__["_message_id"] = asked.object_id
-        run = run_of(fab)
-        run.run_id = run.series_id = series
-        objects = {asked.object_id: asked.deflate(), asked.content.object_id: asked.content.deflate()}
-        pulled = loop._pull_and_store_message(
-            state=state,
-            object_store=store,
-            node_config={"partition-id": 1},
-            receive=lambda asked=asked: (asked, get_object_tree(asked)),
-            get_run=lambda run_id, run=run: run,
-            get_fab=lambda fab_hash, run_id, fab=fab: fab,
-            pull_object=lambda run_id, object_id, objects=objects: objects[object_id],
-            confirm_message_received=lambda run_id, message_id: None,
-            trusted_entities=None,
-        )
-        assert pulled == series
-        answer_next(state, store, answer)
-        (reply,) = state.get_messages(is_reply=True)
-        state.delete_messages(message_ids=[reply.metadata.message_id, reply.metadata.reply_to_message_id])
-        replies.append(reply)
-    bad, good = replies
+    bad, good = (
+        answered(installed, fab, run_of(fab)) for fab in (UNREADABLE[kind][0](), packed({"pyproject.toml": PROJECT}))
+    )
     assert bad.error.code == ErrorCode.INVALID_FAB
     assert re.search(UNREADABLE[kind][1], bad.error.reason)
     assert not good.has_error()
@@ -331,7 +285,7 @@ def test_a_bad_bundle_is_one_error_reply_and_the_node_lives(
     [("mylab/hearts", "1.1"), ("mylab/other", "1.0"), ("fairbloom/fairbloom", "1.0"), ("mylab/hearts", "1.0.post1")],
 )
 def test_another_app_or_version_is_refused_with_both_named(fab_id: str, fab_version: str) -> None:
-    fab, hearts = fab_of(packed({"pyproject.toml": PROJECT})), Installed(APP, distribution=("hearts", "1.0"))
+    fab, hearts = packed({"pyproject.toml": PROJECT}), Installed(APP, distribution=("hearts", "1.0"))
     with pytest.raises(BundleRefusedError) as error:
         hearts(fab, run_of(fab, fab_id=fab_id, fab_version=fab_version), context())
     assert str(error.value) == (
@@ -343,7 +297,7 @@ def test_another_app_or_version_is_refused_with_both_named(fab_id: str, fab_vers
 @pytest.mark.parametrize("fab_version", ["0.0.9", f"{VERSION}.post1", "7.0"])
 def test_a_run_of_another_version_of_ours_is_taken(installed: Installed, fab_version: str) -> None:
     """The protocol number, which each message has, says whether the two fit."""
-    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    fab = packed({"pyproject.toml": PROJECT})
     app, _ = installed(fab, run_of(fab, fab_version=fab_version), context())
     assert app is sys.modules["fairbloom.client.app"].app
     with pytest.raises(BundleRefusedError, match="the run is of fairbloom/other"):
@@ -351,7 +305,7 @@ def test_a_run_of_another_version_of_ours_is_taken(installed: Installed, fab_ver
 
 
 def test_the_installed_app_gets_the_short_list_and_the_devices_own_places(installed: Installed, tmp_path: Path) -> None:
-    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    fab = packed({"pyproject.toml": PROJECT})
     run = run_of(fab, state_dir="/etc", out="/root", data_dir="/home", method="fedfv")
     where = context(**{"state-dir": str(tmp_path), "name": "site-a"})
     _, settings = installed(fab, run, where)
@@ -370,7 +324,7 @@ def test_a_runs_import_string_is_refused_unless_the_devices_owner_allows_it(
     """Without her leave the module is not even imported; with it, its settings are known."""
     (tmp_path / "hers_on_device.py").write_text("def load(setup, *, noise: float = 0.1): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    fab = packed({"pyproject.toml": PROJECT})
     task = "hers_on_device:load"
     run = run_of(fab, task=task, **{"own-settings": "load.noise=0.3"})
     with pytest.raises(BundleRefusedError, match=f"the run sets task = '{task}', and this client allows no"):
@@ -404,7 +358,7 @@ def loose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_an_app_that_was_never_installed_has_no_version_to_compare(loose: str) -> None:
-    fab = fab_of(packed({"pyproject.toml": PROJECT}))
+    fab = packed({"pyproject.toml": PROJECT})
     mine = Installed.of(f"{loose}:app", ())
     assert mine.distribution is None
     app, _ = mine(fab, run_of(fab, fab_id="mylab/loose", fab_version="3"), context())

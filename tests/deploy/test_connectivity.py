@@ -13,7 +13,7 @@ import pytest
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
-from fairbloom.deploy.flower.device.faults import Remedies
+from fairbloom.deploy.flower.device.session import REMEDIES
 
 GRPC, HTTP = b"\0\0\x12\x04\0\0\0\0\0" + bytes(18), b"HTTP/1.1 200 OK\r\n\r\n"
 """How an answer of a gRPC server begins, and of a control API."""
@@ -96,7 +96,7 @@ def test_what_is_the_operators_to_do_is_said_to_be_so(bundle: Path) -> None:
     with server(signed(bundle, host="elsewhere.example", days=-1)) as address:
         said = [
             connection_fault(ClientSettings(superlink=address, ca=str(bundle / "ca.crt"))) or "",
-            *Remedies.SAID.values(),
+            *REMEDIES.values(),
         ]
     for words in said:
         assert "fairbloom deploy" not in words.partition("the federation's operator")[0]

@@ -20,10 +20,9 @@ import pytest
 from benchmarks.flower import ROOT
 from benchmarks.processes import free_port
 from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.deploy.device.supervisor import CONNECTED
 from fairbloom.deploy.flower import gate, relied_on
 from fairbloom.deploy.flower.__main__ import main as report
-from fairbloom.deploy.flower.gate import NEEDED, FlowerVersionError, check_flower, check_version, start
+from fairbloom.deploy.flower.gate import FlowerVersionError, check_flower, check_version, fits, needed_versions, start
 from fairbloom.deploy.flower.relied_on import RELIED_ON, Need, look_up, missing, replace
 from fairbloom.deploy.flower.retries import Retries
 from fairbloom.deploy.operator.federation import Federation
@@ -43,7 +42,9 @@ DOCUMENTED = {
 }
 BY_PYTHON = {*vars(type("Empty", (), {})), "__init__", "__annotations__", "_abc_impl", "__abstractmethods__"}
 NAMES = {name for need in RELIED_ON for name in need.names}
-built_for = pytest.mark.skipif(not gate._fits(), reason=f"Flower {version('flwr')} is installed, not {NEEDED}")
+built_for = pytest.mark.skipif(
+    not fits("server"), reason=f"Flower {version('flwr')} is installed, not {needed_versions('server')}"
+)
 
 
 def sources() -> Iterator[Path]:
@@ -86,13 +87,9 @@ def replaced(file: Path, module: ModuleType) -> set[str]:
     for call in calls:
         if isinstance(call.func, ast.Name) and call.func.id in ("look_up", "replace") and len(call.args) > 1:
             place, name = call.args[:2]
-            if isinstance(place, ast.Name) and place.id == "module":  # of retry_soon, whose callers name one of two
-                places = [relied_on.GRPC_RETRY, relied_on.HTTP_RETRY]
-            else:
-                assert isinstance(place, ast.Name), ast.unparse(call)
-                places = [getattr(module, place.id)]
+            assert isinstance(place, ast.Name), ast.unparse(call)
             assert isinstance(name, ast.Constant), ast.unparse(call)
-            found |= {f"{each}:{name.value}" for each in places}
+            found.add(f"{getattr(module, place.id)}:{name.value}")
     return found
 
 
@@ -251,17 +248,21 @@ def test_what_flower_lacks_is_named_with_what_it_is_for(
     monkeypatch.setattr(gate, "RELIED_ON", (need,))
     with pytest.raises(FlowerVersionError) as refusal:
         check_flower("server")
-    for part in (version("flwr"), "doors that close", lacking, f'pip install "{NEEDED}"', "fairbloom server"):
+    for part in (
+        version("flwr"),
+        "doors that close",
+        lacking,
+        f'pip install "{needed_versions("server")}"',
+        "fairbloom server",
+    ):
         assert part in str(refusal.value)
-    if gate._fits():
-        check_flower("client")  # which does without
+    check_flower("client")  # which does without
 
 
 @built_for
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("device.supernode", (relied_on.SUPERNODE, "flower_supernode")),
         ("server.superlink", (relied_on.SUPERLINK, "flower_superlink")),
         ("server.superexec", (relied_on.SUPEREXEC, "flower_superexec")),
     ],
@@ -269,15 +270,14 @@ def test_what_flower_lacks_is_named_with_what_it_is_for(
 def test_without_a_name_no_program_of_flowers_is_started(
     module: str, command: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower's own control API would be open to everybody, and its own node would run whatever code comes."""
+    """Flower's own control API would be open to everybody."""
     started = list[bool]()
     monkeypatch.setattr(importlib.import_module(command[0]), command[1], lambda: started.append(True))
-    user: Any = "client" if module.startswith("device") else "server"
-    for need in (need for need in RELIED_ON if need.user in ("library", user) and need.names):
+    for need in (need for need in RELIED_ON if need.user in ("library", "server") and need.names):
         lacking = Need(need.user, need.without, {f"{next(iter(need.names))}s": ""})
         monkeypatch.setattr(gate, "RELIED_ON", (lacking,))
         with pytest.raises(SystemExit) as end:
-            start(user, module, os.getpid())
+            start("server", module, os.getpid())
         assert end.value.code == CANNOT_RUN
     assert not started
 
@@ -285,20 +285,34 @@ def test_without_a_name_no_program_of_flowers_is_started(
 @built_for
 def test_the_words_by_which_a_connection_is_known_are_in_the_list() -> None:
     texts = {module: words for need in RELIED_ON for module, words in need.texts.items()}
-    assert CONNECTED.decode() in texts[relied_on.LOOP]
-    for retry in (relied_on.GRPC_RETRY, relied_on.HTTP_RETRY):
-        assert {*Retries.ATTEMPTS, Retries.SUCCESS} <= set(texts[retry])
+    assert {*Retries.ATTEMPTS, Retries.SUCCESS} <= set(texts[relied_on.HTTP_RETRY])
 
 
-@pytest.mark.parametrize("other", ["1.38.2", "1.40.0", "1.42.1", "2.39.0"])
-def test_another_version_is_refused_though_it_has_all_names(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("user", "other"),
+    [("server", "1.38.2"), ("server", "1.40.0"), ("operator", "1.42.1"), ("server", "2.39.0"), ("client", "1.38.2")],
+)
+def test_a_version_that_is_not_needed_is_refused_though_it_has_all_names(
+    user: Any, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gate, "version", lambda package: other)
     monkeypatch.setattr(gate, "missing", lambda needs: {})
+    words = f"Flower {other} is installed, and {gate.COMMANDS[user]} needs {needed_versions(user)}"
     for check in (check_version, check_flower):
-        with pytest.raises(
-            FlowerVersionError, match=re.escape(f"Flower {other} is installed, and fairbloom client needs")
-        ):
-            check("client")
+        with pytest.raises(FlowerVersionError, match=re.escape(words)):
+            check(user)
+
+
+@pytest.mark.parametrize("other", ["1.39.0", "1.41.0", "1.42.3", "1.43.0", "2.0.0"])
+def test_a_client_runs_with_later_versions_and_warns_of_one_that_was_never_tested(
+    other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate, "version", lambda package: other)
+    check_version("client")
+    gate.warn_if_untested()
+    said = capsys.readouterr().err
+    untested = other in ("1.43.0", "2.0.0")
+    assert (f"Flower {other} is installed, and this client was tested with 1.39 to 1.42" in said) == untested
 
 
 def run(python: list[str], before: Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -309,13 +323,22 @@ def run(python: list[str], before: Path, **options: Any) -> subprocess.Completed
     )
 
 
+def flower_of(folder: Path, version: str) -> Path:
+    """Return a folder by which Flower is of this version to all who ask."""
+    about = folder / f"flwr-{version}.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text(f"Metadata-Version: 2.1\nName: flwr\nVersion: {version}\n")
+    return folder
+
+
 @pytest.fixture
 def other_flower(tmp_path: Path) -> Path:
-    """A folder by which Flower is of another version to all who ask."""
-    about = tmp_path / "other" / "flwr-1.42.0.dist-info" / "METADATA"
-    about.parent.mkdir(parents=True)
-    about.write_text("Metadata-Version: 2.1\nName: flwr\nVersion: 1.42.0\n")
-    return tmp_path / "other"
+    return flower_of(tmp_path / "other", "1.42.0")
+
+
+@pytest.fixture
+def older_flower(tmp_path: Path) -> Path:
+    return flower_of(tmp_path / "older", "1.38.0")
 
 
 @pytest.fixture
@@ -333,22 +356,23 @@ def federation(tmp_path: Path) -> Federation:
     return Federation.init(tmp_path / "federation", ["localhost"], free_port(), f"127.0.0.1:{free_port()}", 30)
 
 
-def refused(ended: subprocess.CompletedProcess[str], flower: str, command: str) -> None:
+def refused(ended: subprocess.CompletedProcess[str], flower: str, user: Any) -> None:
     assert ended.returncode == CANNOT_RUN, ended.stderr
-    assert ended.stderr.count(f"Flower {flower} is installed, and {command} needs {NEEDED}") == 1
-    assert f'Remedy: pip install "{NEEDED}"' in ended.stderr
+    words = f"Flower {flower} is installed, and {gate.COMMANDS[user]} needs {needed_versions(user)}"
+    assert ended.stderr.count(words) == 1
+    assert f'Remedy: pip install "{needed_versions(user)}"' in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
 def test_a_server_does_not_start_with_another_flower(federation: Federation, other_flower: Path) -> None:
     """Before, it started its SuperLink again and again, for ever."""
     ended = run(["-m", "fairbloom.deploy.server", str(federation.path)], other_flower)
-    refused(ended, "1.42.0", "fairbloom server")
+    refused(ended, "1.42.0", "server")
 
 
-def test_a_client_does_not_start_with_another_flower(other_flower: Path) -> None:
-    ended = run(["-m", "fairbloom.deploy", "client", "--superlink", "127.0.0.1:1", "--insecure"], other_flower)
-    refused(ended, "1.42.0", "fairbloom client")
+def test_a_client_does_not_start_with_an_older_flower(older_flower: Path) -> None:
+    ended = run(["-m", "fairbloom.deploy", "client", "--superlink", "127.0.0.1:1", "--insecure"], older_flower)
+    refused(ended, "1.38.0", "client")
 
 
 @pytest.mark.slow
@@ -363,11 +387,10 @@ def test_a_run_is_not_submitted_with_another_flower(federation: Federation, othe
 def test_a_server_ends_where_its_flower_lacks_a_name(federation: Federation, lacking_flower: Path) -> None:
     """Its SuperLink finds that out, and nobody starts it again."""
     ended = run(["-m", "fairbloom.deploy.server", str(federation.path)], lacking_flower)
-    refused(ended, version("flwr"), "fairbloom server")
+    refused(ended, version("flwr"), "server")
     assert "messages, rounds and runs of any kind: flwr.common.serde:recorddict_to_proto" in ended.stderr
 
 
-@built_for
 def test_a_client_ends_where_its_flower_lacks_a_name(lacking_flower: Path, tmp_path: Path) -> None:
     client = ClientSettings(superlink="127.0.0.1:1", insecure=True, state_dir=str(tmp_path / "state"))
     code = (
@@ -375,4 +398,4 @@ def test_a_client_ends_where_its_flower_lacks_a_name(lacking_flower: Path, tmp_p
         "supervisor.main()"
     )
     ended = run(["-c", code, json.dumps(asdict(client))], lacking_flower)
-    refused(ended, version("flwr"), "fairbloom client")
+    refused(ended, version("flwr"), "client")

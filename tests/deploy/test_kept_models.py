@@ -142,7 +142,7 @@ def test_a_delivery_whose_server_is_killed_goes_on(there: Deployment, tmp_path: 
     Where it was too quick for that, the run is made longer, and it is tried again.
     """
     out = tmp_path / "killed"
-    (node,) = there.offspring(there.clients["h3"])
+    node = there.clients["h3"].pid
     for number in range(2, 8):
         submitted = there.submitting({**SETTINGS, "clients": 4, "seed": 4, "num-rounds": number, "out": str(out)})
         wait_for_rounds(out, number)

@@ -262,6 +262,7 @@ def test_what_clients_keep_outlives_kills_and_a_folder_that_is_lost_is_noticed(
 def test_a_killed_client_is_missed_by_name_and_comes_back(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = {**SETTINGS, "fraction": 1.0, "num-rounds": 100_000, "round-timeout": 8.0, "out": str(out)}
+    there.submit({**SETTINGS, "fraction": 1.0, "num-rounds": 1, "out": str(tmp_path / "first")})  # workers load in it
     submitted = there.submitting(endless)
     wait_for_rounds(out, 2)
     there.kill(there.clients[CLIENTS[3]])
@@ -299,7 +300,7 @@ def test_a_network_that_is_away_for_a_minute_costs_nothing(there: Deployment, tm
     rows = rounds(out)
     assert [int(row["round"]) for row in rows] == [*range(1, len(rows) + 1)]
     assert {row["replies_used"] for row in rows} == {"4"}
-    assert "the SuperNode ended" not in there.log(there.clients[CLIENTS[3]])
+    assert "the SuperLink ended the connection" not in there.log(there.clients[CLIENTS[3]])
     assert_same_as_with_the_same_clients(out, endless, tmp_path)
     there.stop(there.clients[CLIENTS[3]])
     there.start_client(CLIENTS[3])
@@ -313,12 +314,14 @@ def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: 
     endless = {**SETTINGS, **slow, "min-replies": 3, "out": str(out)}
     submitted = there.submitting(endless)
     wait_until(lambda: (out / "known.json").exists())  # it knows its clients' names: round 1 begins
-    (frozen,) = there.offspring(there.clients[CLIENTS[3]])
-    os.kill(frozen, signal.SIGSTOP)
+    frozen = (there.clients[CLIENTS[3]].pid, *there.offspring(there.clients[CLIENTS[3]]))
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
     try:
         wait_for_rounds(out, 6, seconds=200.0)
     finally:
-        os.kill(frozen, signal.SIGCONT)
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
     back = len(rounds(out))
     wait_until(lambda: any(row["participants"] == "4" for row in rounds(out)[back:]))
     there.stop_runs()
@@ -378,7 +381,7 @@ def test_without_tls(there: Deployment, tmp_path: Path) -> None:
 def test_with_a_wrong_ca(there: Deployment) -> None:
     bundle = bundle_of_nobody(there, "wrong-ca")
     pki.make_authority(bundle / "ca.crt", bundle / "other.key")
-    refused(there, "wrong-ca", "does not vouch for", "trying again")
+    refused(there, "wrong-ca", "does not vouch for", "retrying until it works")
 
 
 def test_with_an_expired_server_certificate(there: Deployment, tmp_path: Path) -> None:
@@ -397,7 +400,7 @@ def test_with_an_expired_server_certificate(there: Deployment, tmp_path: Path) -
 
 def test_with_an_unregistered_key(there: Deployment) -> None:
     bundle_of_nobody(there, "nobody")
-    refused(there, "nobody", "[code: 2004]", "is not registered (fairbloom deploy enroll)", "trying again")
+    refused(there, "nobody", "[code: 2004]", "is not registered (fairbloom deploy enroll)", "retrying until it works")
 
 
 def test_with_a_revoked_key(there: Deployment) -> None:
@@ -407,7 +410,9 @@ def test_with_a_revoked_key(there: Deployment) -> None:
     there.wait_for_clients("device")
     assert "guest" in there.online()
     there.fairbloom("deploy", "revoke", "guest")
-    there.wait_for_words(there.clients["device"], "the SuperNode ended", "trying again", "was revoked")
+    there.wait_for_words(
+        there.clients["device"], "the SuperLink ended the connection", "retrying until it works", "was revoked"
+    )
     assert "guest" not in there.online()
     there.stop(there.clients.pop("device"))
 

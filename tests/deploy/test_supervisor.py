@@ -1,5 +1,6 @@
-"""The loop that starts a client's node again whenever it ends."""
+"""The loop that connects a client again whenever its connection ends."""
 
+import itertools
 import os
 import re
 import signal
@@ -12,109 +13,82 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.flower import PATIENCE, ROOT, wait_until
+from benchmarks.flower import PATIENCE, ROOT
 from fairbloom.deploy.device import supervisor
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.processes import duration
+from fairbloom.system.supervise import CANNOT_RUN
 
 LOOP = """
 import sys
 from fairbloom.deploy.device import supervisor
 supervisor.connection_fault = lambda settings: None
 supervisor.SHORTEST_PAUSE, supervisor.LONGEST_PAUSE = 0.05, 0.2
-supervisor.ClientSettings.command = lambda self: [sys.executable, "-c", sys.argv[1]]
+number = -1
+def serve(client, instance, worker, contexts, outage):
+    global number
+    number += 1
+    names = globals() | locals()
+    exec(sys.argv[1], names)
+    return names["faults"][min(number, len(names["faults"]) - 1)]
+import fairbloom.deploy.flower.device.session as session
+session.serve = serve
 supervisor.run(supervisor.ClientSettings(superlink="a:1", insecure=True))
 """
-
-
-def supervised(program: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", LOOP, program], stderr=subprocess.PIPE, text=True)
+"""A client whose connections are this program, each of which ends with one of its `faults`."""
 
 
 @contextmanager
-def lines_of(loop: subprocess.Popen[str]) -> Iterator[Iterator[str]]:
-    """The lines that a loop prints; it is ended in order."""
-    assert loop.stderr is not None
+def lines_of(program: str) -> Iterator[Iterator[str]]:
+    """The lines that a client prints; it is ended in order."""
+    client = subprocess.Popen([sys.executable, "-c", LOOP, program], stderr=subprocess.PIPE, text=True)
+    assert client.stderr is not None
     try:
-        yield map(str.rstrip, loop.stderr)
+        yield map(str.rstrip, client.stderr)
     finally:
-        loop.terminate()
-        code = loop.wait(PATIENCE)
-        loop.stderr.close()
+        client.terminate()
+        code = client.wait(PATIENCE)
+        client.stderr.close()
     assert code == 0
 
 
-COUNTED = """
-import pathlib, sys, time
-count = pathlib.Path({count!r})
-number = int(count.read_text()) if count.exists() else 0
-count.write_text(str(number + 1))
-"""
-
-
-def starts(count: Path) -> int:
-    return int(count.read_text() or 0) if count.exists() else 0
-
-
-def wait_for_starts(count: Path, number: int) -> None:
-    wait_until(lambda: starts(count) >= number)
-
-
-def test_a_node_that_ends_is_started_again_for_ever_and_a_fault_is_said_once(tmp_path: Path) -> None:
-    count = tmp_path / "count"
-    program = COUNTED.format(count=str(count)) + 'print("no luck at", time.time()); raise SystemExit(3 + (number > 5))'
-    with lines_of(supervised(program)) as lines:
-        assert next(lines).startswith("no luck at")
-        assert next(lines) == "fairbloom client: the SuperNode ended (exit code 3); retrying until it works"
-        wait_for_starts(count, 6)
-        assert next(lines) == "fairbloom client: the SuperNode ended (exit code 4); retrying until it works"
-        wait_for_starts(count, 10)
-
-
-def test_a_start_that_fails_in_another_way_is_printed(tmp_path: Path) -> None:
-    count = tmp_path / "count"
-    program = COUNTED.format(count=str(count)) + 'print("no luck" if number < 3 else "no disk"); raise SystemExit(3)'
-    with lines_of(supervised(program)) as lines:
+def test_a_client_connects_again_for_ever_and_says_a_fault_once() -> None:
+    program = 'faults = ["refused"] * 5 + ["revoked"] * 5 + ["expired"]'
+    with lines_of(program) as lines:
         said = [next(lines) for _ in range(3)]
-    assert [said[0], said[2]] == ["no luck", "no disk"]
-
-
-def test_a_client_that_is_back_says_so_and_what_its_node_said(tmp_path: Path) -> None:
-    count = tmp_path / "count"
-    program = (
-        COUNTED.format(count=str(count))
-        + 'print("beginning", flush=True)\nif number < 4: raise SystemExit(3)\n'
-        + 'print("INFO: SuperNode ID: 7", flush=True); print("at work", flush=True); time.sleep(60)'
-    )
-    with lines_of(supervised(program)) as lines:
-        said = [next(lines) for _ in range(6)]
-    assert re.fullmatch(r"fairbloom client: back: connected again after \d+ s", said.pop(2))
     assert said == [
-        "beginning",
-        "fairbloom client: the SuperNode ended (exit code 3); retrying until it works",
-        *("beginning", "INFO: SuperNode ID: 7", "at work"),
+        f"fairbloom client: {fault}; retrying until it works" for fault in ("refused", "revoked", "expired")
     ]
 
 
-def test_a_node_is_ended_in_order_with_its_client() -> None:
-    program = "import os, signal, sys, time; print(os.getpid(), file=sys.stderr, flush=True); time.sleep(60)"
-    with lines_of(supervised(program)) as lines:
-        node = int(next(lines))
-    with pytest.raises(ProcessLookupError):
-        os.kill(node, 0)
+def test_a_client_that_is_back_says_so_and_a_later_fault_again() -> None:
+    program = 'faults = ["refused"]\nif number == 3: outage.end()'
+    with lines_of(program) as lines:
+        first, back, again = (next(lines) for _ in range(3))
+    assert re.fullmatch(r"fairbloom client: back: connected again after \d+ s", back)
+    assert first == again == "fairbloom client: refused; retrying until it works"
 
 
-def test_a_killed_node_is_named_so() -> None:
-    with lines_of(supervised("import os; os.kill(os.getpid(), 9)")) as lines:
-        assert "killed by SIGKILL" in next(lines)
+def test_a_bug_of_ours_has_a_traceback_and_the_client_connects_again() -> None:
+    program = 'faults = ["refused"]\nif number == 0: raise KeyError("x")'
+    with lines_of(program) as lines:
+        said = list(itertools.takewhile(lambda line: "refused; retrying" not in line, lines))
+    assert said[0].startswith("Traceback")
+    assert said[-1] == "fairbloom client: the connection ended by KeyError; retrying until it works"
+
+
+def test_a_worker_that_cannot_run_here_ends_its_client() -> None:
+    program = 'faults = [""]\nimport sys; sys.exit(78)'
+    client = subprocess.run([sys.executable, "-c", LOOP, program], stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert client.returncode == CANNOT_RUN
 
 
 def no_state_folder(folder: Path, *, as_nobody: bool = False) -> str:
     """Return what a client says about its state folder."""
     program = (
-        "import os, sys; from fairbloom.deploy.device.supervisor import ClientSettings, Node\n"
+        "import os, sys; from fairbloom.deploy.device.supervisor import ClientSettings, state_folder_fault\n"
         f"if {as_nobody} and os.getuid() == 0: os.setuid(65534)\n"
-        "print(Node(ClientSettings(superlink='a:1', insecure=True, state_dir=sys.argv[1]))._state_folder_fault())"
+        "print(state_folder_fault(ClientSettings(superlink='a:1', insecure=True, state_dir=sys.argv[1])))"
     )
     words = [sys.executable, "-c", program, str(folder)]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -2,8 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,126 +11,95 @@ from flwr.common.constant import SubStatus
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 
-from fairbloom.deploy.device import work as work_module
-from fairbloom.deploy.device.work import DroppedError, Work
-from fairbloom.deploy.flower.device.answers import AppError, Droppable, Isolated, Resident
-from fairbloom.deploy.flower.device.channel import WorkReport
-from fairbloom.deploy.flower.device.unpacked import Unpacked
+from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.flower.device.worker import DroppedError, Worker
 from fairbloom.deploy.server.overdue import RUN_OVER, TIME_OVER, Overdue
 
 from .state import Call, pull
 from .test_fleet import Place
 from .test_fleet import place as place
-from .unpacking import bundle_of, context, message
+from .unpacking import bundle_of, message, reply_of, task_of, version_of
 
 ENDLESS = """
 import time
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 app = ClientApp()
 
 @app.train()
 def train(message, context):
-    while True:
+    while message.content["config"]["do"] == "endless":
         try:
             time.sleep(0.01)
         except Exception:
             pass
+    return Message(RecordDict(), reply_to=message)
 """
 
 
-ended: list[int] = []
-"""How the process would have ended."""
+def worker_of(home: Path, **settings: Any) -> Worker:
+    return Worker(ClientSettings(superlink="a:1", insecure=True, bundles="any", state_dir="/own", **settings))
 
 
-@pytest.fixture
-def work() -> Work:
-    ended.clear()
-    return Work(end=ended.append)
-
-
-def work_on(work: Work, name: str) -> None:
-    with work.on(name):
-        time.sleep(60.0)
+@pytest.fixture(params=[False, True], ids=["resident", "isolated"])
+def worker(request: pytest.FixtureRequest, home: Path) -> Iterator[Worker]:
+    worker = worker_of(home, isolated=request.param)
+    yield worker
+    worker.end()
 
 
 # On the device ------------------------------------------------------------------------------------------------------
 
 
-def test_dropped_work_ends_with_its_reason(work: Work) -> None:
-    threading.Timer(0.2, work.drop, ("7/a", "the run is over")).start()
-    with pytest.raises(DroppedError, match="the run is over"):
-        work_on(work, "7/a")
-    assert work.name == ""
-    with work.on("7/b"):
-        pass
+def test_an_app_that_never_ends_is_dropped_with_its_process_and_the_next_message_answered(
+    worker: Worker, home: Path
+) -> None:
+    endless = bundle_of(home, "tried_app:app", {"tried_app.py": ENDLESS})
+    assert not reply_of(worker.answer(task_of(endless, message("reply")), "1/a")).has_error()
+    threading.Timer(1.0, worker.drop, ("1/b", "its time is over")).start()
+    with pytest.raises(DroppedError, match="its time is over"):
+        worker.answer(task_of(endless, message("endless")), "1/b")
+    assert (worker.working, worker.runs) == ("", False)
+    assert not reply_of(worker.answer(task_of(endless, message("reply")), "1/c")).has_error()
 
 
-def test_other_work_goes_on(work: Work) -> None:
-    work.drop("7/a", "the run is over")
-    with work.on("7/b"):
-        work.drop("7/a", "the run is over")
-        time.sleep(0.01)
+def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(home: Path) -> None:
+    """Else a device that takes longer to load its libraries than a message may wait would never answer."""
+    worker, good = worker_of(home), version_of(home, 1)
+    threading.Timer(0.1, worker.drop, ("1/a", "its time is over")).start()
+    with pytest.raises(DroppedError, match="its time is over"):
+        worker.answer(task_of(good, message("reply")), "1/a")
+    loading = worker._process
+    assert worker.runs
+    assert reply_of(worker.answer(task_of(good, message("reply")), "1/b")).content["metrics"]["version"] == 1
+    assert worker._process is loading
+    worker.end()
 
 
-def test_work_that_does_not_end_is_dropped_with_its_process(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_module, "GRACE_SECONDS", 0.1)
-    with work.on("7/a"):
-        try:
-            work.drop("7/a", "the run is over")
-            time.sleep(1.0)
-        except DroppedError:
-            time.sleep(1.0)
-    assert ended == [1]
-
-
-def test_the_owners_limit_ends_work_with_the_setting(work: Work) -> None:
-    bounded = Work(0.1, ended.append)
+def test_the_owners_limit_ends_work_with_the_setting(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = worker_of(home)
+    monkeypatch.setattr(worker, "_limit", 0.5)
+    endless = bundle_of(home, "tried_app:app", {"tried_app.py": ENDLESS})
     with pytest.raises(
-        DroppedError, match=r"longer than the owner of this device allows \(0.1 s, limits.round-seconds"
+        DroppedError, match=r"longer than the owner of this device allows \(0.5 s, limits.round-seconds"
     ):
-        work_on(bounded, "7/a")
-    with bounded.on("7/b"):
-        pass
-    time.sleep(0.2)
-    assert ended == []
+        worker.answer(task_of(endless, message("endless")), "1/a")
+    assert not worker.runs
 
 
-@pytest.mark.parametrize("kind", [Resident, Isolated])
-def test_an_app_that_never_ends_is_dropped_and_the_next_message_answered(kind: Any, home: Path, work: Work) -> None:
-    answer = Droppable(kind(Unpacked()), work)
-    fab, run = bundle_of(home, "tried_app:app", {"tried_app.py": ENDLESS})
-    asked = message("reply")
-    name = f"{run.run_id}/{asked.metadata.message_id}"
-    for _ in range(2):
-        threading.Timer(3.0, work.drop, (name, "its time is over")).start()
-        with pytest.raises(AppError, match="the client has dropped this work: its time is over"):
-            answer(fab, run, 3, asked, context())
+def test_the_owners_limit_reaches_the_worker() -> None:
+    settings = ClientSettings(superlink="a:1", insecure=True, limits={"round-seconds": 2})
+    assert Worker(settings)._limit == 2.0
 
 
-class Answered:
-    """A call that was answered with this metadata."""
-
-    def __init__(self, *metadata: tuple[str, str]) -> None:
-        self._metadata = metadata
-
-    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._metadata
-
-
-def test_a_heartbeat_says_what_is_worked_on_and_heeds_the_answer(work: Work) -> None:
-    said: list[Any] = []
-
-    def call(details: Any, request: Any) -> Answered:
-        said.append(details.metadata)
-        return Answered(("fairbloom-drop", "the run is over"))
-
-    report, details = WorkReport(work), SimpleNamespace(method="/x/SendNodeHeartbeat", metadata=None)
-    details._replace = lambda metadata: SimpleNamespace(method=details.method, metadata=metadata)
-    report.intercept_unary_unary(call, details, None)
-    threading.Timer(0.2, report.intercept_unary_unary, (call, details, None)).start()
-    with pytest.raises(DroppedError, match="the run is over"):
-        work_on(work, "7/a")
-    assert said == [None, [("fairbloom-work", "7/a")]]
+def test_other_work_goes_on_and_a_worker_that_is_ended_leaves_no_process(worker: Worker, home: Path) -> None:
+    threading.Timer(0.5, worker.drop, ("1/a", "the run is over")).start()
+    assert not reply_of(worker.answer(task_of(version_of(home, 1), message("reply")), "1/b")).has_error()
+    process = worker._process
+    assert process is not None
+    worker.end()
+    assert not worker.runs
+    assert process.returncode is not None
 
 
 # At the server ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Bundles made of a few files, and the messages of runs that bring them."""
+"""Bundles made of a few files, and the tasks of runs that bring them."""
 
 import hashlib
 import itertools
@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.fab import Fab
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.serde import run_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
-from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from fairbloom.deploy.flower.device.messages import Answer, Task
+from fairbloom.flower import serialize
 
 with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
     from flwr.cli.build import build_fab_from_disk
@@ -26,7 +30,10 @@ publisher = "test"
 [tool.flwr.app.components]
 serverapp = "{app}"
 clientapp = "{app}"
+[tool.flwr.app.config]
+state-dir = "/of/the/run"
 """
+NODE = {"state-dir": "/own"}
 APP = """
 import os
 from flwr.app import Message, MetricRecord, RecordDict
@@ -55,7 +62,7 @@ def train(message, context):
 numbers = itertools.count()
 
 
-def bundle_of(home: Path, app: str, files: Mapping[str, str]) -> tuple[Any, Any]:
+def bundle_of(home: Path, app: str, files: Mapping[str, str]) -> tuple[bytes, Run]:
     """Return the bundle that Flower makes of these files, and a run of it."""
     folder = home / f"app-{next(numbers)}"
     for name, text in {"pyproject.toml": PROJECT.format(app=app), **files}.items():
@@ -63,33 +70,39 @@ def bundle_of(home: Path, app: str, files: Mapping[str, str]) -> tuple[Any, Any]
         (folder / name).write_text(text)
     with warnings.catch_warnings(action="ignore"):
         content = build_fab_from_disk(folder)
+    return content, run_of(content)
+
+
+def run_of(content: bytes) -> Run:
     run = Run.create_empty(run_id=1)
-    run.fab_id, run.fab_version = "test/tried", "1.0.0"
-    return Fab(hashlib.sha256(content).hexdigest(), content, {}), run
+    run.fab_id, run.fab_version, run.series_id = "test/tried", "1.0.0", 4
+    run.fab_hash = hashlib.sha256(content).hexdigest()
+    return run
 
 
-def message(do: str) -> Message:
-    asked = Message(RecordDict({"config": ConfigRecord({"do": do})}), dst_node_id=2, message_type="train")
-    asked.metadata.__dict__["_message_id"] = "one"
-    return asked
-
-
-def context() -> Context:
-    return Context(1, 2, {"state-dir": "/own"}, RecordDict(), {"state-dir": "/of/the/run"})
-
-
-def version_of(home: Path, version: int) -> tuple[Any, Any]:
+def version_of(home: Path, version: int) -> tuple[bytes, Run]:
     """Return a bundle whose app says this version, and does what the message asks; and a run of it."""
     return bundle_of(home, "tried_app:app", {"tried_app.py": f"VERSION = {version}\n{APP}"})
 
 
-def node_state(fab: Any, run: Any) -> tuple[InMemoryNodeState, InMemoryObjectStore]:
-    """Return what a node knows once a run's bundle has come, and where it keeps the parts of messages."""
-    run.fab_hash, run.series_id = fab.hash_str, 4
-    store = InMemoryObjectStore()
-    state = InMemoryNodeState(store)
-    state.set_node_id(2)
-    state.store_run(run)
-    state.store_fab(fab)
-    state.set_run_series_context(run.series_id, context())
-    return state, store
+def message(do: str, kind: str = "train") -> Message:
+    asked = Message(RecordDict({"config": ConfigRecord({"do": do})}), dst_node_id=2, message_type=kind)
+    asked.metadata.__dict__["_run_id"] = 1
+    asked.metadata.__dict__["_message_id"] = asked.object_id
+    return asked
+
+
+def task_of(bundle: tuple[bytes, Run], asked: Message, state: RecordDict | None = None) -> Task:
+    """Return what a client's worker gets of a message."""
+    content, run = bundle
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(asked).items()}
+    state_before = b"" if state is None else serialize(state)
+    return Task(2, run_to_proto(run).SerializeToString(), content, asked.object_id, parts, state_before)
+
+
+def reply_of(answer: Answer) -> Any:
+    """Return the reply that a client would send."""
+    head = ProtoMessage.FromString(answer.head)
+    reply: Any = inflate_object_from_contents(head.metadata.message_id, dict(answer.parts))
+    assert reply.metadata.reply_to_message_id == head.metadata.reply_to_message_id
+    return reply

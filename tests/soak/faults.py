@@ -83,13 +83,13 @@ def kill_client(site: Site, chance: random.Random) -> str:
     return name
 
 
-def kill_node(site: Site, chance: random.Random) -> str:
-    """Kill what the client's own supervisor starts again."""
+def kill_worker(site: Site, chance: random.Random) -> str:
+    """Kill what the client itself starts again."""
     name = chance.choice(site.clients)
     for pid in site.there.offspring(site.there.clients[name]):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return f"the node of {name}"
+    return f"the worker of {name}"
 
 
 def cut_link(site: Site, chance: random.Random) -> str:
@@ -104,7 +104,11 @@ def freeze(site: Site, chance: random.Random) -> str:
     """Stop a client's processes, or the SuperLink, and let them go on."""
     name, seconds = chance.choice([*site.clients, "superlink"]), chance.uniform(1.0, 30.0)
     try:
-        frozen = [site.there.part(name)] if name == "superlink" else site.there.offspring(site.there.clients[name])
+        if name == "superlink":
+            frozen = [site.there.part(name)]
+        else:
+            client = site.there.clients[name]
+            frozen = [client.pid, *site.there.offspring(client)]
     except ValueError:
         return f"{name}, which was just being started"
     with _each(frozen, signal.SIGSTOP, signal.SIGCONT):
@@ -147,7 +151,7 @@ FAULTS: Mapping[str, Callable[[Site, random.Random], str]] = {
     "kill part": kill_part,
     "kill run": kill_serverapp,
     "kill client": kill_client,
-    "kill node": kill_node,
+    "kill worker": kill_worker,
     "cut link": cut_link,
     "freeze": freeze,
     "hostile reply": attack,

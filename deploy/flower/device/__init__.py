@@ -1,1 +1,1 @@
-"""A client's SuperNode: Flower's, with the app kept in its process."""
+"""A client's node: its calls to the SuperLink, and the process that calls the app."""

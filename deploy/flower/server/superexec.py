@@ -24,7 +24,7 @@ from fairbloom.system.parents import end_with_parent
 from ...operator.federation import Federation
 from ...server.supervisor import STARTED
 from ..environment import LOG_LEVEL
-from ..relied_on import HTTP_RETRY, SERVERAPP, SUPEREXEC, SUPEREXEC_LOOP, look_up, replace
+from ..relied_on import SERVERAPP, SUPEREXEC, SUPEREXEC_LOOP, look_up, replace
 from ..retries import Retries, retry_soon
 
 AGAIN_SECONDS = 1.0
@@ -143,7 +143,7 @@ class ExpectedEnds(logging.Filter):
 def _wait_in_silence(away: str) -> None:
     """Let Flower say once that the SuperLink is away, and look for it often."""
     logging.getLogger("flwr").addFilter(Retries(log.warning, away))
-    retry_soon(HTTP_RETRY)
+    retry_soon()
 
 
 def retry_faults(invoker: Any) -> Any:
