@@ -1,24 +1,44 @@
 """A node that speaks the fleet's protocol by itself, with an enrolled key, another's, or none."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, MessageType, RecordDict
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
-from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from fairbloom.deploy.operator.federation import Federation
 
 from .federation import Deployment
+
+
+def signed_head(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
+    """Return what shows a node's key in the head of a call."""
+    at = datetime.now(UTC).isoformat()
+    return {
+        "flwr-public-key-bin": public_key_to_bytes(key.public_key()),
+        "flwr-timestamp": at,
+        "flwr-signature-bin": sign_message(key, at.encode()),
+    }
+
+
+class Signature(grpc.UnaryUnaryClientInterceptor):
+    """Signs the head of each call."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self._key = key
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        head = [*(details.metadata or ()), *signed_head(self._key).items()]
+        return continuation(details._replace(metadata=head), request)
 
 
 class Peer:
@@ -27,9 +47,7 @@ class Peer:
     def __init__(self, there: Deployment, key: ec.EllipticCurvePrivateKey, node_id: int) -> None:
         credentials = grpc.ssl_channel_credentials((there.folder / "ca.crt").read_bytes())
         channel = grpc.secure_channel(f"localhost:{there.fleet}", credentials)
-        safety = [RuntimeVersionClientInterceptor(component_name="SuperNode")]
-        safety.append(NodeAuthClientInterceptor(key, key.public_key()))
-        self.stub: Any = FleetStub(grpc.intercept_channel(channel, *safety))
+        self.stub: Any = FleetStub(grpc.intercept_channel(channel, Signature(key)))
         self.key, self.node = key, Node(node_id=node_id)
 
     def activate(self) -> int:

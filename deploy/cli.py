@@ -36,7 +36,12 @@ FromRoundOption = Annotated[
 UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder instead of a .tar.gz.")]
 
 
-def server(folder: DirOption = HERE) -> None:
+def server(
+    folder: DirOption = HERE,
+    untested_flower: Annotated[
+        bool, typer.Option("--untested-flower", help="Run with a Flower newer than those that were tested.")
+    ] = False,
+) -> None:
     """Run the server of a federation (SuperLink and SuperExec), and restart parts that fail.
 
     It listens at the addresses given to deploy init, keeps its state in DIR/state, reports when it is ready, and stops
@@ -45,7 +50,7 @@ def server(folder: DirOption = HERE) -> None:
     from .operator.federation import Federation
     from .server.supervisor import replace_process
 
-    replace_process(Federation(folder))
+    replace_process(Federation(folder), untested_flower)
 
 
 @app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")

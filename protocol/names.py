@@ -107,9 +107,8 @@ PROTOCOL = "fairbloom-protocol"
 VERSION_HEADER = "fairbloom-version"
 """The header in which a node says which version of Fairbloom it runs, when it connects."""
 
-WIRE_HEADER, WIRE = "fairbloom-wire", "1"
-"""The header in which a node says by which messages it talks to its server, when it connects, and their number: 1 is
-Flower's Fleet service over gRPC, as in Flower 1.39."""
+WIRE_HEADER = "fairbloom-wire"
+"""The header in which a node says, when it connects, by which wire format it talks to the server."""
 
 WORK_HEADER, DROP_HEADER = "fairbloom-work", "fairbloom-drop"
 """The headers of a heartbeat in which a node says what it works on, and of its answer: why the node drops that."""

@@ -130,10 +130,10 @@ def exit_reason(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def become(module: str, argument: str) -> None:
+def become(module: str, *arguments: str) -> None:
     """Go on as a module of ours in a small process, without the libraries that are loaded here.
 
     Signals wait until the module has its StopSignal.
     """
     with hold_signals(*STOPPING):
-        os.execv(sys.executable, [sys.executable, "-P", "-m", module, argument])  # noqa: S606 (this Python)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 (this Python)

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from fairbloom.deploy.flower.gate import needed_versions
+from fairbloom.deploy.flower import gate
 
 from .requirements import needed
 
@@ -148,12 +148,12 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
 
 
 def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
-    """And for nothing else: what simulates can be a client and a server as well. Both need a Flower of their own."""
-    assert OPTIONAL["deploy"] == [needed_versions("server")]
+    """And for nothing else: what simulates can be a client as well. A server needs a Flower of its own."""
+    assert OPTIONAL["deploy"] == [gate.needed("server")]
     others = [Requirement(line) for extra in ("images", "metrics") for line in OPTIONAL[extra]]
     ranges = {requirement.name: requirement.specifier for requirement in (*declared(extras=False), *others)}
     assert ranges["flwr"] == SpecifierSet(">=1.39")
-    ranges["flwr"] = Requirement(needed_versions("server")).specifier
+    assert Requirement(gate.needed("client")).specifier == ranges["flwr"]
     for line in (*OPTIONAL["client"], *OPTIONAL["server"]):
         assert ranges[Requirement(line).name] == Requirement(line).specifier, line
 

@@ -7,6 +7,3 @@ LOG_LEVEL = "FLWR_LOG_LEVEL"
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Flower's programs talk to nobody but the federation."""
-
-GUARDED = {"FLWR_INTERNAL_GRPC_CONTROL_API": "0"}
-"""What Flower's switch opens is a second control API, which asks for no credential."""

@@ -2,7 +2,8 @@
 
 Its documented API, which any module may use, is what flwr.app, flwr.clientapp (with `mod` and `typing`) and
 flwr.serverapp (with `strategy`) export. All else that we import, replace, override or read is named here, with what
-stops working without it. `python -m fairbloom.deploy.flower` compares the list with the Flower that is installed.
+stops working without it. `python -m fairbloom.deploy.flower` compares the list with the Flower that is installed, and
+counts it with `--count`. The columns of Flower's tables are in server/tables.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,18 +24,13 @@ the operator's commands."""
 INFLATABLE = "flwr.supercore.inflatable.inflatable_utils"
 OBJECTS = "flwr.supercore.inflatable.inflatable_object"
 
-SUPERLINK = "flwr.superlink.cli.flower_superlink"
-HTTP_APP = "flwr.superlink.main"
 STATE_FACTORY = "flwr.server.superlink.linkstate.linkstate_factory"
 STORE_FACTORY = "flwr.supercore.object_store.object_store_factory"
 SQL = "flwr.supercore.sql_mixin"
-STATE = "flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState"
-FLEET = "flwr.server.superlink.fleet.grpc_rere.fleet_servicer:FleetServicer"
+STATE = f"{STATE_FACTORY}:SqlLinkState"
+FLEET = "flwr.superlink.servicer.fleet.fleet_handlers"
 RUNTIME = "flwr.superlink.servicer.runtime.runtime_handlers"
-TABLES = "flwr.supercore.state.schema"
 
-SUPEREXEC_LOOP = "flwr.supercore.superexec.run_superexec"
-SUPEREXEC = "flwr.supercore.cli.flower_superexec"
 SERVERAPP = "flwr.superlink.cli.flwr_serverapp"
 HTTP_RETRY = "flwr.supercore.retry.http_retry"
 
@@ -48,9 +45,10 @@ CONNECTION_WORDS = (
 
 @dataclass(frozen=True)
 class Need:
-    """Names inside Flower that one thing needs: module:attribute with parameters, or columns of a database's table.
+    """Names inside Flower that one thing needs: module:attribute with parameters, or with a class's constants.
 
-    `texts` has what is relied on in modules' source: options of commands, words that are logged.
+    A module of Protocol Buffers, which is made from the description of the wire format, is one name. `texts` has what
+    is relied on in modules' source: options of commands, paths, words that are logged.
     """
 
     user: User
@@ -64,10 +62,7 @@ RELIED_ON = (
         "library",
         "messages, rounds and runs of any kind",
         {
-            f"{CONSTANTS}:ErrorCode.NODE_UNAVAILABLE": "",
-            f"{CONSTANTS}:ErrorCode.INVALID_FAB": "",
-            f"{CONSTANTS}:ErrorCode.CLIENT_APP_CRASHED": "",
-            f"{CONSTANTS}:ErrorCode.CLIENT_APP_RAISED_EXCEPTION": "",
+            f"{CONSTANTS}:ErrorCode": ("NODE_UNAVAILABLE INVALID_FAB CLIENT_APP_CRASHED CLIENT_APP_RAISED_EXCEPTION"),
             "flwr.common.serde:recorddict_from_proto": "",
             "flwr.common.serde:recorddict_to_proto": "",
             "flwr.common.serde:run_from_proto": "run_proto",
@@ -151,199 +146,110 @@ RELIED_ON = (
     ),
     Need(
         "server",
-        "a control API that asks for a credential",
+        "an HTTP API that asks for a credential, and an audit log of what operators change",
         {
-            f"{HTTP_APP}:create_app": "config superlink_lifespan_class",
-            f"{SUPERLINK}:flower_superlink": "",
-            f"{SUPERLINK}:uvicorn": "",
-            "flwr.superlink.dependencies.account:AccountAccessDependency": "authn_plugin",
-            "flwr.superlink.dependencies.account:AccountAccessDependency.__call__": "request",
+            "flwr.superlink.main:create_app": "config superlink_lifespan_class",
+            "flwr.superlink.config_loader:SuperLinkLifespanConfig": (
+                "host port database authn_plugin event_log_plugin enable_event_log fleet_event_log_plugin "
+                "enable_supernode_auth superexec_auth_secret isolation runtime_dependency_install simulation insecure "
+                "control_address health_server_address certificates artifact_provider fleet_api_type "
+                "fleet_api_address ssl_ca_certfile ssl_certfile ssl_keyfile"
+            ),
             "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin": "",
-            "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin.validate_tokens_in_metadata": "metadata",
-            "flwr.superlink.auth_plugin:NoOpControlAuthnPlugin.refresh_tokens": "metadata",
-            "flwr.supercore.auth:compute_superexec_signature": "auth_secret method timestamp nonce body_sha256",
-            "flwr.supercore.auth:derive_auth_secret": "",
-            "flwr.supercore.auth:verify_superexec_signature": "",
-            "flwr.supercore.auth.typing:AccountInfo": "flwr_aid account_name",
-            "flwr.supercore.constant:SUPEREXEC_AUTH_BODY_SHA256_HEADER": "",
-            "flwr.supercore.constant:SUPEREXEC_AUTH_NONCE_HEADER": "",
-            "flwr.supercore.constant:SUPEREXEC_AUTH_SIGNATURE_HEADER": "",
-            "flwr.supercore.constant:SUPEREXEC_AUTH_TIMESTAMP_HEADER": "",
-            "flwr.supercore.constant:TASK_TOKEN_HEADER": "",
-            f"{CONSTANTS}:ACCESS_TOKEN_KEY": "",
-            f"{CONSTANTS}:NOOP_ACCOUNT_NAME": "",
-            f"{CONSTANTS}:NOOP_FLWR_AID": "",
+            "flwr.proto:control_pb2": "",
         },
         {
-            SUPERLINK: (
-                *("--isolation", "--fleet-api-address", "--enable-supernode-auth", "--database"),
-                *("--disable-runtime-dependency-installation", "FLWR_INTERNAL_GRPC_CONTROL_API"),
+            "flwr.superlink.main": (
+                *("superlink_lifespan.startup()", "superlink_lifespan.shutdown()"),
+                *("app.state.runtime_handlers", "app.state.linkstate_factory"),
             ),
-            "flwr.common.args": ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile"),
-            "flwr.supercore.auth.superexec_secret": ("--superexec-auth-secret-file",),
-            HTTP_APP: (
-                *("app.state.account_access_dep", "app.state.control_event_log_plugin", "app.state.runtime_handlers"),
-                *("app.state.superexec_auth_secret", "app.state.linkstate_factory"),
-            ),
-            "flwr.supercore.runtime.runtime_http_client": ("acquire-task", "pull-pending-tasks", "claim-task"),
-        },
-    ),
-    Need(
-        "server",
-        "an audit log of what operators change",
-        {
-            "flwr.common.event_log_plugin:EventLogWriterPlugin": "",
-            "flwr.common.event_log_plugin:EventLogWriterPlugin.compose_log_before_event": "",
-            "flwr.common.event_log_plugin:EventLogWriterPlugin.compose_log_after_event": "",
-            "flwr.common.event_log_plugin:EventLogWriterPlugin.write_log": "",
-        },
-        {
             "flwr.superlink.routers.control.router": (
                 *("start-run", "stop-run", "register-node", "unregister-node"),
                 *("start-automation", "stop-automation"),
             ),
+            "flwr.supercore.protobuf.translation": ("request.state.protobuf_request",),
+            "flwr.supercore.constant": ('"flwr-task-token"',),
         },
     ),
     Need(
         "server",
-        "limits of what a client's calls and replies may cost",
+        "the port of the fleet API, and limits of what a client's calls and replies may cost",
         {
-            f"{SUPERLINK}:FleetServicer": "state_factory objectstore_factory enable_supernode_auth",
-            f"{SUPERLINK}:GRPC_MAX_MESSAGE_LENGTH": "",
-            f"{SUPERLINK}:generic_create_grpc_server": (
-                "servicer_and_add_fn server_address max_message_length certificates interceptors"
-            ),
-            FLEET: "",
-            f"{FLEET}.ActivateNode": "request context",
-            f"{FLEET}.SendNodeHeartbeat": "request context",
-            f"{FLEET}.PullMessages": "request context",
-            f"{FLEET}.PullObject": "request context",
-            f"{FLEET}.GetRun": "request context",
-            f"{FLEET}.GetFab": "request context",
-            f"{FLEET}.ConfirmMessageReceived": "request context",
-            f"{FLEET}.PushMessages": "request context",
-            f"{FLEET}.PushObject": "request context",
-            "flwr.server.superlink.linkstate:LinkStateFactory": "",
-            "flwr.supercore.object_store:ObjectStoreFactory": "",
+            **{
+                f"{FLEET}:{call}": "request state"
+                for call in (
+                    *("activate_node", "deactivate_node", "send_node_heartbeat", "push_messages"),
+                    *("get_run", "get_fab", "push_object", "pull_object"),
+                )
+            },
+            f"{FLEET}:pull_messages": "request state store",
+            f"{FLEET}:confirm_message_received": "request state store",
             "flwr.app.message:make_message": "metadata error",
-            "flwr.common.serde:message_from_proto": "",
-            f"{CONSTANTS}:PUBLIC_KEY_HEADER": "",
-            f"{CONSTANTS}:SUPERLINK_NODE_ID": "",
-            "flwr.proto.fleet_pb2:ActivateNodeRequest": "",
-            "flwr.proto.fleet_pb2:PullMessagesResponse": "",
-            "flwr.proto.fleet_pb2:PushMessagesRequest": "",
-            "flwr.proto.fleet_pb2:PushMessagesResponse": "",
-            "flwr.proto.fleet_pb2:Reconnect": "",
-            "flwr.proto.message_pb2:ConfirmMessageReceivedResponse": "",
-            "flwr.proto.message_pb2:ObjectTree": "",
-            "flwr.proto.message_pb2:PullObjectRequest": "",
-            "flwr.proto.message_pb2:PullObjectResponse": "",
-            "flwr.proto.message_pb2:PushObjectRequest": "",
-            "flwr.proto.message_pb2:PushObjectResponse": "",
-            "flwr.supercore.error:rpc_error_translator": "",
-            "flwr.supercore.utils:get_metadata_bytes": "",
-            "flwr.supercore.utils:get_metadata_str": "",
-            "flwr.supercore.utils:int64_to_uint64": "",
-            "flwr.supercore.utils:uint64_to_int64": "",
-            f"{STATE}._cleanup_push_session": "session_id cleanup_messages",
+            "flwr.proto:fab_pb2": "",
+            "flwr.proto:fleet_pb2": "",
+            "flwr.proto:heartbeat_pb2": "",
+            "flwr.proto:message_pb2": "",
+            "flwr.proto:run_pb2": "",
+            "flwr.supercore.error:FlowerError": "code message public_details",
+            "flwr.supercore.primitives.asymmetric:bytes_to_public_key": "",
+            "flwr.supercore.primitives.asymmetric:verify_signature": "public_key message signature",
             f"{STATE}._store_generated_message": "message",
             f"{STATE}.store_message_res": "message",
-            f"{STATE}.deactivate_node": "node_id",
-            f"{TABLES}.linkstate_models:MessageIns": (
-                "message_id run_id group_id message_type created_at ttl dst_node_id delivered_at"
-            ),
-            f"{TABLES}.objectstore_models:StoredObject": "object_id content",
-            f"{TABLES}.objectstore_models:ObjectChild": "parent_id child_id",
-            f"{TABLES}.corestate_models:ObjectPushSession": "session_id",
-            f"{TABLES}.corestate_models:ObjectPushSessionRoot": "root_object_id",
         },
-        {SUPERLINK: ("_run_fleet_api_grpc_rere",)},
     ),
     Need(
         "server",
         "runs that go on after their process died, the database was busy or the disk was full",
         {
-            f"{STATE_FACTORY}:SqlLinkState": "",
+            STATE: "",
             f"{STORE_FACTORY}:SqlObjectStore": "",
             f"{SQL}:SQLITE_PRAGMAS": "",
-            f"{SQL}:SqlMixin": "",
-            f"{SQL}:SqlMixin.session": "",
-            f"{SQL}:SqlMixin.query": "query data",
-            STATE: "",
-            f"{STATE}.initialize": "log_queries",
+            f"{STATE}.session": "",
+            f"{STATE}.query": "query data",
+            f"{STATE}.initialize": "",
             f"{STATE}.store_object": "run_id session_id object_id object_content",
             f"{STATE}._cleanup_expired_task_tokens": "",
             f"{STATE}.activate_task": "task_id",
+            f"{STATE}.cleanup_run": "run_id",
             f"{STATE}.create_node": "owner_aid owner_name public_key heartbeat_interval name",
             f"{STATE}.delete_messages": "message_ins_ids",
             f"{STATE}.delete_node": "owner_aid node_id",
             f"{STATE}.finish_task": "task_id sub_status details",
             f"{STATE}.object_store": "",
-            f"{STATE}.delete_sessions_in_run": "run_id",
-            f"{STATE}.get_message_ids_from_run_id": "run_id",
             f"{STATE}.get_node_id_by_public_key": "public_key",
-            f"{STATE}.get_run_status": "run_ids",
-            f"{STATE}.get_task_by_token": "token",
-            "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "",
-            "flwr.supercore.corestate.sql_corestate:_task_status_filter": "status",
-            "flwr.supercore.constant:TaskType": "",
-            "flwr.supercore.date:now": "",
-            "flwr.supercore.error:ApiErrorCode": "",
-            "flwr.supercore.error:FlowerError": "",
-            "flwr.supercore.run:RunStatus": "",
-            f"{CONSTANTS}:HEARTBEAT_DEFAULT_INTERVAL": "",
-            f"{CONSTANTS}:HEARTBEAT_PATIENCE": "",
-            f"{CONSTANTS}:Status": "",
-            f"{CONSTANTS}:SubStatus": "",
-            f"{TABLES}.corestate_models:Task": "",
-            f"{TABLES}.linkstate_models:MessageRes": (
-                "message_id reply_to_message_id src_node_id run_id group_id message_type created_at ttl delivered_at"
-            ),
-            f"{TABLES}.linkstate_models:Node": "node_id status public_key",
-            f"{RUNTIME}:acquire_task": "request state",
+            f"{CONSTANTS}:NOOP_ACCOUNT_NAME": "",
+            f"{CONSTANTS}:NOOP_FLWR_AID": "",
             f"{RUNTIME}:pull_messages": "request state task",
             f"{RUNTIME}:confirm_message_received": "request state task",
             f"{RUNTIME}:push_messages": "request state task",
-            f"{RUNTIME}:push_object": "request state task",
         },
     ),
     Need(
         "server",
         "processes of runs that show nobody their token, and are started again when they are killed",
         {
-            f"{SUPEREXEC_LOOP}:get_executor": "executor_type",
-            f"{SUPEREXEC_LOOP}:make_simple_http_retry_invoker": "",
-            f"{SUPEREXEC}:flower_superexec": "",
+            "flwr.proto:runtime_pb2": "",
             f"{SERVERAPP}:flwr_serverapp": "",
-            "flwr.supercore.superexec.executor:LaunchResult.accepted": "",
             f"{HTTP_RETRY}:MAX_RETRY_DELAY": "",
         },
         {
-            "flwr.common.args": ('"--token"',),
+            "flwr.common.args": ('"--token"', "--root-certificates"),
             HTTP_RETRY: CONNECTION_WORDS,
             SERVERAPP: ("--runtime-api-address",),
-            SUPEREXEC: ("--runtime-api-address",),
+            "flwr.supercore.constant": ('"flwr-serverapp"',),
+            "flwr.supercore.protobuf.constants": ("application/protobuf",),
+            "flwr.supercore.routers.runtime.router": ("/acquire-task",),
             "flwr.supercore.exit.exit": ("Exit Code:",),
         },
     ),
     Need(
         "operator",
         "registering clients, and the status of clients and runs",
+        {},
         {
-            f"{CONTROL}.from_server_address": "server_address insecure root_certificates interceptors",
-            f"{CONTROL}.RegisterNode": "",
-            f"{CONTROL}.UnregisterNode": "",
-            f"{CONTROL}.ListNodes": "",
-            f"{CONTROL}.ListRuns": "",
-            "flwr.proto.control_pb2:RegisterNodeRequest": "",
-            "flwr.proto.control_pb2:UnregisterNodeRequest": "",
-            "flwr.proto.control_pb2:ListNodesRequest": "",
-            "flwr.proto.control_pb2:ListRunsRequest": "",
-            "flwr.cli.run_utils:format_runs": "",
-            "flwr.supercore.interceptors.http.runtime_version:RuntimeVersionHttpInterceptor": "",
-            "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "",
+            "flwr.superlink.routers.control.router": ("list-nodes", "list-runs", "register-node", "unregister-node"),
+            "flwr.superlink.runtime.run_serverapp": ("ServerApp failed with exception: ",),
         },
-        {"flwr.superlink.runtime.run_serverapp": ("ServerApp failed with exception: ",)},
     ),
     Need(
         "operator",
@@ -352,6 +258,15 @@ RELIED_ON = (
         {"flwr.cli.utils": ("Connection to the SuperLink is unavailable", "Authentication failed")},
     ),
 )
+
+
+def count_names() -> Mapping[User, int]:
+    """Return how many names are relied on, by who needs them; a name that several need counts for the first."""
+    first = dict[str, User]()
+    for need in RELIED_ON:
+        for name in need.names:
+            first.setdefault(name, need.user)
+    return Counter(first.values())
 
 
 def missing(needs: Iterable[Need] = RELIED_ON) -> dict[str, list[str]]:
@@ -399,13 +314,12 @@ def _object(name: str) -> Any:
 
 
 def _parameters(found: Any) -> set[str]:
-    """Return the columns of a table, or the parameters of a function or class."""
-    if hasattr(found, "__table__"):
-        return {column.name for column in found.__table__.columns}
+    """Return the parameters of a function or class, or the constants of a class."""
+    constants = set(vars(found)) if inspect.isclass(found) else set[str]()
     try:
-        return set(inspect.signature(found).parameters)
-    except (TypeError, ValueError):  # a constant, or a class of Protocol Buffers
-        return set()
+        return constants | set(inspect.signature(found).parameters)
+    except (TypeError, ValueError):  # a constant, or a module of Protocol Buffers
+        return constants
 
 
 def _missing_texts(need: Need) -> Iterator[str]:

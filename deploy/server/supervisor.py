@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
@@ -27,8 +28,8 @@ from .. import pki
 from ..arguments import EVERY_ADDRESS, parse_address
 from ..device.connectivity import tls_context
 from ..errors import DeployError
-from ..flower.environment import GUARDED, HOME, LOG_LEVEL, QUIET
-from ..flower.gate import check_version, end_unless_fit
+from ..flower.environment import HOME, LOG_LEVEL, QUIET
+from ..flower.gate import UNTESTED, check_version, end_unless_fit
 from ..operator import audit
 from ..operator.federation import Federation
 from ..processes import split_address
@@ -53,10 +54,11 @@ NEEDED = ("ca.crt", "server.crt", *SECRETS)
 class ServerProcess(Supervised):
     """A process of the server's side that is kept running: `main` of a module of flower/server."""
 
-    def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, name: str, module: str, folder: Path, environment: dict[str, str], untested: bool) -> None:
         super().__init__(name, SHORTEST_PAUSE, LONGEST_PAUSE)
         # The process gets the id of this one, which it could not find out any more were this one killed at once.
-        code = f"from fairbloom.deploy.flower.gate import start; start('server', 'server.{module}', {os.getpid()})"
+        given = ("server", f"server.{module}", os.getpid(), untested)
+        code = f"from fairbloom.deploy.flower.gate import start; start(*{given!r})"
         self._command = [sys.executable, "-P", "-c", code, str(folder)]
         self._environment = environment
 
@@ -77,18 +79,18 @@ class ServerProcess(Supervised):
 class FederationServer:
     """The server's side of a federation: SuperLink and SuperExec, from their start to their end."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, untested: bool = False) -> None:
         self._federation = federation
         home = federation.state / "flower"
         defaults = QUIET | {LOG_LEVEL: "WARNING"}
         own = {HOME: str(home), "FAIRBLOOM_METRICS_TOKEN_FILE": str(federation.metrics_token.absolute())}
         own |= {"FAIRBLOOM_RUN_FOLDERS": str((federation.state / RUN_FOLDERS).absolute())}
         own["FAIRBLOOM_CLIENTS"] = str(federation.registry.folder.absolute())
-        own |= GUARDED | {"PYTHONUNBUFFERED": "1"}
+        own["PYTHONUNBUFFERED"] = "1"
         environment = defaults | dict(os.environ) | own
         folder = federation.path.absolute()
-        self._superlink = ServerProcess("SuperLink", "superlink", folder, environment)
-        self._superexec = ServerProcess("SuperExec", "superexec", folder, environment)
+        self._superlink = ServerProcess("SuperLink", "superlink", folder, environment, untested)
+        self._superexec = ServerProcess("SuperExec", "superexec", folder, environment, untested)
         self._started, self._seen = federation.state / STARTED, federation.state / SEEN
 
     def run(self) -> None:
@@ -144,13 +146,13 @@ class Readiness:
         return False
 
 
-def serve(federation: Federation) -> int:
+def serve(federation: Federation, untested: bool = False) -> int:
     """Run the server's side of a federation until a signal stops it; return the exit code."""
     check_files(federation)
     with lock_folder(federation):
         for what, place in (("control", federation.control), ("listen", federation.listen)):
             check_port(federation, what, place)
-        FederationServer(federation).run()
+        FederationServer(federation, untested).run()
     return 0
 
 
@@ -238,17 +240,18 @@ def say(words: str) -> None:
     print(f"fairbloom server: {words}", file=sys.stderr, flush=True)
 
 
-def replace_process(federation: Federation) -> None:
+def replace_process(federation: Federation, untested: bool = False) -> None:
     """Go on as the server in a small process, without the libraries that the command line has loaded."""
-    become("fairbloom.deploy.server", str(federation.path))
+    become("fairbloom.deploy.server", str(federation.path), *([UNTESTED] if untested else []))
 
 
 def main() -> int:
     """Serve the folder that is named; what is written, models in run folders, too, is for this account alone."""
-    end_unless_fit("server", check_version)
+    folder, untested = Path(sys.argv[1]), UNTESTED in sys.argv[2:]
+    end_unless_fit("server", partial(check_version, untested=untested))
     os.umask(0o077)
     try:
-        return serve(Federation(Path(sys.argv[1])))
+        return serve(Federation(folder), untested)
     except FairbloomError as error:
         say(str(error))
         return 2

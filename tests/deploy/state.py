@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +23,14 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store import object_store_factory as stores
 from flwr.superlink.federation import NoOpFederationManager
 
+from fairbloom.deploy.flower.server import fleet_server
+from fairbloom.deploy.flower.server.fleet import Fleet
+from fairbloom.deploy.flower.server.fleet_server import Caller, Pipeline, RefusedCallError
 from fairbloom.deploy.flower.server.run_state import RunState, RunStore
+from fairbloom.deploy.server.connections import Connections
+from fairbloom.deploy.server.long_poll import LongPoll
+from fairbloom.deploy.server.overdue import Overdue
+from fairbloom.deploy.server.refusals import RefusalLog
 
 
 class AbortedError(Exception):
@@ -30,10 +38,11 @@ class AbortedError(Exception):
 
 
 class Call:
-    """A stand-in for gRPC's context of a call."""
+    """A stand-in for gRPC's context of a call, whose key is that of the node which is named, if it is not given."""
 
-    def __init__(self, key: bytes = b"", instance: str = "") -> None:
-        self._key, self._instance = key, instance
+    def __init__(self, key: bytes = b"", instance: str = "", *head: tuple[str, str]) -> None:
+        self.key, self.head = key, ((("fairbloom-instance", instance),) if instance else ()) + head
+        self.trailing: tuple[Any, ...] = ()
         self._at_end: list[Callable[[], None]] = []
         self._ended = False
 
@@ -50,15 +59,43 @@ class Call:
         for callback in self._at_end:
             callback()
 
-    def invocation_metadata(self) -> Any:
-        introduction = (("fairbloom-instance", self._instance),) if self._instance else ()
-        return (("flwr-public-key-bin", self._key), *introduction)
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self.head
+
+    def set_trailing_metadata(self, metadata: tuple[Any, ...]) -> None:
+        self.trailing = metadata
 
     def peer(self) -> str:
         return "ipv4:192.0.2.7:4711"
 
-    def abort(self, code: Any, details: str) -> None:
-        raise AbortedError(f"{code.name}: {details}")
+
+class Port:
+    """The calls of the fleet's port, without gRPC and signatures: `port.PullMessages(request, Call())`."""
+
+    def __init__(self, link: "SuperLinkState", folder: Path, members: Any, long_poll: LongPoll) -> None:
+        self._state, refusals = link.state, RefusalLog(folder)
+        given = {"members": members, "refusals": refusals, "long_poll": long_poll, "overdue": Overdue()}
+        self.fleet = Fleet(link.state, **given)
+        self.pipeline = Pipeline(
+            self.fleet.calls(), link.state, members, 9092, Connections({}, 1000, refusals), refusals
+        )
+
+    def __getattr__(self, name: str) -> Callable[[Any, Call], Any]:
+        return partial(self._make, f"/flwr.proto.Fleet/{name}")
+
+    def _make(self, path: str, request: Any, call: Call) -> Any:
+        try:
+            return self.pipeline.serve(path, self._caller(path, request, call), iter([request.SerializeToString()]))
+        except RefusedCallError as refusal:
+            raise AbortedError(f"{refusal.status.name}: {refusal.words}") from None
+
+    def _caller(self, path: str, request: Any, call: Call) -> Caller:
+        context: Any = call
+        if key := call.key:
+            with patch.object(fleet_server, "signed_key", return_value=key):
+                return self.pipeline.identify(path, fleet_server.head_of(context), context)
+        node_id = request.node.node_id if hasattr(request, "node") else request.node_id
+        return Caller(node_id, b"", fleet_server.head_of(context), context)
 
 
 class SuperLinkState:

@@ -8,13 +8,17 @@ import logging
 import os
 import time
 import warnings
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.routing import iter_route_contexts
 from flwr.proto.control_pb2 import (
     ListRunsRequest,
@@ -23,42 +27,36 @@ from flwr.proto.control_pb2 import (
     StopRunRequest,
     UnregisterNodeRequest,
 )
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse, ClaimTaskRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse, GetNodesRequest
 from flwr.server.superlink.linkstate import linkstate_factory
-from flwr.supercore.auth.superexec import create_superexec_auth_metadata, derive_auth_secret
-from flwr.supercore.constant import SUPEREXEC_AUTH_SIGNATURE_HEADER, TASK_TOKEN_HEADER, TaskType
+from flwr.supercore.constant import TASK_TOKEN_HEADER, TaskType
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
-from flwr.superlink.config_loader import SuperLinkLifespanConfig
 
+from benchmarks.peer import signed_head
 from fairbloom.deploy import pki
+from fairbloom.deploy.flower.server import superlink
 from fairbloom.deploy.flower.server.control import (
+    ACQUIRE_PATH,
+    FLEET_PATHS,
     HEALTH_PATH,
     LARGEST_SUPEREXEC_CALL,
     NOTED,
-    RUNTIME_PATHS,
     STATUS_PATH,
-    SUPEREXEC_CALLS,
-    Operators,
-    guard,
 )
 from fairbloom.deploy.flower.server.run_state import RunState
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.server.connections import Connections
-from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.refusals import RefusalLog
 from fairbloom.deploy.server.supervisor import STARTED
 from tests.deploy.state import submit
 
-with warnings.catch_warnings(action="ignore"):  # Flower's, about its own dependencies
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-    from flwr.superlink.main import create_app
-
 TOKEN, SECRET = "an operator's credential", bytes(range(32))
 DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
 BEARER = {"authorization": f"Bearer {TOKEN}"}
-LIST_RUNS = "/v1/control/list-runs"
-ACQUIRE = "/v1/runtime/acquire-task"
+SUPEREXEC = {"authorization": f"Bearer {SECRET.hex()}"}
+LIST_RUNS, GET_NODES = "/v1/control/list-runs", "/v1/runtime/get-nodes"
+ACQUIRE = ACQUIRE_PATH
 
 
 class Place:
@@ -67,35 +65,20 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder, self.operators = folder, folder / "operators.toml"
         self.operators.write_text(f'[anna]\nsha256 = "{DIGEST}"\n')
-        config = SuperLinkLifespanConfig(
-            control_address="127.0.0.1:0",
-            health_server_address=None,
-            host="127.0.0.1",
-            port=0,
-            insecure=True,
-            certificates=None,
-            superexec_auth_secret=SECRET,
-            authn_plugin=NoOpControlAuthnPlugin(),
-            event_log_plugin=None,
-            enable_event_log=False,
-            artifact_provider=None,
-            enable_supernode_auth=True,
-            fleet_api_type="grpc-rere",
-            fleet_api_address=None,
-            simulation=False,
-            ssl_ca_certfile=None,
-            ssl_certfile=None,
-            ssl_keyfile=None,
-            database=str(folder / "superlink.db"),
-            isolation="process",
-            runtime_dependency_install=False,
+        (folder / "runtime.secret").write_bytes(SECRET)
+        federation: Any = SimpleNamespace(
+            path=folder,
+            state=folder,
+            operators=self.operators,
+            runtime_secret=folder / "runtime.secret",
+            database=folder / "superlink.db",
+            control="127.0.0.1:8000",
         )
-        with warnings.catch_warnings(action="ignore"):  # Alembic's
-            self.app = create_app(config, SuperLinkLifespan)
         refusals = RefusalLog(folder)
         self.connections = Connections({8000: 100}, 1000, refusals)
-        given = (folder, folder / "superlink.db", refusals, LongPoll(), self.connections)
-        guard(self.app, Operators(self.operators), *given)
+        # Alembic warns; the fleet's port has tests of its own.
+        with warnings.catch_warnings(action="ignore"), patch.object(superlink, "FleetPort"):
+            self.app = superlink.make_app(federation, self.connections, refusals)
         self.state: Any = self.app.state.linkstate_factory.state()
 
     def request(self, method: str, path: str, **given: Any) -> httpx.Response:
@@ -113,12 +96,6 @@ class Place:
         sent = httpx.Headers({"content-type": PROTOBUF_MEDIA_TYPE})
         sent.update(headers)
         return self.request("POST", path, content=request.SerializeToString(), headers=sent)
-
-    def superexec(self, path: str, method: str, request: Any, secret: bytes = SECRET) -> httpx.Response:
-        signed = create_superexec_auth_metadata(
-            auth_secret=derive_auth_secret(secret), method=f"/flwr.proto.Runtime/{method}", request=request
-        )
-        return self.call(path, request, signed)
 
     def log(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in audit.read_text(self.folder).splitlines()]
@@ -301,7 +278,6 @@ def test_no_body_is_read_without_a_credential(closed: Place, path: str, length: 
     assert raw(closed, "POST", path, length, UNREAD) == 401
 
 
-@pytest.mark.parametrize("path", sorted(SUPEREXEC_CALLS))
 @pytest.mark.parametrize(
     "length",
     [
@@ -313,35 +289,48 @@ def test_no_body_is_read_without_a_credential(closed: Place, path: str, length: 
         [(b"content-length", "²".encode("latin-1"))],
     ],
 )
-def test_no_large_body_is_read_of_one_who_may_be_the_superexec(closed: Place, path: str, length: Any) -> None:
-    assert raw(closed, "POST", path, [*length, (SUPEREXEC_AUTH_SIGNATURE_HEADER.encode(), b"x")], UNREAD) == 401
+def test_no_large_body_of_a_superexec_is_read(closed: Place, length: Any) -> None:
+    assert raw(closed, "POST", ACQUIRE, [*length, known(SECRET.hex())], UNREAD) == 401
 
 
-def signed(path: str, secret: bytes = SECRET, **changed: str) -> list[tuple[bytes, bytes]]:
-    """Return the head of a SuperExec's call, with some of its values changed."""
-    made = create_superexec_auth_metadata(
-        auth_secret=derive_auth_secret(secret), method=SUPEREXEC_CALLS[path], request=AcquireTaskRequest()
-    )
-    values = made | {name: changed[key] for key in changed for name in made if name.endswith(key)}
-    return [(name.encode(), value.encode("latin-1")) for name, value in values.items()]
+def known(secret: str) -> tuple[bytes, bytes]:
+    return b"authorization", f"Bearer {secret}".encode("latin-1")
 
 
-@pytest.mark.parametrize("path", sorted(SUPEREXEC_CALLS))
-def test_no_body_is_read_of_a_superexec_whose_signature_is_made_up(closed: Place, path: str) -> None:
+def test_no_body_is_read_of_a_superexec_without_the_secret(closed: Place) -> None:
     small = (b"content-length", b"10")
-    another = next(other for other in SUPEREXEC_CALLS if other != path)
-    for made_up in (
-        [(SUPEREXEC_AUTH_SIGNATURE_HEADER.encode(), b"x")],
-        signed(path, secret=bytes(32)),
-        signed(another),
-        signed(path, signature="ÿ" * 64),
-        signed(path, nonce="another"),
-        signed(path, ts="1"),
-        signed(path, ts="soon"),
-        signed(path, sha256="0" * 64),
-    ):
-        assert raw(closed, "POST", path, [small, *made_up], UNREAD) == 401
-    assert raw(closed, "POST", path, [small, *signed(path)], UNREAD) == 500  # it was read, where there is none
+    right = known(SECRET.hex())
+    for wrong in ([], [known("x")], [known(bytes(32).hex())], [known("ÿ" * 64)], [known(TOKEN)], [right, right]):
+        assert raw(closed, "POST", ACQUIRE, [small, *wrong], UNREAD) == 401
+    assert raw(closed, "POST", ACQUIRE, [small, right], UNREAD) == 500  # it was read, where there is none
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("register-node", "activate-node", "deactivate-node", "unregister-node", "send-node-heartbeat"),
+        *("pull-messages", "push-messages", "get-run", "get-fab", "push-object", "pull-object"),
+        "confirm-message-received",
+    ],
+)
+def test_nobody_gets_to_flowers_own_fleet_api_whatever_the_credential(closed: Place, call: str) -> None:
+    """It has none of the bounds of our port."""
+    key, path = ec.generate_private_key(ec.SECP384R1()), f"{FLEET_PATHS}/{call}"
+    if not closed.state.get_node_id_by_public_key(public_key_to_bytes(key.public_key())):
+        closed.state.create_node("", "", public_key_to_bytes(key.public_key()), 30)
+    assert ("POST", path) in routes(closed.app)
+    shown = {name.removesuffix("-bin"): value for name, value in signed_head(key).items()}
+    node = {name: b64encode(value).decode() if isinstance(value, bytes) else value for name, value in shown.items()}
+    for headers in ({}, BEARER, SUPEREXEC, node, node | BEARER):
+        given = [(name.encode(), value.encode()) for name, value in headers.items()]
+        assert raw(closed, "POST", path, given, UNREAD) == 401
+
+
+def test_no_switch_of_flowers_opens_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would know no credentials: what obeys these switches is not there."""
+    for switch in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        monkeypatch.setenv(switch, "1")
+    assert isinstance(Place(tmp_path).app.state.superlink_lifespan, Mock)
 
 
 def test_a_connection_is_kept_by_a_credential_and_closed_without_one(place: Place) -> None:
@@ -359,19 +348,11 @@ def test_a_connection_is_kept_by_a_credential_and_closed_without_one(place: Plac
 
 def test_the_superexec_is_known_by_its_secret(place: Place) -> None:
     request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-    assert place.superexec(ACQUIRE, "AcquireTask", request).status_code == 200
-    assert place.superexec(ACQUIRE, "AcquireTask", request, bytes(32)).status_code == 401
-    assert place.superexec(ACQUIRE, "ClaimTask", request).status_code == 401
+    assert place.call(ACQUIRE, request, SUPEREXEC).status_code == 200
+    assert place.call(ACQUIRE, request, {"authorization": f"Bearer {bytes(32).hex()}"}).status_code == 401
     assert place.call(ACQUIRE, request).status_code == 401  # an operator is no SuperExec
-    assert place.call("/v1/runtime/claim-task", ClaimTaskRequest(task_id=1), {}).status_code == 401
-
-
-def test_a_signed_call_of_the_superexec_cannot_be_replayed(place: Place) -> None:
-    request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-    signed = create_superexec_auth_metadata(
-        auth_secret=derive_auth_secret(SECRET), method="/flwr.proto.Runtime/AcquireTask", request=request
-    )
-    assert [place.call(ACQUIRE, request, signed).status_code for _ in range(2)] == [200, 401]
+    assert place.call(GET_NODES, GetNodesRequest(), SUPEREXEC).status_code == 401  # nor is a SuperExec a run
+    assert place.call(LIST_RUNS, ListRunsRequest(), SUPEREXEC).status_code == 401
 
 
 def run_with_token(place: Place) -> tuple[int, str]:
@@ -382,10 +363,8 @@ def run_with_token(place: Place) -> tuple[int, str]:
 def test_a_runs_token_opens_its_own_calls_and_no_longer_than_the_run(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flwr.proto.runtime_pb2 import GetNodesRequest
-
     task, token = run_with_token(place)
-    nodes = "/v1/runtime/get-nodes"
+    nodes = GET_NODES
     assert place.call(nodes, GetNodesRequest(), {TASK_TOKEN_HEADER: token}).status_code == 200
     for other in ("", token[:-1], TOKEN, token.upper()):
         assert place.call(nodes, GetNodesRequest(), {TASK_TOKEN_HEADER: other}).status_code == 401
@@ -399,21 +378,16 @@ def test_a_good_token_is_looked_up_now_and_then(place: Place, monkeypatch: pytes
     from fairbloom.deploy.flower.server import control
 
     _, token = run_with_token(place)
-    given: Any = (place.app, None, SECRET, place.app.state.linkstate_factory, None, None)
+    given: Any = (place.app, None, SECRET, place.app.state.linkstate_factory, None, None, None, None)
     door = control.CredentialCheck(*given)
-    looked, find = [], place.state.get_task_by_token
-    monkeypatch.setattr(place.state, "get_task_by_token", lambda token: looked.append(token) or find(token))
+    looked, find = [], place.state.is_task_token
+    monkeypatch.setattr(place.state, "is_task_token", lambda token: looked.append(token) or find(token))
     clock = [time.monotonic()]
     monkeypatch.setattr(control.time, "monotonic", lambda: clock[0])
-    scope = {
-        "type": "http",
-        "path": "/v1/runtime/get-nodes",
-        "headers": [(TASK_TOKEN_HEADER.encode(), token.encode())],
-    }
 
     async def ask(times: int) -> None:
         for _ in range(times):
-            assert await door._may_run(control.Request(scope))
+            assert await door._has_task(token)
 
     for expected in (1, 2, 3):
         asyncio.run(ask(5))
@@ -427,7 +401,7 @@ def test_a_new_superexec_gets_the_runs_that_the_one_before_had_taken(place: Plac
 
     def acquired() -> int:
         answer = AcquireTaskResponse()
-        answer.ParseFromString(place.superexec(ACQUIRE, "AcquireTask", request).content)
+        answer.ParseFromString(place.call(ACQUIRE, request, SUPEREXEC).content)
         return int(answer.task.task_id)
 
     (place.folder / STARTED).touch()
@@ -495,8 +469,7 @@ def test_what_operators_change_is_noted_with_their_names(place: Place) -> None:
 def test_what_is_noted_exists(closed: Place) -> None:
     paths = {path for _, path in routes(closed.app)}
     assert set(NOTED) <= paths
-    assert paths >= set(SUPEREXEC_CALLS)
-    assert all(path.startswith(RUNTIME_PATHS) for path in SUPEREXEC_CALLS)
+    assert paths >= {ACQUIRE_PATH, f"{FLEET_PATHS}/push-object"}
 
 
 @pytest.fixture
@@ -510,8 +483,3 @@ def full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_opens_no_door(place: Place, full_disk: None) -> None:
     assert place.call(LIST_RUNS, ListRunsRequest(), {}).status_code == 401
     assert place.get("/docs").status_code == 401
-
-
-@pytest.mark.parametrize("path", sorted(SUPEREXEC_CALLS))
-def test_no_body_is_read_of_a_superexec_that_does_not_sign(closed: Place, path: str) -> None:
-    assert raw(closed, "POST", path, [(b"content-length", b"10")], UNREAD) == 401

@@ -20,16 +20,29 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from fairbloom.deploy.flower.server import fleet
-from fairbloom.deploy.flower.server.control import WatchedHandlers
-from fairbloom.deploy.flower.server.fleet import GuardedFleet, count
+from fairbloom.deploy.flower.server import fleet, fleet_server, tables
+from fairbloom.deploy.flower.server.control import SafeHandlers
+from fairbloom.deploy.flower.server.fleet import count
 from fairbloom.deploy.operator.audit import read_text
 from fairbloom.deploy.server import long_poll, members, rate_limit
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.members import EnrolledMembers
 from fairbloom.deploy.server.rate_limit import CallLimit, TooManyCallsError
-from fairbloom.deploy.server.refusals import RefusalLog
-from tests.deploy.state import AbortedError, Call, SuperLinkState, confirm, content, head, part, parts, pull, reply_to
+from fairbloom.protocol.names import VERSION_HEADER, WIRE_HEADER
+from fairbloom.protocol.version import WIRE
+from tests.deploy.state import (
+    AbortedError,
+    Call,
+    Port,
+    SuperLinkState,
+    confirm,
+    content,
+    head,
+    part,
+    parts,
+    pull,
+    reply_to,
+)
 
 
 class Known:
@@ -57,8 +70,8 @@ class Place:
     def start(self) -> None:
         self.link = SuperLinkState(self.folder / "superlink.db")
         self.long_poll = LongPoll()
-        given = {"members": self.members, "refusals": RefusalLog(self.folder), "long_poll": self.long_poll}
-        self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
+        self.fleet = Port(self.link, self.folder, self.members, self.long_poll)
+        self.link.state.on_message = self.long_poll.wake
 
     def send(self, **size: int) -> Message:
         return self.link.send(self.run, self.node, **size)
@@ -180,7 +193,7 @@ def test_a_part_that_comes_again_and_again_counts_once(
     for _ in range(20):
         place.fleet.PushObject(part(reply, answer.session_id, largest, contents[largest]), Call())
     with monkeypatch.context() as patch:
-        patch.setattr(fleet.FleetServicer, "PushObject", lambda *given: 1 / 0)  # a fault of the SuperLink's
+        patch.setattr(fleet.fleet_handlers, "push_object", lambda *given: 1 / 0)  # a fault of the SuperLink's
         for _ in range(20):
             with pytest.raises(ZeroDivisionError):
                 place.fleet.PushObject(part(reply, answer.session_id, largest, contents[largest]), Call())
@@ -221,7 +234,7 @@ def test_a_reply_that_was_just_whole_when_the_superlink_ended_is_seen_after_it(p
     asked = place.send()
     reply = reply_to(asked, arrays=2)
     place.push(reply)
-    place.fleet._query(fleet.HIDE, mark=fleet.HIDDEN, reply_id=reply.metadata.message_id)
+    place.link.state.query(tables.HIDE, {"reply_id": reply.metadata.message_id})
     assert place.link.answers(asked) == []
     place.start()
     assert len(place.link.answers(asked)) == 1
@@ -237,7 +250,7 @@ def test_forgotten_budgets_are_looked_up_again(place: Place, no_slack: None, mon
         for reply, answer, name in zip(replies, answers, needed, strict=True):
             request = part(reply, answer.session_id, name, parts(reply)[name])
             stored.append(place.fleet.PushObject(request, Call()).stored)
-            assert len(place.fleet._budgets) <= 1
+            assert len(place.fleet.fleet._budgets) <= 1
     assert stored.count(True) < len(stored)
     assert all(place.link.answers(one)[0].has_error() for one in asked)
 
@@ -451,7 +464,7 @@ def test_a_message_that_ends_its_node_each_time_is_answered_by_an_error_and_the_
     place: Place,
 ) -> None:
     asked, after = place.send(size=100), place.send(size=101)
-    for _ in range(fleet.MOST_TIMES):
+    for _ in range(tables.MAX_DELIVERIES):
         assert pulled(place) == [asked.metadata.message_id]
         place.fleet.ConfirmMessageReceived(confirm(asked), Call())
     assert pulled(place) == [after.metadata.message_id]
@@ -463,7 +476,7 @@ def test_a_message_that_ends_its_node_each_time_is_answered_by_an_error_and_the_
 def test_a_node_counts_its_own_messages_alone(place: Place) -> None:
     """Else it could let another one's message fail, or fill the database with made-up ones."""
     theirs = place.link.send(place.run, place.other)
-    for _ in range(fleet.MOST_TIMES + 1):
+    for _ in range(tables.MAX_DELIVERIES + 1):
         stolen = confirm(theirs)
         stolen.node.node_id = place.node
         place.fleet.ConfirmMessageReceived(stolen, Call())
@@ -475,7 +488,7 @@ def test_a_node_counts_its_own_messages_alone(place: Place) -> None:
 
 def test_a_message_that_was_lost_on_the_way_is_handed_out_as_often_as_it_takes(place: Place) -> None:
     asked = place.send()
-    for _ in range(3 * fleet.MOST_TIMES):
+    for _ in range(3 * tables.MAX_DELIVERIES):
         assert pulled(place) == [asked.metadata.message_id]
 
 
@@ -636,7 +649,7 @@ def test_a_node_that_waits_is_told_when_a_run_has_sent_the_last_part(patient: Pl
     state, task = patient.link.state, Task(run_id=patient.run)
     waiting, server = (
         Asking(patient, patient.node),
-        WatchedHandlers(runtime_handlers, patient.folder, patient.long_poll),
+        SafeHandlers(runtime_handlers),
     )
     assert waiting.is_held()
     taken = server.push_messages(request, state, task)
@@ -694,10 +707,10 @@ def test_a_message_is_handed_out_once_its_parts_are_here(place: Place) -> None:
     _, missing = place.link.state.store_message_and_object_tree(sent, get_object_tree(sent), session)
     contents = parts(sent)
     for needed in missing:
-        assert place.link.state.is_under_way(session)
+        assert place.link.state.query(tables.IS_PUSHED, {"session_id": session})
         assert pulled(place) == []
         assert place.link.state.store_object(place.run, session, needed, contents[needed])
-    assert not place.link.state.is_under_way(session)
+    assert not place.link.state.query(tables.IS_PUSHED, {"session_id": session})
     assert pulled(place) == [sent.metadata.message_id]
 
 
@@ -748,6 +761,43 @@ def test_another_one_with_a_copy_of_its_key_is_refused_while_it_is_connected(pla
         with pytest.raises(FlowerError, match="could not be activated"):
             comes(place, instance)
     comes(place, "a" * 32)
+
+
+@pytest.mark.parametrize(
+    ("says", "remedy"),
+    [
+        ("0", "upgrade fairbloom on this device"),
+        (str(WIRE + 1), "upgrade the server first, or go back on this device"),
+        ("x" * 100, "upgrade the server first, or go back on this device"),
+    ],
+)
+def test_a_device_with_another_wire_format_is_refused_by_name_with_the_remedy(
+    place: Place, says: str, remedy: str
+) -> None:
+    place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
+    request = ActivateNodeRequest(public_key=b"key-a", heartbeat_interval=30)
+    call = Call(b"key-a", "", (WIRE_HEADER, says), (VERSION_HEADER, "9.9.9"))
+    words = f"FAILED_PRECONDITION: device site-a speaks wire format {says[:20]}, and the server {WIRE}: {remedy}"
+    with pytest.raises(AbortedError) as refused:
+        place.fleet.ActivateNode(request, call)
+    assert str(refused.value) == words
+    assert place.refused() == ["refused: a device with another wire format, of fairbloom 9.9.9"]
+    assert place.link.state.query("SELECT DISTINCT status FROM node") == [{"status": "offline"}]
+    for same in ((), ((WIRE_HEADER, str(WIRE)),)):  # the first devices say none
+        assert place.fleet.ActivateNode(request, Call(b"key-a", "", *same)).node_id == place.node
+        place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
+
+
+def test_a_key_that_is_revoked_while_its_call_is_held_gets_no_message(patient: Place) -> None:
+    waiting, patient.link.state.on_message = Asking(patient, patient.node), lambda: None
+    assert waiting.is_held()
+    patient.send()
+    patient.link.state.delete_node(NOOP_FLWR_AID, patient.node)
+    patient.long_poll.wake()
+    assert waiting.is_held()
+    waiting.call.end()
+    waiting.join(10)
+    assert waiting.received == []
 
 
 def test_an_unregistered_key_is_noted(place: Place) -> None:
@@ -824,12 +874,12 @@ class Calls:
         self.inside = self.most = self.turned_away = 0
         self._lock = threading.Lock()
 
-    def start(self, number: int, node: int) -> None:
+    def start(self, number: int, node: object) -> None:
         for _ in range(number):
             self.threads.append(threading.Thread(target=self._call, args=(node,)))
             self.threads[-1].start()
 
-    def _call(self, node: int) -> None:
+    def _call(self, node: object) -> None:
         try:
             with self.limit.slot(node):
                 with self._lock:
@@ -866,8 +916,8 @@ def test_a_node_that_floods_delays_itself_alone() -> None:
 
 
 def test_calls_beyond_a_nodes_measure_are_turned_away_and_hold_no_thread(place: Place) -> None:
-    calls = Calls(place.fleet._limit)
-    calls.start(rate_limit.UNDER_WAY_AT_ONCE + 5, place.node)
+    calls, turn = Calls(place.fleet.pipeline._turns), (place.node, fleet_server.SMALL_CALL)
+    calls.start(rate_limit.UNDER_WAY_AT_ONCE + 5, turn)
     for _ in range(rate_limit.CALLS_AT_ONCE):
         assert calls.entered.acquire(timeout=300)
     while calls.turned_away < 5:

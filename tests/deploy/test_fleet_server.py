@@ -8,6 +8,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,34 +16,37 @@ from unittest.mock import Mock
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
-from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import NodeAuthServerInterceptor
-from flwr.supercore.date import now
-from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.supercore.interceptors import (
-    RpcErrorTranslationServerInterceptor,
-    RuntimeVersionClientInterceptor,
-    create_fleet_runtime_version_server_interceptor,
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PushObjectRequest,
+    PushObjectResponse,
 )
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from grpc import StatusCode
 
 from benchmarks.flower import PATIENCE, wait_until
+from benchmarks.peer import Signature, signed_head
 from benchmarks.processes import free_port
 from fairbloom.deploy import pki
-from fairbloom.deploy.flower.server import fleet
 from fairbloom.deploy.flower.server import fleet_server as gate
-from fairbloom.deploy.flower.server.fleet import LARGEST_CALL, GuardedFleet
-from fairbloom.deploy.flower.server.fleet_server import fleet_server, host_and_port
+from fairbloom.deploy.flower.server.fleet import Fleet
+from fairbloom.deploy.flower.server.fleet_server import (
+    LARGEST_CALL,
+    SIGNATURE_HEADER,
+    Pipeline,
+    fleet_server,
+    host_and_port,
+)
 from fairbloom.deploy.server import connections, long_poll
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
+from fairbloom.deploy.server.overdue import Overdue
 from fairbloom.deploy.server.refusals import RefusalLog
 from tests.attacks.strangers import Http2, Stranger, descriptors
 from tests.deploy.state import SuperLinkState, parts
@@ -68,22 +72,14 @@ class Server:
     def __init__(self, shared: "Shared", folder: Path) -> None:
         self.folder, self.port, self.link = folder, free_port(), shared.link
         self.authority, refusals = shared.authority, RefusalLog(folder)
-        given: Any = {"members": Known(), "refusals": refusals, "long_poll": LongPoll()}
-        self.fleet = GuardedFleet(self.link.factory, self.link.objects, True, **given)
+        given: Any = {"members": Known(), "refusals": refusals, "long_poll": LongPoll(), "overdue": Overdue()}
+        calls = Fleet(self.link.state, **given).calls()
         self.connections = Connections({self.port: connections.MOST_STRANGERS}, DESCRIPTORS, refusals)
-        self.server = fleet_server(
-            (self.fleet, add_FleetServicer_to_server),
-            f"127.0.0.1:{self.port}",
-            LARGEST_CALL,
-            (self.authority.read_bytes(), shared.certificate.read_bytes(), shared.key.read_bytes()),
-            [  # as Flower's
-                RpcErrorTranslationServerInterceptor(),
-                NodeAuthServerInterceptor(self.link.factory),
-                create_fleet_runtime_version_server_interceptor(),
-            ],
-            connections=self.connections,
-            refusals=refusals,
-        )
+        self.pipeline = Pipeline(calls, self.link.state, Known(), self.port, self.connections, refusals)
+        files = (self.authority, shared.certificate, shared.key)
+        authority, certificate, key = (file.read_bytes() for file in files)
+        address = f"127.0.0.1:{self.port}"
+        self.server = fleet_server(self.pipeline, address, (authority, certificate, key), self.connections.most)
         self.server.start()
         self._channels: list[grpc.Channel] = []
         self.stranger = Stranger(self.port, self.authority)
@@ -138,17 +134,13 @@ class Caller:
 
     def __init__(self, channel: grpc.Channel, key: ec.EllipticCurvePrivateKey, node_id: int) -> None:
         self.key, self.node = key, Node(node_id=node_id)
-        safety = [RuntimeVersionClientInterceptor(component_name="SuperNode")]
-        safety.append(NodeAuthClientInterceptor(key, key.public_key()))
-        self.channel = grpc.intercept_channel(channel, *safety)
+        self.channel = grpc.intercept_channel(channel, Signature(key))
         self.stub: Any = FleetStub(self.channel)
 
     def head(self) -> dict[str, str]:
         """Return what shows the key, as it is written in a call's head."""
-        at = now().isoformat()
-        shown = {PUBLIC_KEY_HEADER: public_key_to_bytes(self.key.public_key())}
-        shown[SIGNATURE_HEADER] = sign_message(self.key, at.encode())
-        return {TIMESTAMP_HEADER: at, **{name: b64encode(value).decode() for name, value in shown.items()}}
+        shown = signed_head(self.key)
+        return {name: b64encode(value).decode() if isinstance(value, bytes) else value for name, value in shown.items()}
 
     def beat(self) -> bool:
         request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0)
@@ -246,7 +238,7 @@ def test_a_client_tries_again_while_the_database_cannot_say_whose_key_it_is(
     node = server.node()
     with monkeypatch.context() as patch:
         fault = FlowerError(ApiErrorCode.LINKSTATE_NOT_INITIALIZED, "the database: locked")
-        patch.setattr(server.fleet, "node_of", Mock(side_effect=fault))
+        patch.setattr(server.link.state, "get_node_id_by_public_key", Mock(side_effect=fault))
         assert refusal(node.beat).code() == StatusCode.UNAVAILABLE
     assert node.beat()
 
@@ -331,10 +323,10 @@ def test_a_connection_has_a_few_bodies_under_way(server: Server, monkeypatch: py
         go.wait(PATIENCE)
         with lock:
             inside[0] -= 1
-        return fleet.PushObjectResponse(stored=False)
+        return PushObjectResponse(stored=False)
 
-    monkeypatch.setattr(server.fleet, "_push_part", hold)
-    monkeypatch.setattr(server.fleet, "_in_turn", lambda call, *given: call(*given))
+    path = "/flwr.proto.Fleet/PushObject"
+    monkeypatch.setitem(server.pipeline._calls, path, replace(server.pipeline._calls[path], answer=hold))  # type: ignore[arg-type]
     node, other = server.node(), server.node()
     with ThreadPoolExecutor(12) as threads:
         pushes = [threads.submit(node.push, 1000) for _ in range(6)]

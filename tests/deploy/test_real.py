@@ -121,19 +121,14 @@ def test_a_run_gives_the_run_in_process(there: Deployment, undisturbed: Path, tm
     assert missing(out) == [""] * ROUNDS
 
 
-def test_isolated_and_plain_nodes_give_it_too_side_by_side(
-    there: Deployment, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_an_isolated_node_gives_it_too(there: Deployment, tmp_path: Path) -> None:
     out, settings = tmp_path / "run", {**SETTINGS, "num-rounds": 1}
-    for name in CLIENTS[:2]:
-        there.stop(there.clients[name])
+    there.stop(there.clients[CLIENTS[0]])
     there.start_client(CLIENTS[0], "--isolated")
-    there.start_plain_client(CLIENTS[1], partition_id=1)
     there.wait_for_clients(*CLIENTS)
     there.submit({**settings, "out": str(out)})
-    for name in CLIENTS[:2]:
-        there.stop(there.clients[name])
-        there.start_client(name)
+    there.stop(there.clients[CLIENTS[0]])
+    there.start_client(CLIENTS[0])
     assert_same_model(out, simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")})))
     there.wait_for_clients(*CLIENTS)
 

@@ -223,13 +223,8 @@ def test_a_file_that_was_touched_later_is_newer(tmp_path: Path) -> None:
     assert not is_newer(one, other)
 
 
-def test_the_processes_environment_opens_no_second_control_api(
-    federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Flower's switch for one that knows no credentials, wherever it came from."""
-    monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
+def test_the_processes_environment_holds_no_credential(federation: Federation) -> None:
     for part in (FederationServer(federation)._superlink, FederationServer(federation)._superexec):
-        assert part._environment["FLWR_INTERNAL_GRPC_CONTROL_API"] == "0"
         assert federation.operator_token.read_text() not in str(part._environment)
         assert federation.metrics_token.read_text() not in str(part._environment)
 

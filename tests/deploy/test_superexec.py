@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,28 +13,19 @@ from typing import Any
 
 import httpx
 import pytest
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor import Executor, LaunchResult
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.proto.task_pb2 import Task
 
 from benchmarks.flower import PATIENCE, ROOT, wait_until
+from fairbloom.deploy import pki
 from fairbloom.deploy.flower.server import superexec
-from fairbloom.deploy.flower.server.superexec import ExpectedEnds, ServerAppExecutor, retry_faults
+from fairbloom.deploy.flower.server.superexec import ExpectedEnds, ServerApps, SuperLink
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.run_folder.errors import RunFolderError
 
 TOKEN = "a-token-that-is-nobodys-business"
 WAITING = "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"
-
-
-def spec(task_id: int = 1) -> Any:
-    return SimpleNamespace(
-        task_id=task_id,
-        token=TOKEN,
-        runtime_api_address="127.0.0.1:1",
-        insecure=False,
-        root_certificates_path="/none",
-    )
 
 
 @pytest.fixture
@@ -54,31 +45,31 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.fixture
-def apps(commands: list[list[str]]) -> Iterator[ServerAppExecutor]:
-    made = ServerAppExecutor()
+def apps(commands: list[list[str]]) -> Iterator[ServerApps]:
+    made = ServerApps("127.0.0.1:1", Path("/none"))
     yield made
     made.close()
 
 
-def process(apps: ServerAppExecutor, task_id: int = 1) -> subprocess.Popen[bytes]:
+def process(apps: ServerApps, task_id: int = 1) -> subprocess.Popen[bytes]:
     return apps._started[task_id].process
 
 
-def end(apps: ServerAppExecutor, number: int, task_id: int = 1) -> None:
+def end(apps: ServerApps, number: int, task_id: int = 1) -> None:
     found = process(apps, task_id)
     found.send_signal(number)
     found.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_process_that_was_killed_is_started_again(apps: ServerAppExecutor, number: int) -> None:
-    assert apps.launch(spec()) == LaunchResult.accepted()
-    apps.launch(spec(2))
+def test_a_process_that_was_killed_is_started_again(apps: ServerApps, number: int) -> None:
+    apps.start(1, TOKEN)
+    apps.start(2, TOKEN)
     first, other = process(apps), process(apps, 2)
-    apps.reconcile()
+    apps.look_after()
     assert process(apps) is first
     end(apps, number)
-    apps.reconcile()
+    apps.look_after()
     assert process(apps) is not first
     assert process(apps).poll() is None
     assert process(apps, 2) is other
@@ -86,49 +77,49 @@ def test_a_process_that_was_killed_is_started_again(apps: ServerAppExecutor, num
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_process_that_ended_by_itself_is_forgotten(
-    apps: ServerAppExecutor, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, code: int
+    apps: ServerApps, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "WAITING", f"raise SystemExit({code})")
-    apps.launch(spec())
+    apps.start(1, TOKEN)
     process(apps).wait(PATIENCE)
-    apps.reconcile()
+    apps.look_after()
     assert apps._started == {}
     assert len(commands) == 1
 
 
 def test_a_process_that_ended_itself_as_its_token_was_taken_back_is_forgotten(
-    apps: ServerAppExecutor, commands: list[list[str]]
+    apps: ServerApps, commands: list[list[str]]
 ) -> None:
     """Flower's answer to 401 is a SIGINT to itself."""
-    apps.launch(spec())
+    apps.start(1, TOKEN)
     end(apps, signal.SIGINT)
-    apps.reconcile()
+    apps.look_after()
     assert apps._started == {}
     assert len(commands) == 1
 
 
-def test_a_process_that_is_killed_each_time_is_left(apps: ServerAppExecutor, commands: list[list[str]]) -> None:
-    apps.launch(spec())
+def test_a_process_that_is_killed_each_time_is_left(apps: ServerApps, commands: list[list[str]]) -> None:
+    apps.start(1, TOKEN)
     while apps._started:
         end(apps, signal.SIGKILL)
-        apps.reconcile()
+        apps.look_after()
     assert len(commands) == 1 + superexec.MOST_IN_A_ROW
 
 
 def test_a_process_that_held_is_started_again_whenever_it_is_killed(
-    apps: ServerAppExecutor, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    apps: ServerApps, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(superexec, "HELD_SECONDS", 0.0)
-    apps.launch(spec())
+    apps.start(1, TOKEN)
     for _ in range(2 * superexec.MOST_IN_A_ROW):
         end(apps, signal.SIGKILL)
-        apps.reconcile()
+        apps.look_after()
     assert process(apps).poll() is None
 
 
-def test_close_kills_all(apps: ServerAppExecutor) -> None:
+def test_close_kills_all(apps: ServerApps) -> None:
     for task_id in range(3):
-        apps.launch(spec(task_id))
+        apps.start(task_id, TOKEN)
     end(apps, signal.SIGKILL, 1)
     apps.close()
     assert [process(apps, task_id).poll() for task_id in range(3)] == [-signal.SIGKILL] * 3
@@ -143,9 +134,9 @@ def test_a_token_reaches_the_process_and_nobody_else(tmp_path: Path, monkeypatch
             return popen([sys.executable, "-c", WAITING, *command], stdout=file, **given)
 
     monkeypatch.setattr(superexec.subprocess, "Popen", start)
-    apps = ServerAppExecutor()
+    apps = ServerApps("127.0.0.1:1", Path("/none"))
     try:
-        apps.launch(spec())
+        apps.start(1, TOKEN)
         wait_until(lambda: out.read_text() == f"{TOKEN}\n", out.read_text)
         seen = Path(f"/proc/{process(apps).pid}")
         assert b"runtime-api-address" in (seen / "cmdline").read_bytes()
@@ -156,8 +147,8 @@ def test_a_token_reaches_the_process_and_nobody_else(tmp_path: Path, monkeypatch
         apps.close()
 
 
-def test_the_process_is_told_whose_it_is_and_the_way(apps: ServerAppExecutor, commands: list[list[str]]) -> None:
-    apps.launch(spec())
+def test_the_process_is_told_whose_it_is_and_the_way(apps: ServerApps, commands: list[list[str]]) -> None:
+    apps.start(1, TOKEN)
     (command,) = commands
     assert command[1] == "-P"
     assert f"serverapp({os.getpid()})" in command[3]
@@ -167,12 +158,11 @@ def test_the_process_is_told_whose_it_is_and_the_way(apps: ServerAppExecutor, co
 def test_a_serverapp_ends_with_its_superexec(tmp_path: Path) -> None:
     code = """
 import sys
-from types import SimpleNamespace
-from fairbloom.deploy.flower.server.superexec import ServerAppExecutor
+from pathlib import Path
+from fairbloom.deploy.flower.server.superexec import ServerApps
 import time
-apps = ServerAppExecutor()
-place = "127.0.0.1:9"
-apps.launch(SimpleNamespace(task_id=1, token="t", runtime_api_address=place, insecure=True, root_certificates_path=""))
+apps = ServerApps("127.0.0.1:9", Path("/none"))
+apps.start(1, "t")
 print(apps._started[1].process.pid, flush=True)
 time.sleep(600)
 """
@@ -197,42 +187,37 @@ time.sleep(600)
 # Calls --------------------------------------------------------------------------------------------------------------
 
 
-def fault(status: int | None) -> Exception:
-    request = httpx.Request("POST", "https://localhost")
-    if status is None:
-        return httpx.ConnectError("refused", request=request)
-    return httpx.HTTPStatusError("a fault", request=request, response=httpx.Response(status, request=request))
+@pytest.fixture
+def superlink(tmp_path: Path) -> SuperLink:
+    pki.make_authority(tmp_path / "ca.crt", tmp_path / "ca.key")
+    (tmp_path / "runtime.secret").write_bytes(b"secret")
+    place: Any = SimpleNamespace(
+        control="127.0.0.1:1", authority=tmp_path / "ca.crt", runtime_secret=tmp_path / "runtime.secret"
+    )
+    return SuperLink(place)
 
 
-def invoker() -> Any:
-    made: Any = retry_faults(run_superexec.make_simple_http_retry_invoker())
-    made.wait_function = lambda seconds: None
-    return made
+def test_a_superexec_asks_for_work_with_its_secret(superlink: SuperLink, caplog: pytest.LogCaptureFixture) -> None:
+    found = AcquireTaskResponse(task=Task(task_id=7), token=TOKEN).SerializeToString()
+    answers = [None, 500, 401, (200, b""), (200, found)]
+    asked = list[httpx.Request]()
 
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        said = answers.pop(0)
+        if said is None:
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(said) if isinstance(said, int) else httpx.Response(said[0], content=said[1])
 
-@pytest.mark.parametrize("status", [None, 500, 503])
-def test_calls_are_tried_again_while_the_superlink_is_away_or_has_a_fault(status: int | None) -> None:
-    faults = [fault(status)] * 5
-
-    def call() -> str:
-        if faults:
-            raise faults.pop()
-        return "done"
-
-    assert invoker().invoke(call) == "done"
-
-
-@pytest.mark.parametrize("status", [400, 404])
-def test_calls_that_are_refused_are_not_tried_again(status: int) -> None:
-    calls = list[Callable[[], None]]()
-
-    def call() -> None:
-        calls.append(call)
-        raise fault(status)
-
-    with pytest.raises(httpx.HTTPStatusError):
-        invoker().invoke(call)
-    assert len(calls) == 1
+    superlink._client._transport = httpx.MockTransport(answer)
+    with caplog.at_level("WARNING", "flwr"):
+        assert [superlink.acquire_task() for _ in range(5)] == [None, None, None, None, (7, TOKEN)]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "the SuperLink is away, or has a fault",
+        "the SuperLink is back",
+    ]
+    assert {str(request.url) for request in asked} == {"https://127.0.0.1:1/v1/runtime/acquire-task"}
+    assert {request.headers["authorization"] for request in asked} == {f"Bearer {b'secret'.hex()}"}
 
 
 # Start --------------------------------------------------------------------------------------------------------------
@@ -295,12 +280,6 @@ assert is_expected(type("TheirError", (FairbloomError,), {})("x"))
 assert not is_expected(ValueError("x"))
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_the_executor_is_what_flowers_loop_asks_of_one() -> None:
-    asked = {name for name in vars(Executor) if not name.startswith("_") and callable(getattr(Executor, name))}
-    assert asked >= {"launch", "reconcile", "close"}
-    assert asked <= set(dir(ServerAppExecutor))
 
 
 SERVERAPP = """

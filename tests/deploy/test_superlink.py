@@ -2,9 +2,9 @@
 
 import contextlib
 import importlib
-import itertools
 import json
 import os
+import re
 import sqlite3
 import stat
 import sys
@@ -25,11 +25,11 @@ from grpc import StatusCode
 from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
-from fairbloom.deploy.flower.relied_on import HTTP_APP, SQL, STATE_FACTORY, SUPERLINK
-from fairbloom.deploy.flower.server import run_state, superlink
-from fairbloom.deploy.flower.server.superlink import PRAGMAS, arguments, prepare_database, shrink_database
+from fairbloom.deploy.flower.gate import FlowerVersionError
+from fairbloom.deploy.flower.relied_on import SQL, STATE_FACTORY, STORE_FACTORY
+from fairbloom.deploy.flower.server import run_state, superlink, tables
+from fairbloom.deploy.flower.server.superlink import PRAGMAS, prepare_database, shrink_database
 from fairbloom.deploy.operator import audit
-from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.server.database import find_damage
 from tests.deploy.state import SuperLinkState, head, part, parts, reply_to
 
@@ -295,9 +295,12 @@ def test_a_database_that_cannot_be_converted_is_used_as_it_is(tmp_path: Path, ca
     assert "cannot be made smaller: database or disk is full" in caplog.text
 
 
-def test_flowers_connections_have_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_flowers_connections_have_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sql = importlib.import_module(SQL)
-    install_guards(monkeypatch, folder)
+    for module, name in ((STATE_FACTORY, "SqlLinkState"), (STORE_FACTORY, "SqlObjectStore"), (SQL, "SQLITE_PRAGMAS")):
+        found = importlib.import_module(module)
+        monkeypatch.setattr(found, name, getattr(found, name))  # for one test
+    superlink.prepare_flower()
     names = [name for name, _ in sql.SQLITE_PRAGMAS]
     assert len(names) == len(set(names))
     state = SuperLinkState(tmp_path / "superlink.db").state
@@ -321,38 +324,43 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def install_guards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Replace Flower's names for one test."""
-    replaced = {
-        SUPERLINK: ("FleetServicer", "GRPC_MAX_MESSAGE_LENGTH", "generic_create_grpc_server", "uvicorn"),
-        HTTP_APP: ("create_app",),
-        STATE_FACTORY: ("SqlLinkState",),
-        SQL: ("SQLITE_PRAGMAS",),
+@pytest.mark.parametrize(
+    ("change", "lacking"),
+    [
+        ("ALTER TABLE message_ins RENAME ttl TO lifetime", "message_ins(ttl)"),
+        ("DROP TABLE objects", "objects(content, object_id)"),
+    ],
+)
+def test_a_database_that_lacks_what_our_statements_name_is_refused(
+    link: SuperLinkState, change: str, lacking: str
+) -> None:
+    """As one of another Flower may."""
+    link.state.query("PRAGMA foreign_keys = OFF")
+    link.state.query(change)
+    with pytest.raises(FlowerVersionError, match=re.escape(f"lacks columns that are relied on: {lacking}")):
+        tables.check_columns(link.state.query)
+
+
+def test_our_statements_name_no_other_columns_of_flowers_tables(link: SuperLinkState) -> None:
+    """Which SQLite tells of each column that a statement reads or writes."""
+    texts = [text for value in vars(tables).values() for text in (value if isinstance(value, tuple) else (value,))]
+    written = [text for text in texts if re.match(r"\s*(SELECT|UPDATE|INSERT|DELETE|WITH)", str(text))]
+    named = set[tuple[str, str]]()
+
+    def note(action: int, table: str | None, column: str | None, *about: Any) -> int:
+        if action in (sqlite3.SQLITE_READ, sqlite3.SQLITE_UPDATE) and not str(table).startswith("fairbloom_"):
+            named.add((str(table), str(column)))
+        return sqlite3.SQLITE_OK
+
+    with contextlib.closing(sqlite3.connect(link.factory.database)) as database:
+        theirs = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        database.set_authorizer(note)
+        for text in written:
+            database.execute(f"EXPLAIN {text}", dict.fromkeys(re.findall(r":(\w+)", text), ""))
+    found = {table: {column for place, column in named if place == table and column} for table in theirs}
+    assert {table: columns for table, columns in found.items() if columns} == {
+        table: {*columns.split()} for table, columns in tables.COLUMNS.items()
     }
-    for module, names in replaced.items():
-        found = importlib.import_module(module)
-        for name in names:
-            monkeypatch.setattr(found, name, getattr(found, name))
-    superlink.install_guards(Federation(folder), 1000)
-
-
-def test_the_arguments_say_what_the_folder_says(folder: Path) -> None:
-    given = arguments(Federation(folder))
-    pairs = dict(itertools.pairwise(given))
-    assert (pairs["--host"], pairs["--port"], pairs["--fleet-api-address"]) == ("::1", "8000", "0.0.0.0:9443")
-    assert pairs["--isolation"] == "process"
-    assert pairs["--database"] == str(folder / "state" / "superlink.db")
-    assert pairs["--superexec-auth-secret-file"] == str(folder / "runtime.secret")
-    assert "--enable-supernode-auth" in given
-    assert "--insecure" not in given
-    command = importlib.import_module(SUPERLINK)
-    read = command._parse_args_run_superlink().parse_args(given)
-    assert (read.host, read.port, read.enable_supernode_auth, read.simulation) == ("::1", 8000, True, False)
-
-
-@pytest.mark.parametrize("name", ["GRPC_MAX_MESSAGE_LENGTH", "uvicorn", "_run_superlink_http_api"])
-def test_flowers_command_has_what_is_not_called(name: str) -> None:
-    assert hasattr(importlib.import_module(SUPERLINK), name)
 
 
 def damage_header(file: Path) -> None:
@@ -402,7 +410,8 @@ def test_a_whole_database_is_left_where_it_is(folder: Path) -> None:
 def test_a_database_that_cannot_be_used_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "state" / "superlink.db").mkdir()
     monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
-    monkeypatch.setattr(superlink, "install_guards", lambda *given: None)
+    monkeypatch.setattr(superlink, "prepare_flower", lambda: None)
+    monkeypatch.setattr(superlink, "raise_descriptors", lambda: 1000)
     monkeypatch.setattr(sys, "argv", ["superlink", str(folder)])
     umask = os.umask(0o022)
     try:

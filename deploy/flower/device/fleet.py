@@ -22,7 +22,8 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from grpc import RpcError, StatusCode
 
 from fairbloom import __version__
-from fairbloom.protocol.names import VERSION_HEADER, WIRE, WIRE_HEADER, WORK_HEADER
+from fairbloom.protocol.names import VERSION_HEADER, WIRE_HEADER, WORK_HEADER
+from fairbloom.protocol.version import WIRE
 
 from ...device.instance import HEADER
 from ...device.outage import Outage
@@ -99,7 +100,7 @@ class Fleet:
         self._key: ec.EllipticCurvePrivateKey
         self._key = _load_key(key) if key else generate_key_pairs()[0]
         self._public = public_key_to_bytes(self._key.public_key())
-        self._introduction = ((VERSION_HEADER, __version__), (WIRE_HEADER, WIRE), (HEADER, instance))
+        self._introduction = ((VERSION_HEADER, __version__), (WIRE_HEADER, str(WIRE)), (HEADER, instance))
         self._closed = threading.Event()
         self.node = node_pb2.Node()
 

@@ -7,19 +7,19 @@ A start of Flower's command takes a second or more; a call takes milliseconds. W
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta
+from typing import Any
 
 import httpx
 
-from ...errors import DeployError, UnauthorizedError, UnreachableError
+from ...device.connectivity import tls_context
+from ...errors import ClientError, DeployError, UnauthorizedError, UnreachableError
 from ...operator.federation import Federation
 from ..gate import check_version
-
-if TYPE_CHECKING:
-    from flwr.supercore.control import ControlHttpClient
 
 Nodes = Mapping[str, Mapping[str, str]]
 """Nodes by their ids, each with `status` and `offline-at`."""
@@ -27,104 +27,76 @@ Nodes = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class ControlApi:
-    """The control API of a federation's SuperLink, called by Flower's client with the operator's credential."""
+    """The control API of a federation's SuperLink, called with the operator's credential."""
 
     federation: Federation
-    client: ControlHttpClient
+    client: httpx.Client
 
     def register(self, name: str, public_key: bytes) -> str:
         """Register a client's public key, in OpenSSH format; return the number of its node."""
+        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        key = load_ssh_public_key(public_key)
+        key = serialization.load_ssh_public_key(public_key)
         if not isinstance(key, EllipticCurvePublicKey):
             raise DeployError(f"the public key of client {name} is of another kind than a node's")
-        request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
-        return str(self._answered("register a client", lambda: self.client.RegisterNode(request)).node_id)
+        written = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return str(self._answered("register a client", "RegisterNode", public_key=written, name=name).node_id)
 
     def unregister(self, node_id: str) -> None:
         """Strike a node off."""
-        from flwr.proto.control_pb2 import UnregisterNodeRequest
-
-        request = UnregisterNodeRequest(node_id=int(node_id))
-        self._answered("unregister a client", lambda: self.client.UnregisterNode(request))
+        self._answered("unregister a client", "UnregisterNode", node_id=int(node_id))
 
     def nodes(self) -> Nodes:
         """Return all nodes that were ever registered."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-        found = self._answered("list the clients", lambda: self.client.ListNodes(ListNodesRequest()))
         return {
             str(node.node_id): {"status": node.status, "offline-at": _moment(node.last_deactivated_at)}
-            for node in found.nodes_info
+            for node in self._answered("list the clients", "ListNodes").nodes_info
         }
 
     def runs(self, run_id: str = "") -> list[dict[str, Any]]:
         """Return what the SuperLink knows of one run, or of all, the latest first."""
-        from flwr.cli.run_utils import format_runs
-        from flwr.common.serde import run_from_proto
-        from flwr.proto.control_pb2 import ListRunsRequest
-
-        request = ListRunsRequest(run_id=int(run_id)) if run_id else ListRunsRequest()
-        found = self._answered("list the runs", lambda: self.client.ListRuns(request))
-        rows = format_runs([run_from_proto(run) for run in found.run_dict.values()], found.now)
+        found = self._answered("list the runs", "ListRuns", **({"run_id": int(run_id)} if run_id else {}))
         return [
             {
-                "run-id": str(row.run_id),
-                "status": row.status_text,
-                "status-details": _details(row.details),
-                "elapsed": row.elapsed,
-                "fab-id": row.fab_id,
+                "run-id": str(run.run_id),
+                "status": ":".join(filter(None, (run.status.status, run.status.sub_status))),
+                "status-details": run.status.details.removeprefix("ServerApp failed with exception: "),
+                "elapsed": _elapsed(run.running_at, run.finished_at or found.now).total_seconds(),
+                "fab-id": run.fab_id,
             }
-            for row in rows
+            for run in sorted(found.run_dict.values(), key=lambda run: run.pending_at, reverse=True)
         ]
 
-    def _answered(self, what: str, call: Callable[[], Any]) -> Any:
+    def _answered(self, what: str, call: str, **request: Any) -> Any:
         """Return the answer to a call; DeployError says what would help when the SuperLink is silent or refuses."""
+        from flwr.proto import control_pb2
+
+        path = "-".join(re.findall("[A-Z][a-z]+", call)).lower()
+        body = getattr(control_pb2, f"{call}Request")(**request).SerializeToString()
         try:
-            return call()
+            answer = self.client.post(f"/v1/control/{path}", content=body).raise_for_status()
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
                 raise credential_refused(self.federation) from None
             raise DeployError(f"the SuperLink does not {what}: {_reason(error.response)}") from None
         except (httpx.RequestError, OSError) as error:
             raise unreachable(self.federation) from error
+        return getattr(control_pb2, f"{call}Response").FromString(answer.content)
 
 
 @contextlib.contextmanager
 def connected(federation: Federation) -> Iterator[ControlApi]:
     """Give the control API of a federation's SuperLink; the connection is opened by the first call."""
     check_version("operator")
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-
-    token = federation.read_token()
-
-    def with_credential(context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
-        context.request.headers["Authorization"] = f"Bearer {token}"
-        return call_next(context)
-
+    head = {"content-type": "application/protobuf", "authorization": f"Bearer {federation.read_token()}"}
     try:
-        client = ControlHttpClient.from_server_address(
-            server_address=federation.control,
-            insecure=False,
-            root_certificates=federation.authority.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor("fairbloom deploy"), _Interceptor(with_credential)],
-        )
-    except (OSError, ValueError) as error:
-        raise DeployError(f"{federation.authority} cannot be used: {error}; bring it back from a copy") from None
-    with contextlib.closing(client):
+        context = tls_context(str(federation.authority))
+    except ClientError as error:
+        raise DeployError(f"{federation.authority} cannot be used: bring it back from a copy") from error
+    place = f"https://{federation.control}"
+    with httpx.Client(base_url=place, headers=head, verify=context, timeout=60.0) as client:
         yield ControlApi(federation, client)
-
-
-@dataclass(frozen=True)
-class _Interceptor:
-    """What Flower's client calls around each request."""
-
-    intercept: Callable[[Any, Callable[[Any], httpx.Response]], httpx.Response]
 
 
 def unreachable(federation: Federation) -> UnreachableError:
@@ -150,17 +122,16 @@ def credential_refused(federation: Federation) -> UnauthorizedError:
 
 def _reason(response: httpx.Response) -> str:
     """Return why a call was refused, in Flower's words where it has them."""
-    from flwr.supercore.error import FlowerError
-
-    refusal = FlowerError.from_json(response.text)
-    if refusal is None:
+    try:
+        said = json.loads(response.text)
+        return " ".join(filter(None, (f"[code: {said['code']}]", said["detail"], said.get("extra"))))
+    except (ValueError, KeyError, TypeError):
         return f"it answers with {response.status_code}: see the server's log"
-    return " ".join(filter(None, (f"[code: {refusal.code}]", refusal.message, refusal.public_details)))
 
 
-def _details(text: str) -> str:
-    """Return why a run ended, without what Flower puts before the words of its app or for none."""
-    return "" if text == "N/A" else text.removeprefix("ServerApp failed with exception: ")
+def _elapsed(begun: str, over: str) -> timedelta:
+    """Return how long a run has been running, which is not at all as long as it has not begun."""
+    return datetime.fromisoformat(over) - datetime.fromisoformat(begun) if begun else timedelta()
 
 
 def _moment(text: str) -> str:

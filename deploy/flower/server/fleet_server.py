@@ -1,24 +1,35 @@
-"""The fleet API's server: a call's body is read once its head has shown a client's key, and both have bounds."""
+"""The fleet's port: one pipeline through which every call of a client goes before it is answered.
+
+First the head is read: its signature, whose key it is, whether that key is still good. Then the body is taken in, in
+its turn and within bounds, and the call is made. Errors of Flower's become statuses of gRPC.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
-from flwr.common.constant import PUBLIC_KEY_HEADER
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.error import rpc_error_translator
-from flwr.supercore.utils import get_metadata_bytes
+from cryptography.exceptions import UnsupportedAlgorithm
+from flwr.supercore.error import FlowerError
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import ServicerContext, StatusCode
 
+from fairbloom.logs import log
+
 from ...server.connections import Connections
-from ...server.rate_limit import CallLimit, TooManyCallsError
+from ...server.members import Members
+from ...server.rate_limit import UNDER_WAY_AT_ONCE, CallLimit, TooManyCallsError
 from ...server.refusals import RefusalLog
-from .fleet import LARGEST_CALL, GuardedFleet
+from .run_state import RunState
 
 CALLS_AT_ONCE = 1000
 """How many calls the server works on, of all clients together, as Flower's does."""
@@ -33,6 +44,9 @@ AHEAD_BYTES = 1 << 14
 """How much of a call's body is taken in before somebody asks for it, which happens once its key is known. Of a body
 that is asked for, gRPC takes as much at once as it is long."""
 
+LARGEST_CALL = 16 << 20
+"""Largest call that is taken, in bytes. Flower sends arrays in parts of 5 MiB, and bundles, of 10 MB at most, whole."""
+
 SMALL_CALL = 1 << 16
 """Largest call, in bytes, that is no part of a reply."""
 
@@ -41,6 +55,8 @@ OPTIONS = (
     ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
     ("grpc.http2.bdp_probe", 0),  # which would take in more and more ahead of time
     ("grpc.per_message_decompression", 0),  # a compressed call of 16 MB may hold 16 GB; Flower compresses nothing
+    ("grpc.max_send_message_length", LARGEST_CALL),
+    ("grpc.max_receive_message_length", LARGEST_CALL),
     ("grpc.server.max_pending_requests", PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -50,66 +66,191 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),  # another server on the same port is an error
 )
 
+KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER = "flwr-public-key-bin", "flwr-signature-bin", "flwr-timestamp"
+"""In the head of each call: the node's public key, the time at which it was signed, and the signature of that time."""
 
-class KeyCheck(grpc.ServerInterceptor):  # type: ignore[misc] # grpc has no types
-    """Refuses a call without reading its body if its head shows no registered key.
+SECONDS_EARLY, SECONDS_LATE = 5.0, 305.0
+"""How far a client's clock may be ahead of ours, and how old a signature may be."""
 
-    gRPC's handlers of unary calls, which Flower has, read the whole body first.
+STATUS: Mapping[int, tuple[StatusCode, str]] = {
+    1005: (StatusCode.UNAVAILABLE, "The SuperLink's database is busy, or its disk is full."),
+    2003: (StatusCode.INVALID_ARGUMENT, "Invalid heartbeat interval."),
+    2004: (StatusCode.FAILED_PRECONDITION, "Failed to activate SuperNode."),
+    2005: (StatusCode.FAILED_PRECONDITION, "Failed to deactivate SuperNode."),
+    2007: (StatusCode.PERMISSION_DENIED, "The run's status does not allow this."),
+    2008: (StatusCode.PERMISSION_DENIED, "Failed to get run."),
+    2009: (StatusCode.PERMISSION_DENIED, "Failed to get FAB."),
+}
+"""What a client is told of an error of Flower's, by its code; other errors are faults of the server."""
+
+
+class RefusedCallError(Exception):
+    """A call that is refused, with the status and the words that its caller gets."""
+
+    def __init__(self, status: StatusCode, words: str) -> None:
+        super().__init__(words)
+        self.status, self.words = status, words
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The registered node that makes a call, and what the call's head says by name."""
+
+    node_id: int
+    key: bytes
+    head: Mapping[str, Any]
+    context: ServicerContext
+
+    @property
+    def peer(self) -> str:
+        """Its address, as gRPC writes it."""
+        return str(self.context.peer())
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that clients may make: the class of its body, of at most `largest` bytes, and who answers it.
+
+    `wait` waits, with the first answer, until there may be another one, and returns whether there is.
     """
 
-    def __init__(self, fleet: GuardedFleet, port: int, connections: Connections, refusals: RefusalLog) -> None:
-        self._fleet, self._port, self._connections, self._refusals = fleet, port, connections, refusals
-        self._small, self._large = CallLimit(), CallLimit()
+    request: Any
+    answer: Callable[[Any, Caller], Any]
+    largest: int = SMALL_CALL
+    wait: Callable[[Any, Caller], bool] | None = None
 
-    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Return a handler that takes in a call's body when it asks for it."""
-        call = details.method.rpartition("/")[2]
 
-        def answer(bodies: Iterator[bytes], context: ServicerContext) -> bytes:
-            handler = continuation(details)
-            if handler is None:
-                context.abort(StatusCode.UNIMPLEMENTED, "no such call")
-            return cast(bytes, handler.response_serializer(self._answer(call, handler, bodies, context)))
+class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
+    """Checks each call, makes it and answers it; `calls` has those that are answered, by their paths."""
 
-        return grpc.stream_unary_rpc_method_handler(answer)
+    def __init__(
+        self,
+        calls: Mapping[str, Call],
+        state: RunState,
+        members: Members,
+        port: int,
+        connections: Connections,
+        refusals: RefusalLog,
+    ) -> None:
+        self._calls, self._state, self._members = calls, state, members
+        self._port, self._connections, self._refusals = port, connections, refusals
+        self._turns = CallLimit()
 
-    def _answer(self, call: str, handler: Any, bodies: Iterator[bytes], context: ServicerContext) -> Any:
-        if handler.request_deserializer is None:  # as has Flower's refusal of a head without a key, or badly signed
-            self._refusals.note("a call of the fleet API without a key", peer=context.peer())
-            return handler.unary_unary(None, context)
-        key = get_metadata_bytes(context.invocation_metadata(), PUBLIC_KEY_HEADER) or b""
-        with rpc_error_translator(context, call):  # as for what Flower's own handlers ask of the database
-            node_id = self._fleet.node_of(key)
-        if node_id is not None:
-            self._connections.admit(self._port, *host_and_port(context.peer()), node_id)
-            return self._serve(call, node_id, handler, bodies, context)
-        if call == "ActivateNode":  # Flower says what a client must do that is not enrolled
-            return handler.unary_unary(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0), context)
-        self._refusals.note("a call of the fleet API with an unregistered key", peer=context.peer())
-        return context.abort(StatusCode.UNAUTHENTICATED, "Invalid node ID")  # Flower's words
+    def service(self, details: Any) -> Any:
+        """Return a handler that takes in a call's body when it asks for it: gRPC's of unary calls take it in first."""
+        return grpc.stream_unary_rpc_method_handler(
+            partial(self._answer, details.method), response_serializer=lambda answer: answer.SerializeToString()
+        )
 
-    def _serve(self, call: str, node_id: int, handler: Any, bodies: Iterator[bytes], context: ServicerContext) -> Any:
-        """Take in a registered node's call, when it is its connection's turn, and answer it."""
+    def _answer(self, path: str, bodies: Iterator[bytes], context: ServicerContext) -> Any:
         try:
-            if call in ("PushMessages", "PushObject"):  # a reply, or a part of one
-                with self._large.slot(context.peer()):
-                    return handler.unary_unary(_request(handler, bodies, LARGEST_CALL, context), context)
-            with self._small.slot(context.peer()):  # a turn of its own: signs of life do not wait behind a slow reply
-                request = _request(handler, bodies, SMALL_CALL, context)
-            return handler.unary_unary(request, context)
+            caller = self.identify(path, head_of(context), context)
+            if path not in self._calls:
+                raise RefusedCallError(StatusCode.UNIMPLEMENTED, "no such call")
+            return self.serve(path, caller, bodies)
+        except RefusedCallError as refusal:
+            status, words = refusal.status, refusal.words
+        except FlowerError as error:
+            status, words = translate(path, error)
+        except Exception as error:  # whatever it is: the client tries again
+            log.error("%s: %s: %s", path, type(error).__name__, error)
+            status, words = StatusCode.INTERNAL, "Internal server error."
+        return context.abort(status, words)
+
+    def identify(self, path: str, head: Mapping[str, Any], context: ServicerContext) -> Caller:
+        """Return the registered node that has signed the head of a call."""
+        key, peer = signed_key(head), context.peer()
+        if not key:
+            self._refusals.note("a call of the fleet API without a key", peer=peer)
+            raise RefusedCallError(StatusCode.UNAUTHENTICATED, "Invalid signature, or the clock is wrong")
+        node_id = self._state.get_node_id_by_public_key(key)
+        if node_id is None and path.endswith("/ActivateNode"):
+            self._refusals.note("an unregistered key", peer=peer)
+            raise FlowerError(2004, "a node with an unregistered key")  # by which its client knows what to say
+        if node_id is None:
+            self._refusals.note("a call of the fleet API with an unregistered key", peer=peer)
+            raise RefusedCallError(StatusCode.UNAUTHENTICATED, "Invalid node ID")
+        self._connections.admit(self._port, *host_and_port(peer), node_id)
+        return Caller(node_id, key, head, context)
+
+    def serve(self, path: str, caller: Caller, bodies: Iterator[bytes]) -> Any:
+        """Return the answer to a registered node's call; RefusedCallError or FlowerError where it is refused."""
+        if since := self._members.expired(caller.node_id):
+            name = self._members.name_of(caller.node_id)
+            self._refusals.note("an expired key", client=name, peer=caller.peer)
+            words = f"the key of client {name} was good until {since}: the operator replaces it (deploy rotate {name})"
+            raise RefusedCallError(StatusCode.UNAUTHENTICATED, words)
+        call = self._calls[path]
+        turn = (caller.node_id, call.largest)  # by size: signs of life do not wait behind a slow reply
+        try:
+            with self._turns.slot(turn):
+                request = read(call, bodies)
+                self._check_named(request, caller)
+                answer = call.answer(request, caller)
+            if call.wait and call.wait(answer, caller):
+                with self._turns.slot(turn):
+                    answer = call.answer(request, caller)
+            return answer
         except TooManyCallsError:
-            return self._fleet.turn_away(node_id, context)
+            note_refused(self._refusals, self._members, caller.node_id, f"more than {UNDER_WAY_AT_ONCE} calls at once")
+            words = "too many calls of this node at once: try again"
+            raise RefusedCallError(StatusCode.RESOURCE_EXHAUSTED, words) from None
+
+    def _check_named(self, request: Any, caller: Caller) -> None:
+        """Raise RefusedCallError where a call names another node, or another key, than its head."""
+        if hasattr(request, "public_key"):
+            if request.public_key != caller.key:
+                self._refusals.note("a node in another one's name", peer=caller.peer)
+                raise RefusedCallError(StatusCode.UNAUTHENTICATED, "a node comes by its own key alone")
+        elif (request.node if hasattr(request, "node") else request).node_id != caller.node_id:
+            note_refused(self._refusals, self._members, caller.node_id, "a call in another node's name")
+            raise RefusedCallError(StatusCode.UNAUTHENTICATED, "Invalid node ID")
 
 
-def _request(handler: Any, bodies: Iterator[bytes], most: int, context: ServicerContext) -> Any:
-    """Take in a call's body and return what it says; end the call where it says nothing, or is larger than `most`."""
-    body = next(bodies, b"")
-    if len(body) > most:
-        context.abort(StatusCode.RESOURCE_EXHAUSTED, f"a call of {len(body)} bytes, and this one may have {most}")
+def note_refused(refusals: RefusalLog, members: Members, node_id: int, what: str) -> None:
+    """Note what was refused of a node, by its client's name."""
+    name = members.name_of(node_id)
+    if refusals.note(what, client=name):
+        log.warning("refused of client %s: %s", name, what)
+
+
+def head_of(context: ServicerContext) -> Mapping[str, Any]:
+    """Return what the head of a call says, by name; a name that it has twice says nothing."""
+    pairs = [(name, value) for name, value in context.invocation_metadata()]
+    times = Counter(name for name, _ in pairs)
+    return {name: value for name, value in pairs if times[name] == 1}
+
+
+def signed_key(head: Mapping[str, Any]) -> bytes:
+    """Return the public key with which the head of a call was signed just now, b"" where it was not."""
+    key, at, signature = head.get(KEY_HEADER, b""), str(head.get(TIME_HEADER, "")), head.get(SIGNATURE_HEADER, b"")
     try:
-        return handler.request_deserializer(body)
+        age = (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()
+        is_good = -SECONDS_EARLY < age < SECONDS_LATE and verify_signature(
+            bytes_to_public_key(key), at.encode("ascii"), signature
+        )
+    except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm):  # no time, no key, or one of another kind
+        return b""
+    return key if is_good else b""
+
+
+def read(call: Call, bodies: Iterator[bytes]) -> Any:
+    """Take in a call's body and return what it says; RefusedCallError where that is nothing, or too much."""
+    body = next(bodies, b"")
+    if len(body) > call.largest:
+        words = f"a call of {len(body)} bytes, and this one may have {call.largest}"
+        raise RefusedCallError(StatusCode.RESOURCE_EXHAUSTED, words)
+    try:
+        return call.request.FromString(body)
     except DecodeError:
-        return context.abort(StatusCode.INVALID_ARGUMENT, "the call cannot be read")
+        raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "the call cannot be read") from None
+
+
+def translate(path: str, error: FlowerError) -> tuple[StatusCode, str]:
+    """Return the status of an error of Flower's, and the words as Flower's clients read them."""
+    log.error("%s: [code: %d] %s", path, error.code, error.message)
+    status, words = STATUS.get(error.code, (StatusCode.INTERNAL, "Internal server error."))
+    return status, json.dumps({"code": error.code, "public_message": words, "public_details": error.public_details})
 
 
 def host_and_port(peer: str) -> tuple[str, int]:
@@ -119,31 +260,15 @@ def host_and_port(peer: str) -> tuple[str, int]:
 
 
 def fleet_server(
-    servicer_and_add_fn: tuple[GuardedFleet, Callable[[GuardedFleet, grpc.Server], None]],
-    server_address: str,
-    max_message_length: int,
-    certificates: tuple[bytes, bytes, bytes],
-    interceptors: Sequence[grpc.ServerInterceptor],
-    *,
-    connections: Connections,
-    refusals: RefusalLog,
+    pipeline: Pipeline, address: str, certificates: tuple[bytes, bytes, bytes], most_connections: int
 ) -> grpc.Server:
-    """Return a server of the fleet API in place of Flower's, with its arguments; RuntimeError if it cannot listen."""
-    fleet, add_to = servicer_and_add_fn
-    gate = KeyCheck(fleet, int(server_address.rpartition(":")[2]), connections, refusals)
+    """Return a server, with the authority's certificate, its own and its key; RuntimeError if it cannot listen."""
     server = grpc.server(
         ThreadPoolExecutor(CALLS_AT_ONCE),
-        interceptors=[gate, *interceptors],
-        options=[
-            *OPTIONS,
-            ("grpc.max_send_message_length", max_message_length),
-            ("grpc.max_receive_message_length", max_message_length),
-            ("grpc.max_allowed_incoming_connections", connections.most),
-        ],
+        handlers=[pipeline],
+        options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections)],
         maximum_concurrent_rpcs=CALLS_AT_ONCE,
     )
-    add_to(fleet, server)
     authority, certificate, key = certificates
-    server.add_secure_port(server_address, grpc.ssl_server_credentials([(key, certificate)], authority))
-    server.bound_address = server_address
+    server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)], authority))
     return server

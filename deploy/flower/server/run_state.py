@@ -2,133 +2,121 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
-from flwr.common.constant import (
-    HEARTBEAT_DEFAULT_INTERVAL,
-    HEARTBEAT_PATIENCE,
-    NOOP_ACCOUNT_NAME,
-    NOOP_FLWR_AID,
-    Status,
-    SubStatus,
-)
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore.constant import TaskType
-from flwr.supercore.corestate.sql_corestate import _task_status_filter
-from flwr.supercore.date import now
-from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from flwr.supercore.run import RunStatus
-from flwr.supercore.sql_mixin import SqlMixin
-from flwr.supercore.state.schema.corestate_models import Task
-from flwr.supercore.state.schema.linkstate_models import MessageRes
-from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
-from sqlalchemy import select, update
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.server.superlink.linkstate.linkstate_factory import SqlLinkState  # type: ignore[attr-defined]
+from flwr.supercore.error import FlowerError
+from flwr.supercore.object_store.object_store_factory import SqlObjectStore  # type: ignore[attr-defined]
 from sqlalchemy.exc import OperationalError, TimeoutError
 from sqlalchemy.orm import Session
+
+from . import tables
+from .tables import moment, signed, unsigned
 
 MOST_STARTS = 100
 """How often a run's process may be started again before the run has failed."""
 
-STARTS = "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY KEY, number INTEGER NOT NULL)"
-ONE_MORE = """
-INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
-ON CONFLICT (task_id) DO UPDATE SET number = number + 1 RETURNING number"""
-
-UNDER_WAY = "SELECT 1 FROM object_push_sessions WHERE session_id = :session_id"
-
-VERSIONS = "CREATE TABLE IF NOT EXISTS fairbloom_versions (node_id INTEGER PRIMARY KEY, version TEXT NOT NULL)"
-VERSION = """
-INSERT INTO fairbloom_versions VALUES (:node_id, :version) ON CONFLICT (node_id) DO UPDATE SET version = :version"""
-REGISTERED = """
-SELECT node.node_id, coalesce(version, '') AS version FROM node LEFT JOIN fairbloom_versions USING (node_id)
-WHERE status != 'unregistered'"""
-
-KNOWN = "SELECT node_id, status FROM node WHERE public_key = :public_key"
-RENUMBER = """
-UPDATE OR IGNORE node SET node_id = :node_id
-WHERE public_key = :public_key AND node_id != :node_id AND status != 'unregistered' RETURNING node_id"""
-
-LOST = RunStatus(Status.FINISHED, SubStatus.FAILED, "the SuperLink does not know this run")
-
 SILENCE_SECONDS = 1.0
 """Seconds between two looks for processes that fell silent a minute ago. Flower looks at every call."""
 
-HIDDEN = "under way"
-"""Written where Flower notes when it handed out a reply, as long as parts of the reply are missing: no run gets it."""
+ACTIVE_SECONDS = 60.0
+"""How long a run's process counts as alive after a sign of life, as with Flower."""
+
+UNAVAILABLE = 1005
+"""Of the codes of Flower's errors, one that means 503 over HTTP: the caller tries again."""
 
 PASSING = ("locked", "full", "disk I/O", "unable to open", "readonly")
 """Words of SQLite for faults that pass: another connection writes, the disk has no room or is away."""
 
 
-class Faults(threading.local):
-    """The last fault of the database in this thread."""
+class OfThread(threading.local):
+    """The last fault of the database in this thread, and whether it keeps messages that have a reply."""
 
-    last: FlowerError | None = None
+    fault: FlowerError | None = None
+    keeps_answered = False
 
 
-class PassingFaults(SqlMixin):
+class PassingFaults:
     """Answers "unavailable", after which every caller retries, when a database is busy or a disk full.
 
     Flower answers "internal error", after which runs and nodes give up.
     """
 
-    _faults = Faults()
+    _thread = OfThread()
 
     @contextmanager
     def session(self) -> Iterator[Session]:
         """Provide a session as Flower does."""
         try:
-            with super().session() as session:
+            with super().session() as session:  # type: ignore[misc] # of Flower's class, with which this is mixed
                 yield session
         except (OperationalError, TimeoutError) as error:
             reason = str(getattr(error, "orig", error))
             if isinstance(error, OperationalError) and not any(words in reason for words in PASSING):
                 raise
-            # Of Flower's codes, one that means 503 and UNAVAILABLE.
-            self._faults.last = FlowerError(ApiErrorCode.LINKSTATE_NOT_INITIALIZED, f"the database: {reason}")
-            raise self._faults.last from error
-
-
-class KeepsAnswered(threading.local):
-    """Whether this thread keeps messages that have a reply."""
-
-    answered = False
+            self._thread.fault = FlowerError(UNAVAILABLE, f"the database: {reason}")
+            raise self._thread.fault from error
 
 
 class RunState(PassingFaults, SqlLinkState):
     """A run that has lost its process is handed to the SuperExec again, and goes on where it was."""
 
-    _keeping = KeepsAnswered()
-
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._looked = -math.inf
         self._node_ids: dict[bytes, int] = {}
+        # Called when the last part of messages has come.
+        self.on_message: Callable[[], None] = lambda: None
 
-    def initialize(self, log_queries: bool = False) -> list[str]:
-        """Connect, and make our tables."""
-        tables: list[str] = super().initialize(log_queries)
-        self.query(STARTS)
-        self.query(VERSIONS)
-        return tables
+    def initialize(self, *given: Any, **options: Any) -> list[str]:
+        """Connect, check Flower's tables and make ours; FlowerVersionError when columns are missing."""
+        names: list[str] = super().initialize(*given, **options)
+        tables.check_columns(self.query)
+        for statement in (*tables.OURS, *tables.FORGET, tables.SHOW_ALL):  # all: what was just whole when we ended
+            self.query(statement)
+        return names
+
+    # Runs -----------------------------------------------------------------------------------------------------------
 
     def release_runs(self) -> None:
         """Hand out again all runs that a SuperExec had taken: it is gone, and their processes with it."""
-        self._hand_out_again(Task.finished_at.is_(None))
+        self.query(tables.HAND_OUT_TASKS)
+
+    def is_task_token(self, token: str) -> bool:
+        """Return whether a token is that of a run's process which counts as alive."""
+        return bool(self.query(tables.HAS_TASK, {"token": token, "now": moment()}))
 
     def _cleanup_expired_task_tokens(self) -> None:
         if time.monotonic() - self._looked < SILENCE_SECONDS:
             return
         self._looked = time.monotonic()
-        self._hand_out_again(Task.active_until < now(), _task_status_filter(Status.RUNNING))
+        self.query(tables.HAND_OUT_SILENT_TASKS, {"now": moment()})
         super()._cleanup_expired_task_tokens()
+
+    def activate_task(self, task_id: int) -> bool:
+        """Let a run's process begin, be it the first one or another after it died."""
+        task = {"task_id": signed(task_id)}
+        with self.session():
+            (started,) = self.query(tables.COUNT_START, task)
+            if started["number"] > MOST_STARTS:
+                self.finish_task(task_id, "failed", f"its process died {MOST_STARTS} times")
+                return False
+            if started["number"] > 1:  # nobody waits for the answers to what the process before had sent
+                (run,) = self.query(tables.RUN_OF, task)
+                self.cleanup_run(unsigned(run["run_id"]))
+            if super().activate_task(task_id):
+                return True
+            renewed = self.query(tables.RENEW, {**task, "until": moment(seconds_ahead=ACTIVE_SECONDS)})
+            return started["number"] > 1 and bool(renewed)
+
+    # Nodes ----------------------------------------------------------------------------------------------------------
 
     def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
         """Return the node that a key is registered for, which every call of a node asks."""
@@ -145,31 +133,15 @@ class RunState(PassingFaults, SqlLinkState):
         super().delete_node(owner_aid, node_id)
         self._node_ids = {}
 
-    def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
-        """Return the status of each run; one that was lost with an earlier database has failed.
-
-        Flower has no status for it, and nodes that work for it would retry forever.
-        """
-        known = super().get_run_status(run_ids)
-        return {run_id: known.get(run_id, LOST) for run_id in run_ids}
-
     def register(self, public_key: bytes, name: str, node_id: int) -> bool:
         """Register a key under this number, unless it is, or was struck off; return whether anything was changed."""
         key = {"public_key": public_key}
         with self.session():
-            if not self.query(KNOWN, key):
-                self.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
-            renumbered = self.query(RENUMBER, {**key, "node_id": uint64_to_int64(node_id)})
+            if not self.query(tables.KNOWN_KEY, key):
+                self.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 30.0, name=name)
+            renumbered = self.query(tables.RENUMBER, {**key, "node_id": signed(node_id)})
         self._node_ids = {}
         return bool(renumbered)
-
-    def note_version(self, node_id: int, version: str) -> None:
-        """Keep which version of Fairbloom a node runs, "" for one that says none."""
-        self.query(VERSION, {"node_id": uint64_to_int64(node_id), "version": version})
-
-    def versions(self) -> dict[int, str]:
-        """Return the nodes that are registered, each with the version of Fairbloom that it ran last, "" if unknown."""
-        return {int64_to_uint64(row["node_id"]): row["version"] for row in self.query(REGISTERED)}
 
     def strike_off(self, public_key: bytes) -> bool:
         """Strike off the node of a key, if one is registered; return whether there was one."""
@@ -178,80 +150,61 @@ class RunState(PassingFaults, SqlLinkState):
             self.delete_node(NOOP_FLWR_AID, node_id)
         return node_id is not None
 
-    def _hand_out_again(self, *which: Any) -> None:
-        taken = (Task.type == TaskType.SERVER_APP, Task.token.is_not(None))
-        waiting = {"token": None, "active_until": None, "starting_at": None, "running_at": None}
-        with self.session() as session:
-            session.execute(update(Task).where(*taken, *which).values(**waiting))
+    def note_version(self, node_id: int, version: str) -> None:
+        """Keep which version of Fairbloom a node runs, "" for one that says none."""
+        self.query(tables.KEEP_VERSION, {"node_id": signed(node_id), "version": version})
 
-    def activate_task(self, task_id: int) -> bool:
-        """Let a run's process begin, be it the first one or another after it died."""
-        sint64_task_id = uint64_to_int64(task_id)
-        with self.session() as session:
-            (started,) = self.query(ONE_MORE, {"task_id": sint64_task_id})
-            if started["number"] == 1:
-                return bool(super().activate_task(task_id))
-            if started["number"] > MOST_STARTS:
-                self.finish_task(task_id, SubStatus.FAILED, f"its process died {MOST_STARTS} times")
-                return False
-            run_id = session.scalars(select(Task.run_id).where(Task.task_id == sint64_task_id)).one()
-            self._forget_messages(int64_to_uint64(run_id))
-            if super().activate_task(task_id):
-                return True
-            until = now() + timedelta(seconds=HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL)
-            running = (Task.task_id == sint64_task_id, _task_status_filter(Status.RUNNING))
-            renewed = update(Task).where(*running).values(active_until=until).returning(Task.task_id)
-            return session.scalar(renewed) is not None
+    def versions(self) -> dict[int, str]:
+        """Return the nodes that are registered, each with the version of Fairbloom that it ran last, "" if unknown."""
+        return {unsigned(row["node_id"]): row["version"] for row in self.query(tables.REGISTERED)}
 
-    def _forget_messages(self, run_id: int) -> None:
-        """Delete what the process before had sent: nobody waits for the answers."""
-        self.delete_messages(self.get_message_ids_from_run_id(run_id))
-        self.delete_sessions_in_run(run_id)
-        self.object_store.delete_objects_in_run(run_id)
+    # Messages -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def keeping_answered(self) -> Iterator[None]:
         """Keep messages that have a reply from being deleted: Flower deletes them as soon as it hands out the reply."""
-        self._keeping.answered = True
+        self._thread.keeps_answered = True
         try:
             yield
         finally:
-            self._keeping.answered = False
+            self._thread.keeps_answered = False
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
         """Delete messages and their replies, and the parts of the messages, which are kept until then."""
-        if self._keeping.answered:
-            with self.session() as session:
-                answers = select(MessageRes.reply_to_message_id)
-                kept = session.scalars(answers.where(MessageRes.reply_to_message_id.in_(message_ins_ids))).all()
-            message_ins_ids = message_ins_ids - {*map(str, kept)}
+        if self._thread.keeps_answered:
+            kept = self.query(tables.ANSWERED, {"ids": json.dumps([*message_ins_ids])})
+            message_ins_ids = message_ins_ids - {row["reply_to_message_id"] for row in kept}
         super().delete_messages(message_ins_ids)
         for message_id in message_ins_ids:
             self.object_store.delete(message_id)
 
     def show_again(self, message_ids: set[str]) -> None:
         """Let the replies to these messages be handed out, whether they were before or not."""
-        handed_out = (MessageRes.reply_to_message_id.in_(message_ids), MessageRes.delivered_at.not_in(["", HIDDEN]))
-        with self.session() as session:
-            session.execute(update(MessageRes).where(*handed_out).values(delivered_at=""))
+        self.query(tables.SHOW_AGAIN, {"ids": json.dumps([*message_ids])})
 
     def forget_answered(self, reply_id: str) -> None:
         """Delete a reply, and the message that it answers."""
-        with self.session() as session:
-            answered = session.scalar(select(MessageRes.reply_to_message_id).where(MessageRes.message_id == reply_id))
-        if answered:
-            self.delete_messages({answered})
+        self.delete_messages(
+            {row["reply_to_message_id"] for row in self.query(tables.ANSWERED_BY, {"reply_id": reply_id})}
+        )
 
-    def is_under_way(self, session_id: str) -> bool:
-        """Return whether parts of what is pushed in this session are still missing."""
-        return bool(self.query(UNDER_WAY, {"session_id": session_id}))
+    def break_off(self, session_id: str) -> None:
+        """Delete a reply that is under way, with what has come of it."""
+        with self.session():
+            roots = self.query(tables.ROOTS, {"session_id": session_id})
+            self.query(tables.END_SESSION, {"session_id": session_id})
+            for reply_id in (row["root_object_id"] for row in roots):
+                self.object_store.delete(reply_id)
+                self.query(tables.DELETE_REPLY, {"reply_id": reply_id})
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
         """Store a part of a message or reply; a fault of the database is raised, which Flower takes for a refusal."""
-        self._faults.last = None
+        self._thread.fault = None
         stored = super().store_object(run_id, session_id, object_id, object_content)
-        if not stored and self._faults.last is not None:
-            raise self._faults.last
+        if not stored and self._thread.fault is not None:
+            raise self._thread.fault
+        if stored and not self.query(tables.IS_PUSHED, {"session_id": session_id}):
+            self.on_message()
         return bool(stored)
 
 

@@ -1,6 +1,6 @@
 """A SuperExec whose runs outlive their processes, and whose processes show nobody their tokens.
 
-Flower's starts a run's process with its token on the command line, which every account of the machine can read, and
+Flower's own starts a run's process with its token on the command line, which every account of the machine can read, and
 gives a run up when its process dies. Here the token goes by a pipe, and a process that was killed is started again.
 """
 
@@ -15,17 +15,27 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import httpx
+from flwr.proto import runtime_pb2
 
 from fairbloom.errors import is_expected
 from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
+from fairbloom.system.supervise import StopSignal
 
+from ...device.connectivity import tls_context
 from ...operator.federation import Federation
 from ...server.supervisor import STARTED
 from ..environment import LOG_LEVEL
-from ..relied_on import SERVERAPP, SUPEREXEC, SUPEREXEC_LOOP, look_up, replace
+from ..relied_on import SERVERAPP, look_up
 from ..retries import Retries, retry_soon
+
+ACQUIRE_PATH = "/v1/runtime/acquire-task"
+"""The call by which a SuperExec asks for work."""
+
+ASK_SECONDS, CALL_SECONDS = 1.0, 30.0
+"""Seconds between two such calls, and how long one may take."""
 
 AGAIN_SECONDS = 1.0
 """Pause before a process that was killed is started again."""
@@ -39,33 +49,24 @@ again here: the SuperLink hands its run out again after a minute."""
 class Started:
     """One run's process."""
 
-    spec: Any
+    token: str
     process: subprocess.Popen[bytes]
     since: float
     in_a_row: int = 0
 
 
-class ServerAppExecutor:
-    """Flower's executor interface: runs each run's server side in a process, which is restarted if it is killed."""
+class ServerApps:
+    """Runs each run's server side in a process, which is restarted if it is killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: str, authority: Path) -> None:
+        self._arguments = ["--runtime-api-address", place, "--root-certificates", str(authority)]
         self._started: dict[int, Started] = {}
 
-    def get_eligible_capacity(self, supported_task_types: set[Any], **place: Any) -> tuple[set[Any], set[str]]:
-        """Return what kinds of work can be started: all, whatever runs already."""
-        return supported_task_types, set()
+    def start(self, task_id: int, token: str) -> None:
+        """Start the process of a run, which knows itself by this token."""
+        self._started[task_id] = Started(token, self._start(token), time.monotonic())
 
-    def wait_for_capacity(self, task_type: Any = None, **place: Any) -> None:
-        """Return at once."""
-
-    def launch(self, spec: Any) -> Any:
-        """Start the process of a run."""
-        from flwr.supercore.superexec.executor import LaunchResult
-
-        self._started[spec.task_id] = Started(spec, _start(spec), time.monotonic())
-        return LaunchResult.accepted()
-
-    def reconcile(self) -> None:
+    def look_after(self) -> None:
         """Start again what was killed, and forget what has ended by itself: Flower knows how."""
         for task_id, one in list(self._started.items()):
             code = one.process.poll()
@@ -79,7 +80,7 @@ class ServerAppExecutor:
                 continue
             log.warning("the process of a run was killed by signal %d: it is started again", -code)
             time.sleep(AGAIN_SECONDS)
-            one.process, one.since = _start(one.spec), time.monotonic()
+            one.process, one.since = self._start(one.token), time.monotonic()
 
     def close(self) -> None:
         """Kill what runs: asked to end, a run's process would report its run as failed. Another one continues it."""
@@ -87,24 +88,17 @@ class ServerAppExecutor:
             one.process.kill()
             one.process.wait()
 
-
-def _start(spec: Any) -> subprocess.Popen[bytes]:
-    place = ["--runtime-api-address", spec.runtime_api_address]
-    safety = ["--insecure"] if spec.insecure else ["--root-certificates", str(spec.root_certificates_path)]
-    python = [
-        sys.executable,
-        "-P",
-        "-c",
-        f"from fairbloom.deploy.flower.server.superexec import serverapp; serverapp({os.getpid()})",
-    ]
-    # A run's log is for its operator to read; the SuperExec's own is quieter.
-    environment = {key: value for key, value in os.environ.items() if key != LOG_LEVEL}
-    process = subprocess.Popen([*python, *place, *safety], stdin=subprocess.PIPE, env=environment)  # noqa: S603 (ours)
-    if process.stdin is None:
-        raise RuntimeError("a process was started without the pipe for its token")
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # broken: it was killed already
-        pipe.write(spec.token.encode())
-    return process
+    def _start(self, token: str) -> subprocess.Popen[bytes]:
+        code = f"from fairbloom.deploy.flower.server.superexec import serverapp; serverapp({os.getpid()})"
+        command = [sys.executable, "-P", "-c", code, *self._arguments]
+        # A run's log is for its operator to read; the SuperExec's own is quieter.
+        environment = {key: value for key, value in os.environ.items() if key != LOG_LEVEL}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 (ours)
+        if process.stdin is None:
+            raise RuntimeError("a process was started without the pipe for its token")
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # broken: it was killed already
+            pipe.write(token.encode())
+        return process
 
 
 def serverapp(parent: int) -> None:
@@ -117,7 +111,8 @@ def serverapp(parent: int) -> None:
     run_serverapp = look_up(SERVERAPP, "flwr_serverapp")
     colour_on_terminals_alone(never=True)  # its lines go to the operator as well
     logging.getLogger("flwr").addFilter(ExpectedEnds())
-    _wait_in_silence("the SuperLink is away: this run goes on when it is back")
+    logging.getLogger("flwr").addFilter(Retries(log.warning, "the SuperLink is away: this run goes on when it is back"))
+    retry_soon()
     # The run's own copy of Fairbloom, which comes in its bundle, is the one that it runs, not the one installed here.
     for name in [name for name in sys.modules if name.partition(".")[0] == "fairbloom"]:
         del sys.modules[name]
@@ -140,22 +135,38 @@ class ExpectedEnds(logging.Filter):
         return not (self._expected and str(record.msg).startswith("Exit Code:"))
 
 
-def _wait_in_silence(away: str) -> None:
-    """Let Flower say once that the SuperLink is away, and look for it often."""
-    logging.getLogger("flwr").addFilter(Retries(log.warning, away))
-    retry_soon()
+class SuperLink:
+    """The SuperLink's runtime API, as a SuperExec asks it for work."""
 
+    def __init__(self, federation: Federation) -> None:
+        head = {
+            "content-type": "application/protobuf",
+            "authorization": f"Bearer {federation.runtime_secret.read_bytes().hex()}",
+        }
+        self._client = httpx.Client(
+            base_url=f"https://{federation.control}",
+            headers=head,
+            verify=tls_context(str(federation.authority)),
+            trust_env=False,  # it would go by a proxy of the environment
+            timeout=CALL_SECONDS,
+        )
+        self._away = False
 
-def retry_faults(invoker: Any) -> Any:
-    """Let a call be tried again as well when the SuperLink had a fault of its own that may pass."""
-    gives_up = invoker.should_giveup
-    invoker.should_giveup = lambda error: _is_final(error) and gives_up(error)
-    return invoker
-
-
-def _is_final(error: Any) -> bool:
-    response = getattr(error, "response", None)
-    return response is None or response.status_code < 500
+    def acquire_task(self) -> tuple[int, str] | None:
+        """Return the number and the token of a run that waits for its process; None for none, or where none is told."""
+        request = runtime_pb2.AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
+        try:
+            answer = self._client.post(ACQUIRE_PATH, content=request.SerializeToString()).raise_for_status()
+        except httpx.HTTPError as error:
+            if not self._away:
+                log.warning("the SuperLink is away, or has a fault: the SuperExec goes on asking it: %s", error)
+            self._away = True
+            return None
+        if self._away:
+            log.warning("the SuperLink is back")
+        self._away = False
+        found = runtime_pb2.AcquireTaskResponse.FromString(answer.content)
+        return (found.task.task_id, found.token) if found.token else None
 
 
 def main(parent: int) -> None:
@@ -163,12 +174,14 @@ def main(parent: int) -> None:
     end_with_parent(parent)
     federation = Federation(Path(sys.argv[1]))
     (federation.state / STARTED).touch()
-    make_invoker = look_up(SUPEREXEC_LOOP, "make_simple_http_retry_invoker")
-    replace(SUPEREXEC_LOOP, "get_executor", lambda *given, **place: ServerAppExecutor())
-    replace(SUPEREXEC_LOOP, "make_simple_http_retry_invoker", lambda: retry_faults(make_invoker()))
     colour_on_terminals_alone()
-    _wait_in_silence("the SuperLink is away: the SuperExec looks for it")
-    place = ["--runtime-api-address", federation.control, "--root-certificates", str(federation.authority)]
-    secret = ["--superexec-auth-secret-file", str(federation.runtime_secret)]
-    sys.argv = ["flower-superexec", *place, *secret]
-    look_up(SUPEREXEC, "flower_superexec")()
+    stopped, apps = StopSignal(), ServerApps(federation.control, federation.authority)
+    superlink = SuperLink(federation)
+    try:
+        while not stopped.came:
+            apps.look_after()
+            if task := superlink.acquire_task():
+                apps.start(*task)
+            time.sleep(ASK_SECONDS)
+    finally:
+        apps.close()

@@ -1,4 +1,4 @@
-"""A SuperLink with a door: what of Flower's is replaced, and the start of the process.
+"""The SuperLink: Flower's app behind our door, our port of the fleet API, and the database.
 
 Everything that needs no credential in Flower's own asks for one here; replies have limits; nodes that ask for work are
 answered once there is some; a run whose process died is given to another one; the database gives room back. Everything
@@ -16,20 +16,41 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from flwr.superlink.main import create_app
 
 from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
+from fairbloom.system.supervise import CANNOT_RUN
 
 from ...operator import audit
 from ...operator.federation import Federation
 from ...processes import leave, split_address
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
 from ...server.database import find_damage, set_aside
+from ...server.long_poll import LongPoll
+from ...server.members import EnrolledMembers
 from ...server.memory import keep_trimmed
+from ...server.overdue import Overdue
 from ...server.refusals import RefusalLog
-from ..relied_on import HTTP_APP, SQL, STATE_FACTORY, STORE_FACTORY, SUPERLINK, look_up, replace
+from ..gate import FlowerVersionError
+from ..relied_on import SQL, STATE_FACTORY, STORE_FACTORY, look_up, replace
+from .control import LARGEST_HEAD, guard
+from .fleet import Fleet
+from .fleet_server import Pipeline, fleet_server
+from .registration import register_enrolled
+from .run_state import RunState, RunStore
+
+UNREAD = (
+    *("event_log_plugin", "fleet_event_log_plugin", "health_server_address", "artifact_provider", "certificates"),
+    *("fleet_api_address", "ssl_ca_certfile", "ssl_certfile", "ssl_keyfile"),
+)
+"""Settings of Flower's for servers of its own, which are not started."""
 
 PRAGMAS = (("busy_timeout", "60000"), ("journal_size_limit", str(64 << 20)))
 """Settings of SQLite: a call waits a minute for a busy database, not 5 s, and the log of changes is cut to 64 MB."""
@@ -45,65 +66,69 @@ INCREMENTAL = 2
 """SQLite's number for a database whose free room can be given back a little at a time."""
 
 
-def install_guards(federation: Federation, descriptors: int) -> Connections:
-    """Replace what is open or brittle in Flower's SuperLink; return its ports' connections, which must be checked."""
-    from ...server.long_poll import LongPoll
-    from ...server.members import EnrolledMembers
-    from ...server.overdue import Overdue
-    from .control import LARGEST_HEAD, Operators, guard
-    from .fleet import LARGEST_CALL, GuardedFleet
-    from .fleet_server import fleet_server
-    from .registration import register_enrolled
-    from .run_state import RunState, RunStore
+class FleetPort:
+    """Our port of the fleet API, which Flower's app makes, starts and stops in place of servers of Flower's own."""
 
-    refusals, long_poll, overdue = RefusalLog(federation.state), LongPoll(), Overdue()
-    strangers = {federation.listen: MOST_STRANGERS, federation.control: MOST_STRANGERS_OVER_HTTP}
-    ports = {int(place.rpartition(":")[2]): most for place, most in strangers.items()}
-    connections = Connections(ports, descriptors, refusals)
-    create_app = look_up(HTTP_APP, "create_app")
+    def __init__(
+        self,
+        config: Any,
+        state_factory: Any,
+        *,
+        federation: Federation,
+        connections: Connections,
+        refusals: RefusalLog,
+        overdue: Overdue,
+    ) -> None:
+        state, members, long_poll = state_factory.state(), EnrolledMembers(federation.path), LongPoll()
+        state.on_message = long_poll.wake
+        register_enrolled(state, federation.registry, federation.state)
+        fleet = Fleet(state, members=members, refusals=refusals, long_poll=long_poll, overdue=overdue)
+        port = split_address(federation.listen)[1]
+        pipeline = Pipeline(fleet.calls(), state, members, port, connections, refusals)
+        files = (federation.authority, federation.certificate, federation.certificate_key)
+        authority, certificate, key = (file.read_bytes() for file in files)
+        self._server = fleet_server(pipeline, federation.listen, (authority, certificate, key), connections.most)
 
-    def create_guarded_app(config: Any, superlink_lifespan_class: Any) -> Any:
-        app = create_app(config, superlink_lifespan_class)
-        guard(
-            app,
-            Operators(federation.operators),
-            federation.state,
-            federation.database,
-            refusals,
-            long_poll,
-            connections,
-            overdue,
-        )
-        return app
+    def startup(self) -> None:
+        """Answer calls."""
+        self._server.start()
 
-    replace(HTTP_APP, "create_app", create_guarded_app)
+    def shutdown(self) -> None:
+        """Stop listening."""
+        self._server.stop(grace=1)
+
+
+def make_app(federation: Federation, connections: Connections, refusals: RefusalLog) -> FastAPI:
+    """Return Flower's app behind our door, with our port of the fleet API beside it."""
+    shared: dict[str, Any] = {"connections": connections, "refusals": refusals, "overdue": Overdue()}
+    host, port = split_address(federation.control)
+    config = SuperLinkLifespanConfig(
+        host=host,
+        port=port,
+        database=str(federation.database),
+        authn_plugin=NoOpControlAuthnPlugin(),  # nobody gets to it without a credential
+        enable_event_log=False,
+        enable_supernode_auth=True,
+        superexec_auth_secret=None,  # the door asks for it
+        isolation="process",
+        runtime_dependency_install=False,
+        simulation=False,
+        insecure=False,
+        control_address="",
+        fleet_api_type="grpc-rere",
+        **dict.fromkeys(UNREAD),
+    )
+    app = create_app(config, partial(FleetPort, federation=federation, **shared))  # type: ignore[arg-type]
+    guard(app, federation, **shared)
+    return app
+
+
+def prepare_flower() -> None:
+    """Let Flower keep its state in our classes, with our settings of SQLite."""
     replace(STATE_FACTORY, "SqlLinkState", RunState)
     replace(STORE_FACTORY, "SqlObjectStore", RunStore)
-    members = EnrolledMembers(federation.path)
-
-    def guarded_fleet(state_factory: Any, objectstore_factory: Any, enable_supernode_auth: bool) -> GuardedFleet:
-        register_enrolled(state_factory.state(), federation.registry, federation.state)
-        given = (state_factory, objectstore_factory, enable_supernode_auth)
-        return GuardedFleet(*given, members=members, refusals=refusals, long_poll=long_poll, overdue=overdue)
-
-    replace(SUPERLINK, "FleetServicer", guarded_fleet)
-    replace(SUPERLINK, "GRPC_MAX_MESSAGE_LENGTH", LARGEST_CALL)
-    create_server = partial(fleet_server, connections=connections, refusals=refusals)
-    replace(SUPERLINK, "generic_create_grpc_server", create_server)
-    # Operators who follow a run's log keep a call open, for which the server would wait when it is to stop.
-    # h11, in place of uvicorn's faster parser, bounds what is read of a call's head.
-    serve = partial(
-        look_up(SUPERLINK, "uvicorn").run,
-        timeout_graceful_shutdown=2,
-        http="h11",
-        h11_max_incomplete_event_size=LARGEST_HEAD,
-        ws="none",
-        proxy_headers=False,
-    )
-    replace(SUPERLINK, "uvicorn", SimpleNamespace(run=serve))
     kept = tuple(pragma for pragma in look_up(SQL, "SQLITE_PRAGMAS") if pragma[0] not in dict(PRAGMAS))
     replace(SQL, "SQLITE_PRAGMAS", kept + PRAGMAS)
-    return connections
 
 
 # The database -------------------------------------------------------------------------------------------------------
@@ -191,25 +216,16 @@ def connected(path: Path) -> Iterator[sqlite3.Connection]:
 # Start --------------------------------------------------------------------------------------------------------------
 
 
-def arguments(federation: Federation) -> list[str]:
-    """Return the arguments of flower-superlink that a federation's folder stands for."""
-    host, port = split_address(federation.control)
-    return [
-        *("--isolation", "process", "--host", host, "--port", str(port)),
-        *("--fleet-api-address", federation.listen, "--enable-supernode-auth"),
-        *("--ssl-ca-certfile", str(federation.authority)),
-        *("--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(federation.certificate_key)),
-        *("--database", str(federation.database), "--superexec-auth-secret-file", str(federation.runtime_secret)),
-        "--disable-runtime-dependency-installation",
-    ]
-
-
 def main(parent: int) -> None:
     """Run the SuperLink of the federation's folder that is named, as long as the parent lives."""
     end_with_parent(parent)
     os.umask(0o077)
     federation = Federation(Path(sys.argv[1]))
-    connections = install_guards(federation, raise_descriptors())
+    refusals = RefusalLog(federation.state)
+    strangers = {federation.listen: MOST_STRANGERS, federation.control: MOST_STRANGERS_OVER_HTTP}
+    ports = {split_address(place)[1]: most for place, most in strangers.items()}
+    connections = Connections(ports, raise_descriptors(), refusals)
+    prepare_flower()
     try:
         prepare_database(federation.database)
     except (OSError, sqlite3.Error) as error:
@@ -217,6 +233,24 @@ def main(parent: int) -> None:
     threading.Thread(target=keep_small, args=(federation.database,), daemon=True, name="look-after").start()
     threading.Thread(target=keep_trimmed, daemon=True, name="trim-memory").start()
     threading.Thread(target=connections.watch, daemon=True, name="watch-connections").start()
-    sys.argv = ["flower-superlink", *arguments(federation)]
     colour_on_terminals_alone()
-    look_up(SUPERLINK, "flower_superlink")()
+    try:
+        app = make_app(federation, connections, refusals)
+    except FlowerVersionError as error:
+        print(f"fairbloom server: {error}", file=sys.stderr, flush=True)
+        sys.exit(CANNOT_RUN)
+    host, port = split_address(federation.control)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        ssl_certfile=federation.certificate,
+        ssl_keyfile=federation.certificate_key,
+        log_level="warning",
+        # Operators who follow a run's log keep a call open, for which the server would wait when it is to stop.
+        timeout_graceful_shutdown=2,
+        http="h11",  # in place of a faster parser: it bounds what is read of a call's head
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+        ws="none",
+        proxy_headers=False,
+    )

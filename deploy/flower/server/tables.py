@@ -1,0 +1,186 @@
+"""SQL on the SuperLink's database: Flower's tables, whose columns are checked at the start, and ours beside them.
+
+Flower keeps its unsigned 64-bit numbers as signed ones (`signed`, `unsigned`), and moments as text (`moment`).
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ..gate import FlowerVersionError
+
+COLUMNS: Mapping[str, str] = {
+    "node": "node_id public_key status",
+    "run": "run_id primary_task_id",
+    "task": "task_id run_id type token active_until starting_at running_at finished_at",
+    "message_ins": "message_id group_id run_id dst_node_id created_at delivered_at ttl message_type",
+    "message_res": (
+        "message_id group_id run_id src_node_id reply_to_message_id created_at delivered_at ttl message_type"
+    ),
+    "objects": "object_id content",
+    "object_children": "parent_id child_id",
+    "object_push_sessions": "session_id",
+    "object_push_session_roots": "session_id root_object_id",
+}
+"""Flower's tables that the statements below name, with the columns."""
+
+HIDDEN = "under way"
+"""Written where Flower notes when it handed out a reply, as long as parts of the reply are missing: no run gets it."""
+
+MAX_DELIVERIES = 3
+"""How often a node receives the same message, where it ends in the midst of the work; then an error is its answer."""
+
+OURS = (
+    "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY KEY, number INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_versions (node_id INTEGER PRIMARY KEY, version TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_sizes (message_id TEXT PRIMARY KEY, objects INTEGER, bytes INTEGER)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_replies "
+    "(session_id TEXT PRIMARY KEY, node_id INTEGER, reply_id TEXT, allowed INTEGER)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_received (message_id TEXT PRIMARY KEY, times INTEGER)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_instances (node_id INTEGER PRIMARY KEY, instance TEXT)",
+    "CREATE INDEX IF NOT EXISTS fairbloom_parents ON object_children (child_id)",
+)
+FORGET = (
+    "DELETE FROM fairbloom_sizes WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
+    "DELETE FROM fairbloom_received WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
+    "DELETE FROM fairbloom_replies WHERE session_id NOT IN (SELECT session_id FROM object_push_sessions)",
+)
+"""Delete what we keep about messages that are gone."""
+
+# Runs and their processes -------------------------------------------------------------------------------------------
+
+IS_UNFINISHED = """
+SELECT 1 FROM run JOIN task ON task_id = primary_task_id WHERE run.run_id = :run_id AND finished_at IS NULL"""
+IS_KNOWN_RUN = "SELECT 1 FROM run WHERE run_id = :run_id"
+RUN_OF = "SELECT run_id FROM task WHERE task_id = :task_id"
+HAS_TASK = "SELECT 1 FROM task WHERE token = :token AND finished_at IS NULL AND active_until >= :now"
+COUNT_START = """
+INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
+ON CONFLICT (task_id) DO UPDATE SET number = number + 1 RETURNING number"""
+RENEW = """
+UPDATE task SET active_until = :until
+WHERE task_id = :task_id AND running_at IS NOT NULL AND finished_at IS NULL RETURNING task_id"""
+HAND_OUT_TASKS = """
+UPDATE task SET token = NULL, active_until = NULL, starting_at = NULL, running_at = NULL
+WHERE type = 'flwr-serverapp' AND token IS NOT NULL AND finished_at IS NULL"""
+HAND_OUT_SILENT_TASKS = f"{HAND_OUT_TASKS} AND active_until < :now AND running_at IS NOT NULL"
+
+# Nodes --------------------------------------------------------------------------------------------------------------
+
+KNOWN_KEY = "SELECT node_id, status FROM node WHERE public_key = :public_key"
+RENUMBER = """
+UPDATE OR IGNORE node SET node_id = :node_id
+WHERE public_key = :public_key AND node_id != :node_id AND status != 'unregistered' RETURNING node_id"""
+KEEP_VERSION = """
+INSERT INTO fairbloom_versions VALUES (:node_id, :version) ON CONFLICT (node_id) DO UPDATE SET version = :version"""
+REGISTERED = """
+SELECT node.node_id, coalesce(version, '') AS version FROM node LEFT JOIN fairbloom_versions USING (node_id)
+WHERE status != 'unregistered'"""
+INSTANCE_OF = "SELECT instance FROM fairbloom_instances WHERE node_id = :node_id"
+KEEP_INSTANCE = "INSERT OR REPLACE INTO fairbloom_instances VALUES (:node_id, :instance)"
+
+# Messages -----------------------------------------------------------------------------------------------------------
+
+LOST = """
+message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
+"""What a node was handed and has not answered: a message's parts are kept until the run has the reply."""
+
+HAS_MAIL = f"""
+SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND created_at + ttl > :now AND (delivered_at = '' OR {LOST})
+AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)
+AND EXISTS (SELECT 1 FROM node WHERE node_id = :node_id AND status != 'unregistered')"""  # noqa: S608
+"""A node is handed a message once its parts are here: it would ask for each in vain, again and again. It gets none if
+its key is revoked while its call is held."""
+
+WAITED_FOR = """
+SELECT 1 FROM message_ins WHERE message_id = :message_id AND dst_node_id = :node_id AND created_at + ttl > :now"""
+HAND_OUT_AGAIN = f"UPDATE message_ins SET delivered_at = '' WHERE dst_node_id = :node_id AND {LOST}"  # noqa: S608
+RECEIVED = """
+INSERT INTO fairbloom_received SELECT message_id, 1 FROM message_ins
+WHERE message_id = :message_id AND dst_node_id = :node_id
+ON CONFLICT (message_id) DO UPDATE SET times = times + 1"""
+"""A node counts its own messages alone."""
+IN_VAIN = f"""
+SELECT message_id AS reply_to_message_id, run_id, group_id, message_type, created_at, ttl,
+dst_node_id AS src_node_id FROM message_ins
+WHERE dst_node_id = :node_id AND created_at + ttl > :now AND {LOST}
+AND message_id IN (SELECT message_id FROM fairbloom_received WHERE times >= {MAX_DELIVERIES})"""  # noqa: S608
+"""The heads of the replies to messages that a node has received in vain."""
+
+ADDRESSED = """
+WITH RECURSIVE above (object_id) AS (
+  SELECT :object_id UNION SELECT parent_id FROM object_children JOIN above ON child_id = above.object_id
+)
+SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND message_id IN (SELECT object_id FROM above)"""
+"""An object is a node's to receive if it is a message to this node, or a part of one."""
+
+HAS_MESSAGE = "SELECT 1 FROM message_ins WHERE message_id IN (SELECT value FROM json_each(:ids))"
+IS_KNOWN = "SELECT 1 FROM objects WHERE object_id = :object_id"
+
+SIZE = """
+WITH RECURSIVE part (object_id) AS (
+  SELECT :message_id UNION SELECT child_id FROM object_children JOIN part ON parent_id = part.object_id
+)
+SELECT count(*) AS objects, coalesce(sum(length(content)), 0) AS bytes
+FROM objects WHERE object_id IN (SELECT object_id FROM part)"""
+KEEP_SIZE = "INSERT OR IGNORE INTO fairbloom_sizes VALUES (:message_id, :objects, :bytes)"
+MEASURED = "SELECT objects, bytes FROM fairbloom_sizes WHERE message_id = :message_id"
+
+# Replies ------------------------------------------------------------------------------------------------------------
+
+OTHER_REPLY = "SELECT 1 FROM message_res WHERE reply_to_message_id = :answered AND message_id != :reply"
+HEAD = """
+SELECT reply_to_message_id, src_node_id, run_id, group_id, message_type, created_at, ttl
+FROM message_res WHERE message_id = :reply_id"""
+BEGIN = "INSERT INTO fairbloom_replies VALUES (:session_id, :node_id, :reply_id, :allowed)"
+UNDER_WAY = """
+SELECT node_id, reply_id, allowed FROM fairbloom_replies
+WHERE session_id = :session_id AND session_id IN (SELECT session_id FROM object_push_sessions)"""
+BROKEN_OFF = """
+SELECT session_id FROM fairbloom_replies
+WHERE node_id = :node_id AND session_id IN (SELECT session_id FROM object_push_sessions)"""
+IS_PUSHED = "SELECT 1 FROM object_push_sessions WHERE session_id = :session_id"
+ROOTS = "SELECT root_object_id FROM object_push_session_roots WHERE session_id = :session_id"
+END_SESSION = "DELETE FROM object_push_sessions WHERE session_id = :session_id"
+DELETE_REPLY = "DELETE FROM message_res WHERE message_id = :reply_id"
+
+HIDE = f"UPDATE message_res SET delivered_at = '{HIDDEN}' WHERE message_id = :reply_id AND delivered_at = ''"  # noqa: S608
+SHOW_ALL = f"""
+UPDATE message_res SET delivered_at = '' WHERE delivered_at = '{HIDDEN}'
+AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""  # noqa: S608
+SHOW = f"{SHOW_ALL} AND message_id = :reply_id"
+"""A run sees a reply once it is whole: one that breaks off, or grows too large, is then still ours to answer for."""
+
+SHOW_AGAIN = f"""
+UPDATE message_res SET delivered_at = '' WHERE delivered_at NOT IN ('', '{HIDDEN}')
+AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""  # noqa: S608
+ANSWERED_BY = "SELECT reply_to_message_id FROM message_res WHERE message_id = :reply_id"
+ANSWERED = (
+    "SELECT reply_to_message_id FROM message_res WHERE reply_to_message_id IN (SELECT value FROM json_each(:ids))"
+)
+
+
+def check_columns(query: Callable[[str], list[dict[str, Any]]]) -> None:
+    """Raise FlowerVersionError where the database, as this Flower made it, lacks one of COLUMNS."""
+    lacking = [
+        f"{table}({', '.join(missing)})"
+        for table, columns in COLUMNS.items()
+        if (missing := sorted({*columns.split()} - {row["name"] for row in query(f"PRAGMA table_info({table})")}))
+    ]
+    if lacking:
+        raise FlowerVersionError(f"this Flower's database lacks columns that are relied on: {', '.join(lacking)}")
+
+
+def signed(number: int) -> int:
+    """Return an unsigned 64-bit number as Flower's tables have it."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def unsigned(number: int) -> int:
+    """Return the unsigned 64-bit number that one of Flower's tables has."""
+    return number % (1 << 64)
+
+
+def moment(*, seconds_ahead: float = 0.0) -> str:
+    """Return a moment as Flower's tables have it."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds_ahead)).isoformat(sep=" ")
