@@ -79,14 +79,6 @@ def warn_if_untested() -> None:
         print(f"fairbloom client: {words}: it starts, and may fail", file=sys.stderr, flush=True)
 
 
-def warn_if_untested() -> None:
-    """Say where a client's Flower is newer than those with which it was tested."""
-    if _installed() > CLIENT_HIGHEST:
-        newest = ".".join(map(str, CLIENT_HIGHEST))
-        words = f"Flower {version('flwr')} is installed, and this client was tested with 1.39 to {newest}"
-        print(f"fairbloom client: {words}: it starts, and may fail", file=sys.stderr, flush=True)
-
-
 def end_unless_fit(user: Deployed, check: Callable[[Deployed], None] = check_flower) -> None:
     """End this process, by CANNOT_RUN and with the error on stderr, where `check` raises: who restarts it ends too."""
     try:
