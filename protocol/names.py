@@ -104,6 +104,9 @@ TRAIN_LOSS = "train-loss"
 PROTOCOL = "fairbloom-protocol"
 """In the config of every message of ours: the number of the language that the server speaks (see version.py)."""
 
+KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER = "flwr-public-key-bin", "flwr-signature-bin", "flwr-timestamp"
+"""Flower's headers of each call of a node: its public key, the time of signing, and the signature of that time."""
+
 VERSION_HEADER = "fairbloom-version"
 """The header in which a node says which version of Fairbloom it runs, when it connects."""
 

@@ -18,7 +18,7 @@ ROOMS: Mapping[str, int] = {
     "client": 3_300,
     "client/fair": 1_200,
     "client/rules": 1_100,
-    "deploy/flower/server": 1_750,
+    "deploy/flower/server": 1_850,
     "deploy/operator": 2_500,
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,

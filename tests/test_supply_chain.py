@@ -277,28 +277,18 @@ def test_another_pytorch_is_taken_as_it_is_and_that_is_said(requirement: str) ->
 
 
 @pytest.mark.parametrize(
-    ("lock", "wheel"),
-    [
-        ("client", "flwr-1.39.0-py3-none-any.whl"),
-        ("server", "tomli_w-1.2.0-py3-none-any.whl"),
-        ("build", "hatchling-1.33.0-py3-none-any.whl"),
-        ("torch-cpu", "torch-2.13.0+cpu-py3-none-any.whl"),
-    ],
+    ("lock", "name"), [("client", "flwr"), ("server", "tomli_w"), ("build", "hatchling"), ("torch-cpu", "torch")]
 )
-def test_a_file_of_the_right_name_and_version_with_other_content_is_refused(
-    lock: str, wheel: str, tmp_path: Path
-) -> None:
-    name, version = wheel.split("-")[:2]
-    about = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(tmp_path / wheel, "w") as evil:
+def test_a_wheel_with_other_content_is_refused(lock: str, name: str, tmp_path: Path) -> None:
+    pin = locked(lock)[canonicalize_name(name)][0]
+    about = f"{name}-{pin.version}.dist-info"
+    with zipfile.ZipFile(tmp_path / f"{name}-{pin.version}-py3-none-any.whl", "w") as evil:
         evil.writestr("evil.py", "print('evil')")
-        evil.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        evil.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {pin.version}\n")
         evil.writestr(
             f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: evil\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         evil.writestr(f"{about}/RECORD", "")
-    pin = locked(lock)[canonicalize_name(name)][0]
-    assert pin.version == version
     (tmp_path / "one.lock").write_text(f"{pin.requirement} {' '.join(pin.options)}\n")
     done = subprocess.run(
         [

@@ -74,10 +74,10 @@ class Port:
 
     def __init__(self, link: "SuperLinkState", folder: Path, members: Any, long_poll: LongPoll) -> None:
         self._state, refusals = link.state, RefusalLog(folder)
-        given = {"members": members, "refusals": refusals, "long_poll": long_poll, "overdue": Overdue()}
-        self.fleet = Fleet(link.state, **given)
+        self.overdue = Overdue()
+        self.calls = Fleet(link.state, members=members, refusals=refusals, long_poll=long_poll, overdue=self.overdue)
         self.pipeline = Pipeline(
-            self.fleet.calls(), link.state, members, 9092, Connections({}, 1000, refusals), refusals
+            self.calls.calls(), link.state, members, 9092, Connections({}, 1000, refusals), refusals
         )
 
     def __getattr__(self, name: str) -> Callable[[Any, Call], Any]:

@@ -250,7 +250,7 @@ def test_forgotten_budgets_are_looked_up_again(place: Place, no_slack: None, mon
         for reply, answer, name in zip(replies, answers, needed, strict=True):
             request = part(reply, answer.session_id, name, parts(reply)[name])
             stored.append(place.fleet.PushObject(request, Call()).stored)
-            assert len(place.fleet.fleet._budgets) <= 1
+            assert len(place.fleet.calls._budgets) <= 1
     assert stored.count(True) < len(stored)
     assert all(place.link.answers(one)[0].has_error() for one in asked)
 

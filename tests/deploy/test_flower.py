@@ -76,7 +76,7 @@ def private(file: Path) -> set[str]:
             module = str(node.module)
             documented = importlib.import_module(module) if module in DOCUMENTED else None
             found |= {f"{module}:{each.name}" for each in node.names if not is_documented(documented, each.name)}
-    modules = {name for name in found if not name.endswith("_pb2") and module_of(name)}
+    modules = {name for name in found if not name.endswith(("_pb2", "_pb2_grpc")) and module_of(name)}
     return found - modules | {used for name in modules for used in attributes(file, *name.split(":"))}
 
 

@@ -339,7 +339,7 @@ def test_a_client_takes_the_bundle_of_the_installed_fairbloom(ours: Path) -> Non
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     bundles = Installed.of(APP, ())
     assert bundles.distribution is not None
-    app, settings = bundles(SimpleNamespace(content=fab), run, context)
+    app, settings = bundles(fab, run, context)
     assert app is client_app
     assert settings["batch-size"] == 7
 

@@ -143,9 +143,9 @@ def test_a_node_drops_the_work_of_a_run_that_is_over_and_is_listed_until_it_asks
     (about,) = place.link.state.get_run_info(run_ids=[place.run])
     place.link.state.finish_task(about.primary_task_id, SubStatus.STOPPED, "stopped by the operator")
     assert beat(place, f"{place.run}/{asked.metadata.message_id}") == RUN_OVER
-    assert dict(place.fleet._overdue.runs) == {str(place.node): str(place.run)}
+    assert dict(place.fleet.overdue.runs) == {str(place.node): str(place.run)}
     place.fleet.PullMessages(pull(place.node), Call())
-    assert dict(place.fleet._overdue.runs) == {}
+    assert dict(place.fleet.overdue.runs) == {}
 
 
 @pytest.mark.parametrize("words", ["", "x", "7", "/", "-1/a", "9" * 20 + "/a", "1 OR 1/a"])

@@ -13,7 +13,6 @@ from typing import Any, cast
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.proto import fab_pb2, fleet_pb2, fleet_pb2_grpc, heartbeat_pb2, message_pb2, node_pb2, run_pb2
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -22,7 +21,14 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from grpc import RpcError, StatusCode
 
 from fairbloom import __version__
-from fairbloom.protocol.names import VERSION_HEADER, WIRE_HEADER, WORK_HEADER
+from fairbloom.protocol.names import (
+    KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIME_HEADER,
+    VERSION_HEADER,
+    WIRE_HEADER,
+    WORK_HEADER,
+)
 from fairbloom.protocol.version import WIRE
 
 from ...device.instance import HEADER
@@ -243,7 +249,7 @@ class Fleet:
         """Return the headers by which the SuperLink knows that a call is this node's, made now."""
         now = datetime.now(UTC).isoformat()
         signed = sign_message(self._key, now.encode("ascii"))
-        return ((PUBLIC_KEY_HEADER, self._public), (TIMESTAMP_HEADER, now), (SIGNATURE_HEADER, signed))
+        return ((KEY_HEADER, self._public), (TIME_HEADER, now), (SIGNATURE_HEADER, signed))
 
 
 def _load_key(path: str) -> ec.EllipticCurvePrivateKey:

@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import ServicerContext, StatusCode
 
 from fairbloom.logs import log
+from fairbloom.protocol.names import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
 
 from ...server.connections import Connections
 from ...server.members import Members
@@ -65,9 +66,6 @@ OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # clients look every 20 s whether the link is up
     ("grpc.so_reuseport", 0),  # another server on the same port is an error
 )
-
-KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER = "flwr-public-key-bin", "flwr-signature-bin", "flwr-timestamp"
-"""In the head of each call: the node's public key, the time at which it was signed, and the signature of that time."""
 
 SECONDS_EARLY, SECONDS_LATE = 5.0, 305.0
 """How far a client's clock may be ahead of ours, and how old a signature may be."""
