@@ -46,7 +46,7 @@ for path in sys.argv[5:]:
 CONTROL = [f"/v1/control/{call}" for call in ("start-run", "list-runs", "stop-run", "stream-logs", "register-node")]
 RUNTIME = [
     f"/v1/runtime/{call}"
-    for call in ("acquire-task", "claim-task", "pull-pending-tasks", "pull-task-input", "push-messages", "get-nodes")
+    for call in ("acquire-task", "create-task", "pull-messages", "pull-task-input", "push-messages", "get-nodes")
 ]
 
 

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from flwr.app import Message, MessageType
@@ -19,8 +21,7 @@ from safetensors.numpy import load_file
 
 from benchmarks.deployed import LARGE
 from benchmarks.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
-from benchmarks.flower import wait_for_port, wait_until
-from benchmarks.processes import free_port
+from benchmarks.flower import wait_until
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
 from fairbloom.rounds.flower import FlowerClients
@@ -382,15 +383,13 @@ def test_with_a_wrong_ca(there: Deployment) -> None:
 def test_with_an_expired_server_certificate(there: Deployment, tmp_path: Path) -> None:
     ca, server = (there.folder / "ca.crt", there.folder / "ca.key"), (tmp_path / "server.crt", tmp_path / "server.key")
     pki.make_server_certificate(*ca, *server, ["localhost"], days=-1)
-    control, fleet = free_port(), free_port()
-    superlink = there.start(
-        *("flower-superlink", "--port", str(control), "--fleet-api-address", f"127.0.0.1:{fleet}"),
-        *(f"--ssl-ca-certfile={ca[0]}", f"--ssl-certfile={server[0]}", f"--ssl-keyfile={server[1]}"),
-    )
-    wait_for_port(fleet)
+    credentials = grpc.ssl_server_credentials([(server[1].read_bytes(), server[0].read_bytes())])
+    superlink = grpc.server(ThreadPoolExecutor(1))
+    fleet = superlink.add_secure_port("127.0.0.1:0", credentials)
+    superlink.start()
     bundle_of_nobody(there, "late")
     refused(there, "late", "certificate has expired", options=("--superlink", f"localhost:{fleet}"))
-    there.stop(superlink)
+    superlink.stop(None)
 
 
 def test_with_an_unregistered_key(there: Deployment) -> None:

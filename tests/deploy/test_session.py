@@ -225,8 +225,8 @@ def test_a_client_serves_no_api_on_its_device(tmp_path: Path) -> None:
         try:
             silent.settimeout(120)
             silent.accept()[0].close()
-            silent.accept()
-            assert listening(node.pid) == []
+            with silent.accept()[0]:
+                assert listening(node.pid) == []
         finally:
             node.kill()
             node.wait()

@@ -34,7 +34,7 @@ def test_a_comparison_of_single_participants_says_that_it_compares_nothing(
     told = compared(capsys, tmp_path, "fedavg,term,fedmgdaplus", "--fraction", 0.5)
     assert f"{SINGLE}, so no method had anything to weigh: raise fraction" in told
     assert f"FedAvg and TERM {EQUAL}" in told  # FedMGDA+ takes a step of another length
-    assert "Two seeds do not tell one method from another" in told
+    assert "Two seeds do not show which method is better" in told
 
 
 def test_the_remedy_of_single_participants_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
