@@ -1,0 +1,418 @@
+"""What a client answers in a private round, and what it checks before it does."""
+
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import RefusedError
+from .field import Words, add, agree, combine, share
+from .keys import Authority, Identity, RoundKey, add_mask, digest, seal, sign, unseal, verify
+from .numbers import FIELD_LIMB, WORD_LIMB, FixedPoint, Masked, bound_of, quantise, to_field, to_words
+from .packing import pack, unpack
+from .rules import (
+    EXTRA,
+    FEWEST,
+    SECRET_LIMBS,
+    TRAIN,
+    Member,
+    Position,
+    buffer_bound,
+    cap,
+    context_of,
+    fewest_left,
+    join_sums,
+    mask_context,
+    signed_keys,
+    signed_reply,
+    threshold,
+    words_in,
+    words_of,
+)
+from .weighing import Own, Weighing, weighing_of, weighted_names
+
+Message = Mapping[str, Any]
+State = dict[str, Any]
+
+SECRET_WORDS = SECRET_LIMBS.limbs(FIELD_LIMB)
+
+class Store(Protocol):
+    """Where a client keeps its state: what `save` was given last is on disk before an answer leaves."""
+
+    def load(self) -> State:
+        """Return the last state, an empty one at first."""
+
+    def save(self, state: State) -> None:
+        """Keep a state."""
+
+
+@dataclass
+class MemoryStore:
+    """A state in this process."""
+
+    state: State = field(default_factory=dict)
+
+    def load(self) -> State:
+        """Return the last state."""
+        return self.state
+
+    def save(self, state: State) -> None:
+        """Keep a state."""
+        self.state = state
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a client's local work has made: its update, how it changed the other arrays, and its numbers."""
+
+    metrics: Mapping[str, float]
+    update: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    others: Sequence[tuple[NDArray[np.float64], float]] = ()
+    """The changes of buffers and integer arrays, each with its public bound."""
+
+
+class PrivateClient:
+    """One client's half of the protocol. It answers a round's exchanges in order, each once.
+
+    Every exchange has the state loaded, checked, changed and saved before the answer leaves.
+    """
+
+    def __init__(self, identity: Identity, authority: Authority, store: Store) -> None:
+        self._identity, self._authority, self._store = identity, authority, store
+
+    def answer(self, exchange: str, request: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:
+        """Answer an exchange; `work` does what terms ask, and returns the digest of the received model with it.
+
+        RefusedError names the check that fails.
+        """
+        body = unpack(bytes(request["body"]))
+        answers = {
+            "keys": self._keys,
+            "open": self._open,
+            "share": self._share,
+            "vector": self._vector,
+            "unmask": self._unmask,
+        }
+        if exchange == "work":
+            return self._work(body, work)
+        if exchange not in answers:
+            raise RefusedError(f"there is no exchange {exchange!r}")
+        return answers[exchange](body)
+
+    # Exchange by exchange --------------------------------------------------------------------------------------------
+
+    def _keys(self, body: Message) -> dict[str, bytes]:
+        state, position = self._store.load(), Position.of(body["position"])
+        if position.federation != self._authority.federation:
+            raise RefusedError("the exchange is of another federation")
+        journal = {**state.get("journal", {})}
+        place = f"{position.purpose} {position.run}"
+        before, attempt, opened = journal.get(place, [0, 0, 0])
+        if position.round == opened:
+            # Two attempts with other cohorts would differ by a single client's numbers.
+            raise RefusedError(f"second attempt: round {opened} has this client's share of a sum, or its vector, already")
+        if (position.round, position.attempt) <= (before, attempt):
+            raise RefusedError(
+                f"position: round {position.round}, attempt {position.attempt} is not after round {before}, "
+                f"attempt {attempt}"
+            )
+        journal[place] = [position.round, position.attempt, opened]
+        channel, mask = RoundKey.new(), RoundKey.new()
+        context = context_of(position, bytes(body["model"]), bytes(body["terms"]))
+        self._store.save(
+            {
+                "journal": journal,
+                "position": position.plain(),
+                "model": bytes(body["model"]),
+                "terms": bytes(body["terms"]),
+                "next": "work",
+                "channel": channel.private,
+                "mask": mask.private,
+            }
+        )
+        signature = sign(self._identity.private, signed_keys(context, channel.public, mask.public))
+        return {"body": pack(Member(self._identity.certificate, channel.public, mask.public, signature).plain())}
+
+    def _work(self, body: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:
+        state = self._expect("work", body)
+        context = _context(state)
+        cohort = self._check_cohort(body["cohort"], state, context)
+        terms = bytes(body["terms"])
+        if digest(terms) != state["terms"]:
+            raise RefusedError("the terms are not those for which keys were asked")
+        names = tuple(each.name for each in cohort)
+        weighing = weighing_of(unpack(terms)["weighing"])
+        weighted_names(weighing, names)
+        state["next"] = "nothing"  # a client that fails at its work takes no part in what follows
+        self._store.save(state)
+        model, done = work(terms)
+        if model != state["model"]:
+            raise RefusedError("the model is not the one for which keys were asked")
+        length = float(np.sqrt(np.dot(done.update, done.update)))
+        _check_finite(done, length, weighing)
+        seed = secrets.token_bytes(32)
+        state |= {
+            "next": "open",
+            "step": 1,
+            "cohort": [each.plain() for each in cohort],
+            "weighing": weighing.spec(),
+            "metrics": {name: float(done.metrics[name]) for name in _needed(weighing)},
+            "length": length,
+            "update": done.update.astype("<f8").tobytes(),
+            "others": [[change.astype("<f8").tobytes(), bound] for change, bound in done.others],
+            "seed": seed,
+            "opened": {},
+            "alive": list(names),
+        }
+        secret = [*_limbs(seed), *_limbs(state["mask"])]
+        return self._shared(state, "work", secret)
+
+    def _open(self, body: Message) -> dict[str, bytes]:
+        state = self._expect("open", body)
+        weighing, step, me = weighing_of(state["weighing"]), state["step"], self._identity.name
+        names = _names(state)
+        alive = _checked_names(body["alive"], "the list of those who take part")
+        if step == 1:
+            if not set(alive) <= set(names):
+                raise RefusedError("the list of those who take part names clients that are not in the cohort")
+            if len(alive) < fewest_left(len(names)):
+                raise RefusedError(f"small cohort: {len(alive)} of {len(names)} clients are too few to open a sum")
+            state["alive"] = alive
+        if alive != state["alive"]:
+            raise RefusedError("the list of those who take part is not the one that was opened before")
+        if me not in alive:
+            raise RefusedError("the list of those who take part lacks this client")
+        formats = formats_of(weighing, step)
+        sent, received = body["shares"], dict[str, bytes]()
+        own = bytes(state["kept"])
+        for sender in alive:
+            if sender == me:
+                received[me] = own
+            elif sender not in sent:
+                raise RefusedError(f"the shares of {sender} are missing")
+            else:
+                received[sender] = self._unsealed(state, sender, 0 if step == 1 else step, bytes(sent[sender]))
+        before = 2 * SECRET_WORDS if step == 1 else 0
+        total = np.zeros(words_in(formats), np.uint64)
+        for sender in alive:
+            words = words_of(received[sender], before + total.size)
+            total = add(total, words[before:])
+        if step == 1:
+            state["secrets"] = {sender: content[: 8 * before] for sender, content in received.items()}
+        steps, position = weighing.steps, Position.of(state["position"])
+        purpose, place = position.purpose, f"{position.purpose} {position.run}"
+        state["journal"] = {**state["journal"], place: [position.round, position.attempt, position.round]}
+        state["next"] = "share" if step < steps else "vector" if purpose == TRAIN else "nothing"
+        return self._signed(state, "open", {"sum": total.astype("<u8").tobytes()}, step)
+
+    def _share(self, body: Message) -> dict[str, bytes]:
+        state = self._expect("share", body)
+        self._take_opened(state, body["opened"])
+        state |= {"step": state["step"] + 1, "next": "open"}
+        return self._shared(state, "share", [])
+
+    def _vector(self, body: Message) -> dict[str, bytes]:
+        state = self._expect("vector", body)
+        self._take_opened(state, body["opened"])
+        weighing, own = weighing_of(state["weighing"]), self._own(state)
+        words, bound = masked_words(state, weighing, own)
+        cohort = [Member.of(each) for each in state["cohort"]]
+        info = mask_context(_context(state), cohort, own.cohort, state["opened"], bound)
+        add_mask(words, state["seed"], info, "self")
+        keys, me = RoundKey(state["mask"]), own.name
+        for other in cohort:
+            if other.name in own.cohort and other.name != me:
+                pair = sorted([me, other.name])
+                add_mask(words, keys.exchange(other.mask), info, "mask", *pair, subtract=me > other.name)
+        for spent in ("update", "others", "metrics", "seed", "channel", "mask"):
+            del state[spent]
+        state["next"] = "unmask"
+        vector = words.astype("<u4").tobytes()
+        return {**self._signed(state, "vector", {"digest": digest(vector)}), "vector": vector}
+
+    def _unmask(self, body: Message) -> dict[str, bytes]:
+        state = self._expect("unmask", body)
+        alive = _checked_names(body["alive"], "the list of those whose vector came")
+        lost = _checked_names(body["lost"], "the list of those who were lost")
+        if both := set(alive) & set(lost):
+            raise RefusedError(f"alive and lost: {min(both)} is named as both")
+        if set(alive) | set(lost) != set(state["alive"]):
+            raise RefusedError("alive and lost together are not those who take part")
+        if len(alive) < fewest_left(len(_names(state))):
+            raise RefusedError(f"small cohort: {len(alive)} clients are too few to unmask a sum")
+        if self._identity.name not in alive:
+            raise RefusedError("the list of those whose vector came lacks this client")
+        half, kept = 8 * SECRET_WORDS, state["secrets"]
+        reply = {
+            "seeds": {name: kept[name][:half] for name in alive},
+            "keys": {name: kept[name][half:] for name in lost},
+        }
+        context = _context(state)
+        self._store.save({"journal": state["journal"]})  # what belonged to the round is gone
+        content = pack(reply)
+        signature = sign(self._identity.private, signed_reply(context, "unmask", 0, state["alive"], content))
+        return {"body": content, "signature": signature}
+
+    # Parts -----------------------------------------------------------------------------------------------------------
+
+    def _expect(self, exchange: str, body: Message) -> State:
+        """Return the state where this exchange is the next one of the round that the body names."""
+        state = {**self._store.load()}
+        if state.get("position") != Position.of(body["position"]).plain():
+            raise RefusedError("position: the exchange is not of the round that this client is in")
+        if state["next"] != exchange:
+            raise RefusedError(f"order: {exchange} does not come now, but {state['next']}")
+        return state
+
+    def _check_cohort(self, plain: Sequence[Any], state: State, context: bytes) -> list[Member]:
+        cohort = [Member.of(each) for each in plain]
+        names = [each.name for each in cohort]
+        if len(names) < FEWEST:
+            raise RefusedError(f"small cohort: {len(names)} clients, and {FEWEST} are the fewest")
+        if names != sorted(set(names)):
+            raise RefusedError("the cohort's names are not distinct and in order")
+        if self._identity.name not in names:
+            raise RefusedError("the cohort lacks this client")
+        me = cohort[names.index(self._identity.name)]
+        if (me.channel, me.mask) != (RoundKey(state["channel"]).public, RoundKey(state["mask"]).public):
+            raise RefusedError("the cohort has other keys of this client")
+        for each in cohort:
+            each.check(self._authority, context)
+        return cohort
+
+    def _shared(self, state: State, exchange: str, secret: Sequence[int]) -> dict[str, bytes]:
+        """Share the numbers of the next step, and the secrets before them; keep this client's own share."""
+        weighing, own, step = weighing_of(state["weighing"]), self._own(state), state["step"]
+        formats = formats_of(weighing, step)
+        sums = weighing.sums(step, own, values_of(weighing, state["opened"]))
+        limbs = [limb for name in sorted(formats) for limb in formats[name].split(sums[name], FIELD_LIMB)]
+        names = _names(state)
+        shares = share(to_field([*secret, *limbs]), len(names), threshold(len(names))).astype("<u8")
+        me, sealed = self._identity.name, dict[str, bytes]()
+        number = 0 if step == 1 else step
+        for member, row in zip(map(Member.of, state["cohort"]), shares, strict=True):
+            if member.name == me:
+                state["kept"] = row.tobytes()
+            elif member.name in state["alive"]:
+                pair = RoundKey(state["channel"]).exchange(member.channel)
+                sealed[member.name] = seal(pair, _context(state), me, member.name, number, row.tobytes())
+        return self._signed(state, exchange, {"shares": sealed}, step)
+
+    def _unsealed(self, state: State, sender: str, number: int, content: bytes) -> bytes:
+        member = next(each for each in map(Member.of, state["cohort"]) if each.name == sender)
+        pair = RoundKey(state["channel"]).exchange(member.channel)
+        return unseal(pair, _context(state), sender, self._identity.name, number, content)
+
+    def _signed(self, state: State, exchange: str, reply: Message, step: int = 0) -> dict[str, bytes]:
+        """Save the state, then return a signed reply."""
+        self._store.save(state)
+        content = pack(reply)
+        message = signed_reply(_context(state), exchange, step, state["alive"], content)
+        return {"body": content, "signature": sign(self._identity.private, message)}
+
+    def _take_opened(self, state: State, replies: Mapping[str, Sequence[bytes]]) -> None:
+        """Interpolate the sums of the last step from the signed replies of those who take part."""
+        formats, step = formats_of(weighing_of(state["weighing"]), state["step"]), state["step"]
+        opened = open_sums(state["cohort"], _context(state), state["alive"], step, formats, replies)
+        state["opened"] = {**state["opened"], **opened}
+
+    def _own(self, state: State) -> Own:
+        return Own(state["length"], state["metrics"], self._identity.name, tuple(state["alive"]))
+
+
+def open_sums(
+    cohort: Sequence[Any],
+    context: bytes,
+    alive: Collection[str],
+    step: int,
+    formats: Mapping[str, FixedPoint],
+    replies: Mapping[str, Sequence[bytes]],
+) -> dict[str, int]:
+    """Return the sums that signed replies open, each checked; surplus shares must lie on the polynomial."""
+    members = {each.name: (place, each) for place, each in enumerate(map(Member.of, cohort), 1)}
+    places, rows = list[int](), list[Words]()
+    for name in sorted(replies):
+        content, signature = map(bytes, replies[name])
+        if name not in alive:
+            raise RefusedError(f"split sums: {name} takes no part and has no share of the sums")
+        place, member = members[name]
+        if not verify(member.certificate.key, signature, signed_reply(context, "open", step, alive, content)):
+            raise RefusedError(f"split sums: the share of {name} is not signed for this list of those who take part")
+        places.append(place)
+        rows.append(words_of(bytes(unpack(content)["sum"]), words_in(formats)))
+    need = threshold(len(members))
+    if len(rows) < fewest_left(len(members)):
+        raise RefusedError(f"{len(rows)} shares of the sums are too few: {fewest_left(len(members))} are needed")
+    shares = np.array(rows, np.uint64).reshape(len(rows), -1)
+    if not agree(places, shares, need):
+        raise RefusedError("split sums: the shares of the sums do not lie on one polynomial")
+    return join_sums(formats, combine(places[:need], shares[:need]))
+
+
+def formats_of(weighing: Weighing, step: int) -> dict[str, FixedPoint]:
+    """Return the formats of the sums of a step."""
+    return {name: weighing.format_of(name) for name in weighing.names(step)}
+
+
+def values_of(weighing: Weighing, opened: Mapping[str, int]) -> dict[str, float]:
+    """Return opened sums as numbers."""
+    return {name: weighing.format_of(name).value(whole) for name, whole in opened.items()}
+
+
+def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, float]:
+    """Return c_k u_k, quantised and capped, followed by the other arrays and what the server divides by; and R."""
+    opened, clients = values_of(weighing, state["opened"]), len(own.cohort)
+    update = np.frombuffer(state["update"], "<f8")
+    total, c, kappa = weighing.total(opened), weighing.coefficient(own, opened), cap(clients)
+    contribution = abs(c) * own.length
+    capped = contribution > kappa * total
+    scale = kappa * total / contribution if capped else 1.0
+    bound = bound_of(kappa, total, update.size)
+    random = np.random.Generator(np.random.SFC64(int.from_bytes(secrets.token_bytes(32), "little")))
+    prior = weighing.share(own, opened)
+    parts = [quantise(update * (c * scale), bound, clients, random)]
+    for change, limit in state["others"]:
+        parts.append(quantise(np.frombuffer(change, "<f8") * prior, limit, clients, random))
+    numbers = (prior, weighing.part(own, opened))
+    parts.append(to_words([limb for number in numbers for limb in EXTRA.split(number, WORD_LIMB)]))
+    parts.append(to_words([int(capped), int(not weighing.exact(own))]))
+    return np.concatenate(parts), bound
+
+
+def change_of(received: NDArray[Any], trained: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
+    """Return how local work has changed a buffer, or an integer array, and the public bound of that."""
+    return (trained.astype(np.float64) - received.astype(np.float64)).ravel(), buffer_bound(received)
+
+
+def _check_finite(done: Work, length: float, weighing: Weighing) -> None:
+    """Raise RefusedError where a client cannot take part; the reason says nothing about which number it is."""
+    numbers = [done.metrics.get(name, np.nan) for name in _needed(weighing)]
+    if not np.isfinite([length, *numbers]).all() or not all(np.isfinite(change).all() for change, _ in done.others):
+        raise RefusedError("this client leaves the round: not all of its numbers are finite, or it lacks one")
+
+
+def _needed(weighing: Weighing) -> tuple[str, ...]:
+    return ("num-examples", *weighing.metrics, *getattr(weighing, "scores", ()))
+
+
+def _limbs(secret: bytes) -> list[int]:
+    whole = int.from_bytes(secret, "little")
+    return [whole >> FIELD_LIMB * place & (1 << FIELD_LIMB) - 1 for place in range(SECRET_WORDS)]
+
+
+def _context(state: State) -> bytes:
+    return context_of(Position.of(state["position"]), state["model"], state["terms"])
+
+
+def _names(state: State) -> list[str]:
+    return [Member.of(each).name for each in state["cohort"]]
+
+
+def _checked_names(names: object, what: str) -> list[str]:
+    """Return a list of distinct names in order; RefusedError for anything else."""
+    if not isinstance(names, list) or names != sorted(set(map(str, names))):
+        raise RefusedError(f"{what} is not a list of distinct names in order")
+    return names

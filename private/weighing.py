@@ -1,0 +1,405 @@
+"""How a client's coefficient follows from opened sums: which numbers are summed, and what each client makes of them.
+
+The formulas are those of the methods, which weigh whole cohorts by the same functions.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import RefusedError
+from .numbers import FIELD_LIMB, MAX_LIMBS, FixedPoint
+
+SMALLEST_LOSS, SMALLEST_ACCURACY = 1e-10, 1e-6
+"""Floors of a loss that is raised to a power, and of an accuracy of which the logarithm is taken."""
+
+COUNT, FLAG, NUMBER = FixedPoint(44, 0), FixedPoint(8, 0), FixedPoint(60, 60)
+"""The formats of counts, of counts of clients, and of all other sums unless a weighing needs more bits."""
+
+WEIGHT, TOTAL = "weight", "contributions"
+"""The opened sum of what the prior is proportional to, and C, or C times a denominator: Σ |c_k| ‖u_k‖."""
+
+N = TypeVar("N", float, NDArray[np.float64])
+
+
+@dataclass(frozen=True)
+class Own:
+    """A client's own numbers of a round: ‖u_k‖, and what it would report, by name on the wire."""
+
+    length: float
+    metrics: Mapping[str, float]
+    name: str = ""
+    cohort: tuple[str, ...] = ()
+    """The clients over which sums are taken, A."""
+
+
+Sums = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighing(ABC):
+    """A rule of coefficients; its fields travel with the terms of a round."""
+
+    kind: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """The metrics that it needs besides the number of examples."""
+    steps: ClassVar[int] = 1
+
+    prior: str = "uniform"
+    """What p_k is proportional to: "examples" or "uniform"."""
+
+    def spec(self) -> dict[str, Any]:
+        """Return what `weighing_of` needs."""
+        return {"kind": self.kind, **asdict(self)}
+
+    def weight(self, own: Own) -> float:
+        """Return what the prior is proportional to."""
+        return own.metrics["num-examples"] if self.prior == "examples" else 1.0
+
+    def share(self, own: Own, opened: Sums) -> float:
+        """Return p_k."""
+        return self.weight(own) / opened[WEIGHT] if opened[WEIGHT] > 0.0 else 0.0
+
+    @abstractmethod
+    def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of the sums that step 1, 2, … opens."""
+
+    @abstractmethod
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step, by the names of the sums."""
+
+    @abstractmethod
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
+
+    @abstractmethod
+    def part(self, own: Own, opened: Sums) -> float:
+        """Return this client's part of the coefficients' denominator, or of their sum: all parts sum to 1."""
+
+    def total(self, opened: Sums) -> float:
+        """Return C."""
+        return opened[TOTAL]
+
+    def format_of(self, name: str) -> FixedPoint:
+        """Return the format of a sum."""
+        return COUNT if name == WEIGHT else NUMBER
+
+    def exact(self, own: Own) -> bool:
+        """Return whether no number of the client was beyond its bound."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorWeighing(Weighing):
+    """c_k = p_k."""
+
+    kind = "prior"
+
+    def names(self, step: int) -> tuple[str, ...]:
+        return WEIGHT, TOTAL
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        w = self.weight(own)
+        return {WEIGHT: w, TOTAL: w * own.length}
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        return self.share(own, opened)
+
+    part = coefficient
+
+    def total(self, opened: Sums) -> float:
+        return opened[TOTAL] / opened[WEIGHT]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalisedWeighing(Weighing):
+    """c_k = η p_k / ‖u_k‖, over the clients that moved."""
+
+    kind = "normalised"
+    step_size: float = 1.0
+
+    def names(self, step: int) -> tuple[str, ...]:
+        return WEIGHT, "moved"
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        w = self.weight(own)
+        return {WEIGHT: w, "moved": w * (own.length > 0.0)}
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        return self.step_size * self.part(own, opened) / own.length if own.length > 0.0 else 0.0
+
+    def part(self, own: Own, opened: Sums) -> float:
+        moved = opened["moved"]
+        return self.weight(own) / moved if moved > 0.0 and own.length > 0.0 else 0.0
+
+    def total(self, opened: Sums) -> float:
+        return self.step_size if opened["moved"] > 0.0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossWeighing(Weighing):
+    """What weighings by losses share."""
+
+    metrics = ("loss-before",)
+    loss_bound: float = 16.0
+
+    def loss(self, own: Own) -> float:
+        """Return F_k, at most the bound."""
+        return min(max(own.metrics["loss-before"], 0.0), self.loss_bound)
+
+    def exact(self, own: Own) -> bool:
+        return 0.0 <= own.metrics["loss-before"] <= self.loss_bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiltedWeighing(LossWeighing):
+    """c_k ∝ p_k e^(tilt F_k)."""
+
+    kind = "tilted"
+    tilt: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.format_of(TOTAL).limbs(FIELD_LIMB) > MAX_LIMBS:
+            raise ValueError(
+                f"tilt = {self.tilt:g} with loss-bound = {self.loss_bound:g} needs more digits than a private sum has: "
+                "lower one of them"
+            )
+
+    def names(self, step: int) -> tuple[str, ...]:
+        return WEIGHT, "tilted", TOTAL
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        a = self._numerator(own)
+        return {WEIGHT: self.weight(own), "tilted": a, TOTAL: a * own.length}
+
+    def _numerator(self, own: Own) -> float:
+        w, F = np.array([self.weight(own)]), np.array([self.loss(own)])
+        return float(tilt_weights(w, F, self.tilt, self.loss_bound if self.tilt > 0.0 else 0.0)[0])
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        return self._numerator(own) / opened["tilted"] if opened["tilted"] > 0.0 else 0.0
+
+    part = coefficient
+
+    def total(self, opened: Sums) -> float:
+        return opened[TOTAL] / opened["tilted"] if opened["tilted"] > 0.0 else 0.0
+
+    def format_of(self, name: str) -> FixedPoint:
+        bits = math.ceil(abs(self.tilt) * self.loss_bound * 1.443) + 64
+        return COUNT if name == WEIGHT else FixedPoint(60, bits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerWeighing(LossWeighing):
+    """c_k = L F_k^q / Σ h of the gradients L u_k; or, with the learning rate η_k, of the gradients u_k / η_k."""
+
+    kind = "power"
+    q: float = 1.0
+    lipschitz: float = 1.0
+    by_rate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format_of(TOTAL).limbs(FIELD_LIMB) > MAX_LIMBS:
+            raise ValueError(
+                f"q = {self.q:g} needs more digits than a private sum has: lower it"
+            )
+
+    def names(self, step: int) -> tuple[str, ...]:
+        return WEIGHT, "h", TOTAL
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        powers, h = self._terms(own)
+        return {WEIGHT: self.weight(own), "h": h, TOTAL: powers * self._factor(own) * own.length}
+
+    def _factor(self, own: Own) -> float:
+        """Return the factor of the update in the gradient: L, or 1/η_k."""
+        return 1.0 / own.metrics["learning-rate"] if self.by_rate else self.lipschitz
+
+    def _terms(self, own: Own) -> tuple[float, float]:
+        F = np.array([max(self.loss(own), SMALLEST_LOSS)])
+        squares = np.array([(own.length * self._factor(own)) ** 2])
+        powers, h = power_terms(F, squares, self.q, self.lipschitz, self.loss_bound)
+        return float(powers[0]), float(h[0])
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        return self._terms(own)[0] * self._factor(own) / opened["h"] if opened["h"] > 0.0 else 0.0
+
+    def part(self, own: Own, opened: Sums) -> float:
+        return self._terms(own)[1] / opened["h"] if opened["h"] > 0.0 else 0.0
+
+    def total(self, opened: Sums) -> float:
+        return opened[TOTAL] / opened["h"] if opened["h"] > 0.0 else 0.0
+
+    def format_of(self, name: str) -> FixedPoint:
+        # F ≥ 1e-10, so that (F / loss-bound)^q has up to this many zeros after the point.
+        zeros = math.ceil(self.q * math.log2(self.loss_bound / SMALLEST_LOSS))
+        return COUNT if name == WEIGHT else FixedPoint(96, zeros + 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviationWeighing(LossWeighing):
+    """c_k = p_k (1 + 2 β d_k), with d_k what F_k is above the mean, or above it and above the mean of that."""
+
+    kind = "deviation"
+    beta: float = 0.5
+    above_only: bool = False
+
+    @property
+    def steps(self) -> int:  # type: ignore[override] # it depends on the fields
+        """Two, or three where what is above the mean has a mean of its own."""
+        return 3 if self.above_only else 2
+
+    def names(self, step: int) -> tuple[str, ...]:
+        if step == 1:
+            return WEIGHT, "losses"
+        return ("above",) if step == 2 and self.above_only else (TOTAL,)
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        w, F = self.weight(own), self.loss(own)
+        if step == 1:
+            return {WEIGHT: w, "losses": w * F}
+        if step == 2 and self.above_only:
+            return {"above": w * self._above(own, opened)}
+        return {TOTAL: abs(self.coefficient(own, opened)) * own.length}
+
+    def _above(self, own: Own, opened: Sums) -> float:
+        deviation = self.loss(own) - opened["losses"] / opened[WEIGHT]
+        return max(deviation, 0.0) if self.above_only else deviation
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        mean = opened["above"] / opened[WEIGHT] if self.above_only else 0.0
+        return penalised(self.share(own, opened), self._above(own, opened) - mean, self.beta)
+
+    part = coefficient
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyWeighing(Weighing):
+    """FedFa's c_k, by the accuracy after local work and by how often each client took part."""
+
+    kind, steps, metrics = "accuracy", 3, ("accuracy-after",)
+    alpha: float = 0.5
+    beta: float = 0.5
+    rounds: Mapping[str, float] = field(default_factory=dict)
+    """In how many rounds each client of the cohort took part, this one included."""
+
+    def names(self, step: int) -> tuple[str, ...]:
+        return {1: (WEIGHT, "accuracies"), 2: ("logarithms",)}.get(step, (TOTAL,))
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        if step == 1:
+            return {WEIGHT: 1.0, "accuracies": self._accuracy(own)}
+        if step == 2:
+            return {"logarithms": self._logarithm(own, opened)}
+        return {TOTAL: self.coefficient(own, opened) * own.length}
+
+    def _accuracy(self, own: Own) -> float:
+        return max(own.metrics["accuracy-after"], SMALLEST_ACCURACY)
+
+    def _logarithm(self, own: Own, opened: Sums) -> float:
+        return rarity(self._accuracy(own), opened["accuracies"])
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        n = np.array([self.rounds[name] for name in own.cohort], np.float64)
+        f = -np.log2(1.0 - n / n.sum())
+        by_rounds = float(f[own.cohort.index(own.name)] / f.sum())
+        return self.alpha_share * self._logarithm(own, opened) / opened["logarithms"] + (1 - self.alpha_share) * by_rounds
+
+    part = coefficient
+
+    @property
+    def alpha_share(self) -> float:
+        """The weight of the accuracy, of both weights together."""
+        return self.alpha / (self.alpha + self.beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanWeighing(Weighing):
+    """No coefficient: an evaluation opens the count, the sums and the sums of squares of scores, and their means."""
+
+    kind = "mean"
+    scores: Sequence[str] = ()
+
+    def names(self, step: int) -> tuple[str, ...]:
+        return WEIGHT, *(f"{name}/{of}" for name in self.scores for of in ("sum", "squares", "weighted"))
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        n = own.metrics["num-examples"]
+        found = {WEIGHT: n}
+        for name in self.scores:
+            x = own.metrics[name]
+            found |= {f"{name}/sum": x, f"{name}/squares": x * x, f"{name}/weighted": n * x}
+        return found
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        return 0.0
+
+    part = coefficient
+
+
+KINDS: Mapping[str, type[Weighing]] = {
+    each.kind: each
+    for each in (
+        *(PriorWeighing, NormalisedWeighing, TiltedWeighing, PowerWeighing),
+        *(DeviationWeighing, AccuracyWeighing, MeanWeighing),
+    )
+}
+"""The weighings by the kind that their specs name."""
+
+
+def weighing_of(spec: Mapping[str, Any]) -> Weighing:
+    """Return the weighing that a server asks for; RefusedError where there is no such one."""
+    fields = {key: value for key, value in spec.items() if key != "kind"}
+    try:
+        weighing = KINDS[spec["kind"]](**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusedError(f"the terms ask for no weighing that this client knows: {error}") from None
+    numbers = [value for value in fields.values() if isinstance(value, float | int)]
+    if not all(map(math.isfinite, numbers)) or getattr(weighing, "loss_bound", 1.0) <= 0.0:
+        raise RefusedError("the terms ask for a weighing by numbers that are not finite or not positive")
+    if weighing.prior not in ("examples", "uniform"):
+        raise RefusedError(f"the terms ask for the prior {weighing.prior!r}")
+    return weighing
+
+
+def weighted_names(weighing: Weighing, cohort: Collection[str]) -> None:
+    """Raise RefusedError where a weighing by name lacks a client of the cohort."""
+    rounds = getattr(weighing, "rounds", None)
+    if rounds is not None and (not set(cohort) <= rounds.keys() or any(not rounds[name] >= 1 for name in cohort)):
+        raise RefusedError("the terms do not say how often each client of the cohort took part")
+
+
+# Formulas -----------------------------------------------------------------------------------------------------------
+
+
+def tilt_weights(
+    weights: NDArray[np.float64], losses: NDArray[np.float64], tilt: float, shift: float
+) -> NDArray[np.float64]:
+    """Return w e^(tilt (F − shift))."""
+    with np.errstate(over="ignore"):  # what is far below the largest counts nothing
+        exponents = tilt * (losses - shift)
+    return np.asarray(weights * np.exp(exponents))
+
+
+def power_terms(
+    losses: NDArray[np.float64], squares: NDArray[np.float64], q: float, L: float, largest: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return F^q and h = q F^(q−1) ‖g‖² + L F^q; F^q is that of F / largest, which cannot overflow and cancels."""
+    F = losses
+    Fq = (F / largest) ** q
+    return Fq, L * Fq + (q * Fq / F * squares if q > 0.0 else 0.0)
+
+
+def penalised(prior: N, deviation: N, beta: float) -> N:
+    """Return p (1 + 2 β d)."""
+    return prior * (1.0 + 2.0 * beta * deviation)
+
+
+def rarity(value: N, total: N | float) -> N:
+    """Return −log2 of a share of a total."""
+    return -np.log2(value / total)
