@@ -269,6 +269,12 @@ class RunSettings(BaseModel):
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
+    privacy: Annotated[str, Choices("none", "sums")] = Field(
+        "none", description="What the server may see: none hides nothing, sums hides single updates, losses and weights"
+    )
+    loss_bound: Annotated[float, Range("(0, inf)")] = Field(
+        16.0, description="Largest training loss that a private method distinguishes; larger ones count as this"
+    )
     engine: Annotated[str, Choices("auto", "loop", "stacked", "workers", "ray"), Mark.ROUNDING] = Field(
         "auto", description="How clients on one machine are computed; auto chooses, ray uses a cluster"
     )

@@ -20,6 +20,7 @@ REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ON
 PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
 WHOLE_UPDATES, CORRECTED_SGD = "whole updates", "corrected sgd"
 PLAIN_LOSS, CLIENT_MOMENTUM = "plain loss", "client momentum"
+ANGLES, SINGLE_CLIENTS = "angles", "single clients"
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
@@ -70,6 +71,16 @@ NEEDS: Mapping[str, Requirement] = {
         "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
         "such as sgd or rmsprop, leave {option} out, or set the method's momentum to 0",
     ),
+    ANGLES: Requirement(
+        "reads inner products of single clients' updates, which sums hide",
+        "{option} = {value!r}: {method} reads inner products of single clients' updates, which sums hide: leave "
+        "{option} out, or choose a method that needs sums alone, such as TERM",
+    ),
+    SINGLE_CLIENTS: Requirement(
+        "uses numbers, or keeps updates or states, of single clients, which sums hide",
+        "{option} = {value!r}: {method} uses numbers, or keeps updates or states, of single clients, which sums hide: "
+        "leave {option} out, or choose a method that needs sums alone, such as TERM",
+    ),
 }
 """Each need that an option can change."""
 
@@ -90,10 +101,11 @@ ADAPTIVE_SERVER = Option('server_optimizer="adam"')
 OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM}))
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
+PRIVACY = Option('privacy="sums"', frozenset({ANGLES, SINGLE_CLIENTS}))
 
 OPTIONS = (
     *(WEIGHTING, SAMPLING, CLIP_UPDATES, SERVER_MOMENTUM, ADAPTIVE_SERVER, CONTROL_VARIATES),
-    *(OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL),
+    *(OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL, PRIVACY),
 )
 """The options in the order of the table's columns."""
 

@@ -4,6 +4,9 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
+import numpy as np
+
+from fairbloom.private.weighing import Weighing
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
@@ -27,6 +30,9 @@ from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
+
+PRIVATE_PAIR = ("weigh", "private_weighing")
+"""The two functions that say how a method weighs: by a cohort, and by sums alone."""
 
 NEGATIVE_WEIGHTS = "negative-weights"
 """A method that declares this in `reports` reports how many of its coefficients are negative."""
@@ -253,6 +259,10 @@ class Method:
                 return bool(self.terms(1).disparity)
             case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:
                 return self.corrects_clients
+            case fits.ANGLES:
+                return not self.requires.isdisjoint({fits.GRAM, fits.GRAM_BY_ARRAY, fits.EXACT_GRAM})
+            case fits.SINGLE_CLIENTS:
+                return self.keeps_states or not self.weighs_by_sums
         return need in self.requires
 
     @property
@@ -260,6 +270,13 @@ class Method:
         """Whether its clients correct their steps by what they keep of whole updates."""
         terms = self.terms(1)
         return terms.control_variates or terms.dynamic_alpha is not None
+
+    @property
+    def weighs_by_sums(self) -> bool:
+        """Whether `private_weighing` says what `weigh` does: a subclass that weighs otherwise has to say so again."""
+        order = type(self).__mro__
+        weighs, says = (next(n for n, each in enumerate(order) if name in vars(each)) for name in PRIVATE_PAIR)
+        return order[says] is not Method and says <= weighs
 
     @property
     def draws_by_history(self) -> bool:
@@ -304,6 +321,20 @@ class Method:
         A method that weighs layer by layer returns such a row for each array, shape (L, m + r).
         """
         raise NotImplementedError(f"{type(self).__name__} has no weigh, which a method needs")
+
+    def private_weighing(
+        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
+    ) -> Weighing:
+        """Return how a client computes its coefficient from sums over the cohort, where these are enough.
+
+        `names` are the clients that are asked; losses beyond `loss_bound` count as it. ValueError: the sums would need
+        too many digits.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no private_weighing")
+
+    def kept_factors(self, count: int) -> FloatArray:
+        """Return the coefficients of the kept rows in the step, of which there are `count`."""
+        return np.zeros(count)
 
     def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
         """Return how the snapshots are combined to the model at which others measure their loss; None: no probe.

@@ -606,6 +606,10 @@ class Updates:
             return gram_matrices(vectors, ends, exact=exact)
         return _finished(vectors, known.copy())
 
+    def others(self, place: int) -> Model:
+        """Return the buffers and integer arrays of the model in a place."""
+        return self._others[place]
+
     def buffer_changes(self) -> FloatArray:
         """Return how far each reply's buffers are from the global model's, as one vector, shape (m,)."""
         layout = self.layout

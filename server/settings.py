@@ -24,6 +24,7 @@ from fairbloom.protocol.settings import (
 from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
 from fairbloom.rounds.fits import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
+from fairbloom.rounds.private import check_private
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
@@ -91,6 +92,7 @@ class Settings(RunSettings):
         settings.check_threshold()
         settings.check_early_stopping()
         settings.check_training()
+        settings.check_privacy()
         return settings
 
     def check_sizes(self) -> None:
@@ -192,6 +194,31 @@ class Settings(RunSettings):
                 f"{early} has no effect with evaluate-every = 0, which evaluates the last round alone: set "
                 "evaluate-every, as in 1"
             )
+
+    def check_privacy(self) -> None:
+        """Raise SettingsError where a setting, or the method, needs more of single clients than a private run shows."""
+        if self.privacy == "none":
+            if self.loss_bound != SETTINGS["loss-bound"].default:
+                raise SettingsError(
+                    f"loss-bound = {self.loss_bound:g} has no effect without privacy: set privacy=sums, or leave it out"
+                )
+            return
+        for key in ("pooled", "validation-share", "early-stopping", "misreporting-clients", "client-rule"):
+            if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
+                raise SettingsError(
+                    f"{key} = {value!r} does not work with privacy = {self.privacy!r}, which hides single clients' "
+                    "numbers: leave one of the two out"
+                )
+        if self.threshold != HALF:
+            raise SettingsError(
+                f"threshold = {self.threshold!r} does not work with privacy = {self.privacy!r}: leave one of the two out"
+            )
+        method = self.strategy()
+        try:
+            check_private(method)
+            method.private_weighing([], 1, self.num_rounds, self.loss_bound)
+        except ValueError as error:
+            raise SettingsError(IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))) from error
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""

@@ -22,6 +22,7 @@ from .choice import Choice, choose, ray_clients
 from .clients import OnTrained
 from .dispatch.processes import processors_here
 from .loop import DebuggedClients, LoopClients
+from .private import PrivateLocalClients
 
 
 def simulate(
@@ -63,12 +64,15 @@ def simulate(
             agreed_config = {**config, AGREED: agreed, "fraction": method.fraction_train}
             recorded = ENGINE.read(folder)
             if debug:
-                return DebuggedClients(method, agreed_config), recorded or {}
+                debugged = DebuggedClients(method, agreed_config)
+                return PrivateLocalClients(debugged) if settings.privacy != "none" else debugged, recorded or {}
             choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
             if on_trained is not None:
                 clients.on_trained = on_trained
+            if settings.privacy != "none":
+                return PrivateLocalClients(clients), asdict(choice)
             # A cluster's places are known now; when the run continues, the shards are to be the same.
             return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 

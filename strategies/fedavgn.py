@@ -1,9 +1,11 @@
 """The average of normalised updates, and what it shares with FedMGDA: a step size that decays over the run."""
 
+from collections.abc import Sequence
 from typing import Annotated, Unpack
 
 import numpy as np
 
+from fairbloom.private.weighing import NormalisedWeighing, Weighing
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import Positive, Range
 
@@ -27,13 +29,13 @@ class Stepped(FairStrategy):
         """Whether the step size decays over the run."""
         return self.decay > 0.0
 
-    def step_size(self, cohort: Cohort) -> float:
+    def step_size(self, server_round: int, num_rounds: int | None) -> float:
         """Return η_t = server_lr · β^⌊t/100⌋ with β = decay^(100/T); decay = 0 means no decay."""
         if self.decay == 0.0:
             return self.server_lr
-        if cohort.num_rounds is None:
+        if num_rounds is None:
             raise ValueError("decay needs the number of rounds: run the strategy by its start()")
-        return float(self.server_lr * self.decay ** (100 / cohort.num_rounds * (cohort.round // 100)))
+        return float(self.server_lr * self.decay ** (100 / num_rounds * (server_round // 100)))
 
 
 def moving(cohort: Cohort) -> tuple[FloatArray, FloatArray]:
@@ -72,4 +74,10 @@ class FedAvgN(Stepped):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior over the norms."""
         inverse, prior = moving(cohort)
-        return self.step_size(cohort) * prior * inverse
+        return self.step_size(cohort.round, cohort.num_rounds) * prior * inverse
+
+    def private_weighing(
+        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
+    ) -> Weighing:
+        """Return the prior over the norms."""
+        return NormalisedWeighing(prior=self.weighting, step_size=self.step_size(server_round, num_rounds))

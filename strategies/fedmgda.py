@@ -61,7 +61,7 @@ class FedMGDA(Stepped):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination, times the step size."""
-        return self.step_size(cohort) * min_norm_weights(cohort.gram, cohort.prior, self.epsilon)
+        return self.step_size(cohort.round, cohort.num_rounds) * min_norm_weights(cohort.gram, cohort.prior, self.epsilon)
 
 
 class FedMGDAPlus(FedMGDA):
@@ -104,7 +104,7 @@ class FedMGDAPlus(FedMGDA):
         if moved.any():
             unit_gram = cohort.gram * np.outer(inverse, inverse)
             weights[moved] = min_norm_weights(unit_gram[np.ix_(moved, moved)], prior[moved], self.epsilon)
-        return self.step_size(cohort) * weights * inverse
+        return self.step_size(cohort.round, cohort.num_rounds) * weights * inverse
 
 
 class MGDAProx(FedMGDAPlus):

@@ -86,6 +86,8 @@ class RunRecorder:
         Whether the best model is the one with the best mean score on validation examples, not on test examples.
     threshold
         Whether a threshold is chosen by validation examples.
+    private
+        Whether the server sees sums alone.
     back
         The round that the run is taken back to, and by which submission.
     app_metrics
@@ -109,6 +111,7 @@ class RunRecorder:
         validated: bool = False,
         grouped: Grouped | None = None,
         threshold: bool = False,
+        private: bool = False,
         two_classes: bool = False,
         back: TakeBack | None = None,
         loss: str = LOSS,
@@ -126,7 +129,7 @@ class RunRecorder:
         self.method = method
         self._scores, self._score = scores, scores[0]
         self._in_process, self._keep = in_process, keep
-        self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
+        self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated, private=private))
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._best_by = mean_column(self._score, validated=validated)

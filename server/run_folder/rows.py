@@ -42,6 +42,9 @@ MEASURES = tuple(summarize({"anyone": 1.0}))
 ENDINGS = {"test": "", "validation": f"-{names.VALIDATION}", "global": "", "personal": f"-{names.PERSONAL}"}
 """What a metric's name on the wire ends with, by its examples and its model."""
 
+PRIVATE = ("capped", "beyond", "lost")
+"""The columns of rounds.csv of a private run: how many clients were scaled down, were beyond a bound, or got lost."""
+
 Report = Mapping[str, float]
 
 NOTHING: Report = MappingProxyType({})
@@ -118,13 +121,16 @@ class ClientTable:
         return columns
 
 
-def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = False) -> tuple[str, ...]:
-    """Return the columns of rounds.csv, by the models, examples and method of the run."""
+def round_columns(
+    method: Method, score: Score = ACCURACY, *, validated: bool = False, private: bool = False
+) -> tuple[str, ...]:
+    """Return the columns of rounds.csv, by the models, examples, method and privacy of the run."""
     models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
     return (
         *("round", "participants", "replies_used", "refused", "missing", "offline", "decided_by"),
         *(("clipped",) if method.clip_updates else ()),
         *(("lost_states",) if method.keeps_states else ()),
+        *(PRIVATE if private else ()),
         "percent_of_participants_improved",
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
         *((mean_column(score, validated=True),) if validated else ()),
@@ -145,7 +151,7 @@ def format_round(
     return {
         "round": finished.number,
         "participants": len(finished.participants),
-        "replies_used": len(finished.coefficients),
+        "replies_used": int(finished.private.get("clients", 0)) if finished.private else len(finished.coefficients),
         "refused": SEPARATOR.join(
             f"{shlex.quote(name)}: {reason.replace('|', '/')}" for name, reason in finished.refused.items()
         ),
@@ -154,6 +160,7 @@ def format_round(
         "decided_by": finished.decided_by,
         **({"clipped": shlex.join(finished.clipped)} if finished.clipped else {}),
         **({"lost_states": shlex.join(finished.lost_states)} if finished.lost_states else {}),
+        **({key: int(finished.private.get(key, 0)) for key in PRIVATE} if finished.private is not None else {}),
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),
@@ -186,6 +193,9 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     """Return the measures of fairness of the score under each kind of model, and its mean on validation examples."""
     measures: dict[str, object] = {}
     for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}")):
+        if finished.private is not None and f"{metric}-mean" in finished.private:
+            mean, std = score.cells([finished.private[f"{metric}-mean"], finished.private[f"{metric}-std"]])
+            measures |= {f"{score.column(model)}_mean": mean, f"{score.column(model)}_std": std}
         if values := scores_by_client(finished, score, metric):
             spread = summarize(values, lower_is_better=not score.higher_is_better)
             measures |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}

@@ -1,0 +1,89 @@
+"""Private rounds with all clients in this process: the exchanges of real devices, to show that their sums are right."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fairbloom.private.client import MemoryStore, PrivateClient, Work, change_of
+from fairbloom.private.errors import RefusedError
+from fairbloom.private.keys import Authority, Identity, issue, new_signing_key
+from fairbloom.private.packing import unpack
+from fairbloom.private.server import Answers
+from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import Replies, Trained
+from fairbloom.rounds.updates import Model
+
+from .clients import LocalClients
+
+
+class PrivateLocalClients:
+    """The clients of an engine, each behind its half of the protocol.
+
+    Whoever runs this process sees everything that the clients compute.
+    """
+
+    def __init__(self, engine: LocalClients) -> None:
+        self._engine = engine
+        self._secret, public = new_signing_key()
+        self.authority = Authority("in process", public)
+        self._private: dict[str, PrivateClient] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the engine has: all but the exchanges of a round is its own."""
+        return getattr(self._engine, name)
+
+    def ask(
+        self, exchange: str, requests: Mapping[str, Mapping[str, bytes]], model: Model | None, terms: Terms
+    ) -> Answers:
+        """Let clients answer an exchange; at `work` the engine lets all of them work at once."""
+        replies, refused = dict[str, Mapping[str, bytes]](), dict[str, str]()
+        work: Callable[[str, bytes], tuple[bytes, Work]] = _none_expected
+        if model is not None:
+            work = self._worked(next(iter(requests.values())), list(requests), model, terms)
+        for name, request in requests.items():
+            try:
+                replies[name] = self._client(name).answer(exchange, request, lambda content, of=name: work(of, content))
+            except RefusedError as error:
+                refused[name] = str(error)
+        return Answers(replies, refused)
+
+    def _client(self, name: str) -> PrivateClient:
+        if name not in self._private:
+            private, public = new_signing_key()
+            certificate = issue(self._secret, self.authority.federation, name, public, "")
+            self._private[name] = PrivateClient(Identity(private, certificate), self.authority, MemoryStore())
+        return self._private[name]
+
+    def _worked(
+        self, request: Mapping[str, bytes], names: Sequence[str], model: Model, terms: Terms
+    ) -> Callable[[str, bytes], tuple[bytes, Work]]:
+        """Let the engine train, or evaluate; return what each client's work has made."""
+        content = unpack(unpack(request["body"])["terms"])
+        digest = bytes.fromhex(digest_arrays(model))
+        trains = bool(content["trainable"])
+        if trains:
+            found: Trained | Replies = self._engine.train(names, model, terms)
+        else:
+            found = self._engine.evaluate(names, model, terms, ())
+
+        def work(name: str, _: bytes) -> tuple[bytes, Work]:
+            if name not in found.metrics:
+                raise RefusedError(f"this client leaves the round: {found.refused.reasons.get(name, 'no reason')}")
+            metrics = found.metrics[name]
+            if not isinstance(found, Trained):
+                return digest, Work(metrics)
+            place = found.names.index(name)
+            row = found.updates.vectors[place]
+            update = row.blocks[0][0].astype(np.float64) * float(row.scales[0])
+            others = found.updates.others(place)
+            changes = [change_of(model[each], others[each]) for each in content["others"]]
+            return digest, Work(metrics, update, changes)
+
+        return work
+
+
+def _none_expected(name: str, content: bytes) -> tuple[bytes, Work]:
+    raise RefusedError("no work is asked for in this exchange")
