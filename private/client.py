@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RefusedError
-from .field import Words, add, agree, combine, share
+from .field import Words, agree, combine, share, total
 from .keys import Authority, Identity, RoundKey, add_mask, digest, seal, sign, unseal, verify
 from .numbers import FIELD_LIMB, WORD_LIMB, FixedPoint, Masked, bound_of, quantise, to_field, to_words
 from .packing import pack, unpack
@@ -186,7 +186,9 @@ class PrivateClient:
         if me not in alive:
             raise RefusedError("the list of those who take part lacks this client")
         formats = formats_of(weighing, step)
-        sent, received = body["shares"], dict[str, bytes]()
+        sent, received, context = body["shares"], dict[str, bytes](), _context(state)
+        channels = {each.name: each.channel for each in map(Member.of, state["cohort"])}
+        key, number = RoundKey(state["channel"]), 0 if step == 1 else step
         own = bytes(state["kept"])
         for sender in alive:
             if sender == me:
@@ -194,19 +196,18 @@ class PrivateClient:
             elif sender not in sent:
                 raise RefusedError(f"the shares of {sender} are missing")
             else:
-                received[sender] = self._unsealed(state, sender, 0 if step == 1 else step, bytes(sent[sender]))
+                secret = key.exchange(channels[sender])
+                received[sender] = unseal(secret, context, sender, me, number, bytes(sent[sender]))
         before = 2 * SECRET_WORDS if step == 1 else 0
-        total = np.zeros(words_in(formats), np.uint64)
-        for sender in alive:
-            words = words_of(received[sender], before + total.size)
-            total = add(total, words[before:])
+        count = before + words_in(formats)
+        rows = np.array([words_of(received[sender], count)[before:] for sender in alive], np.uint64)
         if step == 1:
             state["secrets"] = {sender: content[: 8 * before] for sender, content in received.items()}
         steps, position = weighing.steps, Position.of(state["position"])
         purpose, place = position.purpose, f"{position.purpose} {position.run}"
         state["journal"] = {**state["journal"], place: [position.round, position.attempt, position.round]}
         state["next"] = "share" if step < steps else "vector" if purpose == TRAIN else "nothing"
-        return self._signed(state, "open", {"sum": total.astype("<u8").tobytes()}, step)
+        return self._signed(state, "open", {"sum": total(rows).astype("<u8").tobytes()}, step)
 
     def _share(self, body: Message) -> dict[str, bytes]:
         state = self._expect("share", body)
@@ -291,20 +292,15 @@ class PrivateClient:
         limbs = [limb for name in sorted(formats) for limb in formats[name].split(sums[name], FIELD_LIMB)]
         names = _names(state)
         shares = share(to_field([*secret, *limbs]), len(names), threshold(len(names))).astype("<u8")
-        me, sealed = self._identity.name, dict[str, bytes]()
-        number = 0 if step == 1 else step
+        me, sealed, context = self._identity.name, dict[str, bytes](), _context(state)
+        key, number = RoundKey(state["channel"]), 0 if step == 1 else step
         for member, row in zip(map(Member.of, state["cohort"]), shares, strict=True):
             if member.name == me:
                 state["kept"] = row.tobytes()
             elif member.name in state["alive"]:
-                pair = RoundKey(state["channel"]).exchange(member.channel)
-                sealed[member.name] = seal(pair, _context(state), me, member.name, number, row.tobytes())
+                secret_of_pair = key.exchange(member.channel)
+                sealed[member.name] = seal(secret_of_pair, context, me, member.name, number, row.tobytes())
         return self._signed(state, exchange, {"shares": sealed}, step)
-
-    def _unsealed(self, state: State, sender: str, number: int, content: bytes) -> bytes:
-        member = next(each for each in map(Member.of, state["cohort"]) if each.name == sender)
-        pair = RoundKey(state["channel"]).exchange(member.channel)
-        return unseal(pair, _context(state), sender, self._identity.name, number, content)
 
     def _signed(self, state: State, exchange: str, reply: Message, step: int = 0) -> dict[str, bytes]:
         """Save the state, then return a signed reply."""
@@ -366,11 +362,11 @@ def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, fl
     """Return c_k u_k, quantised and capped, followed by the other arrays and what the server divides by; and R."""
     opened, clients = values_of(weighing, state["opened"]), len(own.cohort)
     update = np.frombuffer(state["update"], "<f8")
-    total, c, kappa = weighing.total(opened), weighing.coefficient(own, opened), cap(clients)
+    whole, c, kappa = weighing.total(opened), weighing.coefficient(own, opened), cap(clients)
     contribution = abs(c) * own.length
-    capped = contribution > kappa * total
-    scale = kappa * total / contribution if capped else 1.0
-    bound = bound_of(kappa, total, update.size)
+    capped = contribution > kappa * whole
+    scale = kappa * whole / contribution if capped else 1.0
+    bound = bound_of(kappa, whole, update.size)
     random = np.random.Generator(np.random.SFC64(int.from_bytes(secrets.token_bytes(32), "little")))
     prior = weighing.share(own, opened)
     parts = [quantise(update * (c * scale), bound, clients, random)]

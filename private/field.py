@@ -27,6 +27,12 @@ def add(a: Words, b: Words) -> Words:
     return reduce(a + b)
 
 
+def total(rows: Words) -> Words:
+    """Return the sum of rows in the field, by halves of 32 bits, which do not overflow."""
+    low, high = (rows & np.uint64((1 << 32) - 1)).sum(axis=0), (rows >> np.uint64(32)).sum(axis=0)
+    return add(reduce(low), multiply(high, np.full_like(high, 1 << 32)))
+
+
 def multiply(a: Words, b: Words) -> Words:
     """Return a · b in the field, by halves of 31 bits; no intermediate result exceeds 2^63."""
     high_a, low_a, high_b, low_b = a >> _31, a & _LOW31, b >> _31, b & _LOW31
@@ -57,10 +63,8 @@ def share(values: Words, holders: int, threshold: int) -> Words:
 
 def combine(places: Sequence[int], shares: Words, at: int = 0) -> Words:
     """Return the secrets, or with `at` their shares of that holder, from shares of the holders at these places."""
-    total = np.zeros(shares.shape[1], np.uint64)
-    for factor, row in zip(_factors(tuple(places), at), shares, strict=True):
-        total = add(total, multiply(np.uint64(factor), row))
-    return total
+    factors = np.array(_factors(tuple(places), at), np.uint64)[:, None]
+    return total(multiply(factors, shares))
 
 
 def agree(places: Sequence[int], shares: Words, threshold: int) -> bool:

@@ -203,6 +203,11 @@ class PowerWeighing(LossWeighing):
     lipschitz: float = 1.0
     by_rate: bool = False
 
+    @property
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override] # it depends on the fields
+        """The loss, and with `by_rate` the learning rate."""
+        return ("loss-before", "learning-rate") if self.by_rate else ("loss-before",)
+
     def __post_init__(self) -> None:
         if self.format_of(TOTAL).limbs(FIELD_LIMB) > MAX_LIMBS:
             raise ValueError(

@@ -266,6 +266,19 @@ class Run(Shown):
         final = self.final()
         return about | (measures(final, self.score) if final else {})
 
+    @property
+    def private(self) -> bool:
+        """Whether the server saw sums alone, so that no row of a single client is here."""
+        return self.settings.get("privacy", "none") != "none"
+
+    def opened(self) -> dict[str, float]:
+        """Return what a private run says of its last evaluated round: mean and standard deviation over clients."""
+        column = self.score.column(self.serves)
+        for row in reversed(self._rounds if self.private else []):
+            if row.get(f"{column}_mean"):
+                return {measure: float(row[f"{column}_{measure}"]) for measure in ("mean", "std")}
+        return {}
+
     def final(
         self, score: Score | None = None, model: str = "", split: str = "test", *, after: int | None = None
     ) -> dict[str, float]:
@@ -527,6 +540,11 @@ class Run(Shown):
 def final_of(run: Run) -> dict[str, float]:
     """Return the score of each client under the final model; raise RunFolderError when no client has one."""
     final = run.final()
+    if run.private:
+        raise RunFolderError(
+            f"{run.folder} holds a private run (privacy = {run.settings['privacy']!r}), which knows no single client's "
+            "score: look at it with fairbloom show, and compare methods without privacy"
+        )
     if not final:
         raise RunFolderError(
             f"{CLIENTS.path_in(run.folder)} has no test {run.score.name} after the last round: "

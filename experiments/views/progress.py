@@ -57,8 +57,11 @@ class RunBar:
 
     def count(self, recorded: RecordedRound, score: Score) -> None:
         """Count a recorded round."""
-        if measures := recorded.measures:
+        if recorded.scores:
+            measures = recorded.measures
             self._measured = describe_spread(score, measures["mean"], measures["worst_10"], len(recorded.scores))
+        elif recorded.measures:  # a private round, in which nobody knows the worst
+            self._measured = f"mean {score.written(recorded.measures['mean'])}"
         self._rounds, self._began = recorded.number, time.monotonic()
         self._bar.update(self._task, completed=recorded.number, measured=self._measured)
 

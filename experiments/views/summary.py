@@ -39,6 +39,9 @@ INTERVALS = ", with its 95 % interval over the seeds; where single seeds decide 
 """What notes say of differences to the baseline over three seeds or more."""
 
 
+PRIVATE_RUN = "a private run: the server saw sums alone, so there are no coefficients and no rows of single clients"
+
+
 @singledispatch
 def summary_of(result: object) -> Page:
     """Return the summary of a result."""
@@ -67,6 +70,9 @@ def _of_run(run: Run) -> Page:
         shown = worst_first(final, run.score)[:NEGLECTED]
         worst = ", ".join(f"{name} {run.score.written(final[name])}{shares.get(name, '')}" for name in shown)
         blocks = [measures_table(run), Note([f"worst served: {worst}"]), *_groups(run), Note(caveats_of_run(run))]
+    elif opened := run.opened():
+        mean, std = (run.score.written(opened[measure]) for measure in ("mean", "std"))
+        blocks = [Note([f"{run.score.name} over the clients: mean {mean}, standard deviation {std}", PRIVATE_RUN])]
     return Page(title, "", (), [("run folder", str(run.folder))], [_section(*blocks)])
 
 

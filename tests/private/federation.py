@@ -77,10 +77,13 @@ class Federation:
         terms = pack({"weighing": weighing.spec()})
         return Task(Position("test", "run", number, attempt, purpose), MODEL, terms, weighing, self.size)
 
-    def run(self, weighing: Weighing | None = None, *, number: int = 1, attempt: int = 1) -> Opened:
+    def run(
+        self, weighing: Weighing | None = None, *, number: int = 1, attempt: int = 1, vectors: bool = True
+    ) -> Opened:
         """Run a round with all clients."""
-        self.server = PrivateServer(self.task(weighing or PriorWeighing(prior="examples"), number, attempt), self.authority, self)
-        return self.server.run(self.names)
+        task = self.task(weighing or PriorWeighing(prior="examples"), number, attempt)
+        self.server = PrivateServer(task, self.authority, self)
+        return self.server.run(self.names, vectors=vectors)
 
 
 def forged(certificate: Certificate, **fields: Any) -> Certificate:

@@ -1,0 +1,319 @@
+"""What a client checks before it answers: each forgery of a server is refused by the check that is named for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.private.client import MemoryStore, PrivateClient
+from fairbloom.private.errors import RefusedError, SkippedError
+from fairbloom.private.keys import Authority, Identity, digest, issue, new_signing_key, sign
+from fairbloom.private.packing import pack, unpack
+from fairbloom.private.rules import Member, cap, fewest_left, signed_keys, threshold
+from fairbloom.private.server import PrivateServer
+from fairbloom.private.weighing import DeviationWeighing, PriorWeighing, TiltedWeighing
+
+from .federation import MODEL, Federation
+
+VICTIM = "client-003"
+
+
+def attack(exchange: str, change: Callable[[dict[str, Any]], Any]) -> Federation:
+    """Run a round whose server forges what one client gets in an exchange."""
+    federation = Federation()
+
+    def forge(asked: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
+        if asked == exchange and client == VICTIM:
+            change(request)
+        return request
+
+    federation.forge = forge
+    federation.run()
+    return federation
+
+
+def refusal(exchange: str, change: Callable[[dict[str, Any]], Any]) -> str:
+    """Return why the client refuses a forged request."""
+    return attack(exchange, change).server.refused[VICTIM]
+
+
+def test_a_round_without_forgery_is_refused_by_nobody() -> None:
+    federation = attack("open", lambda request: None)
+    assert federation.server.refused == {}
+
+
+def test_two_models_are_refused() -> None:
+    federation = Federation()
+    federation.models[VICTIM] = digest("another model")
+    federation.run()
+    assert "the model is not the one for which keys were asked" in federation.server.refused[VICTIM]
+
+
+def test_other_terms_are_refused() -> None:
+    terms = pack({"weighing": PriorWeighing(prior="uniform").spec()})
+    assert "the terms are not those" in refusal("work", lambda request: request.update(terms=terms))
+
+
+def test_another_position_is_refused() -> None:
+    assert "position" in refusal("open", lambda request: request["position"].update(round=2))
+
+
+def test_a_cohort_of_four_is_refused() -> None:
+    assert "small cohort" in refusal("work", lambda request: request.update(cohort=request["cohort"][1:5]))
+
+
+def test_a_cohort_with_a_name_twice_is_refused() -> None:
+    change = lambda request: request["cohort"].append(request["cohort"][-1])  # noqa: E731
+    assert "not distinct" in refusal("work", change)
+
+
+def test_a_cohort_without_the_client_is_refused() -> None:
+    change = lambda request: request["cohort"].pop(3)  # noqa: E731
+    assert "the cohort lacks this client" in refusal("work", change)
+
+
+def test_a_forged_certificate_is_refused() -> None:
+    private, public = new_signing_key()
+
+    def change(request: dict[str, Any]) -> None:
+        _, channel, mask, _ = request["cohort"][0]
+        invented = issue(private, "test", "client-000", public, "")
+        request["cohort"][0] = [invented.fields(), channel, mask, sign(private, b"")]
+
+    assert "not signed by the federation's authority" in refusal("work", change)
+
+
+def test_an_expired_certificate_and_another_federations_are_refused() -> None:
+    secret, public = new_signing_key()
+    authority = Authority("test", public)
+    with pytest.raises(RefusedError, match="expired on 2020"):
+        authority.check(issue(secret, "test", "a", public, "2020-01-01T00:00:00+00:00"))
+    with pytest.raises(RefusedError, match="another federation"):
+        authority.check(issue(secret, "another", "a", public, ""))
+
+
+def test_a_member_with_keys_of_the_server_is_refused() -> None:
+    def change(request: dict[str, Any]) -> None:
+        request["cohort"][0][2] = bytes(range(32))
+
+    assert "not signed for this position" in refusal("work", change)
+
+
+def test_keys_of_another_round_are_refused() -> None:
+    federation = Federation()
+    federation.run()
+    old: dict[str, Any] = {}
+    for exchange, client, reply in federation.replies:
+        if exchange == "keys":
+            old[client] = unpack(reply["body"])
+
+    def forge(asked: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
+        if asked == "work" and client == VICTIM:
+            request["cohort"][0] = old["client-000"]
+        return request
+
+    federation.forge = forge
+    federation.run(number=2)
+    assert "not signed for this position" in federation.server.refused[VICTIM]
+
+
+def test_a_split_list_of_those_who_take_part_is_refused() -> None:
+    """Two clients that sign different lists give shares that open nothing together."""
+    with pytest.raises(SkippedError, match="the share of client-003 is not signed for this list"):
+        attack("open", lambda request: request["alive"].remove("client-000"))
+
+
+def test_a_list_that_is_too_short_is_refused() -> None:
+    change = lambda request: request.update(alive=request["alive"][:5])  # noqa: E731
+    assert "small cohort" in refusal("open", change)
+
+
+def test_a_list_beyond_the_cohort_is_refused() -> None:
+    change = lambda request: request["alive"].append("client-999")  # noqa: E731
+    assert "not in the cohort" in refusal("open", change)
+
+
+def test_split_sums_are_refused() -> None:
+    def change(request: dict[str, Any]) -> None:
+        body, signature = request["opened"]["client-000"]
+        changed = bytearray(body)
+        changed[20] ^= 1
+        request["opened"]["client-000"] = [bytes(changed), signature]
+
+    assert "split sums" in refusal("vector", change)
+
+
+def test_a_share_off_the_polynomial_is_refused() -> None:
+    """A colluding client signs two shares: what it signs for the victim does not fit those of the others."""
+    federation = Federation()
+    private, public = new_signing_key()
+    certificate = issue(federation.secret, "test", "client-000", public, "")
+    colluder = PrivateClient(Identity(private, certificate), federation.authority, MemoryStore())
+    federation.clients["client-000"] = colluder
+
+    def forge(asked: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
+        if asked == "vector" and client == VICTIM:
+            from fairbloom.private.rules import signed_reply
+
+            state = colluder._store.load()
+            words = bytearray(unpack(request["opened"]["client-000"][0])["sum"])
+            words[0] ^= 1
+            body = pack({"sum": bytes(words)})
+            context = federation.server._context
+            signed = signed_reply(context, "open", 1, state["alive"], body)
+            request["opened"]["client-000"] = [body, sign(private, signed)]
+        return request
+
+    federation.forge = forge
+    federation.run()
+    assert "do not lie on one polynomial" in federation.server.refused[VICTIM]
+
+
+def test_too_few_shares_of_sums_are_refused() -> None:
+    def change(request: dict[str, Any]) -> None:
+        request["opened"] = dict(list(request["opened"].items())[: threshold(8) - 1])
+
+    assert "too few" in refusal("vector", change)
+
+
+def test_alive_and_lost_is_refused() -> None:
+    change = lambda request: request.update(lost=["client-000"])  # noqa: E731
+    assert "alive and lost: client-000" in refusal("unmask", change)
+
+
+def test_a_split_list_of_alive_and_lost_is_refused() -> None:
+    def change(request: dict[str, Any]) -> None:
+        request["alive"].remove("client-000")
+
+    assert "together are not those who take part" in refusal("unmask", change)
+
+
+def test_too_many_lost_are_refused() -> None:
+    def change(request: dict[str, Any]) -> None:
+        request.update(alive=request["alive"][3:], lost=request["alive"][:3])
+
+    assert "small cohort" in refusal("unmask", change)
+
+
+def test_a_replayed_round_is_refused() -> None:
+    federation = Federation()
+    federation.run(number=5)
+    with pytest.raises(SkippedError, match="round 4, attempt 1 is not after round 5"):
+        federation.run(number=4)
+
+
+def test_an_exchange_out_of_order_is_refused() -> None:
+    federation = Federation()
+    federation.run()
+    request = {"body": pack({"position": federation.task(PriorWeighing()).position.plain(), "opened": {}})}
+    with pytest.raises(RefusedError, match="position|order"):
+        federation.clients[VICTIM].answer("vector", request, federation.work(VICTIM))
+
+
+def test_a_second_attempt_after_a_vector_is_refused() -> None:
+    federation = Federation()
+    federation.run()
+    with pytest.raises(SkippedError, match="second attempt"):
+        federation.run(attempt=2)
+
+
+def test_a_second_attempt_after_an_opened_sum_is_refused() -> None:
+    """Sums over a cohort, and over it without one client, would differ by that client's numbers."""
+    federation = Federation()
+    federation.forge = lambda asked, client, request: None if asked == "vector" else request
+    with pytest.raises(SkippedError, match="vector"):
+        federation.run()
+    federation.forge = lambda asked, client, request: request
+    with pytest.raises(SkippedError, match="second attempt"):
+        federation.run(attempt=2)
+
+
+def test_another_attempt_before_any_sum_is_answered() -> None:
+    federation = Federation()
+    federation.forge = lambda asked, client, request: None if asked == "work" else request
+    with pytest.raises(SkippedError, match="work"):
+        federation.run()
+    federation.forge = lambda asked, client, request: request
+    assert len(federation.run(attempt=2).alive) == 8
+
+
+def test_a_second_sum_over_others_is_refused() -> None:
+    """A client opens each step once: a server cannot ask again with a shorter list."""
+    federation = Federation()
+    asked: list[dict[str, Any]] = []
+
+    def forge(exchange: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
+        if exchange == "open" and client == VICTIM:
+            asked.append(request)
+        return request
+
+    federation.forge = forge
+    federation.run()
+    shorter = {**asked[0], "alive": [name for name in asked[0]["alive"] if name != "client-000"]}
+    with pytest.raises(RefusedError, match="order|position"):
+        federation.clients[VICTIM].answer("open", {"body": pack(shorter)}, federation.work(VICTIM))
+
+
+def test_one_hot_coefficients_are_capped() -> None:
+    """Terms that single out one client give the server at most half of that client's part of the sum."""
+    federation = Federation(5)
+    federation.metrics["client-002"]["loss-before"] = 12.0
+    opened = federation.run(TiltedWeighing(tilt=50.0, loss_bound=12.0))
+    assert opened.capped == 1
+    assert opened.step is not None
+    update = federation.updates["client-002"]
+    assert np.linalg.norm(opened.step) == pytest.approx(cap(5) * np.linalg.norm(update), rel=1e-4)
+
+
+def test_numbers_that_are_not_finite_keep_a_client_out() -> None:
+    federation = Federation()
+    federation.updates[VICTIM][0] = np.nan
+    opened = federation.run()
+    assert VICTIM not in opened.cohort
+    assert "not all of its numbers are finite" in federation.server.refused[VICTIM]
+
+
+def test_members_are_bound_to_position_model_and_terms() -> None:
+    federation = Federation()
+    client = federation.clients[VICTIM]
+    task = federation.task(PriorWeighing())
+    body = {"position": task.position.plain(), "model": MODEL, "terms": digest(task.terms)}
+    member = Member.of(unpack(client.answer("keys", {"body": pack(body)}, federation.work(VICTIM))["body"]))
+    server = PrivateServer(task, federation.authority, federation)
+    member.check(federation.authority, server._context)
+    other = PrivateServer(federation.task(PriorWeighing(), number=2), federation.authority, federation)
+    with pytest.raises(RefusedError, match="not signed for this position"):
+        member.check(federation.authority, other._context)
+    assert signed_keys(server._context, b"", b"") != signed_keys(other._context, b"", b"")
+
+
+def test_two_disjoint_groups_of_honest_clients_never_both_open_a_secret() -> None:
+    for m in range(5, 101):
+        t = (m - 1) // 3
+        assert (m - t) // 2 + t < threshold(m) <= m
+    assert [threshold(m) for m in (5, 6, 8, 10, 100)] == [4, 4, 6, 7, 67]
+    assert fewest_left(5) == 5
+
+
+def test_what_the_server_gets_has_the_allowed_keys_alone() -> None:
+    federation = Federation()
+    federation.run(DeviationWeighing(prior="examples"))
+    allowed = {
+        "keys": None,
+        "work": {"shares"},
+        "open": {"sum"},
+        "share": {"shares"},
+        "vector": {"digest"},
+        "unmask": {"seeds", "keys"},
+    }
+    seen = set()
+    for exchange, _, reply in federation.replies:
+        seen.add(exchange)
+        assert set(reply) <= {"body", "signature", "vector"}
+        body = unpack(reply["body"])
+        if allowed[exchange] is None:
+            assert len(body) == 4
+        else:
+            assert set(body) == allowed[exchange]
+    assert seen == set(allowed)
