@@ -39,6 +39,7 @@ State = dict[str, Any]
 
 SECRET_WORDS = SECRET_LIMBS.limbs(FIELD_LIMB)
 
+
 class Store(Protocol):
     """Where a client keeps its state: what `save` was given last is on disk before an answer leaves."""
 
@@ -113,7 +114,9 @@ class PrivateClient:
         before, attempt, opened = journal.get(place, [0, 0, 0])
         if position.round == opened:
             # Two attempts with other cohorts would differ by a single client's numbers.
-            raise RefusedError(f"second attempt: round {opened} has this client's share of a sum, or its vector, already")
+            raise RefusedError(
+                f"second attempt: round {opened} has this client's share of a sum, or its vector, already"
+            )
         if (position.round, position.attempt) <= (before, attempt):
             raise RefusedError(
                 f"position: round {position.round}, attempt {position.attempt} is not after round {before}, "

@@ -135,7 +135,7 @@ class PrivateServer:
             raise SkippedError(f"{len(names)} clients are to take part, and a private round has at most {MOST}")
         request = {"model": task.model, "terms": digest(task.terms)}
         found = list[Member]()
-        for name, reply in self._ask("keys", dict.fromkeys(names, request), FEWEST).items():
+        for name, reply in self._ask("keys", _same(names, request), FEWEST).items():
             try:
                 member = Member.of(unpack(reply["body"]))
                 if member.name != name:
@@ -153,7 +153,7 @@ class PrivateServer:
         """Let the cohort work; return those that take part, in order, and their encrypted shares by sender."""
         names = [each.name for each in cohort]
         request = {"cohort": [each.plain() for each in cohort], "terms": self._task.terms}
-        replies = self._ask("work", dict.fromkeys(names, request), fewest_left(len(cohort)))
+        replies = self._ask("work", _same(names, request), fewest_left(len(cohort)))
         return sorted(replies), {name: unpack(reply["body"])["shares"] for name, reply in replies.items()}
 
     def _open(
@@ -161,7 +161,10 @@ class PrivateServer:
     ) -> dict[str, Sequence[bytes]]:
         """Ask those that take part for their shares of a step's sums; return their signed replies."""
         requests = {
-            name: {"alive": list(alive), "shares": {sender: sealed[name] for sender, sealed in shares.items() if sender != name}}
+            name: {
+                "alive": list(alive),
+                "shares": {sender: sealed[name] for sender, sealed in shares.items() if sender != name},
+            }
             for name in self._reachable(alive)
         }
         replies = self._ask("open", requests, fewest_left(len(cohort)))
@@ -171,7 +174,7 @@ class PrivateServer:
         self, cohort: Sequence[Member], alive: Sequence[str], replies: Mapping[str, Sequence[bytes]]
     ) -> dict[str, Any]:
         """Let those that take part share the numbers of the next step; all have to, since the sums are over them."""
-        requests = dict.fromkeys(self._reachable(alive), {"opened": dict(replies)})
+        requests = _same(self._reachable(alive), {"opened": dict(replies)})
         shared = self._ask("share", requests, len(alive))
         return {name: unpack(reply["body"])["shares"] for name, reply in shared.items()}
 
@@ -180,7 +183,7 @@ class PrivateServer:
     ) -> Opened:
         """Ask for the masked vectors and for what unmasks their sum."""
         task, fewest = self._task, fewest_left(len(cohort))
-        vectors = self._ask("vector", dict.fromkeys(self._reachable(alive), {"opened": dict(replies)}), fewest)
+        vectors = self._ask("vector", _same(self._reachable(alive), {"opened": dict(replies)}), fewest)
         words = task.size + sum(size for size, _ in task.bounds) + EXTRA_WORDS
         total, came = np.zeros(words, np.uint32), list[str]()
         for name in sorted(vectors):
@@ -193,7 +196,7 @@ class PrivateServer:
         if len(came) < fewest:
             raise SkippedError(self._too_few(len(came), "vector", fewest))
         lost = sorted(set(alive) - set(came))
-        unmasking = self._ask("unmask", dict.fromkeys(came, {"alive": came, "lost": lost}), fewest)
+        unmasking = self._ask("unmask", _same(came, {"alive": came, "lost": lost}), fewest)
         sums = values_of(task.weighing, opened)
         bound = bound_of(cap(len(alive)), task.weighing.total(sums), task.size)
         info = mask_context(self._context, cohort, alive, opened, bound)
@@ -224,6 +227,11 @@ class PrivateServer:
     def _too_few(self, count: int, exchange: str, fewest: int) -> str:
         why = f", for example {next(iter(self.refused.items()))}" if self.refused else ""
         return f"{count} clients answered the exchange {exchange!r}, and {fewest} must{why}; nothing was unmasked"
+
+
+def _same(names: Collection[str], request: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the same request for each of the clients."""
+    return dict.fromkeys(names, request)
 
 
 def _reveal(

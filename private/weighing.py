@@ -101,18 +101,22 @@ class PriorWeighing(Weighing):
     kind = "prior"
 
     def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
         return WEIGHT, TOTAL
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
         w = self.weight(own)
         return {WEIGHT: w, TOTAL: w * own.length}
 
     def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
         return self.share(own, opened)
 
     part = coefficient
 
     def total(self, opened: Sums) -> float:
+        """Return C."""
         return opened[TOTAL] / opened[WEIGHT]
 
 
@@ -124,20 +128,25 @@ class NormalisedWeighing(Weighing):
     step_size: float = 1.0
 
     def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
         return WEIGHT, "moved"
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
         w = self.weight(own)
         return {WEIGHT: w, "moved": w * (own.length > 0.0)}
 
     def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
         return self.step_size * self.part(own, opened) / own.length if own.length > 0.0 else 0.0
 
     def part(self, own: Own, opened: Sums) -> float:
+        """Return this client's part of the denominator."""
         moved = opened["moved"]
         return self.weight(own) / moved if moved > 0.0 and own.length > 0.0 else 0.0
 
     def total(self, opened: Sums) -> float:
+        """Return C."""
         return self.step_size if opened["moved"] > 0.0 else 0.0
 
 
@@ -153,6 +162,7 @@ class LossWeighing(Weighing):
         return min(max(own.metrics["loss-before"], 0.0), self.loss_bound)
 
     def exact(self, own: Own) -> bool:
+        """Return whether the loss is within its bounds."""
         return 0.0 <= own.metrics["loss-before"] <= self.loss_bound
 
 
@@ -171,9 +181,11 @@ class TiltedWeighing(LossWeighing):
             )
 
     def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
         return WEIGHT, "tilted", TOTAL
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
         a = self._numerator(own)
         return {WEIGHT: self.weight(own), "tilted": a, TOTAL: a * own.length}
 
@@ -182,14 +194,17 @@ class TiltedWeighing(LossWeighing):
         return float(tilt_weights(w, F, self.tilt, self.loss_bound if self.tilt > 0.0 else 0.0)[0])
 
     def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
         return self._numerator(own) / opened["tilted"] if opened["tilted"] > 0.0 else 0.0
 
     part = coefficient
 
     def total(self, opened: Sums) -> float:
+        """Return C."""
         return opened[TOTAL] / opened["tilted"] if opened["tilted"] > 0.0 else 0.0
 
     def format_of(self, name: str) -> FixedPoint:
+        """Return the format of a sum."""
         bits = math.ceil(abs(self.tilt) * self.loss_bound * 1.443) + 64
         return COUNT if name == WEIGHT else FixedPoint(60, bits)
 
@@ -210,14 +225,14 @@ class PowerWeighing(LossWeighing):
 
     def __post_init__(self) -> None:
         if self.format_of(TOTAL).limbs(FIELD_LIMB) > MAX_LIMBS:
-            raise ValueError(
-                f"q = {self.q:g} needs more digits than a private sum has: lower it"
-            )
+            raise ValueError(f"q = {self.q:g} needs more digits than a private sum has: lower it")
 
     def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
         return WEIGHT, "h", TOTAL
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
         powers, h = self._terms(own)
         return {WEIGHT: self.weight(own), "h": h, TOTAL: powers * self._factor(own) * own.length}
 
@@ -232,15 +247,19 @@ class PowerWeighing(LossWeighing):
         return float(powers[0]), float(h[0])
 
     def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
         return self._terms(own)[0] * self._factor(own) / opened["h"] if opened["h"] > 0.0 else 0.0
 
     def part(self, own: Own, opened: Sums) -> float:
+        """Return this client's part of the denominator."""
         return self._terms(own)[1] / opened["h"] if opened["h"] > 0.0 else 0.0
 
     def total(self, opened: Sums) -> float:
+        """Return C."""
         return opened[TOTAL] / opened["h"] if opened["h"] > 0.0 else 0.0
 
     def format_of(self, name: str) -> FixedPoint:
+        """Return the format of a sum."""
         # F ≥ 1e-10, so that (F / loss-bound)^q has up to this many zeros after the point.
         zeros = math.ceil(self.q * math.log2(self.loss_bound / SMALLEST_LOSS))
         return COUNT if name == WEIGHT else FixedPoint(96, zeros + 64)
@@ -260,11 +279,13 @@ class DeviationWeighing(LossWeighing):
         return 3 if self.above_only else 2
 
     def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
         if step == 1:
             return WEIGHT, "losses"
         return ("above",) if step == 2 and self.above_only else (TOTAL,)
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
         w, F = self.weight(own), self.loss(own)
         if step == 1:
             return {WEIGHT: w, "losses": w * F}
@@ -277,6 +298,7 @@ class DeviationWeighing(LossWeighing):
         return max(deviation, 0.0) if self.above_only else deviation
 
     def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
         mean = opened["above"] / opened[WEIGHT] if self.above_only else 0.0
         return penalised(self.share(own, opened), self._above(own, opened) - mean, self.beta)
 
@@ -294,9 +316,11 @@ class AccuracyWeighing(Weighing):
     """In how many rounds each client of the cohort took part, this one included."""
 
     def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
         return {1: (WEIGHT, "accuracies"), 2: ("logarithms",)}.get(step, (TOTAL,))
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
         if step == 1:
             return {WEIGHT: 1.0, "accuracies": self._accuracy(own)}
         if step == 2:
@@ -310,10 +334,13 @@ class AccuracyWeighing(Weighing):
         return rarity(self._accuracy(own), opened["accuracies"])
 
     def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
         n = np.array([self.rounds[name] for name in own.cohort], np.float64)
         f = -np.log2(1.0 - n / n.sum())
         by_rounds = float(f[own.cohort.index(own.name)] / f.sum())
-        return self.alpha_share * self._logarithm(own, opened) / opened["logarithms"] + (1 - self.alpha_share) * by_rounds
+        return (
+            self.alpha_share * self._logarithm(own, opened) / opened["logarithms"] + (1 - self.alpha_share) * by_rounds
+        )
 
     part = coefficient
 
@@ -331,9 +358,11 @@ class MeanWeighing(Weighing):
     scores: Sequence[str] = ()
 
     def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
         return WEIGHT, *(f"{name}/{of}" for name in self.scores for of in ("sum", "squares", "weighted"))
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
         n = own.metrics["num-examples"]
         found = {WEIGHT: n}
         for name in self.scores:
@@ -342,6 +371,7 @@ class MeanWeighing(Weighing):
         return found
 
     def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
         return 0.0
 
     part = coefficient
@@ -405,6 +435,7 @@ def penalised(prior: N, deviation: N, beta: float) -> N:
     return prior * (1.0 + 2.0 * beta * deviation)
 
 
-def rarity(value: N, total: N | float) -> N:
+def rarity(value: N, total: float) -> N:
     """Return −log2 of a share of a total."""
-    return -np.log2(value / total)
+    rare: N = -np.log2(value / total)
+    return rare

@@ -541,7 +541,7 @@ class Rounds:
             "replies-missing": len(replies.missing),
         }
 
-    def _count(self, number: int, trained: Trained, why: str) -> None:
+    def _count(self, number: int, trained: Replies, why: str) -> None:
         """Raise NothingLearnedError when round after round was skipped; `why` this one was, "" where it was not."""
         progress, limit = self._method.progress, self._method.unused_rounds
         if not why:

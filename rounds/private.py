@@ -109,33 +109,25 @@ class PrivateRounds(Rounds):
         layout = method.layout_of(model)
         weighing = method.private_weighing(names, number, self._num_rounds, self._loss_bound)
         task = self._task(TRAIN, terms, model, weighing, layout)
-        after, why, lost = None, "no client could be asked", list[str]()
+        after: Model | None = None
+        why, lost = "no client could be asked", list[str]()
         if names:
             channel = _Channel(self.clients, model, terms)
             server = PrivateServer(task, self.clients.authority, channel)
-            alive, refused = (), Refusals(number)
+            alive: tuple[str, ...] = ()
             try:
                 opened = server.run(names)
+                after = self._stepped_by(number, layout, opened, names)
                 alive, why = opened.alive, ""
                 lost = sorted(set(opened.cohort) - set(alive))
-                after = self._stepped_by(number, layout, opened, names)
-            except SkippedError as reason:
-                why = str(reason)
-            except ValueError as reason:
-                if isinstance(reason, FairbloomError):
+            except SkippedError as skipped:
+                why = str(skipped)
+            except ValueError as error:
+                if isinstance(error, FairbloomError):
                     raise
-                why = f"the sum of the updates cannot be used: {reason}"
-            for name, reason in server.refused.items():
-                refused.add(name, reason)
-            missing = tuple(sorted(server.missing))
-            self._trained = Replies(
-                metrics={name: {} for name in alive},
-                refused=refused,
-                missing=missing,
-                more_sent=channel.sent,
-                more_received=channel.received - len(alive) * _size(model, method.frozen),
-            )
-            refused.log()
+                why = f"the sum of the updates cannot be used: {error}"
+            received = channel.received - len(alive) * _size(model, method.frozen)
+            self._trained = _replies(number, server, alive, channel.sent, received)
         else:
             self._trained = Replies(metrics={}, refused=Refusals(number))
         method.progress.finished_rounds = number
@@ -145,7 +137,7 @@ class PrivateRounds(Rounds):
         elif self.opened.get("capped"):
             log.info("round %d: %d clients scaled their updates down to the cap", number, self.opened["capped"])
         self.opened["lost"] = len(lost)
-        self._count_private(number, why)
+        self._count(number, self._trained, why)
         return after, self._summed_up(len(self._draws), self._trained)
 
     def evaluate_round(self, number: int, model: Model, measure: Sequence[str]) -> Metrics | None:
@@ -156,11 +148,11 @@ class PrivateRounds(Rounds):
         weighing = MeanWeighing(scores=tuple(self._scores))
         channel = _Channel(self.clients, model, terms)
         server = PrivateServer(self._task(EVALUATE, terms, model, weighing), self.clients.authority, channel)
-        refused, found = Refusals(number), dict[str, float]()
+        found = dict[str, float]()
         try:
             opened = server.run(names, vectors=False)
-        except SkippedError as reason:
-            log.warning("round %d is not evaluated: %s", number, reason)
+        except SkippedError as skipped:
+            log.warning("round %d is not evaluated: %s", number, skipped)
         else:
             clients, sums = len(opened.cohort), opened.sums
             for name in self._scores:
@@ -168,15 +160,10 @@ class PrivateRounds(Rounds):
                 variance = max(0.0, sums[f"{name}/squares"] / clients - mean * mean)
                 found[name] = sums[f"{name}/weighted"] / sums[WEIGHT]
                 self.opened = {**(self.opened or {}), f"{name}-mean": mean, f"{name}-std": float(np.sqrt(variance))}
-        for name, reason in server.refused.items():
-            refused.add(name, reason)
-        missing = tuple(sorted(server.missing))
-        self._evaluated = Replies(metrics={}, refused=refused, missing=missing, more_sent=channel.sent)
+        self._evaluated = _replies(number, server, (), channel.sent, 0)
         return found
 
-    def _task(
-        self, purpose: str, terms: Terms, model: Model, weighing: Weighing, layout: Layout | None = None
-    ) -> Task:
+    def _task(self, purpose: str, terms: Terms, model: Model, weighing: Weighing, layout: Layout | None = None) -> Task:
         # A server that starts again takes another attempt, and clients answer only later ones.
         attempt = int(time.time())
         position = Position(self.clients.authority.federation, self._run, terms.server_round, attempt, purpose)
@@ -191,7 +178,7 @@ class PrivateRounds(Rounds):
     def _stepped_by(self, number: int, layout: Layout, opened: Opened, names: Sequence[str]) -> Model:
         """Return the model after a step that was opened, and let the method remember it."""
         method = self._method
-        step = Vectors.of(opened.step)
+        step = Vectors.of(np.asarray(opened.step))
         kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, names, number)}
         vectors = Vectors.below([step, *kept.values()])
         coefficients = np.concatenate([np.ones(1), method.kept_factors(len(kept))])
@@ -231,9 +218,20 @@ class PrivateRounds(Rounds):
                 raise ValueError(f"array {name!r} after the step is beyond the range of {array.dtype}")
         return model
 
-    def _count_private(self, number: int, why: str) -> None:
-        """Count the round; NothingLearnedError where round after round was skipped."""
-        self._count(number, self._trained, why)  # type: ignore[arg-type] # it reads what Replies has
+
+def _replies(number: int, server: PrivateServer, names: Sequence[str], sent: int, received: int) -> Replies:
+    """Return what is known of the replies: nobody's numbers, but who took part and why others did not."""
+    refused = Refusals(number)
+    for name, reason in server.refused.items():
+        refused.add(name, reason)
+    refused.log()
+    return Replies(
+        metrics={name: {} for name in names},
+        refused=refused,
+        missing=tuple(sorted(server.missing)),
+        more_sent=sent,
+        more_received=received,
+    )
 
 
 def _names_alone(number: int, num_rounds: int | None, names: tuple[str, ...], kept: tuple[Any, ...]) -> Cohort:

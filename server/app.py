@@ -166,6 +166,11 @@ def federate(
         if settings.privacy == "none":
             rounds = Rounds(method, clients, *others)
         else:
+            if (grouped := Grouped.of(task)) is not None:
+                raise SettingsError(
+                    f"privacy = {settings.privacy!r} hides the numbers of groups ({', '.join(grouped.groupings)}): "
+                    "leave one of the two out"
+                )
             measured = measured_in_private(task, settings)
             private = private_clients(clients)
             rounds = PrivateRounds(

@@ -211,7 +211,7 @@ class Settings(RunSettings):
                 )
         if self.threshold != HALF:
             raise SettingsError(
-                f"threshold = {self.threshold!r} does not work with privacy = {self.privacy!r}: leave one of the two out"
+                f"threshold = {self.threshold!r} does not work with privacy = {self.privacy!r}: leave one out"
             )
         method = self.strategy()
         try:

@@ -1,7 +1,7 @@
 """Private rounds with all clients in this process: the exchanges of real devices, to show that their sums are right."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class PrivateLocalClients:
             work = self._worked(next(iter(requests.values())), list(requests), model, terms)
         for name, request in requests.items():
             try:
-                replies[name] = self._client(name).answer(exchange, request, lambda content, of=name: work(of, content))
+                replies[name] = self._client(name).answer(exchange, request, partial(work, name))
             except RefusedError as error:
                 refused[name] = str(error)
         return Answers(replies, refused)

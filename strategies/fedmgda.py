@@ -61,7 +61,9 @@ class FedMGDA(Stepped):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination, times the step size."""
-        return self.step_size(cohort.round, cohort.num_rounds) * min_norm_weights(cohort.gram, cohort.prior, self.epsilon)
+        return self.step_size(cohort.round, cohort.num_rounds) * min_norm_weights(
+            cohort.gram, cohort.prior, self.epsilon
+        )
 
 
 class FedMGDAPlus(FedMGDA):

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Unpack
 
-import numpy as np
-
 from fairbloom.private.weighing import TiltedWeighing, Weighing, tilt_weights
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 

@@ -269,7 +269,7 @@ class Run(Shown):
     @property
     def private(self) -> bool:
         """Whether the server saw sums alone, so that no row of a single client is here."""
-        return self.settings.get("privacy", "none") != "none"
+        return bool(self.settings.get("privacy", "none") != "none")
 
     def opened(self) -> dict[str, float]:
         """Return what a private run says of its last evaluated round: mean and standard deviation over clients."""

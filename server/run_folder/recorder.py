@@ -129,7 +129,9 @@ class RunRecorder:
         self.method = method
         self._scores, self._score = scores, scores[0]
         self._in_process, self._keep = in_process, keep
-        self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated, private=private))
+        self._rounds = TableWriter(
+            ROUNDS.path_in(path), round_columns(method, self._score, validated=validated, private=private)
+        )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._best_by = mean_column(self._score, validated=validated)

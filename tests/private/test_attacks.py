@@ -207,7 +207,7 @@ def test_an_exchange_out_of_order_is_refused() -> None:
     federation = Federation()
     federation.run()
     request = {"body": pack({"position": federation.task(PriorWeighing()).position.plain(), "opened": {}})}
-    with pytest.raises(RefusedError, match="position|order"):
+    with pytest.raises(RefusedError, match=r"position|order"):
         federation.clients[VICTIM].answer("vector", request, federation.work(VICTIM))
 
 
@@ -251,7 +251,7 @@ def test_a_second_sum_over_others_is_refused() -> None:
     federation.forge = forge
     federation.run()
     shorter = {**asked[0], "alive": [name for name in asked[0]["alive"] if name != "client-000"]}
-    with pytest.raises(RefusedError, match="order|position"):
+    with pytest.raises(RefusedError, match=r"order|position"):
         federation.clients[VICTIM].answer("open", {"body": pack(shorter)}, federation.work(VICTIM))
 
 

@@ -1,0 +1,149 @@
+"""Private runs in one process: they learn what plain runs learn, and their records say nothing of single clients."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fairbloom import run
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.run import Run
+from fairbloom.strategies import METHODS
+
+SUMS = {
+    "fedavg": {},
+    "fedprox": {},
+    "fedavgn": {"fedavgn.server-lr": 0.5},
+    "propfair": {},
+    "qfedavg": {"qfedavg.q": 1.0},
+    "qfedsgd": {},
+    "term": {},
+    "vred": {},
+    "semivred": {},
+    "fedfa": {},
+    "ditto": {},
+}
+"""The methods that need sums alone."""
+
+MEAN = "test_accuracy_of_global_model_mean"
+
+
+def trained(out: Path, method: str = "term", privacy: str = "sums", **settings: Any) -> Run:
+    """Run digits on ten clients."""
+    given = {
+        "partition": "iid",
+        "engine": "loop",
+        "fraction": 1.0,
+        **SUMS.get(method, {}),
+        **settings,
+        "privacy": privacy,
+    }
+    given = {key.replace("_", "-"): value for key, value in given.items()}
+    rounds, clients = int(given.pop("rounds", 3)), int(given.pop("clients", 10))
+    return run("digits", method=method, rounds=rounds, clients=clients, settings=given, out=out, progress=False)
+
+
+@pytest.mark.parametrize("method", SUMS)
+def test_a_private_run_learns_what_a_plain_one_does(method: str, tmp_path: Path) -> None:
+    private = trained(tmp_path / "private", method)
+    plain = trained(tmp_path / "plain", method, "none")
+    assert private.rounds["capped"].sum() == 0
+    assert private.rounds["beyond"].sum() == 0
+    assert private.rounds[MEAN].to_numpy() == pytest.approx(plain.rounds[MEAN].to_numpy(), abs=0.5)
+    ours, theirs = private.arrays(), plain.arrays()
+    for name, array in theirs.items():
+        assert ours[name] == pytest.approx(array, abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+@pytest.mark.parametrize("method", SUMS)
+def test_fifty_private_rounds_end_where_plain_ones_do(method: str, model: str, tmp_path: Path) -> None:
+    settings = {"rounds": 50, "model": model, "evaluate-every": 10}
+    private = trained(tmp_path / "private", method, **settings)
+    plain = trained(tmp_path / "plain", method, "none", **settings)
+    last = private.rounds[MEAN].iloc[-1], plain.rounds[MEAN].iloc[-1]
+    assert last[0] == pytest.approx(last[1], abs=0.5)
+    assert private.rounds["capped"].sum() == 0
+
+
+@pytest.mark.parametrize("engine", ["stacked", "workers"])
+def test_each_engine_computes_private_rounds(engine: str, tmp_path: Path) -> None:
+    other = trained(tmp_path / "other", engine=engine)
+    looped = trained(tmp_path / "loop")
+    assert other.rounds[MEAN].to_numpy() == pytest.approx(looped.rounds[MEAN].to_numpy(), abs=0.5)
+
+
+def test_records_say_nothing_of_single_clients(tmp_path: Path) -> None:
+    private = trained(tmp_path)
+    assert len(private.clients) == 0
+    assert private.coefficients() == {}
+    assert private.final() == {}
+    rows = private.rounds
+    assert rows["replies_used"].tolist() == [10, 10, 10]
+    assert rows["decided_by"].isna().all()
+    assert rows["test_accuracy_of_global_model_std"].notna().all()
+    assert rows["test_accuracy_of_global_model_worst"].isna().all()
+    assert {"mean", "std"} == set(private.opened())
+
+
+def test_a_continued_private_run_ends_like_a_whole_one(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", "fedfa", rounds=4)
+    trained(tmp_path / "parts", "fedfa", rounds=2)
+    parts = trained(tmp_path / "parts", "fedfa", rounds=4)
+    assert parts.rounds[MEAN].to_numpy() == pytest.approx(whole.rounds[MEAN].to_numpy(), abs=0.5)
+
+
+def test_a_server_optimizer_sees_the_sum_alone(tmp_path: Path) -> None:
+    settings = {"server-optimizer": "adam", "server-optimizer-lr": 0.01}
+    private, plain = (trained(tmp_path / kind, "fedavg", kind, **settings) for kind in ("sums", "none"))
+    assert private.rounds[MEAN].to_numpy() == pytest.approx(plain.rounds[MEAN].to_numpy(), abs=2.0)
+
+
+def test_rounds_of_fewer_than_five_clients_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="a private round needs 5"):
+        trained(tmp_path, clients=4)
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(SUMS)))
+def test_other_methods_are_refused_with_their_reason(method: str, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"privacy = 'sums'|group"):
+        trained(tmp_path, method)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("update-limit", 5.0),
+        ("loss-limit", 5.0),
+        ("max-growth", 2.0),
+        ("clip-updates", 2.0),
+        ("control-variates", True),
+        ("validation-share", 0.2),
+        ("enrolled-sizes", "client-0=5"),
+        ("pooled", True),
+    ],
+)
+def test_settings_that_need_single_clients_are_refused(key: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=rf"(?s){key}.*(leave|hides)|{key.replace('-', '_')}|privacy"):
+        trained(tmp_path, "fedavg", **{key: value})
+
+
+def test_a_loss_bound_without_privacy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="loss-bound = 2 has no effect without privacy"):
+        trained(tmp_path, "term", "none", **{"loss-bound": 2.0})
+
+
+def test_methods_are_not_compared_by_private_runs(tmp_path: Path) -> None:
+    from fairbloom.experiments.results.run import final_of
+
+    with pytest.raises(FairbloomError, match="compare methods without privacy"):
+        final_of(trained(tmp_path, rounds=1))
+
+
+def test_tables_of_private_runs_have_their_own_columns(tmp_path: Path) -> None:
+    trained(tmp_path, rounds=1)
+    rows = pd.read_csv(tmp_path / "rounds.csv")
+    assert {"capped", "beyond", "lost"} <= set(rows.columns)
