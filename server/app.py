@@ -51,7 +51,15 @@ from .run_folder.rows import Row
 from .run_folder.stopping import EarlyStopping
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
-from .settings import POOLED_IN_ONE_PROCESS, Settings, digest_changed, find_grown, may_differ, may_grow
+from .settings import (
+    POOLED_IN_ONE_PROCESS,
+    PRIVATE_IN_ONE_PROCESS,
+    Settings,
+    digest_changed,
+    find_grown,
+    may_differ,
+    may_grow,
+)
 from .tracking.tracked import check_tracker, tracked
 from .tracking.tracker import TrackedRun
 
@@ -64,6 +72,8 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     if settings.pooled:
         raise SettingsError(POOLED_IN_ONE_PROCESS)
+    if settings.privacy != "none":
+        raise SettingsError(PRIVATE_IN_ONE_PROCESS)
     folder = choose_run_folder(settings)
     announce(folder)
     quorum = Quorum(settings.patience, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known))
@@ -190,7 +200,7 @@ def measured_in_private(task: Task, settings: Settings) -> list[str]:
 def private_clients(clients: Clients) -> PrivateClients:
     """Return clients that take part in private rounds; FairbloomError where they cannot."""
     if not isinstance(clients, PrivateClients):
-        raise SettingsError("privacy = 'sums' works with clients in one process: use fairbloom run")
+        raise SettingsError(PRIVATE_IN_ONE_PROCESS)
     return clients
 
 

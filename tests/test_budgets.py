@@ -28,14 +28,15 @@ ROOMS: Mapping[str, int] = {
     "experiments/views/report": 2_600,
     "prediction": 1_100,
     "prediction/export": 1_200,
+    "private": 1_780,
     "protocol": 1_750,
-    "rounds": 5_350,
-    "server": 1_850,
+    "rounds": 5_650,
+    "server": 1_920,
     "server/run_folder": 2_350,
-    "simulation": 1_200,
+    "simulation": 1_260,
     "simulation/dispatch": 1_150,
     "simulation/stacked": 1_250,
-    "strategies": 3_600,
+    "strategies": 3_660,
     "tasks": 2_900,
     "tasks/datasets": 1_150,
     "tasks/files": 2_500,
@@ -43,10 +44,10 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 62_000, 78_700
+PACKAGES, TESTS = 64_150, 79_700
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 60_000, 17
+DOCS_WORDS, DEPENDENCIES = 61_000, 17
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")

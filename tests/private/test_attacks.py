@@ -84,7 +84,7 @@ def test_a_forged_certificate_is_refused() -> None:
     assert "not signed by the federation's authority" in refusal("work", change)
 
 
-def test_an_expired_certificate_and_another_federations_are_refused() -> None:
+def test_expired_and_foreign_certificates_are_refused() -> None:
     secret, public = new_signing_key()
     authority = Authority("test", public)
     with pytest.raises(RefusedError, match="expired on 2020"):
@@ -288,7 +288,7 @@ def test_members_are_bound_to_position_model_and_terms() -> None:
     assert signed_keys(server._context, b"", b"") != signed_keys(other._context, b"", b"")
 
 
-def test_two_disjoint_groups_of_honest_clients_never_both_open_a_secret() -> None:
+def test_two_disjoint_honest_groups_never_both_open_a_secret() -> None:
     for m in range(5, 101):
         t = (m - 1) // 3
         assert (m - t) // 2 + t < threshold(m) <= m

@@ -46,7 +46,7 @@ def test_a_scalar_beyond_its_bound_counts_as_the_bound() -> None:
 
 
 @given(st.floats(1e-12, 1e12), st.integers(1, 10**7))
-def test_the_bound_is_a_power_of_two_and_no_more_than_twice_as_large(total: float, size: int) -> None:
+def test_the_bound_is_a_power_of_two_and_at_most_doubled(total: float, size: int) -> None:
     exact, bound = 0.5 * total * min(1.0, 64.0 / math.sqrt(size)), bound_of(0.5, total, size)
     assert exact <= bound <= 2.0 * exact
     assert math.frexp(bound)[0] == 0.5
@@ -79,7 +79,7 @@ def test_masks_of_a_pair_cancel_and_those_of_others_do_not() -> None:
     assert (told_otherwise != before).mean() > 0.999
 
 
-def test_masked_words_are_uniform_and_uncorrelated_with_the_update() -> None:
+def test_masked_words_are_uniform_and_say_nothing_of_updates() -> None:
     update = np.random.default_rng(1).normal(size=100_000)
     words = quantise(update, 4.0, 10, np.random.default_rng(2))
     add_mask(words, bytes(32), "a key that is always the same, so that this test is")

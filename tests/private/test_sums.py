@@ -152,7 +152,7 @@ def test_a_share_beyond_the_cap_is_scaled_down_once() -> None:
     assert opened.step == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_loss_beyond_its_bound_counts_as_the_bound_and_is_recorded() -> None:
+def test_a_loss_beyond_its_bound_counts_as_it_and_is_recorded() -> None:
     federation = Federation(8, 50)
     federation.metrics["client-004"]["loss-before"] = 99.0
     opened = federation.run(TiltedWeighing(tilt=0.1, loss_bound=16.0))

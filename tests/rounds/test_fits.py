@@ -24,6 +24,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 SET: dict[str, dict[str, Any]] = {
     "other client optimizer": {"optimizer": "adam", "learning-rate": 0.01},
     "weight-decay": {"weight-decay": 0.1},
+    'privacy="sums"': {"privacy": "sums"},
 }
 
 

@@ -10,7 +10,7 @@ from fairbloom import run
 
 def arrays(out: Path, privacy: str) -> dict[str, np.ndarray]:
     settings = {"partition": "iid", "engine": "loop", "fraction": 1.0, "privacy": privacy}
-    task = "tests.rounds.normed:INFO"
+    task = "tests.rounds.normed:load"
     return run(task, method="fedavg", rounds=2, clients=8, settings=settings, out=out, progress=False).arrays()
 
 
