@@ -1,6 +1,6 @@
-"""A deployed round: warm clients, isolated ones and Flower's own, over TLS with node authentication, on loopback.
+"""A deployed round: warm clients and isolated ones, over TLS with node authentication, on loopback.
 
-All sides run the same app with the same settings on this machine, one after the other. CPU-seconds a round and memory
+Both run the same app with the same settings on this machine, one after the other. CPU-seconds a round and memory
 (PSS: shared pages counted once) stand beside the seconds. The load of the machine at the start is printed: other work
 on the same cores counts.
 """
@@ -26,7 +26,6 @@ from .processes import peak_memory, pss
 VARIANTS: Mapping[str, Sequence[str]] = {
     "fairbloom client": (),
     "fairbloom client --isolated": ("--isolated",),
-    "flower-supernode": ("plain",),
 }
 TICKS = os.sysconf("SC_CLK_TCK")
 LARGE = Path(__file__).parent / "large"
@@ -50,9 +49,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument(
-        "--plain-rounds", type=int, default=5, help="of flower-supernode, which takes 10 s and more each"
-    )
     parser.add_argument("--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS])
     parser.add_argument("--floats", type=int, help="send a model of so many floats to and fro instead")
     chosen = parser.parse_args()
@@ -79,8 +75,7 @@ def compare(chosen: argparse.Namespace) -> None:
     for heading in headings:
         table.add_column(heading, justify="left" if heading in headings[:2] else "right")
     for variant in chosen.variants:
-        number = chosen.plain_rounds if "plain" in VARIANTS[variant] else chosen.rounds
-        for row in measured(variant, chosen.clients, number + 1):
+        for row in measured(variant, chosen.clients, chosen.rounds + 1):
             table.add_row(variant, *row)
     Console(width=120).print(table)
 
@@ -114,11 +109,8 @@ def measured(variant: str, clients: int, number: int) -> Iterator[list[str]]:
 
 def start_clients(there: Deployment, variant: str, clients: int) -> None:
     """Start all clients and wait until they are online."""
-    for partition, name in enumerate(names(clients)):
-        if "plain" in VARIANTS[variant]:
-            there.start_plain_client(name, partition)
-        else:
-            there.start_client(name, *VARIANTS[variant])
+    for name in names(clients):
+        there.start_client(name, *VARIANTS[variant])
     there.wait_for_clients(*names(clients), seconds=60.0 + 10.0 * clients)
 
 

@@ -58,20 +58,6 @@ class Deployment(Flower):
             "fairbloom", "client", settings, "--state-dir", str(self.home / f"state-{name}"), *options
         )
 
-    def start_plain_client(self, name: str, partition_id: int) -> None:
-        bundle = self.bundle(name)
-        self.clients[name] = self.start(
-            *(
-                "flower-supernode",
-                "--root-certificates",
-                str(bundle / "ca.crt"),
-                "--superlink",
-                f"localhost:{self.fleet}",
-            ),
-            *("--auth-supernode-private-key", str(bundle / "key"), "--node-config", f"partition-id={partition_id}"),
-            *("--port", str(free_port())),
-        )
-
     def fairbloom(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self.scripts / "fairbloom", *command],

@@ -116,18 +116,16 @@ def flower(home: Path, scripts: Path = SCRIPTS) -> Iterator[Flower]:
 
 
 @contextlib.contextmanager
-def deployment(home: Path, clients: int) -> Iterator[Flower]:
-    """A SuperLink and one SuperNode a client; runs are submitted to the connection `real`."""
-    with flower(home) as runtime:
-        control, fleet = free_port(), free_port()
-        (home / "config.toml").write_text(f'[superlink.real]\naddress = "127.0.0.1:{control}"\ninsecure = true\n')
-        address = f"127.0.0.1:{fleet}"
-        runtime.start("flower-superlink", "--insecure", "--port", str(control), "--fleet-api-address", address)
-        wait_for_port(control)
-        wait_for_port(fleet)
+def deployment(home: Path, clients: int, scripts: Path = SCRIPTS) -> Iterator[Flower]:
+    """Flower's own SuperLink and SuperNodes, over HTTP on one port; runs are submitted to the connection `real`."""
+    with flower(home, scripts) as runtime:
+        port = free_port()
+        (home / "config.toml").write_text(f'[superlink.real]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+        runtime.start("flower-superlink", "--insecure", "--port", str(port))
+        wait_for_port(port)
         for partition in range(clients):
             place = f"partition-id={partition} num-partitions={clients}"
-            node = ["--superlink", address, "--node-config", place, "--port", str(free_port())]
+            node = ["--superlink", f"127.0.0.1:{port}", "--node-config", place, "--port", str(free_port())]
             runtime.start("flower-supernode", "--insecure", *node)
         yield runtime
 

@@ -1,7 +1,6 @@
 """The app in the shape of Flower's quickstart, with the lines changed that docs/flower.md counts, between processes."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
-from benchmarks.flower import Flower, deployment
 from tests.client import changed
 from tests.docs.pages import blocks
 from tests.simulation.helpers import table
@@ -114,38 +112,3 @@ def test_personal_models_come_from_devices_too(there: Deployment, apps: tuple[Pa
     assert all(row["test_eval_acc_of_personal_model"] for row in table(run_of(deployed) / "clients.csv"))
     for name in names(CLIENTS):
         assert list((there.home / f"state-{name}").glob(f"*/{name}/*.safetensors"))
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
-    """Flower's own processes, none of ours."""
-    with deployment(tmp_path_factory.mktemp("plain") / "home", CLIENTS) as runtime:
-        yield runtime
-
-
-def tracebacks(runtime: Flower) -> int:
-    return sum(log.read_text().count("Traceback") for log in runtime.home.glob("*.log"))
-
-
-def run_on_flower(runtime: Flower, folder: Path) -> int:
-    """Run the app in a folder; return how many tracebacks its processes logged."""
-    before = tracebacks(runtime)
-    status = runtime.run("real", {**CONFIG, "num-server-rounds": 1}, app=folder)
-    assert status == "finished:completed", (runtime.home / "run.log").read_text()[-3000:]
-    assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2"]
-    return tracebacks(runtime) - before
-
-
-def test_on_flowers_own_processes_it_leaves_no_traceback(plain: Flower, apps: tuple[Path, Path]) -> None:
-    folder = apps[0]
-    with_method(folder, "FedFV", f"min_available_nodes={CLIENTS}, ")
-    assert run_on_flower(plain, folder) == 0
-    assert {row["client"] for row in table(run_of(folder) / "clients.csv")} == set(names(CLIENTS))
-
-
-def test_an_unchanged_client_is_asked_for_its_name_once_in_all(plain: Flower, apps: tuple[Path, Path]) -> None:
-    """Its answer, that it has no query function, is an error with a traceback in that node's log."""
-    folder = apps[0]
-    shutil.copy(changed.QUICKSTART / "mydigits" / "client_app.py", folder / "mydigits")
-    with_method(folder, "FedMGDAPlus", f"min_available_nodes={CLIENTS}, ")
-    assert run_on_flower(plain, folder) <= 1

@@ -1,4 +1,4 @@
-"""The same settings in process, on Ray and between real processes over gRPC give the same run.
+"""The same settings in process and on Ray give the same run; test_stock_nodes.py has Flower's own nodes.
 
 The runs on Ray, those of other apps too, share one local SuperLink. One submits this checkout, the others the
 installed Fairbloom: of a checkout, Flower reads every folder.
@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from benchmarks.federation import rounds
-from benchmarks.flower import ROOT, Flower, deployment, flower
+from benchmarks.flower import ROOT, Flower, flower
 from fairbloom.deploy.operator.run_bundle import temporary_app
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -104,14 +104,6 @@ def test_an_impossible_setting_fails_before_any_client_works(local: Flower, inst
     assert local.run("local", config, f"num-supernodes={CLIENTS}", installed) == "finished:failed"
     assert "fedfv.alpha = 2.0: allowed is float in [0, 1]" in log_of(local)
     assert not (tmp_path / "run").exists()
-
-
-def test_real_processes_over_grpc_give_the_run_in_process(installed: Path, tmp_path: Path) -> None:
-    """For one round: Flower starts a process for every message."""
-    out, settings = tmp_path / "run", {**SETTINGS, "num-rounds": 1}
-    with deployment(tmp_path / "home", CLIENTS) as runtime:
-        assert runtime.run("real", {**settings, "out": str(out)}, app=installed) == "finished:completed"
-    assert_same_run(out, simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")})), number=1)
 
 
 # Other apps on Ray ----------------------------------------------------------------------------------------------------
