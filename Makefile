@@ -11,9 +11,6 @@ SHIPPED := $(VENV)/shipped# the wheel, unpacked: types and imports are checked o
 WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clients
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ANYWHERE := not docker and not federation and not soak and not browser
-# Tests that start servers and clients, or read what only the Flower of requirements.lock has.
-DEPLOYED := tests/deploy $(wildcard tests/attacks/test_[bdnrs]*.py) tests/runtimes tests/test_supply_chain.py
-
 .DEFAULT_GOAL := help
 .PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-docker test-browser soak lint audit docs bench lock digests sbom clean
 
@@ -51,17 +48,16 @@ test-slow: setup ## run the slow tests: real processes, every page of the docume
 test-federation: setup ## run the tests that start federations, or take a part of one away, for minutes
 	$(BIN)/pytest -m federation
 
-test-latest-flower: ## run the tests on the newest Flower that can be installed, but those of real nodes, which need 1.39
+test-latest-flower: ## run the tests, those of real nodes too, on the newest Flower that can be installed
 	$(PYTHON) -m venv .venv-latest
 	.venv-latest/bin/python $(INSTALL) --upgrade "pip>=25.1"
 	.venv-latest/bin/python $(INSTALL) "$(TORCH)"
 	.venv-latest/bin/python $(INSTALL) --editable ".[all]" --group dev
 	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
-	-.venv-latest/bin/python -m fairbloom.deploy.flower
-	.venv-latest/bin/pytest --numprocesses $(WORKERS) -m "$(ANYWHERE)" \
-		$(addprefix --ignore ,$(DEPLOYED)) --deselect tests/test_newcomer.py::test_they_are_run_by_deployed_clients
-	.venv-latest/bin/pytest -m "" tests/deploy/test_flower.py tests/runtimes/test_runtimes.py \
-		--deselect tests/runtimes/test_runtimes.py::test_real_processes_over_grpc_give_the_run_in_process
+	.venv-latest/bin/python -m fairbloom.deploy.flower
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile -m "$(ANYWHERE)" --ignore tests/test_supply_chain.py
+	.venv-latest/bin/pytest -m "slow and $(ANYWHERE)" tests/deploy tests/attacks tests/runtimes
+	.venv-latest/bin/pytest -m federation tests/runtimes
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker

@@ -134,7 +134,15 @@ class Metrics:
         gauge = f"fairbloom_test_{score.name.replace('-', '_')}{unit}"
         self._score = Gauge(gauge, f"Test {score.name} of the global model", ["over"], registry=registry)
         self._column = score.column()
-        self._server = serve_registry(registry, port)
+        host, app = os.environ.get(HOST, "127.0.0.1"), require_token(make_wsgi_app(registry), read_token())
+        try:
+            self._server = make_server(host, port, app, Server, QuietHandler)
+        except OSError as error:
+            raise MetricsError(
+                f"metrics-port = {port} cannot be served on {host}: {error.strerror}; choose another port, or another "
+                f"address in {HOST}"
+            ) from error
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def observe(self, recorded: RecordedRound, connected: int) -> None:
         """Count a recorded round, and note how many clients are connected after it."""
@@ -156,22 +164,6 @@ class Metrics:
         """Stop serving the page and free its port."""
         self._server.shutdown()
         self._server.server_close()
-
-
-def serve_registry(registry: "CollectorRegistry", port: int) -> WSGIServer:
-    """Serve what a registry counts at /metrics, in a thread; HOST and TOKEN_FILE say where and for whom."""
-    from prometheus_client import make_wsgi_app
-
-    host, app = os.environ.get(HOST, "127.0.0.1"), require_token(make_wsgi_app(registry), read_token())
-    try:
-        server = make_server(host, port, app, Server, QuietHandler)
-    except OSError as error:
-        raise MetricsError(
-            f"metrics-port = {port} cannot be served on {host}: {error.strerror}; choose another port, or another "
-            f"address in {HOST}"
-        ) from error
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
 
 
 def read_token() -> str | None:
