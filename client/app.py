@@ -72,12 +72,70 @@ def query(message: Message, context: Context) -> Message:
     with redact_data_errors(context):
         name, about = describe_data(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
+    if context.node_config.get("private"):
+        with redact_data_errors(context):
+            answer[wire.AUTHORITY] = _authority(context)
     if config.get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(about)
     if wire.FROZEN in config:
         with redact_data_errors(context):
             answer[wire.FROZEN] = digest_frozen(client_of(context, str(config.get(wire.AGREED, ""))).model)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
+
+
+@app.query("keys")
+def private_keys(message: Message, context: Context) -> Message:
+    """Reply fresh public keys for a private round."""
+    return _answer_in_private("keys", message, context)
+
+
+@app.train("work")
+def private_work(message: Message, context: Context) -> Message:
+    """Train or evaluate in a private round; reply shares that other clients alone can read."""
+    return _answer_in_private("work", message, context)
+
+
+@app.query("open")
+def private_open(message: Message, context: Context) -> Message:
+    """Reply this client's share of a private round's sums."""
+    return _answer_in_private("open", message, context)
+
+
+@app.query("share")
+def private_share(message: Message, context: Context) -> Message:
+    """Reply shares of the numbers of a private round's next step."""
+    return _answer_in_private("share", message, context)
+
+
+@app.train("vector")
+def private_vector(message: Message, context: Context) -> Message:
+    """Reply the masked update of a private round."""
+    return _answer_in_private("vector", message, context)
+
+
+@app.query("unmask")
+def private_unmask(message: Message, context: Context) -> Message:
+    """Reply what unmasks the sum of a private round."""
+    return _answer_in_private("unmask", message, context)
+
+
+def _answer_in_private(exchange: str, message: Message, context: Context) -> Message:
+    from fairbloom.private.packing import unpack
+
+    from .private import private_client, work_in_private
+
+    def work(terms: bytes) -> tuple[bytes, Any]:
+        content = unpack(terms)
+        asked = Terms.of(content["work"])
+        local = client_of(context, asked.agreed, asked.server_round)
+        return work_in_private(local, _state(message.content.array_records[wire.ARRAYS]), content)
+
+    with redact_data_errors(context):
+        config = message.content.config_records[wire.CONFIG]
+        check_protocol(config)
+        request = {"body": bytes(config[wire.PRIVATE])}
+        reply = private_client(context.node_config).answer(exchange, request, work)
+        return Message(RecordDict({wire.PRIVATE: ConfigRecord({**reply})}), reply_to=message)
 
 
 @app.train()
@@ -205,6 +263,13 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
         log.info("the final model of run %s is kept in %s", about.run, folder)
     kept = find_kept(folder)
     return {wire.KEPT: "" if kept is None else kept.checksum}
+
+
+def _authority(context: Context) -> str:
+    from .private import identity_of
+
+    found = identity_of(context.node_config)
+    return "" if found is None else f"{found[1].federation} {found[1].key.hex()}"
 
 
 def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:

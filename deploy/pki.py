@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairbloom.errors import FairbloomError
+from fairbloom.private.keys import Authority, Identity, derive, issue, new_signing_key, public_key, write_identity
 from fairbloom.system.files import write_private, write_public
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
@@ -149,6 +150,20 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
     )
     write_private(key, _to_pem(private))
     write_public(certificate, signed.public_bytes(serialization.Encoding.PEM))
+
+
+def make_identity(authority: Path, authority_key: Path, name: str, expires: str) -> bytes:
+    """Return a client's identity in private rounds, signed with a key that follows from the authority's.
+
+    `expires` is a time in ISO format, "" for never.
+    """
+    issuer, signer = _load_authority(authority, authority_key)
+    number = signer.private_numbers().private_value.to_bytes(48, "big")
+    secret = derive(number, "authority of private rounds")
+    federation = issuer.fingerprint(hashes.SHA256()).hex()[:16]
+    private, public = new_signing_key()
+    certificate = issue(secret, federation, name, public, expires)
+    return write_identity(Identity(private, certificate), Authority(federation, public_key(secret)))
 
 
 def make_server_certificate(

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .errors import RefusedError
 from .numbers import Masked
-from .packing import pack
+from .packing import pack, unpack
 
 CHUNK = 1 << 18
 """Words that are masked at once, so that they stay in the processor's cache."""
@@ -135,10 +135,28 @@ class Identity:
         return self.certificate.name
 
 
+def write_identity(identity: Identity, authority: Authority) -> bytes:
+    """Return the content of a file that holds a client's identity and its authority's public key."""
+    fields = identity.certificate.fields()
+    return pack({"authority": authority.key, "certificate": fields, "key": identity.private})
+
+
+def read_identity(content: bytes) -> tuple[Identity, Authority]:
+    """Return what `write_identity` was given."""
+    found = unpack(content)
+    certificate = Certificate(*found["certificate"])
+    return Identity(found["key"], certificate), Authority(certificate.federation, found["authority"])
+
+
 def new_signing_key() -> tuple[bytes, bytes]:
     """Return a fresh Ed25519 key: its private and its public half."""
     key = Ed25519PrivateKey.generate()
     return key.private_bytes_raw(), key.public_key().public_bytes_raw()
+
+
+def public_key(private: bytes) -> bytes:
+    """Return the public half of an Ed25519 key."""
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def sign(private: bytes, message: bytes) -> bytes:

@@ -13,6 +13,7 @@ from torch.nn import Module
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import module_digests, modules_behind
 from fairbloom.logs import log
+from fairbloom.private.rules import FEWEST
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS, LOSS_BEFORE, PERSONAL, TRAIN_LOSS
 from fairbloom.protocol.scores import Score, put_first
@@ -53,7 +54,6 @@ from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
 from .settings import (
     POOLED_IN_ONE_PROCESS,
-    PRIVATE_IN_ONE_PROCESS,
     Settings,
     digest_changed,
     find_grown,
@@ -72,8 +72,11 @@ def main(grid: Grid, context: Context) -> None:
     settings = Settings.of(context.run_config)
     if settings.pooled:
         raise SettingsError(POOLED_IN_ONE_PROCESS)
-    if settings.privacy != "none":
-        raise SettingsError(PRIVATE_IN_ONE_PROCESS)
+    if settings.privacy != "none" and settings.min_clients <= FEWEST:
+        raise SettingsError(
+            f"min-clients = {settings.min_clients}: a private run on deployed clients needs at least {FEWEST + 1}, so "
+            f"that a round can lose one: set min-clients={FEWEST + 1}"
+        )
     folder = choose_run_folder(settings)
     announce(folder)
     quorum = Quorum(settings.patience, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known))
@@ -200,7 +203,7 @@ def measured_in_private(task: Task, settings: Settings) -> list[str]:
 def private_clients(clients: Clients) -> PrivateClients:
     """Return clients that take part in private rounds; FairbloomError where they cannot."""
     if not isinstance(clients, PrivateClients):
-        raise SettingsError(PRIVATE_IN_ONE_PROCESS)
+        raise SettingsError("privacy = 'sums' needs clients that answer private rounds: leave it out")
     return clients
 
 

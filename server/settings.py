@@ -326,8 +326,6 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
                 raise SettingsError(
                     f"{key} has no effect with pooled = true, as one client a round trains: leave it out"
                 )
-    if deployed and given.get("privacy", "none") != "none":
-        raise SettingsError(PRIVATE_IN_ONE_PROCESS)
     info = find_task(task)
     none_to_choose = {
         "model": not info.models and not info.is_user_defined,
@@ -358,12 +356,6 @@ POOLED_IN_ONE_PROCESS = (
     "clients, or use fairbloom run"
 )
 """Why deployed clients cannot train on the data of all."""
-
-PRIVATE_IN_ONE_PROCESS = (
-    "privacy = 'sums': private runs work in one process only, where they show what a method learns from sums: leave it "
-    "out with deployed clients, or use fairbloom run"
-)
-"""Why deployed clients cannot take part in private rounds."""
 
 
 def may_differ(*, finished: bool, taken_back: bool = False) -> Collection[str]:

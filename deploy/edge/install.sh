@@ -164,6 +164,7 @@ install_bundle() {
     "$python" -I "$here/settings.py" "$etc/client.toml" --bundle "$unpacked/client.toml" ${data:+--data-dir "$data"} || exit 1
     install -m 644 "$unpacked/ca.crt" "$etc/ca.crt"
     [ ! -f "$unpacked/key" ] || install -m 600 -o "$user" -g "$user" "$unpacked/key" "$etc/key"
+    [ ! -f "$unpacked/identity" ] || install -m 600 -o "$user" -g "$user" "$unpacked/identity" "$etc/identity"
     rm -rf "$unpacked"
     trap - EXIT
   elif [ -n "$data" ]; then

@@ -11,8 +11,9 @@ import tarfile
 import zlib
 from pathlib import Path
 
-FILES = {"ca.crt": True, "client.toml": True, "key": False, "fairbloom-client.service": False}
-"""What a bundle has, in one folder, and whether it must have it: a key that was made on the device is not in it."""
+FILES = {"ca.crt": True, "client.toml": True, "key": False, "identity": False, "fairbloom-client.service": False}
+"""What a bundle has, in one folder, and whether it must have it: a key that was made on the device is not in it, nor
+then an identity of private rounds."""
 
 LARGEST = 2**20
 """Bytes of a whole bundle, unpacked; a real one has 10 kB."""

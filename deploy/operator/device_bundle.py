@@ -13,6 +13,7 @@ import tomli_w
 
 from fairbloom.system.files import write_private, write_public
 
+from .. import pki
 from ..errors import DeployError
 from .federation import UNIT, Federation
 from .registry import EnrolledClient
@@ -40,7 +41,9 @@ def write_bundle(federation: Federation, client: EnrolledClient, private_key: by
         UNIT.name: (UNIT.read_bytes(), 0o644),
     }
     if private_key:
+        authority = (federation.authority, federation.authority_key)
         files["key"] = (private_key, 0o600)
+        files["identity"] = (pki.make_identity(*authority, client.name, client.expires), 0o600)
     folder, packed = _bundle_paths(federation, client.name)
     remove_bundle(federation, client.name)
     if not unpack:

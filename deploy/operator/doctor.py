@@ -160,7 +160,12 @@ def check_secrets(federation: Federation) -> CheckResult:
         federation.database,
         path / "flower/credentials.yaml",
     ]
-    secrets += [federation.state / audit.FILE, *path.glob("bundles/*.tar.gz"), *path.glob("bundles/*/key")]
+    secrets += [
+        federation.state / audit.FILE,
+        *path.glob("bundles/*.tar.gz"),
+        *path.glob("bundles/*/key"),
+        *path.glob("bundles/*/identity"),
+    ]
     readable = [str(file) for file in secrets if file.exists() and file.stat().st_mode & 0o077]
     if readable:
         return fault("secrets", f"others can read {', '.join(readable)}: chmod 600 {' '.join(readable)}")

@@ -9,7 +9,6 @@ import pytest
 from fairbloom import run
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
-from fairbloom.server.settings import check_used
 from fairbloom.strategies import METHODS
 
 SUMS = {
@@ -142,11 +141,6 @@ def test_methods_are_not_compared_by_private_runs(tmp_path: Path) -> None:
 
     with pytest.raises(FairbloomError, match="compare methods without privacy"):
         final_of(trained(tmp_path, rounds=1))
-
-
-def test_deployed_clients_refuse_private_runs() -> None:
-    with pytest.raises(FairbloomError, match="privacy = 'sums': private runs work in one process only"):
-        check_used({"privacy": "sums"}, ["term"], "digits", deployed=True)
 
 
 def test_tables_of_private_runs_have_their_own_columns(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""A device's part in private rounds: its identity, what it keeps on disk between exchanges, and its work."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import ReportableError
+from fairbloom.private.client import PrivateClient, State, Work, change_of
+from fairbloom.private.keys import Authority, Identity, read_identity
+from fairbloom.private.packing import pack, unpack
+from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.terms import Terms
+from fairbloom.system.files import write_private
+from fairbloom.tasks.models import arrays_of
+
+from .local import LocalClient
+from .states import StateDict
+
+STATE = "private-round"
+"""The file in a device's state-dir with what belongs to the round that it is in, and which rounds it answered."""
+
+
+class FileStore:
+    """A state in a file that its owner alone may read; it is on disk before an answer leaves."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> State:
+        """Return the last state, an empty one at first."""
+        try:
+            state: State = unpack(self._path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise ReportableError("its private state cannot be read: without it, it could answer twice") from error
+        return state
+
+    def save(self, state: State) -> None:
+        """Keep a state."""
+        write_private(self._path, pack(state))
+
+
+def identity_of(node: Mapping[str, Any]) -> tuple[Identity, Authority] | None:
+    """Return a device's identity in private rounds and its federation's authority, None where it has none."""
+    place = node.get("private")
+    return read_identity(Path(str(place)).read_bytes()) if place else None
+
+
+def private_client(node: Mapping[str, Any]) -> PrivateClient:
+    """Return the client of a device; ReportableError where it has no identity or nowhere to keep what it answered."""
+    found, folder = identity_of(node), node.get("state-dir")
+    if found is None:
+        raise ReportableError(
+            "it has no identity for private rounds: enrol it again, with keys that the operator makes"
+        )
+    if not folder:
+        raise ReportableError("it has no state-dir, in which it notes what it has answered: set one")
+    Path(str(folder)).mkdir(parents=True, exist_ok=True)
+    return PrivateClient(*found, FileStore(Path(str(folder), STATE)))
+
+
+def work_in_private(local: LocalClient, received: StateDict, content: Mapping[str, Any]) -> tuple[bytes, Work]:
+    """Do the work of a private round's terms; return the received model's digest with what became of it."""
+    model, terms = arrays_of(received), Terms.of(content["work"])
+    digest = bytes.fromhex(digest_arrays(model))
+    trainable, others = content["trainable"], content["others"]
+    if not trainable:
+        return digest, Work({name: float(value) for name, value in local.evaluate(received, terms).items()})
+    done = local.train(received, terms)
+    trained = arrays_of(done.arrays)
+    update = _flat(model, trainable) - _flat(trained, trainable)
+    changes = [change_of(model[name], trained[name]) for name in others]
+    return digest, Work({name: float(value) for name, value in done.metrics.items()}, update, changes)
+
+
+def _flat(model: Mapping[str, NDArray[Any]], names: list[str]) -> NDArray[np.float64]:
+    return np.concatenate([model[name].ravel().astype(np.float64) for name in names])

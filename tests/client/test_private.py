@@ -1,0 +1,137 @@
+"""A device's part in private rounds, through Flower's messages: each answer comes from a state that is on disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
+
+from fairbloom.client.app import app
+from fairbloom.private.keys import Authority, Identity, issue, new_signing_key, write_identity
+from fairbloom.private.packing import unpack
+from fairbloom.protocol.version import PROTOCOL
+from fairbloom.rounds.flower import FlowerClients
+from fairbloom.server.app import federate
+from fairbloom.server.checkpoint import load_last
+from fairbloom.server.run_folder.files import ROUNDS
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.run import simulate
+
+CLIENTS = 8
+SETTINGS: dict[str, Any] = {
+    "clients": CLIENTS,
+    "num-rounds": 2,
+    "method": "term",
+    "privacy": "sums",
+    "device": "cpu",
+    "fraction": 1.0,
+    "partition": "iid",
+    "round-timeout": 30.0,
+    "engine": "loop",
+}
+
+
+class Devices(InProcessGrid):
+    """Devices with identities and folders of their own; `away` says which give no answer, by exchange."""
+
+    def __init__(self, settings: Settings, folder: Path, away: dict[str, set[int]] | None = None) -> None:
+        super().__init__(app, settings.run_config(), CLIENTS)
+        self.folder, self.away = folder, away or {}
+        self.asked: list[str] = []
+        secret, public = new_signing_key()
+        for number, context in enumerate(self.contexts.values()):
+            private, own = new_signing_key()
+            name = f"device-{number}"
+            place = folder / name
+            place.mkdir(parents=True, exist_ok=True)
+            if not (place / "identity").exists():
+                identity = Identity(private, issue(secret, "test", name, own, ""))
+                (place / "identity").write_bytes(write_identity(identity, Authority("test", public)))
+            context.node_config |= {
+                "name": name,
+                "state-dir": str(place),
+                "private": str(place / "identity"),
+            }
+
+    def _answer(self, message: Message) -> Message:
+        kind = message.metadata.message_type
+        self.asked.append(kind)
+        if message.metadata.dst_node_id - 2 in self.away.get(kind, ()):
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "away"), reply_to=message)
+        return super()._answer(message)
+
+
+def trained(folder: Path, away: dict[str, set[int]] | None = None, **settings: Any) -> tuple[Path, Devices]:
+    chosen = Settings.of({**SETTINGS, **settings, "out": str(folder / "run")})
+    grid = Devices(chosen, folder / "devices", away)
+    clients = lambda method: FlowerClients(method, grid, 30.0, protocol=PROTOCOL)  # noqa: E731
+    return federate(chosen, clients, deployed=True), grid
+
+
+def arrays(folder: Path) -> Any:
+    last = load_last(folder / "checkpoint")
+    assert last is not None
+    return last[0]
+
+
+@pytest.mark.parametrize("method", ["term", "semivred", "ditto", "fedfa"])
+def test_private_messages_give_the_run_in_one_process(method: str, tmp_path: Path) -> None:
+    folder, grid = trained(tmp_path, method=method)
+    plain = simulate(Settings.of({**SETTINGS, "method": method, "privacy": "none", "out": str(tmp_path / "plain")}))
+    for name, array in arrays(plain).items():
+        assert arrays(folder)[name] == pytest.approx(array, abs=2e-4)
+    kinds = {"query.keys", "train.work", "query.open", "train.vector", "query.unmask"}
+    assert kinds <= set(grid.asked)
+    assert not {"train", "evaluate"} & set(grid.asked)
+
+
+@pytest.mark.parametrize("kind", ["query.keys", "train.work", "query.open", "train.vector", "query.unmask"])
+def test_a_device_that_is_lost_costs_the_device_alone(kind: str, tmp_path: Path) -> None:
+    folder, _ = trained(tmp_path, {kind: {3}}, **{"num-rounds": 1})
+    (row,) = ROUNDS.read(folder)
+    assert int(row["replies_used"]) in (7, 8)
+    assert "device-3" in row["missing"] + row["refused"]
+
+
+def test_what_a_device_keeps_is_its_journal_alone(tmp_path: Path) -> None:
+    trained(tmp_path)
+    for place in (tmp_path / "devices").iterdir():
+        state = unpack((place / "private-round").read_bytes())
+        assert "seed" not in state
+        assert "mask" not in state
+        assert (place / "private-round").stat().st_mode & 0o077 == 0
+
+
+def test_the_log_of_a_device_holds_no_bytes_of_an_exchange(tmp_path: Path) -> None:
+    trained(tmp_path)
+    entries = [json.loads(line) for line in (tmp_path / "devices" / "device-0" / "log.jsonl").read_text().splitlines()]
+    private = [each for each in entries if "private" in each.get("sent", {})]
+    assert private
+    for entry in private:
+        assert all(value.endswith(" bytes") for value in entry["sent"]["private"].values())
+        assert "private" not in entry["terms"]
+
+
+def test_a_device_without_an_identity_is_no_part_of_it(tmp_path: Path) -> None:
+    chosen = Settings.of({**SETTINGS, "num-rounds": 1, "out": str(tmp_path / "run")})
+    grid = Devices(chosen, tmp_path / "devices")
+    first = next(iter(grid.contexts.values()))
+    del first.node_config["private"]
+    folder = federate(chosen, lambda method: FlowerClients(method, grid, 30.0, protocol=PROTOCOL), deployed=True)
+    (row,) = ROUNDS.read(folder)
+    assert "no identity for private rounds" in row["refused"]
+    assert int(row["replies_used"]) == 7
+
+
+def test_a_round_that_is_run_again_is_refused_by_devices(tmp_path: Path) -> None:
+    """A server that lost its checkpoint cannot have the sums of a round a second time."""
+    trained(tmp_path, **{"num-rounds": 1})
+    (tmp_path / "run").rename(tmp_path / "lost")
+    folder, _ = trained(tmp_path, **{"num-rounds": 1, "unused-rounds": 0})
+    (row,) = ROUNDS.read(folder)
+    assert int(row["replies_used"]) == 0
+    assert "second attempt" in row["refused"]
