@@ -307,7 +307,8 @@ class PrivateClient:
 
     def _signed(self, state: State, exchange: str, reply: Message, step: int = 0) -> dict[str, bytes]:
         """Save the state, then return a signed reply."""
-        self._store.save(state)
+        over = state["next"] == "nothing"  # then what belonged to the round goes
+        self._store.save({"journal": state["journal"]} if over else state)
         content = pack(reply)
         message = signed_reply(_context(state), exchange, step, state["alive"], content)
         return {"body": content, "signature": sign(self._identity.private, message)}

@@ -1,0 +1,63 @@
+"""Private rounds of real processes: six devices with identities from their bundles, and one that is killed."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = names(6)
+MEAN = "test_accuracy_of_global_model_mean"
+SETTINGS: dict[str, Any] = {
+    "clients": len(CLIENTS),
+    "fraction": 1.0,
+    "num-rounds": 3,
+    "method": "term",
+    "privacy": "sums",
+    "min-clients": 6,
+    "partition": "iid",
+    "device": "cpu",
+    "round-timeout": 120.0,
+}
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
+        for name in CLIENTS:
+            runtime.start_client(name)
+        runtime.wait_for_clients(*CLIENTS)
+        yield runtime
+
+
+def test_a_private_run_on_devices_learns_what_a_plain_one_does(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    began = time.monotonic()
+    there.submit({**SETTINGS, "out": str(out)})
+    print("seconds a round:", [row["seconds"] for row in rounds(out)], time.monotonic() - began)
+    plain = {**SETTINGS, "privacy": "none", "min-clients": 0, "out": str(tmp_path / "plain")}
+    folder = simulate(Settings.of(plain))
+    assert [row["replies_used"] for row in rounds(out)] == ["6"] * 3
+    for ours, theirs in zip(rounds(out), rounds(folder), strict=True):
+        assert float(ours[MEAN]) == pytest.approx(float(theirs[MEAN]), abs=0.5)
+
+
+def test_a_device_that_is_killed_costs_itself_alone(there: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "num-rounds": 6, "round-timeout": 25.0, "out": str(out)})
+    wait_for_rounds(out, 1)
+    there.kill(there.clients[CLIENTS[2]])
+    time.sleep(1.0)
+    there.start_client(CLIENTS[2])
+    submitted.wait(240)
+    rows = rounds(out)
+    assert len(rows) == 6
+    assert {row["replies_used"] for row in rows} <= {"0", "5", "6"}
+    assert sum(row["replies_used"] != "0" for row in rows) >= 4
