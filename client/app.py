@@ -133,7 +133,9 @@ def _answer_in_private(exchange: str, message: Message, context: Context) -> Mes
     with redact_data_errors(context):
         config = message.content.config_records[wire.CONFIG]
         check_protocol(config)
-        request = {"body": bytes(config[wire.PRIVATE])}
+        if not isinstance(body := config.get(wire.PRIVATE), bytes):
+            raise ReportableError(f"the exchange {exchange!r} of a private round has no request")
+        request = {"body": body}
         reply = private_client(context.node_config).answer(exchange, request, work)
         return Message(RecordDict({wire.PRIVATE: ConfigRecord({**reply})}), reply_to=message)
 

@@ -1,5 +1,6 @@
 """The ServerApp: a run from settings to run folder, with any engine."""
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
@@ -187,7 +188,7 @@ def federate(
             measured = measured_in_private(task, settings)
             private = private_clients(clients)
             rounds = PrivateRounds(
-                method, private, *others, run=path.name, scores=measured, loss_bound=settings.loss_bound
+                method, private, *others, run=name_in_private(path), scores=measured, loss_bound=settings.loss_bound
             )
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
     return path
@@ -198,6 +199,11 @@ def measured_in_private(task: Task, settings: Settings) -> list[str]:
     names = list(dict.fromkeys([LOSS, *(score.name for score in shown_scores(task.scores))]))
     personal = settings.strategy().terms(1).personal_lambda is not None
     return [*names, *(f"{name}-{PERSONAL}" for name in names if personal)]
+
+
+def name_in_private(path: Path) -> str:
+    """Return the name of a run for its clients, which answer each round of it once: a new run needs another place."""
+    return f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 def private_clients(clients: Clients) -> PrivateClients:

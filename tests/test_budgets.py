@@ -15,7 +15,7 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "client": 3_300,
+    "client": 3_450,
     "client/fair": 1_200,
     "client/rules": 1_100,
     "deploy/flower/server": 1_850,
@@ -30,7 +30,7 @@ ROOMS: Mapping[str, int] = {
     "prediction/export": 1_200,
     "private": 1_780,
     "protocol": 1_750,
-    "rounds": 5_650,
+    "rounds": 5_700,
     "server": 1_920,
     "server/run_folder": 2_350,
     "simulation": 1_260,
@@ -44,7 +44,7 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 64_150, 79_700
+PACKAGES, TESTS = 64_500, 79_950
 """The most lines of Python in all packages, and in the tests."""
 
 DOCS_WORDS, DEPENDENCIES = 60_000, 17
