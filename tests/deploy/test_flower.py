@@ -40,7 +40,7 @@ from fairbloom.deploy.operator.federation import Federation
 from fairbloom.system.supervise import CANNOT_RUN
 
 PACKAGES = (
-    *("fairbloom", "system", "protocol", "tasks", "rounds", "strategies", "client", "server", "prediction"),
+    *("fairbloom", "system", "private", "protocol", "tasks", "rounds", "strategies", "client", "server", "prediction"),
     *("simulation", "experiments", "deploy", "scaffold", "docker", "docs"),
 )
 ROOM, ONE_PROCESS = ROOT / "deploy" / "flower", ROOT / "fairbloom" / "flower.py"

@@ -13,6 +13,7 @@ PACKAGES = (
     "client",
     "deploy",
     "experiments",
+    "private",
     "protocol",
     "rounds",
     "server",
