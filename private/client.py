@@ -366,7 +366,8 @@ def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, fl
     """Return c_k u_k, quantised and capped, followed by the other arrays and what the server divides by; and R."""
     opened, clients = values_of(weighing, state["opened"]), len(own.cohort)
     update = np.frombuffer(state["update"], "<f8")
-    whole, c, kappa = weighing.total(opened), weighing.coefficient(own, opened), cap(clients)
+    # A hostile client can make C negative: then nothing of the others is sent.
+    whole, c, kappa = max(0.0, weighing.total(opened)), weighing.coefficient(own, opened), cap(clients)
     contribution = abs(c) * own.length
     capped = contribution > kappa * whole
     scale = kappa * whole / contribution if capped else 1.0

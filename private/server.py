@@ -104,8 +104,15 @@ class PrivateServer:
     def run(self, names: Sequence[str], *, vectors: bool = True) -> Opened:
         """Open the sums of these clients and, with `vectors`, the sum of their weighted updates.
 
-        SkippedError: too few clients answered; nothing was unmasked.
+        SkippedError: too few clients answered, or one answered what cannot be used; nothing was unmasked.
         """
+        try:
+            return self._run(names, vectors=vectors)
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            # Nothing bounds what the bytes of a hostile client make of the sums.
+            raise SkippedError(f"an answer of a client cannot be used ({type(error).__name__})") from error
+
+    def _run(self, names: Sequence[str], *, vectors: bool) -> Opened:
         cohort = self._meet(names)
         alive, shares = self._work(cohort)
         opened, replies = dict[str, int](), dict[str, Sequence[bytes]]()

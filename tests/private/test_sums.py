@@ -1,5 +1,6 @@
 """Private rounds: the sums are those of the methods, clients may get lost, and too few are never unmasked."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,28 @@ def test_fewer_than_needed_skip_the_round_and_unmask_nothing(exchange: str) -> N
         federation.run()
     if exchange != "unmask":
         assert "unmask" not in {asked for asked, _, _ in federation.replies}
+
+
+@pytest.mark.parametrize("exchange", ["keys", "work", "open", "vector", "unmask"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"7"])
+def test_a_hostile_answer_never_ends_the_run(exchange: str, content: bytes) -> None:
+    federation = Federation(8, 50)
+    answer = federation.clients[NAMES[2]].answer
+
+    def hostile(asked: str, *others: Any) -> dict[str, bytes]:
+        reply = answer(asked, *others)
+        return {**reply, "body": content, "vector": content} if asked == exchange else reply
+
+    federation.clients[NAMES[2]].answer = hostile  # type: ignore[method-assign]
+    with contextlib.suppress(SkippedError):
+        federation.run()
+
+
+def test_a_sum_that_a_hostile_client_made_negative_moves_nothing() -> None:
+    federation = Federation(8, 50)
+    federation.metrics[NAMES[2]]["num-examples"] = -1e6
+    opened = federation.run(PriorWeighing(prior="examples"))
+    assert not np.any(opened.step)
 
 
 def test_with_five_clients_none_may_be_lost() -> None:
