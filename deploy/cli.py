@@ -243,6 +243,24 @@ def status(
         show(found)
 
 
+@app.command()
+def notify(
+    command: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Program to run with each notice, which is its last argument.")
+    ],
+    folder: DirOption = HERE,
+) -> None:
+    """Run a command once for each new fault: a failed run, a lost client, a key or certificate that expires soon.
+
+    For a timer, such as cron's or systemd's. A fault that ends and comes back is new again.
+    """
+    from .operator.federation import Federation
+    from .operator.notices import notify as run_for_each
+
+    for sentence in run_for_each(Federation(folder), command):
+        print(sentence)
+
+
 @app.command(epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50")
 def submit(
     settings: Annotated[

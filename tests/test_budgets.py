@@ -19,7 +19,7 @@ ROOMS: Mapping[str, int] = {
     "client/fair": 1_200,
     "client/rules": 1_100,
     "deploy/flower/server": 1_850,
-    "deploy/operator": 2_500,
+    "deploy/operator": 2_570,
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,
     "experiments/results": 3_750,

@@ -1,0 +1,91 @@
+"""Notices for an operator who does not watch: what is newly wrong with a federation goes to a command, once."""
+
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fairbloom.system.files import make_folder, write_private
+
+from ..errors import DeployError
+from .doctor import EXPIRES_SOON_DAYS
+from .federation import Federation
+from .status import survey
+
+FILE = "notices.json"
+"""In the state folder: the names of what was wrong at the last look."""
+
+COMMAND_SECONDS = 60.0
+
+
+def notify(federation: Federation, command: str) -> list[str]:
+    """Run a command once with a sentence about each thing that was not wrong at the last look; return the sentences.
+
+    DeployError where the command cannot be run, or fails: it is run again with that sentence at the next look.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise DeployError(f"command = {command!r} cannot be read ({error}): close its quotes") from None
+    if not words:
+        raise DeployError("command = '' names no program: give one, such as 'logger --tag fairbloom'")
+    wrong, known, said = dict(find_faults(federation)), read_known(federation.state), list[str]()
+    kept = [name for name in known if name in wrong]
+    try:
+        for name, sentence in wrong.items():
+            if name not in known:
+                run(words, sentence)
+                kept.append(name)
+                said.append(sentence)
+    finally:
+        make_folder(federation.state)
+        write_private(federation.state / FILE, json.dumps(kept).encode())
+    return said
+
+
+def find_faults(federation: Federation) -> Iterator[tuple[str, str]]:
+    """Yield a name and a sentence for each thing that is wrong now."""
+    try:
+        yield from read_faults(survey(federation))
+    except DeployError as error:
+        yield "no answer", f"the server does not answer: {error}"
+
+
+def read_faults(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a name and a sentence for each thing that a survey shows to be wrong; names stay while it is wrong."""
+    for run in found["runs"]:
+        if run["status"] == "finished:failed":
+            reason = run["status-details"] or "the server gives no reason"
+            yield f"run {run['run-id']}", f"run {run['run-id']} has failed: {reason}"
+    for client in found["clients"]:
+        if client["status"] != "online" and client["last-seen"] != "never":
+            sentence = f"client {client['client']} is {client['status']} since {client['last-seen']}"
+            yield sentence, sentence
+    if found["server"]["verdict"] != "ok":
+        yield "server", f"server: {found['server']['words']}"
+    if found["keys"]["verdict"] != "ok":
+        yield f"keys: {found['keys']['words']}", f"client keys: {found['keys']['words']}"
+    days = found["certificate-days"]
+    if days is not None and days < EXPIRES_SOON_DAYS:
+        yield "certificate", f"the server's certificate expires within {days:.0f} days: fairbloom deploy renew"
+
+
+def read_known(state: Path) -> list[str]:
+    """Return the names of what was wrong at the last look; none where there was none, or its file is damaged."""
+    try:
+        known = json.loads((state / FILE).read_text())
+    except (OSError, ValueError):
+        return []
+    return known if isinstance(known, list) else []
+
+
+def run(words: list[str], sentence: str) -> None:
+    """Run the operator's command with a sentence as its last argument."""
+    try:
+        done = subprocess.run([*words, sentence], timeout=COMMAND_SECONDS, check=False)  # noqa: S603 (the operator's)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DeployError(f"command = {shlex.join(words)!r} cannot be run: {error}") from None
+    if done.returncode:
+        raise DeployError(f"command = {shlex.join(words)!r} ended with exit code {done.returncode}")
