@@ -334,7 +334,7 @@ def report_all(
     """Return what was measured at clients of one run as each reports it, by names on the wire."""
     if measurement.examples == TRAIN and clients and not reports_mean(clients[0].settings):
         found = [
-            apply_reporting(scores, len(each.splits.train), each.name, each.settings)
+            apply_reporting(scores, len(each.splits.train), each.settings)
             for each, scores in zip(clients, found, strict=True)
         ]
     reports, names = list[dict[str, float]](), dict[str, str]()

@@ -39,7 +39,7 @@ COUNTED_AT_DEFAULT = """
 task model clients partition shards-per-client classes-per-client dirichlet-alpha smallest-client test-share
 validation-share pooled verify-data method weighting proximal-mu personal-lambda fraction seed local-epochs batch-size
 learning-rate learning-rate-decay momentum weight-decay stragglers drop-stragglers time-budget reported-loss
-reported-loss-factor reported-loss-bias misreporting-clients training-clients average-models evaluate-every
+training-clients average-models evaluate-every
 fraction-evaluate round-timeout min-replies clip-updates engine
 """
 """The settings that are in every fingerprint. All others are in it only where they are changed, so that clients find

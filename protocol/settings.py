@@ -189,14 +189,17 @@ class RunSettings(BaseModel):
         "mean",
         description="Training loss that clients report: mean over examples, their total, or total over batches",
     )
-    reported_loss_factor: Annotated[float, Range("(0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
-        1.0, description="Factor by which misreporting clients multiply the training loss that they report"
+    attack: Annotated[str, Mark.VARIANT] = Field(
+        "", description="Attack by the hostile clients of an experiment, as sign-flip, or yours as my_module:attack"
     )
-    reported_loss_bias: Annotated[float, Mark.SENT_TO_CLIENTS] = Field(
-        0.0, description="Number that misreporting clients add to the training loss that they report, after the factor"
+    attackers: Annotated[str, Mark.NAMES, Mark.VARIANT] = Field(
+        "", description="Names, with commas between, of the clients that attack; or their share, drawn from the seed"
     )
-    misreporting_clients: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS] = Field(
-        "", description="Names of the clients that report a changed training loss, separated by commas"
+    attack_strength: Annotated[float, Mark.VARIANT] = Field(
+        0.0, description="Strength of the attack; 0 takes its usual one"
+    )
+    attack_from: Annotated[int, Range("[1, inf)"), Mark.VARIANT] = Field(
+        1, description="Number of the first round in which clients attack"
     )
     training_clients: Annotated[str, Mark.NAMES, Mark.RECONSIDERED] = Field(
         "", description='Names of the clients that train, separated by commas; all clients evaluate; "": all train'
@@ -265,6 +268,17 @@ class RunSettings(BaseModel):
     clip_updates: options.ClipUpdates = Field(
         options.default_of(options.ClipUpdates),
         description="Factor of the usual length to which longer updates are shortened; 0 shortens none",
+    )
+    defence: options.DefenceName = Field(
+        options.default_of(options.DefenceName),
+        description="Defence against hostile updates: clip to arc mix updates, the others replace FedAvg's weights",
+    )
+    defence_tolerance: options.DefenceTolerance = Field(
+        options.default_of(options.DefenceTolerance),
+        description="Number of a round's clients that may be hostile; 0: a quarter of them, and at least one",
+    )
+    max_share: options.MaxShare = Field(
+        options.default_of(options.MaxShare), description="Largest share of a step's weights that one client may have"
     )
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"

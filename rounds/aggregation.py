@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from .clients import Trained
 from .cohort import Cohort, Kept, MethodError, Needed
+from .defences import capped, mixed
 from .fits import EXACT_GRAM, GRAM_BY_ARRAY
 from .lengths import largest_share
 from .method import Method
@@ -126,6 +128,34 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
         of = f" (of {wrong})" if wrong else ""
         raise MethodError(f"{name} returned coefficients that are not finite{of}: correct the method")
     return coefficients.astype(np.float64, copy=False)
+
+
+class Defended(NamedTuple):
+    """The coefficients of a round's rows; and, behind a defence, what the method returned and saw, and the mixing.
+
+    `own` are the coefficients of the mixed rows, which the method returned; `seen` is the cohort that it saw, and
+    `mixing` the matrix that mixed the rows, None where they are not mixed.
+    """
+
+    coefficients: FloatArray
+    own: FloatArray
+    seen: Cohort
+    mixing: FloatArray | None
+
+
+def defended(method: Method, cohort: Cohort) -> Defended:
+    """Return the coefficients of a round; errors are those of `compute_coefficients`."""
+    defence = method.defence
+    mixing = defence.mixing(cohort) if defence else None
+    seen = cohort if mixing is None else mixed(cohort, mixing)
+    replaced = defence.weights(cohort) if defence else None
+    own = compute_coefficients(method, seen) if replaced is None else replaced
+    coefficients = own if mixing is None else own @ mixing
+    if method.max_share < 1.0:
+        of_clients = coefficients[..., : cohort.size]
+        bounded = np.apply_along_axis(capped, -1, of_clients, method.max_share)
+        coefficients = np.concatenate([bounded, coefficients[..., cohort.size :]], axis=-1)
+    return Defended(coefficients, own, seen, mixing)
 
 
 def absurd_metric(cohort: Cohort) -> str:

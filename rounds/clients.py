@@ -27,7 +27,7 @@ class Replies:
     """The replies of a round's evaluation: what the usable ones report, and why others cannot be used, by name.
 
     `more_sent` and `more_received` are extra bytes: frozen arrays and repeated messages. Arrays that a round changes
-    are counted elsewhere.
+    are counted elsewhere. `hostile` are the clients that attack in an experiment: means leave them out.
     """
 
     metrics: Reports
@@ -35,6 +35,7 @@ class Replies:
     missing: tuple[str, ...] = ()
     more_sent: int = 0
     more_received: int = 0
+    hostile: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +64,7 @@ class Trained(Replies):
         second: str = "",
         memory: Memory | None = None,
         borrowed: bool = False,
+        hostile: frozenset[str] = frozenset(),
     ) -> Self:
         """Return an object without replies yet, for up to `capacity` of them.
 
@@ -79,6 +81,7 @@ class Trained(Replies):
             metrics={},
             refused=refused,
             missing=tuple(missing),
+            hostile=hostile,
             updates=updates(layout),
             second=updates(layout_of_second(layout, second), second) if second else None,
         )

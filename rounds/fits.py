@@ -19,7 +19,7 @@ REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ON
 
 PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
 WHOLE_UPDATES, CORRECTED_SGD = "whole updates", "corrected sgd"
-PLAIN_LOSS, CLIENT_MOMENTUM = "plain loss", "client momentum"
+PLAIN_LOSS, CLIENT_MOMENTUM, OWN_WEIGHTS = "plain loss", "client momentum", "own weights"
 ANGLES, SINGLE_CLIENTS = "angles", "single clients"
 """What a method needs by what it is: see `Method.all_needs`."""
 
@@ -81,6 +81,11 @@ NEEDS: Mapping[str, Requirement] = {
         "{option} = {value!r}: {method} uses numbers, or keeps updates or states, of single clients, which sums hide: "
         "leave {option} out, or choose a method that needs sums alone, such as TERM",
     ),
+    OWN_WEIGHTS: Requirement(
+        "has weights that such a defence would replace",
+        "{option} = {value!r} replaces the weights of FedAvg, and {method} has its own: choose one that mixes updates "
+        "(clip, nnm, bucketing, arc), or leave {option} out",
+    ),
 }
 """Each need that an option can change."""
 
@@ -100,12 +105,13 @@ SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
 ADAPTIVE_SERVER = Option('server_optimizer="adam"')
 OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM}))
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
+OTHER_WEIGHTS = Option('defence="krum"', frozenset({OWN_WEIGHTS}))
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
 PRIVACY = Option('privacy="sums"', frozenset({ANGLES, SINGLE_CLIENTS}))
 
 OPTIONS = (
-    *(WEIGHTING, SAMPLING, CLIP_UPDATES, SERVER_MOMENTUM, ADAPTIVE_SERVER, CONTROL_VARIATES),
-    *(OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL, PRIVACY),
+    *(WEIGHTING, SAMPLING, CLIP_UPDATES, SERVER_MOMENTUM, ADAPTIVE_SERVER, OTHER_WEIGHTS),
+    *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL, PRIVACY),
 )
 """The options in the order of the table's columns."""
 

@@ -17,8 +17,8 @@ from .aggregation import (
     NoStepError,
     check_row,
     cohort_of,
-    compute_coefficients,
     decides,
+    defended,
     parts_of,
     rows_after,
     share_along,
@@ -26,6 +26,7 @@ from .aggregation import (
 )
 from .clients import Clients, Replies, Reports, Trained
 from .cohort import Cohort, Probed
+from .defences import trimmed_mean
 from .fits import ROSTER
 from .lengths import Usual, largest_share
 from .limits import (
@@ -40,6 +41,7 @@ from .limits import (
     usable_sizes,
 )
 from .method import Method
+from .opposition import has_lost_common_direction, opposing
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
@@ -354,6 +356,7 @@ class Rounds:
             server_metrics=dict(server_metrics or {}),
             train_metrics=trained.metrics,
             evaluations=evaluated.metrics if evaluated else {},
+            hostile=trained.hostile.union(evaluated.hostile if evaluated else ()),
             bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate))
             + self._vector_bytes * len(self._draws)
             + more_sent,
@@ -443,7 +446,7 @@ class Rounds:
             draws=self._draws,
             sent=self._sent,
         )
-        coefficients = compute_coefficients(method, cohort)
+        coefficients, own, seen, mixing = defended(method, cohort)
         lengths = trained.updates.lengths if self._clipped else replied
         if method.has_second_rows and trained.second is not None:
             lengths = np.concatenate([lengths, trained.second.lengths])
@@ -455,8 +458,12 @@ class Rounds:
         except ValueError as reason:
             client, share = largest_share(parts)
             raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason
-        probed = self._probe(cohort, coefficients, trained)
-        remembered = method.remember(cohort, coefficients, probed)
+        if "gram" in vars(cohort):  # which the method has asked for: others do not pay for it
+            self._note_opposing(cohort, coefficients[..., : cohort.size])
+        probed = self._probe(seen, own, trained)
+        remembered = method.remember(seen, own, probed)
+        if mixing is not None:
+            remembered = {key: None if mix is None else mix @ mixing for key, mix in remembered.items()}
         method.progress.kept = rows_after(method, remembered, vectors)
         method.progress.moments = moments
         method.progress.lengths = method.progress.lengths.plus(number, replied / usual.allowances, step, parts)
@@ -469,14 +476,17 @@ class Rounds:
     ) -> tuple[Model, float, Moments | None]:
         """Return the model after the step, the length of the method's step, and the state of the server optimizer."""
         method, updates, layout = self._method, trained.updates, trained.updates.layout
-        if method.server_optimizer is None:
+        trimmed = method.defence.trimmed(cohort.size) if method.defence else 0
+        if method.server_optimizer is None and not trimmed:
             after = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
             step = layout.distance(after, layout.trainable)
             check_step(method, layout, step, longest_update)
             return after, step, None
-        down = total(coefficients, vectors, ends=layout.ends)
+        down = trimmed_mean(updates.vectors, trimmed) if trimmed else total(coefficients, vectors, ends=layout.ends)
         step = length(down)
         check_step(method, layout, step, longest_update)
+        if method.server_optimizer is None:
+            return updates.model_with(layout.flat - down, cohort.prior, cohort.counts), step, None
         flat, moments = method.server_optimizer.step(layout.flat, down, method.progress.moments)
         return updates.model_with(flat, cohort.prior, cohort.counts), step, moments
 
@@ -494,6 +504,21 @@ class Rounds:
             words = f"client %s decides round %d: {100.0 * share:.0f} %% of the step"
             extra = {"client": self._decided_by, "round": cohort.round}
             log.warning(words, self._decided_by, cohort.round, extra=extra)
+
+    def _note_opposing(self, cohort: Cohort, coefficients: FloatArray) -> None:
+        """Note and log who opposes the others round after round, and a step that has lost the common direction."""
+        gram, progress = cohort.gram[: cohort.size, : cohort.size], self._method.progress
+        before, progress.opposition = progress.opposition.named, progress.opposition.after(cohort.names, gram)
+        named = progress.opposition.named
+        for name in sorted(set(named).difference(before)):
+            opposed, rounds = progress.opposition.counts[name]
+            words = "client %s has opposed the mean of the others in %d of %d rounds: it is hostile, or badly served"
+            log.warning(words, name, opposed, rounds, extra={"client": name, "round": cohort.round})
+        self._decided_by = self._decided_by or next((name for name in cohort.names if name in named), "")
+        if coefficients.ndim == 1 and has_lost_common_direction(coefficients, gram):
+            against = ", ".join(name for name, opposes in zip(cohort.names, opposing(gram), strict=True) if opposes)
+            words = "the step of round %d has next to nothing of what the updates have in common; against it: %s"
+            log.warning(words, cohort.round, against or "nobody alone", extra={"round": cohort.round})
 
     def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes.
@@ -533,8 +558,9 @@ class Rounds:
         return {name: loss for name, loss in losses.items() if name not in too_large}, refused
 
     def _summed_up(self, asked: int, replies: Replies) -> Metrics:
+        honest = {name: report for name, report in replies.metrics.items() if name not in replies.hostile}
         return {
-            **means(replies.metrics, self._method.weighted_by_key),
+            **means(honest, self._method.weighted_by_key),
             "participants": asked,
             "replies-used": len(replies.metrics),
             "replies-refused": replies.refused.count,

@@ -18,8 +18,10 @@ from .cohort import Kept as Kept
 from .cohort import MethodError as MethodError
 from .cohort import Probed as Probed
 from .declarations import check_declarations
+from .defences import NONE, TRIMMED_MEAN, WEIGHING, Defence
 from .fits import REQUIREMENTS
 from .lengths import Lengths
+from .opposition import Opposition
 from .options import OPTIONS, checking
 from .options import Options as Options
 from .progress import SERVER_OPTIMIZER, Progress
@@ -190,6 +192,8 @@ class Method:
                 f"clip_updates must be less than update_limit ({self.update_limit:g}), beyond which replies are "
                 f"refused, got {self.clip_updates:g}: lower it, or raise update_limit"
             )
+        self.defence = self._checked_defence(plain)
+        self.max_share: float = plain["max_share"]
         self.unused_rounds: int = plain["unused_rounds"]
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
@@ -235,6 +239,21 @@ class Method:
             self.check_fit(fits.SAMPLING, "sampling", sampling)
         return scheme
 
+    def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
+        name = plain["defence"]
+        if name in WEIGHING:
+            self.check_fit(fits.OTHER_WEIGHTS, "defence", name)
+        if name == NONE and plain["defence_tolerance"]:
+            raise ValueError(
+                f"defence_tolerance = {plain['defence_tolerance']} has no effect: name a defence by defence, as in nnm"
+            )
+        if name == TRIMMED_MEAN and plain["max_share"] < 1.0:
+            raise ValueError(
+                f"max_share = {plain['max_share']} has no effect with defence = {name!r}, which uses no weights: leave "
+                "one of them out"
+            )
+        return None if name == NONE else Defence(name, plain["defence_tolerance"], self.seed)
+
     def check_fit(self, option: fits.Option, name: str, value: object) -> None:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
         needs = {need for need in option.changes if self._has(need)}
@@ -255,6 +274,8 @@ class Method:
                 return not self.fixed_weights
             case fits.CLIENT_MOMENTUM:
                 return bool(self.terms(1).client_momentum)
+            case fits.OWN_WEIGHTS:
+                return type(self).__name__ != "FedAvg"
             case fits.PLAIN_LOSS:
                 return bool(self.terms(1).disparity)
             case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:
@@ -415,6 +436,8 @@ class Method:
         }
         state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
         state |= {"roster": dict(self.progress.roster)} if fits.ROSTER in self.requires else {}
+        if self.progress.opposition.counts:
+            state["opposition"] = self.progress.opposition.state_dict()
         if self.server_optimizer is not None:
             state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
         state |= {"states": self.progress.states.state_dict()} if self.keeps_states else {}
@@ -444,6 +467,7 @@ class Method:
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
             history=History.of_state(state["history"]) if "history" in state else History(),
             roster=dict(state.get("roster", {})),
+            opposition=Opposition.of_state(state.get("opposition", {})),
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
             states=States.of_state(state["states"]) if "states" in state else States(),
         )

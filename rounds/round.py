@@ -59,6 +59,8 @@ class Round:
     lost_states
         The clients that had lost what they keep between rounds, in the order of names: the method's memory, and what
         all clients keep, is empty after such a round.
+    hostile
+        The clients that attack in an experiment. Measures of fairness leave them out.
     metrics
         Means over the used replies, or what the user's aggregation makes of them, and the metrics that the method
         reports.
@@ -95,6 +97,7 @@ class Round:
     lost_states: tuple[str, ...] = ()
     average: Any = None
     offline: tuple[str, ...] = ()
+    hostile: frozenset[str] = frozenset()
     evaluation_metrics: Mapping[str, Any] = field(default_factory=dict)
     server_metrics: Mapping[str, Any] = field(default_factory=dict)
     private: Mapping[str, float] | None = None

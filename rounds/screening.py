@@ -82,7 +82,7 @@ class Refusals:
     """Why replies of a round are not used, by client name; `log` says each reason once."""
 
     def __init__(self, server_round: int) -> None:
-        self._round = server_round
+        self.round = server_round
         self._reasons: dict[str, list[str]] = {}
         self._lacking: dict[str, str] = {}
         self._not_finite: list[str] = []
@@ -102,7 +102,7 @@ class Refusals:
         for name, reason in self.reasons.items():
             clients.setdefault(reason, []).append(name)
         for reason, names in clients.items():
-            extra = {"client": ", ".join(names), "round": self._round}
+            extra = {"client": ", ".join(names), "round": self.round}
             who = f"a reply of client {names[0]}" if len(names) == 1 else f"the replies of {len(names)} clients"
             them = f" ({listed(names)})" if len(names) > 1 else ""
             log.warning("refused %s%s: %s", who, them, reason, extra=extra)

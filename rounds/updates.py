@@ -570,6 +570,14 @@ class Updates:
         self._others = [self._others[k] for k in left]
         self._forget()
 
+    def replace(self, place: int, values: FloatArray) -> None:
+        """Put another update, shape (d,), in the place of one."""
+        self.matrix[place] = values
+        exponent = _exponent(self.matrix[place])
+        np.ldexp(self.matrix[place], -exponent, out=self.matrix[place])
+        self._scales[place] = 2.0**exponent
+        self._forget()
+
     def shorten(self, factors: FloatArray) -> None:
         """Multiply each update, wherever it is read, by its factor, shape (m,)."""
         self._scales = (np.array(self._scales) * factors).tolist()

@@ -54,6 +54,7 @@ from .run_folder.stopping import EarlyStopping
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
 from .settings import (
+    ATTACK_IN_ONE_PROCESS,
     POOLED_IN_ONE_PROCESS,
     Settings,
     digest_changed,
@@ -78,6 +79,8 @@ def main(grid: Grid, context: Context) -> None:
             f"min-clients = {settings.min_clients}: a private run on deployed clients needs at least {FEWEST + 1}, so "
             f"that a round can lose one: set min-clients={FEWEST + 1}"
         )
+    if settings.attack:
+        raise SettingsError(ATTACK_IN_ONE_PROCESS)
     folder = choose_run_folder(settings)
     announce(folder)
     quorum = Quorum(settings.patience, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known))

@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.imports import is_import_string
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
+from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.schedules import UNCHANGED
@@ -87,7 +89,7 @@ class Settings(RunSettings):
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
         settings.check_sizes()
-        settings.check_reports()
+        settings.check_attack()
         settings.check_quorum()
         settings.check_threshold()
         settings.check_early_stopping()
@@ -102,22 +104,41 @@ class Settings(RunSettings):
         except ValueError as error:
             raise SettingsError(f"enrolled-sizes = {self.enrolled_sizes!r}: {error}") from error
 
-    def check_reports(self) -> None:
-        """Raise SettingsError where clients are to misreport and none is named, or some are named that do not."""
-        factor, bias, clients = (
-            self.reported_loss_factor,
-            self.reported_loss_bias,
-            split_names(self.misreporting_clients),
-        )
-        if not clients and (factor != 1.0 or bias != 0.0):
-            key, value = ("reported-loss-bias", bias) if factor == 1.0 else ("reported-loss-factor", factor)
+    def check_attack(self) -> None:
+        """Raise SettingsError where a setting of an attack, or of a defence, is unknown or has no effect."""
+        if not self.attack:
+            for key, value in (("attackers", self.attackers), ("attack-strength", self.attack_strength)):
+                if value:
+                    raise SettingsError(f"{key} = {value!r} has no effect: name an attack by attack, as in sign-flip")
+            if self.attack_from > 1:
+                raise SettingsError(f"attack-from = {self.attack_from} has no effect: name an attack by attack")
+            return
+        known = ATTACKS.get(self.attack)
+        if known is None and not is_import_string(self.attack):
+            hint = did_you_mean(self.attack, ATTACKS)
             raise SettingsError(
-                f"{key} = {value!r} has no effect: name the clients that misreport by misreporting-clients"
+                f"attack = {self.attack!r}: {hint}there are {', '.join(ATTACKS)}, and yours as my_module:attack"
             )
-        if clients and factor == 1.0 and bias == 0.0:
+        if not self.attackers:
             raise SettingsError(
-                f"misreporting-clients = {self.misreporting_clients!r} has no effect: set reported-loss-factor or "
-                "reported-loss-bias, which those clients apply"
+                f"attack = {self.attack!r} has no effect: say who attacks by attackers, as names or as a share, 0.25"
+            )
+        share = share_in(self.attackers)
+        if share is not None and not 0.0 < share < 1.0:
+            raise SettingsError(f"attackers = {self.attackers!r}: a share must be above 0 and below 1")
+        if self.attack_from > self.num_rounds:
+            raise SettingsError(
+                f"attack-from = {self.attack_from} has no effect in {self.num_rounds} rounds: lower it, or raise "
+                "num-rounds"
+            )
+        if known is not None and known.strength is None and self.attack_strength:
+            raise SettingsError(
+                f"attack-strength = {self.attack_strength} has no effect on {self.attack}: leave it out"
+            )
+        if self.attack == LABEL_FLIP and self.attack_from > 1:
+            raise SettingsError(
+                f"attack-from = {self.attack_from} has no effect on {LABEL_FLIP}, which changes the data of the whole "
+                "run: leave it out"
             )
 
     def check_threshold(self) -> None:
@@ -203,7 +224,7 @@ class Settings(RunSettings):
                     f"loss-bound = {self.loss_bound:g} has no effect without privacy: set privacy=sums, or leave it out"
                 )
             return
-        for key in ("pooled", "validation-share", "early-stopping", "misreporting-clients", "client-rule"):
+        for key in ("pooled", "validation-share", "early-stopping", "client-rule", "attack", "defence", "max-share"):
             if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
                 raise SettingsError(
                     f"{key} = {value!r} does not work with privacy = {self.privacy!r}, which hides single clients' "
@@ -326,6 +347,8 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
                 raise SettingsError(
                     f"{key} has no effect with pooled = true, as one client a round trains: leave it out"
                 )
+    if deployed and given.get("attack"):
+        raise SettingsError(ATTACK_IN_ONE_PROCESS)
     info = find_task(task)
     none_to_choose = {
         "model": not info.models and not info.is_user_defined,
@@ -356,6 +379,11 @@ POOLED_IN_ONE_PROCESS = (
     "clients, or use fairbloom run"
 )
 """Why deployed clients cannot train on the data of all."""
+
+ATTACK_IN_ONE_PROCESS = (
+    "attack: clients attack on one machine only: leave it out with deployed clients, or use fairbloom run"
+)
+"""Why no deployed client attacks."""
 
 
 def may_differ(*, finished: bool, taken_back: bool = False) -> Collection[str]:

@@ -15,17 +15,21 @@ from fairbloom.client.local import LocalClient, Metrics, Update, load_task_and_m
 from fairbloom.client.preprocessing import keep_preprocessing
 from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason
+from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.names import AGREED
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.memory import Memory, release
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.roster import share
 from fairbloom.rounds.screening import Refusals, usable_evaluations, usable_reports
 from fairbloom.rounds.updates import Model, Updates
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.task import REMEMBERED
+
+from .adversaries import Adversaries
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,7 +80,8 @@ class LocalClients:
         self._names = load_task(self.settings).ascending
         check_names("training-clients", method.training_clients, self._names)
         check_names("enrolled-sizes", tuple(method.enrolled_sizes), self._names)
-        check_names("misreporting-clients", split_names(self.settings.misreporting_clients), self._names)
+        check_tolerance(method, len(self._names))
+        self._adversaries = self._adversaries_of(method)
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
@@ -84,6 +89,18 @@ class LocalClients:
         self._most = REMEMBERED
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
+
+    def _adversaries_of(self, method: Method) -> Adversaries | None:
+        """Return the hostile clients, None where the run has no attack."""
+        if not self.settings.attack:
+            return None
+        if share_in(self.settings.attackers) is None:
+            check_names("attackers", split_names(self.settings.attackers), self._names)
+        return Adversaries(self.settings, self._names, method)
+
+    @property
+    def _hostile(self) -> frozenset[str]:
+        return self._adversaries.names if self._adversaries else frozenset()
 
     # The seam, but for train and evaluate -----------------------------------------------------------------------------
 
@@ -180,7 +197,9 @@ class LocalClients:
         layout, refused = self.method.layout_of(model), Refusals(terms.server_round)
         memory = Memory(self.settings.memory)
         second = self.method.second
-        return Trained.empty(layout, len(names), refused=refused, missing=(), second=second, memory=memory)
+        return Trained.empty(
+            layout, len(names), refused=refused, missing=(), second=second, memory=memory, hostile=self._hostile
+        )
 
     def hand_over(self, trained: Trained, replies: Mapping[str, Reply]) -> None:
         """Take in the replies, by client in the order of names and rows; what cannot be used is refused."""
@@ -195,6 +214,8 @@ class LocalClients:
                 if updates is not None and row != reply.row:
                     updates.matrix[row] = updates.matrix[reply.row]
         trained.add_rows(reports, [reply.others for reply in kept], [reply.second for reply in kept])
+        if self._adversaries is not None:
+            self._adversaries.attack(trained, trained.refused.round, self.states)
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""
@@ -227,7 +248,9 @@ class LocalClients:
         usable, reasons = usable_evaluations(reports, self.method.weighted_by_key)
         for name, reason in reasons.items():
             refused.add(name, reason)
-        return Replies(metrics=usable, refused=refused)
+        if self._adversaries is not None:
+            self._adversaries.lie(usable, refused.round, evaluated=True)
+        return Replies(metrics=usable, refused=refused, hostile=self._hostile)
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
         return answer_of(compute, *args, **kwargs)
@@ -235,6 +258,16 @@ class LocalClients:
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""
         return {name: torch.tensor(array, device=self.device) for name, array in model.items()}
+
+
+def check_tolerance(method: Method, clients: int) -> None:
+    """Raise FairbloomError when a defence is to tolerate half of a round's clients or more."""
+    per_round = share(method.fraction_train, clients, method.min_train_nodes)
+    if method.defence is not None and 2 * method.defence.tolerance >= per_round:
+        raise FairbloomError(
+            f"defence-tolerance = {method.defence.tolerance}: it must be less than half of the {per_round} clients of "
+            "a round: lower it, or raise fraction"
+        )
 
 
 def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:

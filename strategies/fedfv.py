@@ -50,7 +50,9 @@ class FedFV(FairStrategy):
 
     Objective: the mean loss, without conflicts
     Good for: clients in conflict of which few take part in a round; absent ones are respected for tau rounds.
-    Hurts when: updates are noisy: half of all pairs then conflict by chance, and projections cost signal.
+    Hurts when: updates are noisy: half of all pairs then conflict by chance, and projections cost signal. Or one client
+        turns its update round, even half of it: nearly parallel updates of iid clients all conflict with it, the
+        projections take away the direction that they share, and the step is noise at full length.
     Memory: tau rounds of updates
     Cost: a Gram matrix and projections
     """

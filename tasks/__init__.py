@@ -9,6 +9,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
+from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Value, split_names
 
@@ -85,6 +86,10 @@ def load_task(settings: RunSettings | Mapping[str, Any], since: Hashable = None)
         from .further import add_scores  # imported late: it needs PyTorch
 
         task = add_scores(task, split_names(settings.scores), settings.threshold)
+    if settings.attack == LABEL_FLIP:
+        from .flipped import flip_labels  # imported late: it needs PyTorch
+
+        task = flip_labels(task, attackers_of(settings, task.clients))
     if not settings.pooled:
         return task
     from .pooled import pool  # imported late: it needs PyTorch

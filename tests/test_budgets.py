@@ -22,29 +22,29 @@ ROOMS: Mapping[str, int] = {
     "deploy/operator": 2_570,
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,
-    "experiments/results": 3_750,
+    "experiments/results": 3_800,
     "experiments/studies": 2_750,
     "experiments/views": 1_600,
     "experiments/views/report": 2_600,
     "prediction": 1_100,
     "prediction/export": 1_200,
     "private": 1_780,
-    "protocol": 1_750,
-    "rounds": 5_700,
-    "server": 1_920,
+    "protocol": 1_850,
+    "rounds": 6_110,
+    "server": 1_950,
     "server/run_folder": 2_350,
-    "simulation": 1_260,
+    "simulation": 1_590,
     "simulation/dispatch": 1_150,
     "simulation/stacked": 1_250,
-    "strategies": 3_660,
-    "tasks": 2_900,
+    "strategies": 3_665,
+    "tasks": 2_940,
     "tasks/datasets": 1_150,
     "tasks/files": 2_500,
     "tasks/files/reading": 1_410,
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 65_000, 80_500
+PACKAGES, TESTS = 66_050, 80_980
 """The most lines of Python in all packages, and in the tests."""
 
 DOCS_WORDS, DEPENDENCIES = 60_000, 17

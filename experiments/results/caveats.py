@@ -18,7 +18,8 @@ def caveats_of_run(run: Run) -> list[str]:
     stopped = (
         [f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."] if run.stopped else []
     )
-    return [*stopped, *_single([run], "the method had nothing"), *_small_tests(run), *_worse_than_the_mean(run)]
+    single = _single([run], "the method had nothing")
+    return [*stopped, *single, *_attacked([run]), *_opposing([run]), *_small_tests(run), *_worse_than_the_mean(run)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -33,7 +34,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Under {join_all(worse)}, the prediction for some clients is worse than "
             "the mean of their test targets (r2 below 0)."
         )
-    found += _stopped(runs)
+    found += [*_stopped(runs), *_attacked(every), *_opposing(every)]
     return [*found, *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
@@ -74,6 +75,29 @@ def _single(runs: Sequence[Run], who: str) -> list[str]:
     """Return what it means that one client alone trained in each round of all runs, nothing where that is not so."""
     remedy = "raise fraction, the share of clients that trains in a round"
     return [f"One client trained in each round, so {who} to weigh: {remedy}."] if all(map(is_single, runs)) else []
+
+
+def _attacked(runs: Sequence[Run]) -> list[str]:
+    """Return which clients attack in an experiment, nothing where none does."""
+    found = []
+    for attack in dict.fromkeys(str(run.settings.get("attack", "")) for run in runs if run.attackers):
+        attackers = {name for run in runs if run.settings.get("attack") == attack for name in run.attackers}
+        verb = "attack" if len(attackers) > 1 else "attacks"
+        named = join_names(sorted(attackers), 5)
+        found.append(f"{named} {verb} by {attack}, as set: all measures are over the honest clients.")
+    return found
+
+
+def _opposing(runs: Sequence[Run]) -> list[str]:
+    """Return which clients went against the others in most rounds, nothing where none did."""
+    named = {name for run in runs for name in run.opposing}
+    if not named:
+        return []
+    return [
+        f"The updates of {join_names(sorted(named), 5)} went against the mean of the others in most rounds: either "
+        "the client is hostile, or it is honest and badly served by what serves the others. Look at its data before "
+        "you leave it out."
+    ]
 
 
 def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:

@@ -81,10 +81,10 @@ def measures_of(run: Run, baseline: Run | None, case: Case) -> dict[str, float]:
 
 
 def scores_of(run: Run, evaluated: str) -> dict[str, float]:
-    """Return each client's score under the final model that a row evaluates."""
-    if evaluated == "global":
-        return final_of(run)
-    if not (values := run.final(model=evaluated)):
+    """Return each client's score under the final model that a row evaluates: of attackers too, as papers print them."""
+    if not (values := run.final(model=evaluated, hostile=True)):
+        if evaluated == "global":
+            return final_of(run)  # which raises
         raise FairbloomError(
             f"{run.folder} has no personal models: leave evaluated out, or take a method that has some"
         )

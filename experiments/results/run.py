@@ -18,6 +18,7 @@ from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Mark, Value
+from fairbloom.rounds.opposition import Opposition
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.fairness import summarize
@@ -41,7 +42,7 @@ from fairbloom.server.run_folder.files import (
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.rows import ABSENT, SHARE_OF_LARGER_CLASS, WORDS, parse_absent
+from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, SHARE_OF_LARGER_CLASS, WORDS, parse_absent
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
@@ -236,9 +237,9 @@ class Run(Shown):
         grouped = GROUPED.read(self.folder)
         if grouped is None:
             return None
-        last_rows = self._last_rows if after is None else self._rows_until(after)
+        last_rows = self._honest(self._last_rows if after is None else self._rows_until(after))
         last = {row["round"] for row in last_rows}
-        of_them = [row for row in self._groups if row["round"] in last]
+        of_them = [row for row in self._groups if row["round"] in last and row["client"] not in self.attackers]
         rows = [row for row in of_them if (row["model"], row["split"]) == (model, split)]
         if model != "global" and not rows:
             return None
@@ -280,7 +281,13 @@ class Run(Shown):
         return {}
 
     def final(
-        self, score: Score | None = None, model: str = "", split: str = "test", *, after: int | None = None
+        self,
+        score: Score | None = None,
+        model: str = "",
+        split: str = "test",
+        *,
+        after: int | None = None,
+        hostile: bool = False,
     ) -> dict[str, float]:
         """Return the score of each client after the last evaluated round; clients without one are left out.
 
@@ -294,10 +301,13 @@ class Run(Shown):
             "test", or "validation" for the examples that a validation share sets apart.
         after
             A round: rounds beyond it are not looked at.
+        hostile
+            Whether clients that attack in an experiment are among them.
         """
         score, model = score or self.score, model or self.serves
         column, path = score.column(model, split), CLIENTS.path_in(self.folder)
         rows = self._last_rows if after is None else self._rows_until(after)
+        rows = rows if hostile else self._honest(rows)
         if rows and column not in rows[0] and split == "test" and (self.finished or model == "global"):
             raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
         return {row["client"]: _number(row[column], score, path) for row in rows if row.get(column)}
@@ -324,11 +334,11 @@ class Run(Shown):
                 for kind in ABSENT
                 for name in parse_absent(row, kind)
             }
-        return tuple(sorted(names.difference(self.final(score, model))))
+        return tuple(sorted(names.difference(self.final(score, model), self.attackers)))
 
     def test_examples(self) -> dict[str, int]:
         """Return how many examples each client was tested on after the last evaluated round."""
-        return {row["client"]: int(row["test_examples"]) for row in self._last_rows}
+        return {row["client"]: int(row["test_examples"]) for row in self._honest(self._last_rows)}
 
     def training_examples(self) -> dict[str, int]:
         """Return how many training examples each client said it had, in the first reply of it that could be used.
@@ -338,9 +348,20 @@ class Run(Shown):
         """
         if self.settings.get("weighted-by-key", NUM_EXAMPLES) != NUM_EXAMPLES:
             return {}
+        return {name: int(count) for name, count in self._last_state().get("first-counts", {}).items()}
+
+    @cached_property
+    def opposing(self) -> tuple[str, ...]:
+        """The clients that have gone against the mean of the others in most rounds, as a whole checkpoint says."""
+        if not any(row.get("decided_by") for row in self._rounds):
+            return ()  # they would be named there
+        return Opposition.of_state(self._last_state().get("opposition", {})).named
+
+    def _last_state(self) -> Mapping[str, Any]:
+        """Return the method's memory after the last round that a checkpoint holds, empty where there is none."""
         with contextlib.suppress(RunFolderError):
             if last := load_last(CHECKPOINTS.path_in(self.folder)):
-                return {name: int(count) for name, count in last[1]["strategy"]["first-counts"].items()}
+                return dict(last[1]["strategy"])
         return {}
 
     def larger_classes(self) -> dict[str, float]:
@@ -348,7 +369,7 @@ class Run(Shown):
 
         A client of which that is not known is left out.
         """
-        rows = self._last_rows
+        rows = self._honest(self._last_rows)
         return {row["client"]: float(cell) for row in rows if (cell := row.get(SHARE_OF_LARGER_CLASS))}
 
     def coefficients(self) -> dict[str, float]:
@@ -524,6 +545,14 @@ class Run(Shown):
     @cached_property
     def _groups(self) -> Rows:
         return GROUPS.read(self.folder) if GROUPED.exists_in(self.folder) else []
+
+    @cached_property
+    def attackers(self) -> frozenset[str]:
+        """The clients that attack in an experiment, as far as they were evaluated: no measure counts them."""
+        return frozenset(row["client"] for row in self._clients if row.get(HOSTILE) == "1")
+
+    def _honest(self, rows: Rows) -> Rows:
+        return [row for row in rows if row["client"] not in self.attackers] if self.attackers else rows
 
     @cached_property
     def _last_rows(self) -> Rows:

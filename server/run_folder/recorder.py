@@ -138,7 +138,8 @@ class RunRecorder:
         personal = method.terms(1).personal_lambda is not None
         self._kept_by_clients = personal or method.keeps_states
         disparity = DISPARITY in method.needs
-        self._table = ClientTable(scores, validated, threshold, personal, disparity, two_classes, loss)
+        hostile = bool(config.get("attack"))
+        self._table = ClientTable(scores, validated, threshold, personal, disparity, two_classes, hostile, loss)
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None

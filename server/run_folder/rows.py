@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -34,6 +34,9 @@ DISPARITIES = (names.DISPARITY, names.DISPARITY_HARD)
 SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
 """What clients.csv has of two classes: the share of a client's test examples that are of the larger one, in percent."""
 
+HOSTILE = "hostile"
+"""What clients.csv has of an experiment with an attack: 1 for the clients that attack, else 0."""
+
 LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
 
 MEASURES = tuple(summarize({"anyone": 1.0}))
@@ -63,13 +66,15 @@ class ClientTable:
     personal: bool = False
     disparity: bool = False
     two_classes: bool = False
+    hostile: bool = False
     loss: str = names.LOSS
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of its columns."""
         metrics = (name for name, _ in self._metrics((), ()))
-        return ("round", "client", "participated", "coefficient", "test_examples", *metrics)
+        hostile = (HOSTILE,) if self.hostile else ()
+        return ("round", "client", "participated", "coefficient", "test_examples", *hostile, *metrics)
 
     def rows(self, finished: Round) -> list[tuple[object, ...]]:
         """Return a row for each client that evaluated the round's model."""
@@ -83,6 +88,7 @@ class ClientTable:
                 [int(name in finished.coefficients) for name in clients],
                 [finished.coefficients.get(name) for name in clients],
                 [int(report[names.NUM_EXAMPLES]) for report in measured],
+                *([[int(name in finished.hostile) for name in clients]] if self.hostile else []),
                 *(cells for _, cells in self._metrics(measured, trained)),
                 strict=True,
             )
@@ -181,7 +187,9 @@ def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
 
 def _measure_improvement(finished: Round) -> dict[str, object]:
     """Return the share of participants whose training loss did not rise, where participants evaluated the model."""
-    before = {name: m[names.LOSS_BEFORE] for name, m in finished.train_metrics.items() if names.LOSS_BEFORE in m}
+    before = {
+        name: m[names.LOSS_BEFORE] for name, m in _honest(finished, finished.train_metrics) if names.LOSS_BEFORE in m
+    }
     measured = finished.evaluations.items()
     after = {name: m[names.TRAIN_LOSS] for name, m in measured if name in before and names.TRAIN_LOSS in m}
     if not after:
@@ -204,9 +212,13 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     return measures
 
 
+def _honest(finished: Round, reports: Mapping[str, Report]) -> Iterator[tuple[str, Report]]:
+    return ((name, report) for name, report in reports.items() if name not in finished.hostile)
+
+
 def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
-    """Return a metric of the clients that reported it, in the unit of the tables, by client name."""
-    reported = {name: each[metric] for name, each in finished.evaluations.items() if metric in each}
+    """Return a metric of the honest clients that reported it, in the unit of the tables, by client name."""
+    reported = {name: each[metric] for name, each in _honest(finished, finished.evaluations) if metric in each}
     cells = zip(reported, score.cells(reported.values()), strict=True)
     return {name: value for name, value in cells if value is not None}
 

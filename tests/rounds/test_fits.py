@@ -18,6 +18,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     'server_optimizer="avgm"': {"server_optimizer": "avgm"},
     'server_optimizer="adam"': {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
     "control_variates": {"control_variates": True},
+    'defence="krum"': {"defence": "krum"},
     "proximal_mu": {"proximal_mu": 0.1},
     "personal_lambda": {"personal_lambda": 0.1},
 }

@@ -465,9 +465,11 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     of_methods = {"weighting", "proximal-mu", "personal-lambda", "average-models", "control-variates"}
     of_steps |= {"client-rule"}
     of_methods |= {f"server-optimizer{end}" for end in ("", "-lr", "-beta1", "-beta2", "-tau")}
+    of_methods |= {"attack", "attackers", "attack-strength", "attack-from", "defence", "defence-tolerance"}
+    of_methods |= {"max-share"}
     assert set(marked(Mark.VARIANT)) == of_methods | of_work | of_steps | {"weight-decay", "schedule", "warmup"}
     assert set(marked(Mark.CHANGES_STEP)) == of_steps
-    assert set(marked(Mark.NAMES)) == {"training-clients", "misreporting-clients", "scores"}
+    assert set(marked(Mark.NAMES)) == {"training-clients", "attackers", "scores"}
 
 
 def test_a_setting_for_some_partitions_names_partitions_that_there_are() -> None:
@@ -497,11 +499,7 @@ def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"reported-loss-factor": 2.0}, "reported-loss-factor = 2.0 has no effect: name the clients that misreport"),
-        ({"reported-loss-bias": -1.0}, "reported-loss-bias = -1.0 has no effect: name the clients that misreport"),
-        ({"misreporting-clients": "a, b"}, "misreporting-clients = 'a, b' has no effect: set reported-loss-factor or"),
         ({"reported-loss": "sum"}, "reported-loss = 'sum': allowed is mean, total or batches"),
-        ({"reported-loss-factor": 0.0, "misreporting-clients": "a"}, "reported-loss-factor"),
         ({"learning-rate-decay": 0.0}, "learning-rate-decay"),
         ({"learning-rate-decay": 1.1}, "learning-rate-decay"),
         ({"average-models": 1}, "average-models"),
@@ -510,6 +508,36 @@ def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None
 def test_what_clients_report_and_how_rounds_go_is_checked(config: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         Settings.of(config)
+
+
+HOSTILE = {"attack": "sign-flip", "attackers": "a"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"attackers": "a"}, "attackers = 'a' has no effect: name an attack by attack, as in sign-flip"),
+        ({"attack-strength": 2.0}, "attack-strength = 2.0 has no effect: name an attack by attack"),
+        ({"attack-from": 2}, "attack-from = 2 has no effect: name an attack by attack"),
+        ({"attack": "ipn", "attackers": "a"}, "attack = 'ipn': did you mean ipm. there are sign-flip, .* as my_module"),
+        ({"attack": "ipm"}, "attack = 'ipm' has no effect: say who attacks by attackers, as names or as a share"),
+        (HOSTILE | {"attackers": "1.5"}, "attackers = '1.5': a share must be above 0 and below 1"),
+        (
+            HOSTILE | {"attack-from": 9, "num-rounds": 3},
+            "attack-from = 9 has no effect in 3 rounds: lower it, or raise",
+        ),
+        ({"attack": "mimic", "attackers": "a", "attack-strength": 2.0}, "strength = 2.0 has no effect on mimic: leave"),
+        ({"attack": "label-flip", "attackers": "a", "attack-from": 2}, "attack-from = 2 has no effect on label-flip"),
+        ({"defence": "median"}, "defence = 'median': allowed is none, clip, nnm,"),
+        ({"defence-tolerance": 1}, "defence-tolerance = 1 has no effect: name a defence by defence, as in nnm"),
+        ({"defence": "krum", "method": "fedfv"}, "defence = 'krum' replaces the weights of FedAvg, and FedFV has its"),
+        ({"defence": "trimmed-mean", "max-share": 0.5}, "max-share = 0.5 has no effect with defence = 'trimmed-mean'"),
+        ({"max-share": 0.0}, "max-share = 0.0: "),
+    ],
+)
+def test_an_attack_or_a_defence_without_effect_is_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        Settings.of({"method": "fedavg", "num-rounds": 20, **config}).strategy()
 
 
 def test_the_method_is_told_who_trains_and_whether_models_are_averaged() -> None:

@@ -99,8 +99,8 @@ def test_nothing_of_a_run_stays_on_anothers_cluster(tmp_path: Path, monkeypatch:
             "average_models": True,
             "training_clients": "client-0,client-1,client-4",
             "reported_loss": "batches",
-            "misreporting_clients": "client-1",
-            "reported_loss_bias": 1.0,
+            "attack": "loss",
+            "attackers": "client-1",
             "learning_rate_decay": 0.5,
             "validation_share": 0.2,
             "personal_lambda": 0.5,
@@ -109,8 +109,9 @@ def test_nothing_of_a_run_stays_on_anothers_cluster(tmp_path: Path, monkeypatch:
         },
         {"method": "fedavg", "pooled": True},
         {"method": "scaffold", "personal_lambda": 0.5},
+        {"method": "fedfv", "attack": "stale", "attackers": "client-1", "defence": "bucketing"},
     ],
-    ids=["rounds as set", "pooled data", "states of clients"],
+    ids=["rounds as set", "pooled data", "states of clients", "an attack and a defence"],
 )
 def test_what_a_run_sets_of_its_rounds_holds_on_a_cluster(tmp_path: Path, changes: dict[str, Any]) -> None:
     """With convolutions, whose clients are computed one by one there too."""

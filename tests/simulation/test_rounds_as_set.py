@@ -101,7 +101,7 @@ def test_a_run_is_not_continued_with_another_average(tmp_path: Path) -> None:
     ("key", "names", "more"),
     [
         ("training-clients", "client-1, client-7", {}),
-        ("misreporting-clients", "client-1, client-7", {"reported_loss_bias": 1.0}),
+        ("attackers", "client-1, client-7", {"attack": "scale"}),
         ("enrolled-sizes", "client-1=500 client-7=500", {}),
     ],
 )
@@ -123,18 +123,6 @@ def test_only_some_clients_train_and_all_are_measured(tmp_path: Path) -> None:
     assert {row["client"] for row in rows} == {f"client-{k}" for k in range(5)}
     assert {row["client"] for row in rows if row["participated"] == "1"} == {"client-1", "client-3"}
     assert {row["participants"] for row in table(folder / "rounds.csv")} == {"1"}
-
-
-def test_misreported_losses_are_what_the_tables_have(tmp_path: Path) -> None:
-    honest, lying = (
-        table(run(tmp_path / str(bias), method="fedavg", fraction=1.0, **lie) / "clients.csv")
-        for bias, lie in ((0, {}), (9, {"misreporting_clients": "client-2", "reported_loss_bias": 9.0}))
-    )
-    for row, due in zip(lying, honest, strict=True):
-        for column in ("train_loss_before_round", "train_loss_of_global_model"):
-            bias = 9.0 if row["client"] == "client-2" else 0.0
-            assert float(row[column]) == float(due[column]) + bias
-        assert row[f"test_{SCORE}"] == due[f"test_{SCORE}"]
 
 
 # Validation ---------------------------------------------------------------------------------------------------------

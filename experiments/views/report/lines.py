@@ -91,6 +91,7 @@ def read_clients(run: Run, model: str = "global") -> "pandas.DataFrame":
             keep_default_na=False,
             na_values={name: [""] for name in wanted if name != "client"},
         )
+    table = table[~table["client"].isin(run.attackers)]
     return table.rename(columns=wanted).reindex(columns=[*wanted.values()])
 
 

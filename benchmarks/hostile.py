@@ -1,0 +1,101 @@
+"""What each method, attack and defence makes of the honest clients, as a CSV file: `python -m benchmarks.hostile`.
+
+One client is hostile, and was not chosen for its data. A row has the mean accuracy over the honest clients, that of the
+worst one, and of the badly served one, each with its 95 % interval over the seeds; and in how many of the rounds
+`decided_by` names the attacker, and an honest client.
+"""
+
+import argparse
+import csv
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import t
+
+import fairbloom
+from fairbloom.errors import FairbloomError
+
+HOSTILE = {"rotated": "client-1", "iid": "client-1", "fashion": "client-1", "hospitals": "hungarian"}
+PLAIN: Mapping[str, Any] = {"fraction": 1.0, "batch-size": 32, "learning-rate": 0.05, "evaluate-every": 1}
+DATA: Mapping[str, Mapping[str, Any]] = {
+    "rotated": {"task": "digits", "clients": 8, "partition": "iid", "digits.rotated-clients": 1, **PLAIN},
+    "iid": {"task": "digits", "clients": 4, "partition": "iid", "digits.rotated-clients": 0, **PLAIN},
+    "fashion": {"task": "fashion-mnist", "clients": 8, "partition": "dirichlet", **PLAIN},
+    "hospitals": {"task": "heart-disease", **PLAIN},
+}
+METHODS = ("fedavg", "qfedavg", "afl", "term", "fedmgda", "fedmgdaplus", "fedfv")
+ATTACKS = {"none": 0.0, "sign-flip": 0.5, "free-rider": 0.0, "alie": 0.0, "optimal-ipm": 0.0, "loss": 5.0}
+DEFENCES = ("none", "clip", "nnm", "bucketing", "arc")
+COLUMNS = (
+    "data",
+    "method",
+    "attack",
+    "defence",
+    "mean",
+    "±",
+    "worst",
+    "±",
+    "attacker named",
+    "honest named",
+    "why not",
+)
+
+
+def measure(data: str, method: str, attack: str, defence: str, rounds: int, seed: int) -> tuple[float, ...]:
+    """Return mean and worst accuracy of the honest clients, and the rounds that name the attacker, and others."""
+    settings = {**DATA[data], "defence": defence}
+    if attack != "none":
+        settings |= {"attack": attack, "attackers": HOSTILE[data], "attack-strength": ATTACKS[attack]}
+    task = settings.pop("task")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "run")
+        run = fairbloom.run(
+            task=task, method=method, rounds=rounds, seed=seed, out=out, progress=False, settings=settings
+        )
+        final = [value for name, value in run.final().items() if name != HOSTILE[data]]
+        with (out / "rounds.csv").open() as file:
+            deciders = [row["decided_by"] for row in csv.DictReader(file)]
+    named = deciders.count(HOSTILE[data])
+    return float(np.mean(final)), min(final), named, rounds - named - deciders.count("")
+
+
+def row_of(cell: tuple[str, str, str, str], rounds: int, seeds: int) -> list[object]:
+    """Return a row of the table; a combination that is refused has the reason."""
+    try:
+        found = np.array([measure(*cell, rounds, seed) for seed in range(1, seeds + 1)])
+    except FairbloomError as error:
+        return [*cell, *[""] * 6, str(error)]
+    half = t.ppf(0.975, seeds - 1) * found.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.full(4, np.nan)
+    numbers = [f"{value:.1f}" for value in (found[:, 0].mean(), half[0], found[:, 1].mean(), half[1])]
+    return [*cell, *numbers, *(f"{value:.1f}" for value in found[:, 2:].mean(axis=0)), ""]
+
+
+def main() -> None:
+    """Print the table, row by row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="rotated", help=", ".join(DATA))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--attacks", default=",".join(ATTACKS))
+    parser.add_argument("--defences", default=",".join(DEFENCES))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    chosen = parser.parse_args()
+    logging.disable(logging.WARNING)
+    writer, start = csv.writer(sys.stdout, lineterminator="\n"), time.monotonic()
+    writer.writerow(COLUMNS)
+    lists = (each.split(",") for each in (chosen.data, chosen.methods, chosen.attacks, chosen.defences))
+    for cell in product(*lists):
+        writer.writerow(row_of(cell, chosen.rounds, chosen.seeds))
+        sys.stdout.flush()
+    print(f"{time.monotonic() - start:.0f} seconds", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

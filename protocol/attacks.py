@@ -1,0 +1,93 @@
+"""Attacks by hostile clients, as experiments set them: their names, what each needs, and who attacks."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import floor
+
+from .parameters import SettingsError
+from .settings import RunSettings, split_names
+from .streams import generator
+
+OWN, HONEST, EARLIER, LABELS = "its own update", "all honest updates", "its earlier update", "labels of classes"
+LOSSES, COUNTS, ACCURACIES = "a method that weighs losses", "weights by examples", "a method that weighs accuracies"
+"""What an attack needs."""
+
+LABEL_FLIP = "label-flip"
+"""The attack that is one of the data: see tasks.flipped."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What is known of an attack before a run.
+
+    Attributes
+    ----------
+    does
+        What a hostile client does, for the table of attacks; s is the strength.
+    needs
+        What a run must have for it to have an effect: one of the constants above.
+    strength
+        The usual attack-strength; None: the attack has none.
+    """
+
+    does: str
+    needs: str
+    strength: float | None = None
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "sign-flip": Attack("replies −s times its own update", OWN, 1.0),
+    "scale": Attack("replies s times its own update", OWN, 10.0),
+    "same-value": Attack("replies an update whose numbers are all s", OWN, 1.0),
+    "noise": Attack("adds normal noise to its update, s times as long as this", OWN, 10.0),
+    "drift": Attack("replies a direction that stays the same, s times as long as its own update", OWN, 1.0),
+    "free-rider": Attack("replies the model that it received, as if it had trained", OWN),
+    "stale": Attack("replies the update of its first attack again and again", EARLIER),
+    "label-flip": Attack("trains with class C − 1 − y in place of y", LABELS),
+    "loss": Attack("adds s to the training loss that it reports", LOSSES, 1.0),
+    "count": Attack("reports s times as many training examples", COUNTS, 5.0),
+    "accuracy": Attack("reports a training accuracy of 0", ACCURACIES),
+    "alie": Attack("replies the mean of the honest updates plus s of their standard deviations", HONEST, 1.5),
+    "ipm": Attack("replies −s times the mean of the honest updates", HONEST, 2.0),
+    "optimal-alie": Attack("does as alie, with the s that moves the step the farthest", HONEST),
+    "optimal-ipm": Attack("does as ipm, with the s that moves the step the farthest", HONEST),
+    "mimic": Attack("replies the update of the first honest client", HONEST),
+}
+
+
+def attackers_of(settings: RunSettings, clients: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a run's hostile clients, in order: those named, or a share of all drawn from the seed.
+
+    Parameters
+    ----------
+    settings
+        Of the run; without an attack nobody attacks.
+    clients
+        The names of all clients.
+
+    Raises
+    ------
+    SettingsError
+        When a share makes no client hostile.
+    """
+    if not settings.attack:
+        return ()
+    share = share_in(settings.attackers)
+    if share is None:
+        return tuple(sorted(split_names(settings.attackers)))
+    number = floor(share * len(clients))
+    if not number:
+        raise SettingsError(
+            f"attackers = {settings.attackers!r}: that share of {len(clients)} clients is none: raise it, or name them"
+        )
+    drawn = generator(settings.seed, "attackers").permutation(len(clients))[:number]
+    return tuple(sorted(sorted(clients)[place] for place in drawn))
+
+
+def share_in(attackers: str) -> float | None:
+    """Return the share of the clients that the setting `attackers` asks for, None where it names them.
+
+    A share has a decimal point, so that clients may be called 1 and 2.
+    """
+    return float(attackers) if re.fullmatch(r"[+-]?\d*\.\d+", attackers.strip()) else None

@@ -1,0 +1,154 @@
+"""Defences: each against its definition on vectors, their effect on methods, and what they leave alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbloom.rounds import defences
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.defences import MIXING, WEIGHING, Defence, capped, mixed
+from fairbloom.rounds.updates import FloatArray, Vectors
+
+SIZES = [(3, 1), (4, 1), (7, 2), (10, 3), (11, 5)]
+
+
+def updates(m: int, seed: int = 0) -> FloatArray:
+    rows = np.random.default_rng(seed).normal(size=(m, 40))
+    rows[0] *= 10.0
+    return np.asarray(rows)
+
+
+def cohort_of(rows: FloatArray) -> Cohort:
+    m = len(rows)
+    return Cohort(
+        round=1,
+        names=tuple(f"c{k:02d}" for k in range(m)),
+        counts=np.ones(m),
+        prior=np.full(m, 1.0 / m),
+        draws=np.ones(m),
+        gram_of=lambda: rows @ rows.T,
+        grams_of=lambda: np.stack([rows[:, :15] @ rows[:, :15].T, rows[:, 15:] @ rows[:, 15:].T]),
+        squared_norms_of=lambda: (rows**2).sum(axis=1),
+        arrays=("a", "b"),
+    )
+
+
+@pytest.mark.parametrize(("m", "f"), SIZES)
+def test_nnm_averages_the_nearest_as_vectors_have_it(m: int, f: int) -> None:
+    rows = updates(m)
+    distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2)
+    expected = np.stack([rows[np.argsort(distances[k])[: m - f]].mean(axis=0) for k in range(m)])
+    np.testing.assert_allclose(defences.nearest_neighbours(rows @ rows.T, f) @ rows, expected, atol=1e-12)
+
+
+def test_nnm_of_equal_updates_goes_by_name() -> None:
+    mixing = defences.nearest_neighbours(np.ones((4, 4)), 1)
+    np.testing.assert_array_equal(mixing[3] > 0.0, [True, True, False, True])
+
+
+@pytest.mark.parametrize(("m", "f"), SIZES)
+def test_arc_shortens_the_longest_to_the_longest_other(m: int, f: int) -> None:
+    rows = updates(m)
+    lengths = np.linalg.norm(rows, axis=1)
+    k = int(2 * f / m * (m - f))
+    after = np.linalg.norm(defences.arc(rows @ rows.T, f) @ rows, axis=1)
+    np.testing.assert_allclose(after, np.minimum(lengths, np.sort(lengths)[m - k - 1]))
+
+
+def test_clip_shortens_to_the_lower_median() -> None:
+    rows = np.diag([0.0, 1.0, 2.0, 3.0])
+    after = np.linalg.norm(defences.clip(rows @ rows.T) @ rows, axis=1)
+    np.testing.assert_allclose(after, [0.0, 1.0, 1.0, 1.0])
+
+
+def test_a_bucket_s_mean_stands_for_each_of_its_clients() -> None:
+    rows = updates(5)
+    mixing = Defence("bucketing", 1, 7).mixing(cohort_of(rows))
+    assert mixing is not None
+    assert sorted((mixing > 0.0).sum(axis=1).tolist()) == [1, 2, 2, 2, 2]
+    np.testing.assert_allclose(mixing.sum(axis=1), 1.0)
+    np.testing.assert_allclose(mixing, mixing.T)
+
+
+@pytest.mark.parametrize(("m", "f"), SIZES)
+def test_krum_chooses_the_update_nearest_to_the_others(m: int, f: int) -> None:
+    rows = updates(m)
+    distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2) ** 2
+    scores = np.sort(distances, axis=1)[:, 1 : m - f].sum(axis=1)
+    np.testing.assert_array_equal(defences.krum(rows @ rows.T, f), np.arange(m) == scores.argmin())
+
+
+@pytest.mark.parametrize(("m", "f"), SIZES)
+def test_at_the_geometric_median_unit_vectors_sum_to_zero(m: int, f: int) -> None:
+    rows = updates(m)
+    median = defences.geometric_median(rows @ rows.T) @ rows
+    towards = (rows - median) / np.linalg.norm(rows - median, axis=1, keepdims=True)
+    assert np.linalg.norm(towards.sum(axis=0)) < 1e-5
+
+
+def test_centred_clipping_is_that_of_vectors() -> None:
+    rows, centre = updates(7), np.zeros(40)
+    for _ in range(defences.CENTRED_CLIPS):
+        away = rows - centre
+        lengths = np.linalg.norm(away, axis=1)
+        centre = centre + (away * np.minimum(1.0, np.sort(lengths)[3] / lengths)[:, None]).mean(axis=0)
+    np.testing.assert_allclose(defences.centred_clip(rows @ rows.T) @ rows, centre, atol=1e-10)
+
+
+@pytest.mark.parametrize(("m", "f"), SIZES)
+def test_the_trimmed_mean_leaves_the_extremes_out(m: int, f: int) -> None:
+    rows = updates(m)
+    scales = np.linspace(0.5, 2.0, m)
+    ordered = np.sort(rows * scales[:, None], axis=0)
+    np.testing.assert_allclose(defences.trimmed_mean(Vectors((rows,), scales), f), ordered[f : m - f].mean(axis=0))
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_mixed_cohorts_have_the_products_of_mixed_vectors(name: str) -> None:
+    rows = updates(7)
+    cohort = cohort_of(rows)
+    mixing = Defence(name, 0, 3).mixing(cohort)
+    assert mixing is not None
+    seen, after = mixed(cohort, mixing), mixing @ rows
+    np.testing.assert_allclose(seen.gram, after @ after.T, atol=1e-9)
+    np.testing.assert_allclose(seen.grams.sum(axis=0), seen.gram, atol=1e-9)
+    np.testing.assert_allclose(seen.squared_norms, (after**2).sum(axis=1), atol=1e-9)
+
+
+def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
+    rows = updates(9)  # four updates, four second ones, one kept
+    cohort = replace(cohort_of(rows[:4]), second=True, memory=(None,), gram_of=lambda: rows @ rows.T)  # type: ignore[arg-type]
+    mixing = Defence("nnm", 1, 0).mixing(cohort)
+    assert mixing is not None
+    np.testing.assert_array_equal(mixing[:4, :4], mixing[4:8, 4:8])
+    np.testing.assert_array_equal(mixing[8], np.eye(9)[8])
+    assert not mixing[:4, 4:].any()
+
+
+@pytest.mark.parametrize(
+    ("m", "asked", "tolerated"), [(4, 0, 1), (12, 0, 3), (3, 2, 1), (2, 0, 0), (1, 1, 0), (10, 2, 2)]
+)
+def test_fewer_than_half_of_a_round_are_tolerated(m: int, asked: int, tolerated: int) -> None:
+    assert Defence("nnm", asked, 0).tolerated(m) == tolerated
+
+
+@pytest.mark.parametrize("name", [*MIXING, *WEIGHING])
+def test_two_clients_cannot_be_defended(name: str) -> None:
+    defence, cohort = Defence(name, 0, 0), cohort_of(updates(2))
+    assert defence.mixing(cohort) is None
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=12), st.floats(0.01, 1.0))
+def test_no_capped_weight_is_beyond_its_share(sizes: list[float], largest: float) -> None:
+    after = capped(np.array(sizes), largest)
+    total = sum(sizes)
+    assert after.sum() == pytest.approx(total)
+    assert (after <= max(largest, 1.0 / len(sizes)) * total * (1.0 + 1e-9)).all()
+
+
+def test_a_cap_that_nobody_reaches_changes_nothing() -> None:
+    weights = np.array([0.3, 0.3, 0.4])
+    np.testing.assert_array_equal(capped(weights, 0.5), weights)

@@ -1,0 +1,254 @@
+"""Hostile clients: what each attack makes of a reply, that engines agree on it, and what results leave out."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+import fairbloom
+from fairbloom.client.app import app
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.views.report import write_report
+from fairbloom.experiments.views.summary import summary_of
+from fairbloom.protocol.attacks import ATTACKS, attackers_of
+from fairbloom.protocol.settings import RunSettings, SettingsError
+from fairbloom.protocol.streams import generator
+from fairbloom.rounds.updates import FloatArray
+from fairbloom.server.app import main
+from fairbloom.server.settings import check_used
+from fairbloom.simulation.adversaries import REPORTS, UPDATES, Sight
+from fairbloom.simulation.grid import InProcessGrid
+
+from .helpers import Outcome, run, small, table
+
+HOSTILE = "client-1"
+TURNED: dict[str, Any] = {
+    **{"attack": "sign-flip", "attack_strength": 0.5, "attackers": HOSTILE},
+    **{"fraction": 1.0, "partition": "iid", "num_rounds": 8},
+}
+
+
+def sight(strength: float = 1.0, honest: FloatArray | None = None) -> Sight:
+    random = np.random.default_rng(1)
+    honest = random.normal(size=(4, 30)) + 1.0 if honest is None else honest
+    own = random.normal(size=30)
+    streams = (generator(1, "attack", 1, HOSTILE), generator(1, "attack"))
+    return Sight(own, honest, strength, 1, *streams, lambda rows: rows.mean(axis=0))
+
+
+def changed(name: str, seen: Sight) -> FloatArray:
+    return np.asarray(UPDATES[name](seen))
+
+
+# What becomes of an update ------------------------------------------------------------------------------------------
+
+
+def test_each_attack_is_its_formula() -> None:
+    seen = sight(2.0)
+    mean, deviation = seen.honest.mean(axis=0), seen.honest.std(axis=0, ddof=1)
+    expected = {
+        "sign-flip": -2.0 * seen.own,
+        "scale": 2.0 * seen.own,
+        "same-value": np.full(30, 2.0),
+        "free-rider": np.zeros(30),
+        "alie": mean + 2.0 * deviation,
+        "ipm": -2.0 * mean,
+        "mimic": seen.honest[0],
+    }
+    for name, due in expected.items():
+        np.testing.assert_allclose(changed(name, seen), due, atol=1e-12, err_msg=name)
+
+
+def test_noise_and_drift_are_as_long_as_asked() -> None:
+    seen = sight(3.0)
+    length = 3.0 * np.linalg.norm(seen.own)
+    assert np.linalg.norm(changed("noise", seen) - seen.own) == pytest.approx(length)
+    assert np.linalg.norm(changed("drift", seen)) == pytest.approx(length)
+    np.testing.assert_array_equal(changed("drift", sight()), changed("drift", sight()))
+
+
+@pytest.mark.parametrize("name", ["optimal-alie", "optimal-ipm"])
+def test_an_optimal_attack_is_no_longer_than_honest_updates(name: str) -> None:
+    seen = sight()
+    vector, mean = changed(name, seen), seen.honest.mean(axis=0)
+    assert np.linalg.norm(vector) <= np.linalg.norm(seen.honest, axis=1).max() * (1.0 + 1e-9)
+
+    def moved(update: FloatArray) -> float:
+        return float(np.linalg.norm(seen.step(np.vstack([seen.honest, update])) - mean))
+
+    assert moved(vector) > moved(mean)
+
+
+def test_an_attack_of_one_honest_client_has_no_deviation() -> None:
+    seen = sight(5.0, np.ones((1, 30)))
+    np.testing.assert_array_equal(changed("alie", seen), np.ones(30))
+
+
+def test_every_attack_is_known_once() -> None:
+    assert set(ATTACKS) == {*UPDATES, *REPORTS, "stale", "label-flip"}
+
+
+# Who attacks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_the_clients_is_drawn_from_the_seed() -> None:
+    clients = [str(number) for number in range(10)]
+
+    def drawn(attackers: str, seed: int = 1) -> tuple[str, ...]:
+        settings = RunSettings.of({"attack": "ipm", "attackers": attackers, "seed": seed})
+        return attackers_of(settings, clients)
+
+    assert len(drawn("0.39")) == 3
+    assert drawn("0.39") == drawn("0.39")
+    assert len({drawn("0.39", seed) for seed in range(9)}) > 1
+    assert drawn("2, 1") == ("1", "2")
+    with pytest.raises(SettingsError, match=r"attackers = '0\.09': that share of 10 clients is none: raise it"):
+        drawn("0.09")
+
+
+def test_a_run_with_nobody_honest_is_refused(tmp_path: Path) -> None:
+    everybody = ",".join(f"client-{k}" for k in range(5))
+    with pytest.raises(FairbloomError, match=r"attackers = 'client-0,.*' are all clients: leave an honest one"):
+        run(tmp_path / "run", attack="scale", attackers=everybody)
+
+
+@pytest.mark.parametrize(("attack", "needs"), [("loss", "weighs losses"), ("accuracy", "weighs accuracies")])
+def test_a_lie_that_no_one_reads_is_refused(tmp_path: Path, attack: str, needs: str) -> None:
+    words = f"attack = '{attack}' has no effect on FedMGDA: it needs a method that {needs}. Choose another attack, or"
+    with pytest.raises(FairbloomError, match=words):
+        run(tmp_path / "run", method="fedmgda", attack=attack, attackers=HOSTILE)
+
+
+def test_a_tolerance_of_half_a_round_is_refused(tmp_path: Path) -> None:
+    words = "defence-tolerance = 2: it must be less than half of the 4 clients of a round: lower it, or raise fraction"
+    with pytest.raises(FairbloomError, match=words):
+        run(tmp_path / "run", defence="nnm", defence_tolerance=2, fraction=0.8)
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+OWN_HALF = "tests.simulation.test_adversaries:half"
+
+
+def half(seen: Sight) -> FloatArray:
+    """An attack of the user's own."""
+    return seen.own / 2.0
+
+
+def two(seen: Sight) -> FloatArray:
+    """A broken attack."""
+    return seen.own[:2]
+
+
+@pytest.mark.parametrize(
+    ("attack", "method", "defence"),
+    [
+        *((attack, "fedfv", "none") for attack in ("noise", "drift", "alie", "optimal-ipm", "mimic", OWN_HALF)),
+        *(("stale", "fedmgdaplus", defence) for defence in ("nnm", "arc", "clip", "bucketing")),
+        *(("ipm", "fedavg", defence) for defence in ("krum", "trimmed-mean", "geometric-median", "centred-clip")),
+        *((attack, "qfedavg", "none") for attack in ("loss", "label-flip")),
+        ("loss", "drfa", "none"),
+        ("count", "fedavg", "none"),
+    ],
+)
+def test_engines_agree_and_a_run_continues_to_the_bit(tmp_path: Path, attack: str, method: str, defence: str) -> None:
+    changes: dict[str, Any] = {"method": method, "attack": attack, "attackers": HOSTILE, "defence": defence}
+    if method == "fedavg":
+        changes["weighting"] = "examples"
+    changes |= {"fraction": 0.8, "num_rounds": 4, "attack_from": 1 if attack == "label-flip" else 2}
+    whole = Outcome.of(run(tmp_path / "loop", engine="loop", **changes))
+    run(tmp_path / "half", engine="loop", **changes | {"num_rounds": 2})
+    assert not Outcome.of(run(tmp_path / "half", engine="loop", **changes)).differences(whole)
+    stacked = table(run(tmp_path / "stacked", engine="stacked", **changes) / "clients.csv")
+    for row, due in zip(stacked, table(tmp_path / "loop/clients.csv"), strict=True):
+        assert row["client"] == due["client"]
+        assert float(row["test_loss_of_global_model"]) == pytest.approx(float(due["test_loss_of_global_model"]), 1e-4)
+
+
+@pytest.mark.parametrize("attack", ["stale", "optimal-alie", "loss"])
+def test_worker_processes_attack_as_the_loop_does(tmp_path: Path, attack: str) -> None:
+    changes = {"method": "qfedavg", "attack": attack, "attackers": HOSTILE, "num_rounds": 3, "fraction": 1.0}
+    loop, workers = (Outcome.of(run(tmp_path / engine, engine=engine, **changes)) for engine in ("loop", "workers"))
+    assert not workers.differences(loop)
+
+
+def test_an_attack_of_another_shape_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"makes of the update of client-1 something of shape \(2,\).*: return"):
+        run(tmp_path / "run", attack="tests.simulation.test_adversaries:two", attackers=HOSTILE, fraction=1.0)
+
+
+def test_false_losses_are_what_the_tables_have(tmp_path: Path) -> None:
+    honest, lying = (
+        table(run(tmp_path / str(bool(lie)), method="qfedavg", fraction=1.0, num_rounds=1, **lie) / "clients.csv")
+        for lie in ({}, {"attack": "loss", "attackers": HOSTILE, "attack_strength": 9.0})
+    )
+    for row, due in zip(lying, honest, strict=True):
+        added = 9.0 if row["client"] == HOSTILE else 0.0
+        assert float(row["train_loss_before_round"]) == float(due["train_loss_before_round"]) + added
+        assert row["hostile"] == str(int(row["client"] == HOSTILE))
+
+
+def test_before_its_first_round_an_attack_changes_nothing(tmp_path: Path) -> None:
+    plain, attacked = (
+        table(run(tmp_path / str(bool(more)), num_rounds=2, fraction=1.0, **more) / "clients.csv")
+        for more in ({}, {"attack": "scale", "attackers": HOSTILE, "attack_from": 2})
+    )
+    first = [[{k: v for k, v in row.items() if k != "hostile"} for row in rows[:5]] for rows in (plain, attacked)]
+    assert first[0] == first[1]
+    assert attacked[5]["test_loss_of_global_model"] != plain[5]["test_loss_of_global_model"]
+
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("runs") / "turned", **TURNED)
+
+
+def test_results_leave_the_attacker_out_and_say_so(turned: Path) -> None:
+    loaded = fairbloom.load(turned)
+    assert loaded.attackers == {HOSTILE}
+    assert set(loaded.final()) == {f"client-{k}" for k in range(5)} - {HOSTILE}
+    assert set(loaded.final(hostile=True)) == {f"client-{k}" for k in range(5)}
+    with (turned / "rounds.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    mean = float(np.mean([*loaded.final().values()]))
+    assert float(last["test_accuracy_of_global_model_mean"]) == pytest.approx(mean)
+    words = "client-1 attacks by sign-flip, as set: all measures are over the honest clients."
+    assert words in str(summary_of(loaded))
+
+
+def test_the_opposing_client_is_named_with_both_readings(turned: Path, tmp_path: Path) -> None:
+    loaded = fairbloom.load(turned)
+    assert loaded.opposing == (HOSTILE,)
+    deciders = [row["decided_by"] for row in table(turned / "rounds.csv")]
+    assert deciders[4:] == [HOSTILE] * 4
+    write_report(loaded, tmp_path / "report.html")
+    for page in (str(summary_of(loaded)), (tmp_path / "report.html").read_text()):
+        assert "The updates of client-1 went against the mean of the others in most rounds" in page
+        assert "hostile, or it is honest and badly served" in page
+
+
+# Where no client may attack -----------------------------------------------------------------------------------------
+
+
+def test_deployed_clients_do_not_attack(tmp_path: Path) -> None:
+    words = "attack: clients attack on one machine only: leave it out with deployed clients, or use fairbloom run"
+    with pytest.raises(SettingsError, match=words):
+        check_used({"attack": "scale", "attackers": HOSTILE}, ["fedavg"], "digits", deployed=True)
+    settings = dict(small(tmp_path / "run", attack="scale", attackers=HOSTILE).run_config())
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
+    with pytest.raises(SettingsError, match=words):
+        main(InProcessGrid(app, settings, 5), context)
+
+
+@pytest.mark.parametrize("changes", [{"attack": "scale", "attackers": HOSTILE}, {"defence": "nnm"}, {"max_share": 0.5}])
+def test_private_runs_have_neither_attacks_nor_defences(tmp_path: Path, changes: dict[str, Any]) -> None:
+    key = next(iter(changes)).replace("_", "-")
+    words = f"{key} = .* does not work with privacy = 'sums', .*: leave one of the two"
+    with pytest.raises(FairbloomError, match=words):
+        run(tmp_path / "run", method="fedavg", privacy="sums", **changes)
