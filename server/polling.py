@@ -182,7 +182,8 @@ class PollingGrid(Grid):
                 extended, timeout, left = True, timeout + GRACE_SECONDS, GRACE_SECONDS
                 watch.stood = True  # what was sent dies with the deadline
             if pending:
-                time.sleep(min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)))
+                pause = min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
+                self._wait(pending, pause, replies, waits=enough and training)
         return replies
 
     def _send(self, messages: Sequence[Message]) -> dict[str, Message]:

@@ -32,6 +32,7 @@ FLEET = "flwr.superlink.servicer.fleet.fleet_handlers"
 RUNTIME = "flwr.superlink.servicer.runtime.runtime_handlers"
 
 SERVERAPP = "flwr.superlink.cli.flwr_serverapp"
+RUN_SERVERAPP = "flwr.superlink.runtime.run_serverapp"
 HTTP_RETRY = "flwr.supercore.retry.http_retry"
 
 CONTROL = "flwr.supercore.control:ControlHttpClient"
@@ -108,7 +109,6 @@ RELIED_ON = (
         {
             "flwr.proto:fab_pb2": "",
             "flwr.proto:fleet_pb2": "",
-            "flwr.proto:fleet_pb2_grpc": "",
             "flwr.proto:heartbeat_pb2": "",
             "flwr.proto:message_pb2": "",
             "flwr.proto:node_pb2": "",
@@ -123,12 +123,9 @@ RELIED_ON = (
         "client",
         "messages whose parts travel one by one",
         {
-            f"{INFLATABLE}:ObjectPullError": "object_id reason",
-            f"{INFLATABLE}:ObjectUnavailableError": "object_id",
             f"{INFLATABLE}:inflate_object_from_contents": "object_id object_contents",
             f"{OBJECTS}:get_all_nested_objects": "obj",
             f"{OBJECTS}:get_object_tree": "obj",
-            f"{OBJECTS}:iterate_object_tree": "tree",
             f"{OBJECTS}:no_object_id_recompute": "",
             "flwr.app.message.message:remove_content_from_message": "message",
             "flwr.common.serde:message_from_proto": "",
@@ -183,7 +180,6 @@ RELIED_ON = (
                 )
             },
             f"{FLEET}:pull_messages": "request state store",
-            f"{FLEET}:confirm_message_received": "request state store",
             "flwr.app.message:make_message": "metadata error",
             "flwr.proto:fab_pb2": "",
             "flwr.proto:fleet_pb2": "",
@@ -193,7 +189,6 @@ RELIED_ON = (
             "flwr.supercore.error:FlowerError": "code message public_details",
             "flwr.supercore.primitives.asymmetric:bytes_to_public_key": "",
             "flwr.supercore.primitives.asymmetric:verify_signature": "public_key message signature",
-            f"{STATE}._store_generated_message": "message",
             f"{STATE}.store_message_res": "message",
         },
     ),
@@ -203,6 +198,9 @@ RELIED_ON = (
         {
             STATE: "",
             f"{STORE_FACTORY}:SqlObjectStore": "",
+            f"{STORE_FACTORY}:SqlObjectStore.get_object_tree": "object_id",
+            f"{STORE_FACTORY}:SqlObjectStore.preregister": "run_id object_tree",
+            f"{INFLATABLE}:validate_object_content": "content",
             f"{SQL}:SQLITE_PRAGMAS": "",
             f"{STATE}.session": "",
             f"{STATE}.query": "query data",
@@ -220,7 +218,6 @@ RELIED_ON = (
             f"{CONSTANTS}:NOOP_ACCOUNT_NAME": "",
             f"{CONSTANTS}:NOOP_FLWR_AID": "",
             f"{RUNTIME}:pull_messages": "request state task",
-            f"{RUNTIME}:confirm_message_received": "request state task",
             f"{RUNTIME}:push_messages": "request state task",
         },
     ),
@@ -230,6 +227,11 @@ RELIED_ON = (
         {
             "flwr.proto:runtime_pb2": "",
             f"{SERVERAPP}:flwr_serverapp": "",
+            f"{RUN_SERVERAPP}:HttpGrid": "token",
+            f"{RUN_SERVERAPP}:HttpGrid._runtime_client": "",
+            "flwr.supercore.protobuf.client:ProtobufClient._unary_unary": (
+                "path rpc_method request response_type timeout"
+            ),
             f"{HTTP_RETRY}:MAX_RETRY_DELAY": "",
         },
         {

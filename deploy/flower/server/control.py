@@ -11,14 +11,15 @@ from functools import lru_cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.routing import iter_route_contexts
 from fastapi.security.utils import get_authorization_scheme_param
-from flwr.proto import control_pb2
+from flwr.proto import control_pb2, message_pb2, runtime_pb2
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairbloom.logs import log
@@ -31,6 +32,9 @@ from ...server.overdue import Overdue
 from ...server.overview import read_overview
 from ...server.refusals import RefusalLog
 from ...server.supervisor import SEEN, STARTED, is_newer
+from .. import exchange_pb2
+from . import tables
+from .grid import COLLECT_PATH, SEND_PATH
 
 STATUS_PATH, HEALTH_PATH = "/fairbloom/server", "/health"
 RUNTIME_PATHS, FLEET_PATHS = "/v1/runtime/", "/v1/fleet"
@@ -38,6 +42,12 @@ ACQUIRE_PATH = f"{RUNTIME_PATHS}acquire-task"
 """The SuperExec's call, which carries its secret; all others of the runtime API carry the token of a run's process."""
 
 TASK_TOKEN_HEADER = "flwr-task-token"  # noqa: S105 (a header's name)
+
+LARGEST_ANSWER = 64 << 20
+"""Most bytes of replies' parts in one answer to a run's process."""
+
+LONGEST_WAIT_SECONDS = 10.0
+"""Longest time that a run's process is kept waiting for replies."""
 
 LARGEST_SUPEREXEC_CALL = 1 << 20
 LARGEST_HEAD = 1 << 16
@@ -239,14 +249,85 @@ class SafeHandlers:
 
     def confirm_message_received(self, request: Any, state: Any, task: Any) -> Any:
         """Forget a reply that a run has received whole, and the message that it answers."""
-        with state.session():
-            state.forget_answered(request.message_object_id)
-            return self._handlers.confirm_message_received(request, state, task)
+        state.forget_answered([request.message_object_id])
+        return message_pb2.ConfirmMessageReceivedResponse()
 
     def push_messages(self, request: Any, state: Any, task: Any) -> Any:
         """Take messages, all or nothing."""
         with state.session():
             return self._handlers.push_messages(request, state, task)
+
+
+class WholeMessages:
+    """Takes all messages of a round from a run's process in one call, and hands out all replies in one."""
+
+    def __init__(self, handlers: SafeHandlers, state_factory: Any) -> None:
+        self._handlers, self._state_factory = handlers, state_factory
+
+    def send(self, request: Any, task: Any) -> Any:
+        """Take messages, or parts of such as were taken."""
+        state = self._state_factory.state()
+        given = {part.id: part.content for part in request.parts}
+        if not request.sent:
+            for name, content in given.items():
+                state.store_object(task.run_id, request.session_id, name, content)
+            return exchange_pb2.SendResponse()
+        with state.session():
+            sent = runtime_pb2.PushAppMessagesRequest.FromString(request.sent)
+            answer = self._handlers.push_messages(sent, state, task)
+            missing = {*answer.objects_to_push}
+            if missing <= given.keys():
+                state.store_whole(answer.session_id, {name: given[name] for name in missing})
+                del answer.objects_to_push[:]
+        if not answer.objects_to_push:
+            state.on_message()
+        return exchange_pb2.SendResponse(sent=answer.SerializeToString())
+
+    def collect(self, request: Any, task: Any) -> Any:
+        """Hand out the replies that are here, once they are enough or time is over, and parts of replies."""
+        state = self._state_factory.state()
+        if request.received:
+            state.forget_answered(request.received)
+        answer, names = runtime_pb2.PullAppMessagesResponse(), dict.fromkeys(request.parts, 0)
+        if request.messages:
+            state.wait_for_answers(request.messages, request.wait_for, min(request.seconds, LONGEST_WAIT_SECONDS))
+            asked = runtime_pb2.PullAppMessagesRequest(message_ids=request.messages)
+            answer = self._handlers.pull_messages(asked, state, task)
+            names = state.object_store.sizes(tree.object_id for tree in answer.message_object_trees)
+        elif names:
+            names = {name: size for name, size in state.object_store.sizes(names).items() if name in names}
+        return exchange_pb2.CollectResponse(
+            replies=answer.SerializeToString(),
+            parts=[
+                exchange_pb2.Part(id=name, content=content)
+                for name, content in state.object_store.contents(first(names, LARGEST_ANSWER)).items()
+            ],
+        )
+
+    async def answer(self, request: Request) -> Response:
+        """Answer a call."""
+        kind, function = {
+            SEND_PATH: (exchange_pb2.SendRequest, self.send),
+            COLLECT_PATH: (exchange_pb2.CollectRequest, self.collect),
+        }[request.scope["path"]]
+        asked = kind.FromString(await request.body())
+        answer = await run_in_threadpool(self._of_run, request.headers[TASK_TOKEN_HEADER], function, asked)
+        return Response(answer, media_type="application/protobuf")
+
+    def _of_run(self, token: str, function: Callable[[Any, Any], Any], asked: Any) -> bytes:
+        (row,) = self._state_factory.state().query(tables.RUN_OF_TOKEN, {"token": token})
+        return bytes(function(asked, SimpleNamespace(run_id=tables.unsigned(row["run_id"]))).SerializeToString())
+
+
+def first(sizes: Mapping[str, int], most: int) -> list[str]:
+    """Return names until their sizes are more than `most` bytes; one at least."""
+    chosen, total = list[str](), 0
+    for name, size in sizes.items():
+        total += size
+        if chosen and total > most:
+            break
+        chosen.append(name)
+    return chosen
 
 
 def guard(
@@ -284,4 +365,7 @@ def guard(
             **read_overview(federation.state),
         }
 
+    whole = WholeMessages(app.state.runtime_handlers, app.state.linkstate_factory)
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
+    for path in (SEND_PATH, COLLECT_PATH):
+        app.add_api_route(path, whole.answer, methods=["POST"])

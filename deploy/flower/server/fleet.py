@@ -17,6 +17,7 @@ from flwr.app.message import make_message
 from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
 from flwr.supercore.error import FlowerError
 from flwr.superlink.servicer.fleet import fleet_handlers
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import StatusCode
 
 from fairbloom.flower import ErrorCode, set_message_id
@@ -29,6 +30,7 @@ from ...server.long_poll import LongPoll
 from ...server.members import Members
 from ...server.overdue import Overdue
 from ...server.refusals import RefusalLog
+from .. import exchange_pb2
 from . import tables
 from .fleet_server import LARGEST_CALL, Call, Caller, RefusedCallError, note_refused
 from .run_state import RunState
@@ -40,6 +42,9 @@ the slack, for metrics; the same holds for its objects, which are records, array
 
 LARGEST_HEAD = 1 << 20
 """Largest head of a reply, in bytes. A head has ids and times, or an error's words; the content comes in parts."""
+
+LARGEST_ANSWER, PART_BYTES = 15 << 20, 100
+"""Most bytes of a message's parts in one answer, and what each has beside its content."""
 
 REPLY_TOO_LARGE = 413
 """Code of the error that takes the place of a refused reply; Flower's own codes are below 100."""
@@ -99,7 +104,13 @@ class Fleet:
             "PushMessages": Call(fleet_pb2.PushMessagesRequest, self.take_head, LARGEST_CALL),
             "PushObject": Call(message_pb2.PushObjectRequest, self.take_part, LARGEST_CALL),
         }
-        return {f"/flwr.proto.Fleet/{name}": call for name, call in calls.items()}
+        whole = {
+            "Next": Call(exchange_pb2.NextRequest, self.hand_out_whole, wait=self.wait_for_message),
+            "Reply": Call(exchange_pb2.ReplyRequest, self.take_whole, LARGEST_CALL),
+        }
+        return {f"/flwr.proto.Fleet/{name}": call for name, call in calls.items()} | {
+            f"/fairbloom.exchange.v1.Exchange/{name}": call for name, call in whole.items()
+        }
 
     # Who may come ---------------------------------------------------------------------------------------------------
 
@@ -182,10 +193,31 @@ class Fleet:
             self._state.query(tables.HAND_OUT_AGAIN, place)
             return fleet_handlers.pull_messages(request, self._state, self._state.object_store)
 
+    def hand_out_whole(self, request: Any, caller: Caller) -> Any:
+        """Hand out a message with its parts, by which it counts as received, unless they are too large for an answer."""
+        place = {"node_id": signed(caller.node_id)}
+        with self._state.session():
+            if request.again:
+                self._state.query(tables.NOT_RECEIVED, place)
+            found = self.hand_out(fleet_pb2.PullMessagesRequest(node={"node_id": caller.node_id}), caller)
+            if not found.messages_list:
+                return exchange_pb2.NextResponse()
+            head, tree = found.messages_list[0], found.message_object_trees[0]
+            parts = dict[str, bytes]()
+            sizes = self._state.object_store.sizes([tree.object_id])
+            if sum(sizes.values()) + tree.ByteSize() <= LARGEST_ANSWER - PART_BYTES * len(sizes):
+                parts = self._state.object_store.contents(sizes)
+                self._state.query(tables.RECEIVED, {"message_id": tree.object_id, **place})
+        return exchange_pb2.NextResponse(
+            head=head.SerializeToString(),
+            tree=tree.SerializeToString(),
+            parts=[exchange_pb2.Part(id=name, content=content) for name, content in parts.items()],
+        )
+
     def wait_for_message(self, answer: Any, caller: Caller) -> bool:
         """Hold a call while there is no message; return whether one has come."""
         node_id = caller.node_id
-        if answer.messages_list:
+        if answer.ByteSize():
             return False
         return self._long_poll.wait(node_id, lambda: self._has_mail(node_id), caller.context)
 
@@ -227,9 +259,8 @@ class Fleet:
         message_id = request.message_object_id
         if self._is_anothers(caller.node_id, message_id):
             return message_pb2.ConfirmMessageReceivedResponse()
-        if not self._state.query(tables.IS_KNOWN, {"object_id": message_id}):  # Flower says where the run is over
-            store = self._state.object_store
-            return self._of_run(request, fleet_handlers.confirm_message_received, request, self._state, store)
+        if not self._state.query(tables.IS_UNFINISHED, {"run_id": signed(request.run_id)}):
+            raise FlowerError(2007, f"run {request.run_id} is over")
         self._state.query(tables.RECEIVED, {"message_id": message_id, "node_id": signed(caller.node_id)})
         return message_pb2.ConfirmMessageReceivedResponse()
 
@@ -255,8 +286,40 @@ class Fleet:
 
     # Replies --------------------------------------------------------------------------------------------------------
 
+    def take_whole(self, request: Any, caller: Caller) -> Any:
+        """Take a reply, or its head and as many parts as a call may have; the others follow one by one."""
+        try:
+            head, tree = message_pb2.Message.FromString(request.head), message_pb2.ObjectTree.FromString(request.tree)
+        except DecodeError:
+            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "the reply cannot be read") from None
+        pushed = fleet_pb2.PushMessagesRequest(
+            node={"node_id": caller.node_id},
+            messages_list=[head],
+            message_object_trees=[tree],
+            clientapp_runtime_list=[request.seconds],
+        )
+        given = {part.id: part.content for part in request.parts}
+        answer = self._take(pushed, caller, given)
+        wanted = [*answer.objects_to_push]
+        for name in [name for name in wanted if name in given]:
+            part = message_pb2.PushObjectRequest(
+                node=pushed.node,
+                run_id=head.metadata.run_id,
+                object_id=name,
+                object_content=given[name],
+                session_id=answer.session_id,
+            )
+            self.take_part(part, caller)
+        return exchange_pb2.ReplyResponse(
+            wanted=[name for name in wanted if name not in given], session_id=answer.session_id
+        )
+
     def take_head(self, request: Any, caller: Caller) -> Any:
         """Take the head of a reply, if it is the node's own, the first one, and of a possible size."""
+        return self._take(request, caller, {})
+
+    def _take(self, request: Any, caller: Caller, given: Mapping[str, bytes]) -> Any:
+        """Take the head of a reply, and its parts where all that are not here yet were given."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "one reply a call, with its object tree")
         reply, tree = request.messages_list[0].metadata, request.message_object_trees[0]
@@ -289,10 +352,28 @@ class Fleet:
             if not self._state.query(tables.HEAD, known):
                 self._state.query(tables.END_SESSION, session)
                 return response
-            self._state.query(tables.BEGIN, {**session, **known, "node_id": signed(caller.node_id), "allowed": allowed})
-            if response.objects_to_push:
-                self._state.query(tables.HIDE, known)
-        return response
+            missing = response.objects_to_push
+            if not given or not given.keys() >= {*missing}:
+                begun = {**session, **known, "node_id": signed(caller.node_id), "allowed": allowed}
+                self._state.query(tables.BEGIN, begun)
+                if missing:
+                    self._state.query(tables.HIDE, known)
+                return response
+            (stored,) = self._state.query(tables.SIZE, {"message_id": reply.message_id})
+            if stored["bytes"] + sum(len(given[name]) for name in missing) > allowed:
+                self._break_off(response.session_id, Budget(caller.node_id, reply.message_id, allowed, 0))
+                return _taken(reply)
+            self._store_whole(caller.node_id, response.session_id, {name: given[name] for name in missing})
+            self._state.query(tables.SHOW, known)
+        self._state.note_reply()
+        return _taken(reply)
+
+    def _store_whole(self, node_id: int, session_id: str, parts: Mapping[str, bytes]) -> None:
+        try:
+            self._state.store_whole(session_id, parts)
+        except ValueError as error:
+            self._note_refused(node_id, "a reply with a part that is not what its id says")
+            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, str(error)) from None
 
     def take_part(self, request: Any, caller: Caller) -> Any:
         """Take a part of a reply, while the reply stays within its allowance."""
@@ -310,6 +391,7 @@ class Fleet:
             response = self._of_run(request, fleet_handlers.push_object, request, self._state)
             stored = response.stored
             self._state.query(tables.SHOW, {"reply_id": budget.reply_id})
+            self._state.note_reply()
             return response
         finally:
             if not stored:  # a part that comes again, because its receipt was lost, counts once
@@ -364,9 +446,7 @@ class Fleet:
         about = Metadata(**{**reply, **numbers}, message_id="", dst_node_id=SUPERLINK)
         error = make_message(metadata=about, error=Error(code, reason))
         set_message_id(error, error.object_id)
-        with self._state.session():
-            if self._state.store_message_res(error) is not None:
-                self._state._store_generated_message(error)
+        self._state.store_error(error)
 
     def _note_refused(self, node_id: int, what: str) -> None:
         note_refused(self._refusals, self._members, node_id, what)

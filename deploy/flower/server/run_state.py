@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from flwr.app import Message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.server.superlink.linkstate.linkstate_factory import SqlLinkState  # type: ignore[attr-defined]
+from flwr.proto import message_pb2
 from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 from flwr.supercore.object_store.object_store_factory import SqlObjectStore  # type: ignore[attr-defined]
 from sqlalchemy.exc import OperationalError, TimeoutError
 from sqlalchemy.orm import Session
@@ -31,6 +38,8 @@ ACTIVE_SECONDS = 60.0
 
 UNAVAILABLE = 1005
 """Of the codes of Flower's errors, one that means 503 over HTTP: the caller tries again."""
+
+OBJECT_ID = re.compile(r"[0-9a-f]{64}")
 
 PASSING = ("locked", "full", "disk I/O", "unable to open", "readonly")
 """Words of SQLite for faults that pass: another connection writes, the disk has no room or is away."""
@@ -74,6 +83,7 @@ class RunState(PassingFaults, SqlLinkState):
         self._node_ids: dict[bytes, int] = {}
         # Called when the last part of messages has come.
         self.on_message: Callable[[], None] = lambda: None
+        self._replies, self._came = threading.Condition(), 0
 
     def initialize(self, *given: Any, **options: Any) -> list[str]:
         """Connect, check Flower's tables and make ours; FlowerVersionError when columns are missing."""
@@ -175,18 +185,19 @@ class RunState(PassingFaults, SqlLinkState):
             kept = self.query(tables.ANSWERED, {"ids": json.dumps([*message_ins_ids])})
             message_ins_ids = message_ins_ids - {row["reply_to_message_id"] for row in kept}
         super().delete_messages(message_ins_ids)
-        for message_id in message_ins_ids:
-            self.object_store.delete(message_id)
+        self.object_store.delete_all(message_ins_ids)
 
     def show_again(self, message_ids: set[str]) -> None:
         """Let the replies to these messages be handed out, whether they were before or not."""
         self.query(tables.SHOW_AGAIN, {"ids": json.dumps([*message_ids])})
 
-    def forget_answered(self, reply_id: str) -> None:
-        """Delete a reply, and the message that it answers."""
-        self.delete_messages(
-            {row["reply_to_message_id"] for row in self.query(tables.ANSWERED_BY, {"reply_id": reply_id})}
-        )
+    def forget_answered(self, reply_ids: Iterable[str]) -> None:
+        """Delete replies, and the messages that they answer."""
+        replies = {*reply_ids}
+        with self.session():
+            rows = self.query(tables.ANSWERED_BY, {"ids": json.dumps([*replies])})
+            self.delete_messages({row["reply_to_message_id"] for row in rows})
+            self.object_store.delete_all(replies)
 
     def break_off(self, session_id: str) -> None:
         """Delete a reply that is under way, with what has come of it."""
@@ -194,8 +205,41 @@ class RunState(PassingFaults, SqlLinkState):
             roots = self.query(tables.ROOTS, {"session_id": session_id})
             self.query(tables.END_SESSION, {"session_id": session_id})
             for reply_id in (row["root_object_id"] for row in roots):
-                self.object_store.delete(reply_id)
+                self.object_store.delete_all([reply_id])
                 self.query(tables.DELETE_REPLY, {"reply_id": reply_id})
+
+    def store_whole(self, session_id: str, parts: Mapping[str, bytes]) -> None:
+        """Store all that is missing of the messages of a session, which ends; ValueError as from RunStore.fill."""
+        with self.session():
+            self.object_store.fill(parts)
+            self.query(tables.END_SESSION, {"session_id": session_id})
+
+    def note_reply(self) -> None:
+        """Let those that wait for replies know that one is here, whole."""
+        with self._replies:
+            self._came += 1
+            self._replies.notify_all()
+
+    def wait_for_answers(self, message_ids: Iterable[str], number: int, seconds: float) -> None:
+        """Wait until so many of these messages are answered, or time is over."""
+        ids, until = {"ids": json.dumps([*message_ids])}, time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            with self._replies:
+                came = self._came
+            (here,) = self.query(tables.HAVE_ANSWER, ids)
+            if here["number"] >= number:
+                return
+            enough = came + number - here["number"]  # before so many more have come, another look is in vain
+            with self._replies:
+                self._replies.wait_for(lambda enough=enough: self._came >= enough, left)
+
+    def store_error(self, error: Message) -> None:
+        """Store an error that takes the place of a reply, unless there is one."""
+        with self.session():
+            if self.store_message_res(error) is not None:
+                self.object_store.preregister(error.metadata.run_id, get_object_tree(error))
+                self.object_store.fill({name: one.deflate() for name, one in get_all_nested_objects(error).items()})
+        self.note_reply()
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
         """Store a part of a message or reply; a fault of the database is raised, which Flower takes for a refusal."""
@@ -209,4 +253,89 @@ class RunState(PassingFaults, SqlLinkState):
 
 
 class RunStore(PassingFaults, SqlObjectStore):
-    """Flower's store of the parts of messages, which waits for a database as RunState does."""
+    """Flower's store of the parts of messages, which waits for a database as RunState does.
+
+    Flower makes several statements for each part; here a few do for all parts of a message.
+    """
+
+    def preregister(self, run_id: int, object_tree: Any) -> list[str]:
+        """Announce the parts of a message; return which of them are not here, in order."""
+        children = children_of(object_tree)
+        ids = {"ids": json.dumps([*children])}
+        with self.session():
+            new = {row["object_id"] for row in self.query(tables.ANNOUNCE, ids)}  # a write: nobody else writes now
+            pairs = [(parent, child) for parent in new for child in children[parent]]
+            if pairs:
+                self.query(tables.ADOPT, [{"parent_id": parent, "child_id": child} for parent, child in pairs])
+                self._count_parents(Counter(child for _, child in pairs))
+            if len(new) < len(children):
+                known = defaultdict[str, set[str]](set)
+                for row in self.query(tables.CHILDREN, {"ids": json.dumps([*(children.keys() - new)])}):
+                    known[row["parent_id"]].add(row["child_id"])
+                if any(known[name] != children[name] for name in children.keys() - new):
+                    raise ValueError("an object is known with other parts")
+            self.query(tables.OF_RUN, {"run_id": signed(run_id), **ids})
+            absent = new if len(new) == len(children) else {row["object_id"] for row in self.query(tables.ABSENT, ids)}
+        return [name for name in children if name in absent]
+
+    def get_object_tree(self, object_id: str) -> Any:
+        """Return the tree of a message's parts."""
+        children = defaultdict[str, list[str]](list)
+        for row in self.query(tables.FAMILY, {"object_id": object_id}):
+            children[row["parent_id"]].append(row["child_id"])
+        if not children and not self.query(tables.IS_KNOWN, {"object_id": object_id}):
+            return super().get_object_tree(object_id)  # which raises
+
+        def tree_of(name: str) -> Any:
+            return message_pb2.ObjectTree(object_id=name, children=map(tree_of, children[name]))
+
+        return tree_of(object_id)
+
+    def fill(self, parts: Mapping[str, bytes]) -> None:
+        """Store parts that were announced; ValueError where one is not what its id says."""
+        for name, content in parts.items():
+            if hashlib.sha256(content).hexdigest() != name:
+                raise ValueError(f"object {name} has other content")
+            validate_object_content(content)
+        if parts:
+            self.query(tables.FILL, [{"object_id": name, "content": content} for name, content in parts.items()])
+
+    def sizes(self, roots: Iterable[str]) -> dict[str, int]:
+        """Return the parts of messages that are here, each with its bytes."""
+        rows = self.query(tables.PARTS, {"ids": json.dumps([*roots])})
+        return {row["object_id"]: row["bytes"] for row in rows if row["is_available"]}
+
+    def contents(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return what is here of these parts."""
+        rows = self.query(tables.CONTENTS, {"ids": json.dumps([*names])})
+        return {row["object_id"]: row["content"] for row in rows if row["content"]}
+
+    def delete_all(self, names: Iterable[str]) -> None:
+        """Delete objects that are no parts of others, with their parts that are no others' parts."""
+        level = {*names}
+        with self.session():
+            while level:
+                gone = [row["object_id"] for row in self.query(tables.UNREFERRED, {"ids": json.dumps([*level])})]
+                parted = Counter(row["child_id"] for row in self.query(tables.CHILDREN, {"ids": json.dumps(gone)}))
+                self.query(tables.DELETE_OBJECTS, {"ids": json.dumps(gone)})
+                self._count_parents(Counter({name: -number for name, number in parted.items()}))
+                level = {*parted}
+
+    def _count_parents(self, changes: Mapping[str, int]) -> None:
+        """Change how many objects each of these is a part of."""
+        if changes:
+            self.query(tables.COUNT_PARENTS, [{"object_id": name, "number": more} for name, more in changes.items()])
+
+
+def children_of(tree: message_pb2.ObjectTree) -> dict[str, set[str]]:
+    """Return the objects of a tree, each with its parts; ValueError where the tree is none of a message."""
+    found, left = dict[str, set[str]](), [tree]
+    while left:
+        below = left.pop()
+        children = {child.object_id for child in below.children}
+        if not OBJECT_ID.fullmatch(below.object_id) or len(children) < len(below.children):
+            raise ValueError(f"an object tree with {below.object_id:.80}")
+        if found.setdefault(below.object_id, children) != children:
+            raise ValueError(f"object {below.object_id} has two kinds of parts")
+        left.extend(below.children)
+    return found

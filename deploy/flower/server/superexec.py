@@ -28,8 +28,9 @@ from ...device.connectivity import tls_context
 from ...operator.federation import Federation
 from ...server.supervisor import STARTED
 from ..environment import LOG_LEVEL
-from ..relied_on import SERVERAPP, look_up
+from ..relied_on import RUN_SERVERAPP, SERVERAPP, look_up, replace
 from ..retries import Retries, retry_soon
+from .grid import WholeGrid
 
 ACQUIRE_PATH = "/v1/runtime/acquire-task"
 """The call by which a SuperExec asks for work."""
@@ -109,6 +110,7 @@ def serverapp(parent: int) -> None:
     token = sys.stdin.read()
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]  # of this process's memory, not of its command line
     run_serverapp = look_up(SERVERAPP, "flwr_serverapp")
+    replace(RUN_SERVERAPP, "HttpGrid", WholeGrid)
     colour_on_terminals_alone(never=True)  # its lines go to the operator as well
     logging.getLogger("flwr").addFilter(ExpectedEnds())
     logging.getLogger("flwr").addFilter(Retries(log.warning, "the SuperLink is away: this run goes on when it is back"))

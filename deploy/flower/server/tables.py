@@ -17,8 +17,9 @@ COLUMNS: Mapping[str, str] = {
     "message_res": (
         "message_id group_id run_id src_node_id reply_to_message_id created_at delivered_at ttl message_type"
     ),
-    "objects": "object_id content",
+    "objects": "object_id content is_available ref_count",
     "object_children": "parent_id child_id",
+    "run_objects": "run_id object_id",
     "object_push_sessions": "session_id",
     "object_push_session_roots": "session_id root_object_id",
 }
@@ -39,6 +40,8 @@ OURS = (
     "CREATE TABLE IF NOT EXISTS fairbloom_received (message_id TEXT PRIMARY KEY, times INTEGER)",
     "CREATE TABLE IF NOT EXISTS fairbloom_instances (node_id INTEGER PRIMARY KEY, instance TEXT)",
     "CREATE INDEX IF NOT EXISTS fairbloom_parents ON object_children (child_id)",
+    "CREATE INDEX IF NOT EXISTS fairbloom_destinations ON message_ins (dst_node_id)",
+    "CREATE INDEX IF NOT EXISTS fairbloom_senders ON fairbloom_replies (node_id)",
 )
 FORGET = (
     "DELETE FROM fairbloom_sizes WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
@@ -53,6 +56,7 @@ IS_UNFINISHED = """
 SELECT 1 FROM run JOIN task ON task_id = primary_task_id WHERE run.run_id = :run_id AND finished_at IS NULL"""
 IS_KNOWN_RUN = "SELECT 1 FROM run WHERE run_id = :run_id"
 RUN_OF = "SELECT run_id FROM task WHERE task_id = :task_id"
+RUN_OF_TOKEN = "SELECT run_id FROM task WHERE token = :token"  # noqa: S105
 HAS_TASK = "SELECT 1 FROM task WHERE token = :token AND finished_at IS NULL AND active_until >= :now"
 COUNT_START = """
 INSERT INTO fairbloom_starts (task_id, number) VALUES (:task_id, 1)
@@ -100,6 +104,10 @@ INSERT INTO fairbloom_received SELECT message_id, 1 FROM message_ins
 WHERE message_id = :message_id AND dst_node_id = :node_id
 ON CONFLICT (message_id) DO UPDATE SET times = times + 1"""
 """A node counts its own messages alone."""
+NOT_RECEIVED = f"""
+UPDATE fairbloom_received SET times = times - 1
+WHERE message_id IN (SELECT message_id FROM message_ins WHERE dst_node_id = :node_id AND delivered_at != '' AND {LOST})
+"""  # noqa: S608
 IN_VAIN = f"""
 SELECT message_id AS reply_to_message_id, run_id, group_id, message_type, created_at, ttl,
 dst_node_id AS src_node_id FROM message_ins
@@ -154,10 +162,42 @@ SHOW = f"{SHOW_ALL} AND message_id = :reply_id"
 SHOW_AGAIN = f"""
 UPDATE message_res SET delivered_at = '' WHERE delivered_at NOT IN ('', '{HIDDEN}')
 AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""  # noqa: S608
-ANSWERED_BY = "SELECT reply_to_message_id FROM message_res WHERE message_id = :reply_id"
+ANSWERED_BY = (
+    "SELECT reply_to_message_id FROM message_res WHERE message_id IN (SELECT value FROM json_each(:ids))"
+)
+HAVE_ANSWER = """
+SELECT count(*) AS number FROM message_res
+WHERE delivered_at = '' AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""
 ANSWERED = (
     "SELECT reply_to_message_id FROM message_res WHERE reply_to_message_id IN (SELECT value FROM json_each(:ids))"
 )
+
+# Objects: messages and replies as trees of parts, which Flower keeps one by one -------------------------------------
+
+ANNOUNCE = """
+INSERT INTO objects (object_id, content, is_available, ref_count)
+SELECT value, x'', 0, 0 FROM json_each(:ids) WHERE true ON CONFLICT DO NOTHING RETURNING object_id"""
+ADOPT = "INSERT INTO object_children (parent_id, child_id) VALUES (:parent_id, :child_id)"
+COUNT_PARENTS = "UPDATE objects SET ref_count = max(0, ref_count + :number) WHERE object_id = :object_id"
+OF_RUN = "INSERT OR IGNORE INTO run_objects (run_id, object_id) SELECT :run_id, value FROM json_each(:ids)"
+ABSENT = "SELECT object_id FROM objects WHERE is_available = 0 AND object_id IN (SELECT value FROM json_each(:ids))"
+CHILDREN = "SELECT parent_id, child_id FROM object_children WHERE parent_id IN (SELECT value FROM json_each(:ids))"
+FILL = "UPDATE objects SET content = :content, is_available = 1 WHERE object_id = :object_id AND is_available = 0"
+PARTS = """
+WITH RECURSIVE part (object_id) AS (
+  SELECT value FROM json_each(:ids) UNION SELECT child_id FROM object_children JOIN part ON parent_id = part.object_id
+)
+SELECT object_id, length(content) AS bytes, is_available FROM objects WHERE object_id IN (SELECT object_id FROM part)"""
+FAMILY = """
+WITH RECURSIVE part (object_id) AS (
+  SELECT :object_id UNION SELECT child_id FROM object_children JOIN part ON parent_id = part.object_id
+)
+SELECT parent_id, child_id FROM object_children WHERE parent_id IN (SELECT object_id FROM part)"""
+CONTENTS = "SELECT object_id, content FROM objects WHERE object_id IN (SELECT value FROM json_each(:ids))"
+UNREFERRED = """
+UPDATE objects SET ref_count = 0
+WHERE ref_count = 0 AND object_id IN (SELECT value FROM json_each(:ids)) RETURNING object_id"""
+DELETE_OBJECTS = "DELETE FROM objects WHERE object_id IN (SELECT value FROM json_each(:ids))"
 
 
 def check_columns(query: Callable[[str], list[dict[str, Any]]]) -> None:

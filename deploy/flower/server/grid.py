@@ -1,0 +1,110 @@
+"""A run's way to its SuperLink: Flower's grid, but all messages of a round go in one call, and all replies in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from flwr.app import Message
+from flwr.app.message.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto import message_pb2, runtime_pb2
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from fairbloom.flower import set_message_id
+
+from .. import exchange_pb2
+from ..relied_on import RUN_SERVERAPP, look_up
+
+SEND_PATH, COLLECT_PATH = "/v1/runtime/fairbloom/send", "/v1/runtime/fairbloom/collect"
+"""Our calls beside those of Flower's runtime API."""
+
+LARGEST_CALL = 64 << 20
+"""Most bytes of parts in one call; one part at least."""
+
+WAIT_SECONDS = 10.0
+"""How long a call may take beside the time for which it waits: the SuperLink may be busy, or its disk slow."""
+
+
+class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
+    """Sends messages whole and collects replies whole; the calls are made again after faults as Flower makes its own."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages; return their ids, "" for one that the SuperLink does not take."""
+        heads, trees, parts = [], [], dict[str, bytes]()
+        with no_object_id_recompute():
+            for message in messages:
+                set_message_id(message, message.object_id)
+                heads.append(message_to_proto(remove_content_from_message(message)))
+                trees.append(get_object_tree(message))
+                for name, part in get_all_nested_objects(message).items():
+                    if name not in parts:
+                        parts[name] = part.deflate()
+        if not heads:
+            return []
+        request = runtime_pb2.PushAppMessagesRequest(messages_list=heads, message_object_trees=trees)
+        batches = batched(parts)
+        sent = exchange_pb2.SendRequest(sent=request.SerializeToString(), parts=next(batches))
+        answer = runtime_pb2.PushAppMessagesResponse.FromString(self._make(SEND_PATH, sent).sent)
+        missing = {name: parts[name] for name in answer.objects_to_push}
+        for batch in batched(missing) if missing else ():
+            self._make(SEND_PATH, exchange_pb2.SendRequest(parts=batch, session_id=answer.session_id))
+        return list(answer.message_ids)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to these messages that have come."""
+        return self.collect(message_ids, 0, 0.0)
+
+    def collect(self, message_ids: Iterable[str], number: int, seconds: float) -> list[Message]:
+        """Return the replies to these messages that have come, once so many have or so much time is over."""
+        request = exchange_pb2.CollectRequest(messages=message_ids, wait_for=number, seconds=seconds)
+        if not request.messages:
+            return []
+        answer = self._make(COLLECT_PATH, request, seconds)
+        replies = runtime_pb2.PullAppMessagesResponse.FromString(answer.replies)
+        here = {part.id: part.content for part in answer.parts}
+        found = list[Message]()
+        for tree in replies.message_object_trees:
+            names = [*dict.fromkeys(identifiers(tree))]
+            while missing := [name for name in names if name not in here]:
+                more = self._make(COLLECT_PATH, exchange_pb2.CollectRequest(parts=missing)).parts
+                if not more:
+                    break
+                here.update({part.id: part.content for part in more})
+            if missing:  # it broke off, or was deleted
+                continue
+            message: Any = inflate_object_from_contents(tree.object_id, {name: here[name] for name in names})
+            set_message_id(message, tree.object_id)
+            found.append(message)
+        if found:
+            received = [message.metadata.message_id for message in found]
+            self._make(COLLECT_PATH, exchange_pb2.CollectRequest(received=received))
+        return found
+
+    def _make(self, path: str, request: Any, seconds: float = 0.0) -> Any:
+        kind = exchange_pb2.SendResponse if path == SEND_PATH else exchange_pb2.CollectResponse
+        return self._runtime_client._unary_unary(
+            path=path, rpc_method=path, request=request, response_type=kind, timeout=WAIT_SECONDS + seconds
+        )
+
+
+def batched(parts: Mapping[str, bytes]) -> Iterator[list[Any]]:
+    """Give parts in lists that one call may have."""
+    batch, size = [], 0
+    for name, content in parts.items():
+        if batch and size + len(content) > LARGEST_CALL:
+            yield batch
+            batch, size = [], 0
+        batch.append(exchange_pb2.Part(id=name, content=content))
+        size += len(content)
+    yield batch
+
+
+def identifiers(tree: message_pb2.ObjectTree) -> Iterator[str]:
+    """Give the ids of all objects of a tree."""
+    left = [tree]
+    while left:
+        below = left.pop()
+        yield below.object_id
+        left.extend(below.children)
