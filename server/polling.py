@@ -183,8 +183,17 @@ class PollingGrid(Grid):
                 watch.stood = True  # what was sent dies with the deadline
             if pending:
                 pause = min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
-                self._wait(pending, pause, replies, waits=enough and training)
+                wanted = self._min_replies - sum(reply.has_content() for reply in replies) if training else 0
+                self._wait(pending, wanted if wanted > 0 else len(pending), pause)
         return replies
+
+    def _wait(self, pending: Collection[str], number: int, seconds: float) -> None:
+        """Pause between two looks; a grid that knows when replies come ends the pause with as many as are wanted."""
+        wait: Callable[[Collection[str], int, float], None] | None = getattr(self._grid, "wait_for_replies", None)
+        if wait is None:
+            time.sleep(seconds)
+        else:
+            _retry(lambda: wait(pending, min(number, len(pending)), min(LONGEST_SECONDS, 10 * seconds)))
 
     def _send(self, messages: Sequence[Message]) -> dict[str, Message]:
         ids = self.push_messages(messages)

@@ -21,7 +21,6 @@ from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, ObjectTree, PullObjectResponse, PushObjectResponse
 from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import verify_signature
 from flwr.superlink.federation import NoOpFederationManager
@@ -36,6 +35,7 @@ from fairbloom.deploy.flower.device.fleet import (
     OPTIONS,
     ClosedError,
     Fleet,
+    PartMissingError,
     RefusedError,
     RunOverError,
     UnknownNodeError,
@@ -232,7 +232,7 @@ def test_parts_are_waited_for_until_they_are_there_and_a_lost_one_is_told(heard:
     tree = ObjectTree(object_id="a", children=[ObjectTree(object_id="late")])
     assert fleet.receive(7, "a", tree) == {"a": b"a", "late": b"late"}
     assert [call for call, _ in heard.headers].count("confirm") == 1
-    with pytest.raises(ObjectPullError, match="the SuperLink does not have it"):
+    with pytest.raises(PartMissingError, match="the SuperLink does not have it"):
         fleet.receive(7, "lost", ObjectTree(object_id="lost"))
     assert [call for call, _ in heard.headers].count("confirm") == 1
 

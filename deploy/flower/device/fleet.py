@@ -13,10 +13,8 @@ from typing import Any, cast
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.proto import fab_pb2, fleet_pb2, fleet_pb2_grpc, heartbeat_pb2, message_pb2, node_pb2, run_pb2
+from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2, run_pb2
 from flwr.supercore.error import FlowerError
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError, pull_objects
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 from grpc import RpcError, StatusCode
 
@@ -33,7 +31,9 @@ from fairbloom.protocol.version import WIRE
 
 from ...device.instance import HEADER
 from ...device.outage import Outage
+from .. import exchange_pb2
 from ..retries import LONGEST_RETRY_SECONDS
+from ..whole import identifiers, room_for
 
 OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -50,8 +50,8 @@ answers; and after how long without a word, during a call, a connection is probe
 HEARTBEAT_SECONDS, ANSWER_SECONDS = 30.0, 5.0
 """A node that says nothing for twice so long counts as dead; and how long a heartbeat may wait for its answer."""
 
-BACKOFF_SECONDS = 0.05
-"""First wait for an object that is announced and not there yet; Flower's is 1 s, and doubles."""
+BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS, MOST_LOOKS = 0.05, 10.0, 100
+"""First and longest wait for a part that is announced and not there yet, and how often it is looked for."""
 
 CALLS_AT_ONCE = 4
 """So many parts of a reply are on their way at the same time."""
@@ -63,12 +63,41 @@ MAY_PASS = (StatusCode.UNAVAILABLE, StatusCode.INTERNAL, StatusCode.RESOURCE_EXH
 """Away, a fault of its own as a locked database or a full disk, too many calls at once, no answer in time."""
 
 
+EXCHANGE, FLEET = "fairbloom.exchange.v1.Exchange", "flwr.proto.Fleet"
+
+ANSWERS: Mapping[str, tuple[str, Any]] = {
+    "Next": (EXCHANGE, exchange_pb2.NextResponse),
+    "Reply": (EXCHANGE, exchange_pb2.ReplyResponse),
+    "RegisterNode": (FLEET, fleet_pb2.RegisterNodeFleetResponse),
+    "UnregisterNode": (FLEET, fleet_pb2.UnregisterNodeFleetResponse),
+    "ActivateNode": (FLEET, fleet_pb2.ActivateNodeResponse),
+    "DeactivateNode": (FLEET, fleet_pb2.DeactivateNodeResponse),
+    "SendNodeHeartbeat": (FLEET, heartbeat_pb2.SendNodeHeartbeatResponse),
+    "PullMessages": (FLEET, fleet_pb2.PullMessagesResponse),
+    "PullObject": (FLEET, message_pb2.PullObjectResponse),
+    "ConfirmMessageReceived": (FLEET, message_pb2.ConfirmMessageReceivedResponse),
+    "GetRun": (FLEET, run_pb2.GetRunResponse),
+    "GetFab": (FLEET, fab_pb2.GetFabResponse),
+    "PushMessages": (FLEET, fleet_pb2.PushMessagesResponse),
+    "PushObject": (FLEET, message_pb2.PushObjectResponse),
+}
+"""The service of each call, and what is answered."""
+
+
 class RefusedError(Exception):
     """A call that the SuperLink refused, in one line."""
 
 
 class UnknownNodeError(RefusedError):
     """The SuperLink does not know this node, or not any longer."""
+
+
+class UnimplementedError(RefusedError):
+    """A call that the SuperLink does not know: it is an older one, or Flower's own."""
+
+
+class PartMissingError(Exception):
+    """A part of a message that is not there, or does not come."""
 
 
 class RunOverError(Exception):
@@ -102,7 +131,8 @@ class Fleet:
             self._channel = grpc.secure_channel(address, safety, options=OPTIONS)
         else:
             self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        self._stub, self._outage, self._registers = fleet_pb2_grpc.FleetStub(self._channel), outage, not key
+        self._outage, self._registers = outage, not key
+        self._whole = True  # until the SuperLink says that it does not know messages that travel whole
         self._key: ec.EllipticCurvePrivateKey
         self._key = _load_key(key) if key else generate_key_pairs()[0]
         self._public = public_key_to_bytes(self._key.public_key())
@@ -138,7 +168,7 @@ class Fleet:
                 leave.append(("UnregisterNode", fleet_pb2.UnregisterNodeFleetRequest(node_id=self.node.node_id)))
             try:
                 for method, request in leave:
-                    getattr(self._stub, method)(request, timeout=ANSWER_SECONDS, metadata=self._signature())
+                    self._function(method)(request, timeout=ANSWER_SECONDS, metadata=self._signature())
             except RpcError:
                 pass
         self.close()
@@ -154,10 +184,20 @@ class Fleet:
 
     # Messages -------------------------------------------------------------------------------------------------------
 
-    def pull(self) -> tuple[message_pb2.Message, message_pb2.ObjectTree] | None:
-        """Return head and tree of a message, None where there is none."""
+    def pull(self) -> tuple[message_pb2.Message, message_pb2.ObjectTree, dict[str, bytes]] | None:
+        """Return head and tree of a message, and its parts if they came along; None where there is none."""
+        while self._whole:
+            try:
+                whole, _ = self._call("Next", exchange_pb2.NextRequest(node_id=self.node.node_id))
+            except UnimplementedError:
+                self._whole = False
+            else:
+                if not whole.head:
+                    return None
+                tree = message_pb2.ObjectTree.FromString(whole.tree)
+                return message_pb2.Message.FromString(whole.head), tree, {part.id: part.content for part in whole.parts}
         answer, _ = self._call("PullMessages", fleet_pb2.PullMessagesRequest(node=self.node))
-        return (answer.messages_list[0], answer.message_object_trees[0]) if answer.messages_list else None
+        return (answer.messages_list[0], answer.message_object_trees[0], {}) if answer.messages_list else None
 
     def get_run(self, run_id: int) -> run_pb2.Run:
         """Return what is known of a run; raise RunOverError where it is over."""
@@ -170,19 +210,26 @@ class Fleet:
         return bytes(self._call("GetFab", request)[0].fab.content)
 
     def receive(self, run_id: int, message_id: str, tree: message_pb2.ObjectTree) -> dict[str, bytes]:
-        """Return the parts of a message, once all have come, and say so."""
+        """Return the parts of a message that came without them, once all are here, and say so."""
 
         def pull_part(name: str) -> bytes:
-            request = message_pb2.PullObjectRequest(node=self.node, run_id=run_id, object_id=name)
-            answer, _ = self._call("PullObject", request)
-            if not answer.object_found:
-                raise ObjectPullError(name, "the SuperLink does not have it")
-            if not answer.object_available:
-                raise ObjectUnavailableError(name)
-            return bytes(answer.object_content)
+            request, pause = (
+                message_pb2.PullObjectRequest(node=self.node, run_id=run_id, object_id=name),
+                BACKOFF_SECONDS,
+            )
+            for _ in range(MOST_LOOKS):
+                answer, _ = self._call("PullObject", request)
+                if not answer.object_found:
+                    raise PartMissingError(f"{name}: the SuperLink does not have it")
+                if answer.object_available:
+                    return bytes(answer.object_content)
+                self._closed.wait(pause)
+                pause = min(2 * pause, LONGEST_BACKOFF_SECONDS)
+            raise PartMissingError(f"{name}: it does not come")
 
-        names = [part.object_id for part in iterate_object_tree(tree)]
-        parts = pull_objects(names, pull_part, initial_backoff=BACKOFF_SECONDS)
+        with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
+            names = [*dict.fromkeys(identifiers(tree))]
+            parts = dict(zip(names, pool.map(pull_part, names), strict=True))
         request = message_pb2.ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
         self._call("ConfirmMessageReceived", request)
         return parts
@@ -192,29 +239,40 @@ class Fleet:
 
         It has these already, where only a receipt was lost, or refuses them.
         """
-        reply = message_pb2.Message.FromString(head)
+        session, wanted = self._push_head(head, tree, parts, seconds)
+        run_id = message_pb2.Message.FromString(head).metadata.run_id
+
+        def push_part(name: str) -> bool:
+            part = message_pb2.PushObjectRequest(
+                node=self.node, run_id=run_id, object_id=name, object_content=parts[name], session_id=session
+            )
+            return bool(self._call("PushObject", part)[0].stored)
+
+        with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
+            stored = list(pool.map(push_part, [name for name in parts if name in wanted]))
+        return stored.count(False)
+
+    def _push_head(self, head: bytes, tree: bytes, parts: Mapping[str, bytes], seconds: float) -> tuple[str, set[str]]:
+        """Send a reply, or as much of it as a call may have; return the session of the rest, and the rest."""
+        if self._whole:
+            some = [exchange_pb2.Part(id=name, content=parts[name]) for name in room_for(parts, len(tree))]
+            reply = exchange_pb2.ReplyRequest(
+                node_id=self.node.node_id, head=head, tree=tree, parts=some, seconds=seconds
+            )
+            try:
+                answer, _ = self._call("Reply", reply)
+            except UnimplementedError:
+                self._whole = False
+            else:
+                return answer.session_id, set(answer.wanted)
         request = fleet_pb2.PushMessagesRequest(
             node=self.node,
-            messages_list=[reply],
+            messages_list=[message_pb2.Message.FromString(head)],
             message_object_trees=[message_pb2.ObjectTree.FromString(tree)],
             clientapp_runtime_list=[seconds],
         )
         answer, _ = self._call("PushMessages", request)
-
-        def push_part(name: str) -> bool:
-            part = message_pb2.PushObjectRequest(
-                node=self.node,
-                run_id=reply.metadata.run_id,
-                object_id=name,
-                object_content=parts[name],
-                session_id=answer.session_id,
-            )
-            return bool(self._call("PushObject", part)[0].stored)
-
-        wanted = set(answer.objects_to_push)
-        with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
-            stored = list(pool.map(push_part, [name for name in parts if name in wanted]))
-        return stored.count(False)
+        return answer.session_id, set(answer.objects_to_push)
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
@@ -222,7 +280,7 @@ class Fleet:
         self, method: str, request: Any, headers: Iterable[tuple[str, str]] = (), seconds: float | None = None
     ) -> tuple[Any, Mapping[str, str]]:
         """Make a call, again and again while a fault may pass; return the answer and its headers."""
-        call: Callable[..., Any] = getattr(self._stub, method).with_call
+        call: Callable[..., Any] = self._function(method).with_call
         pause, failed = 1.0, False
         while not self._closed.is_set():
             try:
@@ -235,6 +293,9 @@ class Fleet:
                 if error.code() != StatusCode.DEADLINE_EXCEEDED:
                     failed = True
                     self._outage.fault(AWAY)
+                    self._whole = True  # it may come back as a newer one
+                if method == "Next":
+                    request.again = True
             except ValueError:  # gRPC's, of a channel that is closed
                 break
             else:
@@ -244,6 +305,15 @@ class Fleet:
             self._closed.wait(random.uniform(0.0, pause))  # noqa: S311 (no secret)
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
         raise ClosedError
+
+    def _function(self, method: str) -> Any:
+        """Return the function that makes a call."""
+        path, answer = ANSWERS[method]
+        return self._channel.unary_unary(
+            f"/{path}/{method}",
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
 
     def _signature(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the headers by which the SuperLink knows that a call is this node's, made now."""
@@ -270,4 +340,5 @@ def refusal_of(error: Any) -> Exception | None:
         return None
     refused = FlowerError.from_json(details)
     words = f"{code.name}: " + (f"[code: {refused.code}] {refused.message}" if refused else details[:500])
-    return UnknownNodeError(words) if code == StatusCode.UNAUTHENTICATED else RefusedError(words)
+    kinds = {StatusCode.UNAUTHENTICATED: UnknownNodeError, StatusCode.UNIMPLEMENTED: UnimplementedError}
+    return kinds.get(code, RefusedError)(words)

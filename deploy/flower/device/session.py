@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from flwr.proto import message_pb2, run_pb2
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
 from fairbloom.flower import ErrorCode
 from fairbloom.logs import colour_on_terminals_alone
@@ -20,7 +19,16 @@ from ...device.client import ClientSettings
 from ...device.contexts import Contexts
 from ...device.instance import Instance
 from ...device.outage import CONNECTED, Outage
-from .fleet import ANSWER_SECONDS, HEARTBEAT_SECONDS, ClosedError, Fleet, RefusedError, RunOverError, UnknownNodeError
+from .fleet import (
+    ANSWER_SECONDS,
+    HEARTBEAT_SECONDS,
+    ClosedError,
+    Fleet,
+    PartMissingError,
+    RefusedError,
+    RunOverError,
+    UnknownNodeError,
+)
 from .messages import Answer, Task, pack_error
 from .worker import CrashedError, DroppedError, Worker
 
@@ -145,12 +153,12 @@ class Session:
         """Receive, answer and send; return whether there was a message."""
         if (pulled := self._fleet.pull()) is None:
             return False
-        head, tree = pulled
+        head, tree, parts = pulled
         about = head.metadata
         name = f"{about.message_type} message {about.message_id[:8]} of run {about.run_id}"
         try:
             run = self._find_run(about.run_id)
-            parts = self._fleet.receive(about.run_id, about.message_id, tree)
+            parts = parts or self._fleet.receive(about.run_id, about.message_id, tree)
             log.info("received %s%s", name, f", round {about.group_id}" if about.group_id else "")
             began = time.monotonic()
             answer = self._answer(head, run, parts)
@@ -159,7 +167,7 @@ class Session:
             log.info("run %s is over: its %s is left", about.run_id, name)
         except UnknownNodeError:
             raise
-        except (RefusedError, ObjectPullError) as error:
+        except (RefusedError, PartMissingError) as error:
             log.error("the %s is not answered: %s", name, error)
             return False
         else:

@@ -284,13 +284,15 @@ class WholeMessages:
         return exchange_pb2.SendResponse(sent=answer.SerializeToString())
 
     def collect(self, request: Any, task: Any) -> Any:
-        """Hand out the replies that are here, once they are enough or time is over, and parts of replies."""
+        """Wait until enough replies are here, or hand out those that are, or parts of them."""
         state = self._state_factory.state()
         if request.received:
             state.forget_answered(request.received)
+        if request.wait_for:
+            state.wait_for_answers(request.messages, request.wait_for, min(request.seconds, LONGEST_WAIT_SECONDS))
+            return exchange_pb2.CollectResponse()
         answer, names = runtime_pb2.PullAppMessagesResponse(), dict.fromkeys(request.parts, 0)
         if request.messages:
-            state.wait_for_answers(request.messages, request.wait_for, min(request.seconds, LONGEST_WAIT_SECONDS))
             asked = runtime_pb2.PullAppMessagesRequest(message_ids=request.messages)
             answer = self._handlers.pull_messages(asked, state, task)
             names = state.object_store.sizes(tree.object_id for tree in answer.message_object_trees)

@@ -31,6 +31,7 @@ from ...server.members import Members
 from ...server.overdue import Overdue
 from ...server.refusals import RefusalLog
 from .. import exchange_pb2
+from ..whole import LARGEST_PARTS, PART_BYTES, identifiers
 from . import tables
 from .fleet_server import LARGEST_CALL, Call, Caller, RefusedCallError, note_refused
 from .run_state import RunState
@@ -42,9 +43,6 @@ the slack, for metrics; the same holds for its objects, which are records, array
 
 LARGEST_HEAD = 1 << 20
 """Largest head of a reply, in bytes. A head has ids and times, or an error's words; the content comes in parts."""
-
-LARGEST_ANSWER, PART_BYTES = 15 << 20, 100
-"""Most bytes of a message's parts in one answer, and what each has beside its content."""
 
 REPLY_TOO_LARGE = 413
 """Code of the error that takes the place of a refused reply; Flower's own codes are below 100."""
@@ -205,7 +203,7 @@ class Fleet:
             head, tree = found.messages_list[0], found.message_object_trees[0]
             parts = dict[str, bytes]()
             sizes = self._state.object_store.sizes([tree.object_id])
-            if sum(sizes.values()) + tree.ByteSize() <= LARGEST_ANSWER - PART_BYTES * len(sizes):
+            if sum(sizes.values()) + tree.ByteSize() <= LARGEST_PARTS - PART_BYTES * len(sizes):
                 parts = self._state.object_store.contents(sizes)
                 self._state.query(tables.RECEIVED, {"message_id": tree.object_id, **place})
         return exchange_pb2.NextResponse(
@@ -339,7 +337,7 @@ class Fleet:
                 _row(reply), f"a reply of more than the {objects} objects that its message allows"
             )
             return _taken(reply)
-        if self._state.query(tables.HAS_MESSAGE, {"ids": json.dumps(identifiers(tree))}):
+        if self._state.query(tables.HAS_MESSAGE, {"ids": json.dumps([*identifiers(tree)])}):
             # What stands below a message that was received may be pulled by whom it is for: another's parts, say.
             self._note_refused(caller.node_id, "a reply with a message as a part")
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "no message is a part of a reply")
@@ -459,16 +457,6 @@ def count(tree: message_pb2.ObjectTree, most: int) -> int:
         number += 1
         left.extend(left.pop().children)
     return number
-
-
-def identifiers(tree: message_pb2.ObjectTree) -> list[str]:
-    """Return the ids of all objects of a tree."""
-    found, left = list[str](), [tree]
-    while left:
-        below = left.pop()
-        found.append(below.object_id)
-        left.extend(below.children)
-    return found
 
 
 def _row(reply: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto import message_pb2, runtime_pb2
+from flwr.proto import runtime_pb2
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -16,6 +16,7 @@ from fairbloom.flower import set_message_id
 
 from .. import exchange_pb2
 from ..relied_on import RUN_SERVERAPP, look_up
+from ..whole import identifiers
 
 SEND_PATH, COLLECT_PATH = "/v1/runtime/fairbloom/send", "/v1/runtime/fairbloom/collect"
 """Our calls beside those of Flower's runtime API."""
@@ -52,16 +53,17 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
             self._make(SEND_PATH, exchange_pb2.SendRequest(parts=batch, session_id=answer.session_id))
         return list(answer.message_ids)
 
+    def wait_for_replies(self, message_ids: Iterable[str], number: int, seconds: float) -> None:
+        """Return once so many of these messages are answered, or so much time is over."""
+        request = exchange_pb2.CollectRequest(messages=message_ids, wait_for=number, seconds=seconds)
+        self._make(COLLECT_PATH, request, seconds)
+
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies to these messages that have come."""
-        return self.collect(message_ids, 0, 0.0)
-
-    def collect(self, message_ids: Iterable[str], number: int, seconds: float) -> list[Message]:
-        """Return the replies to these messages that have come, once so many have or so much time is over."""
-        request = exchange_pb2.CollectRequest(messages=message_ids, wait_for=number, seconds=seconds)
+        request = exchange_pb2.CollectRequest(messages=message_ids)
         if not request.messages:
             return []
-        answer = self._make(COLLECT_PATH, request, seconds)
+        answer = self._make(COLLECT_PATH, request)
         replies = runtime_pb2.PullAppMessagesResponse.FromString(answer.replies)
         here = {part.id: part.content for part in answer.parts}
         found = list[Message]()
@@ -99,12 +101,3 @@ def batched(parts: Mapping[str, bytes]) -> Iterator[list[Any]]:
         batch.append(exchange_pb2.Part(id=name, content=content))
         size += len(content)
     yield batch
-
-
-def identifiers(tree: message_pb2.ObjectTree) -> Iterator[str]:
-    """Give the ids of all objects of a tree."""
-    left = [tree]
-    while left:
-        below = left.pop()
-        yield below.object_id
-        left.extend(below.children)

@@ -15,8 +15,8 @@ from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.server.superlink.linkstate.linkstate_factory import SqlLinkState  # type: ignore[attr-defined]
 from flwr.proto import message_pb2
+from flwr.server.superlink.linkstate.linkstate_factory import SqlLinkState  # type: ignore[attr-defined]
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content

@@ -162,9 +162,7 @@ SHOW = f"{SHOW_ALL} AND message_id = :reply_id"
 SHOW_AGAIN = f"""
 UPDATE message_res SET delivered_at = '' WHERE delivered_at NOT IN ('', '{HIDDEN}')
 AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""  # noqa: S608
-ANSWERED_BY = (
-    "SELECT reply_to_message_id FROM message_res WHERE message_id IN (SELECT value FROM json_each(:ids))"
-)
+ANSWERED_BY = "SELECT reply_to_message_id FROM message_res WHERE message_id IN (SELECT value FROM json_each(:ids))"
 HAVE_ANSWER = """
 SELECT count(*) AS number FROM message_res
 WHERE delivered_at = '' AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""
