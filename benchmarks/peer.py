@@ -8,13 +8,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
+from fairbloom.deploy.flower import exchange_pb2
 from fairbloom.deploy.operator.federation import Federation
 
 from .federation import Deployment
@@ -41,13 +47,46 @@ class Signature(grpc.UnaryUnaryClientInterceptor):
         return continuation(details._replace(metadata=head), request)
 
 
-class Peer:
-    """A node's side of the fleet API, call by call."""
+class Whole:
+    """The fleet API, by calls whose messages travel whole where there are such: they carry no parts here."""
 
-    def __init__(self, there: Deployment, key: ec.EllipticCurvePrivateKey, node_id: int) -> None:
+    def __init__(self, channel: grpc.Channel, stub: Any) -> None:
+        self._stub = stub
+        self._next, self._reply = (
+            channel.unary_unary(
+                f"/fairbloom.exchange.v1.Exchange/{name}",
+                request_serializer=lambda request: request.SerializeToString(),
+                response_deserializer=answer.FromString,
+            )
+            for name, answer in (("Next", exchange_pb2.NextResponse), ("Reply", exchange_pb2.ReplyResponse))
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stub, name)
+
+    def PullMessages(self, request: PullMessagesRequest, timeout: float | None = None) -> Any:  # noqa: N802
+        return self._next(exchange_pb2.NextRequest(node_id=request.node.node_id), timeout=timeout)
+
+    def PushMessages(self, request: PushMessagesRequest, timeout: float | None = None) -> Any:  # noqa: N802
+        reply = exchange_pb2.ReplyRequest(
+            node_id=request.node.node_id,
+            head=request.messages_list[0].SerializeToString(),
+            tree=request.message_object_trees[0].SerializeToString(),
+        )
+        answer = self._reply(reply, timeout=timeout)
+        return PushMessagesResponse(objects_to_push=answer.wanted, session_id=answer.session_id)
+
+
+class Peer:
+    """A node's side of the fleet API, call by call; `whole`: messages travel whole."""
+
+    def __init__(
+        self, there: Deployment, key: ec.EllipticCurvePrivateKey, node_id: int, *, whole: bool = False
+    ) -> None:
         credentials = grpc.ssl_channel_credentials((there.folder / "ca.crt").read_bytes())
         channel = grpc.secure_channel(f"localhost:{there.fleet}", credentials)
-        self.stub: Any = FleetStub(grpc.intercept_channel(channel, Signature(key)))
+        signed = grpc.intercept_channel(channel, Signature(key))
+        self.stub: Any = Whole(signed, FleetStub(signed)) if whole else FleetStub(signed)
         self.key, self.node = key, Node(node_id=node_id)
 
     def activate(self) -> int:
@@ -55,10 +94,10 @@ class Peer:
         return int(self.stub.ActivateNode(request).node_id)
 
 
-def enrolled(there: Deployment, name: str) -> Peer:
+def enrolled(there: Deployment, name: str, *, whole: bool = False) -> Peer:
     key = load_ssh_private_key((there.bundle(name) / "key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return Peer(there, key, int(Federation(there.folder).find_client(name).node_id))
+    return Peer(there, key, int(Federation(there.folder).find_client(name).node_id), whole=whole)
 
 
 def message_of(source: int, run_id: int = 1, answered: str = "0" * 64) -> Message:

@@ -15,7 +15,7 @@ from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PushObjectRequ
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from benchmarks.federation import Deployment, federation, rounds, wait_for_rounds
-from benchmarks.peer import Peer, enrolled, flooded, message_of, pushed
+from benchmarks.peer import Peer, Whole, enrolled, flooded, message_of, pushed
 
 from .unhurried import start_unhurried_client
 
@@ -36,34 +36,40 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield runtime
 
 
+@pytest.fixture(params=[False, True], ids=["part by part", "whole"])
+def whole(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 def refusal(call: Any, request: Any) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as refused:
         call(request, timeout=300)
     return refused.value
 
 
-def test_an_unregistered_key_is_refused(there: Deployment) -> None:
-    stranger = Peer(there, ec.generate_private_key(ec.SECP384R1()), 7)
+def test_an_unregistered_key_is_refused(there: Deployment, whole: bool) -> None:
+    stranger = Peer(there, ec.generate_private_key(ec.SECP384R1()), 7, whole=whole)
     request = ActivateNodeRequest(public_key=public_key_to_bytes(stranger.key.public_key()), heartbeat_interval=30.0)
     assert refusal(stranger.stub.ActivateNode, request).code() == grpc.StatusCode.FAILED_PRECONDITION
     calls = (stranger.stub.PullMessages, PullMessagesRequest(node=stranger.node))
     assert refusal(*calls).code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_call_without_a_key_is_refused(there: Deployment) -> None:
+def test_a_call_without_a_key_is_refused(there: Deployment, whole: bool) -> None:
     credentials = grpc.ssl_channel_credentials((there.folder / "ca.crt").read_bytes())
-    stub: Any = FleetStub(grpc.secure_channel(f"localhost:{there.fleet}", credentials))
+    channel = grpc.secure_channel(f"localhost:{there.fleet}", credentials)
+    stub: Any = Whole(channel, FleetStub(channel)) if whole else FleetStub(channel)
     assert refusal(stub.PullMessages, PullMessagesRequest()).code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_another_nodes_id_is_refused(there: Deployment) -> None:
-    mallory, honest = enrolled(there, "mallory"), enrolled(there, "honest")
+def test_another_nodes_id_is_refused(there: Deployment, whole: bool) -> None:
+    mallory, honest = enrolled(there, "mallory", whole=whole), enrolled(there, "honest", whole=whole)
     request = PullMessagesRequest(node=honest.node)
     assert refusal(mallory.stub.PullMessages, request).code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_reply_in_another_nodes_name_is_refused_and_noted(there: Deployment) -> None:
-    mallory, honest = enrolled(there, "mallory"), enrolled(there, "honest")
+def test_a_reply_in_another_nodes_name_is_refused_and_noted(there: Deployment, whole: bool) -> None:
+    mallory, honest = enrolled(there, "mallory", whole=whole), enrolled(there, "honest", whole=whole)
     error = refusal(mallory.stub.PushMessages, pushed(mallory, message_of(honest.node.node_id)))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     log = (there.folder / "state" / "audit.jsonl").read_text()
@@ -71,8 +77,8 @@ def test_a_reply_in_another_nodes_name_is_refused_and_noted(there: Deployment) -
     assert '"client": "mallory"' in log
 
 
-def test_deep_and_wide_object_trees_are_refused(there: Deployment) -> None:
-    mallory = enrolled(there, "mallory")
+def test_deep_and_wide_object_trees_are_refused(there: Deployment, whole: bool) -> None:
+    mallory = enrolled(there, "mallory", whole=whole)
     run_id = int(there.submitted_run())
     deep = ObjectTree(object_id="0" * 64)
     for number in range(80):
@@ -88,8 +94,8 @@ def test_deep_and_wide_object_trees_are_refused(there: Deployment) -> None:
     assert not mallory.stub.PullObject(nothing, timeout=300).object_found
 
 
-def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(there: Deployment) -> None:
-    mallory, run_id = enrolled(there, "mallory"), int(there.submitted_run())
+def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(there: Deployment, whole: bool) -> None:
+    mallory, run_id = enrolled(there, "mallory", whole=whole), int(there.submitted_run())
     over, superlink = time.monotonic() + 6.0, there.part("superlink")
     made = [0]
 

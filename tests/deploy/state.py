@@ -1,9 +1,10 @@
 """A SuperLink's state in a database, without its processes: runs, nodes, and messages as Flower sends them."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +13,9 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PushObjectRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate import LinkStateFactory, linkstate_factory
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
@@ -23,6 +25,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store import object_store_factory as stores
 from flwr.superlink.federation import NoOpFederationManager
 
+from fairbloom.deploy.flower import exchange_pb2
 from fairbloom.deploy.flower.server import fleet_server
 from fairbloom.deploy.flower.server.fleet import Fleet
 from fairbloom.deploy.flower.server.fleet_server import Caller, Pipeline, RefusedCallError
@@ -70,18 +73,49 @@ class Call:
 
 
 class Port:
-    """The calls of the fleet's port, without gRPC and signatures: `port.PullMessages(request, Call())`."""
+    """The calls of the fleet's port, without gRPC and signatures: `port.PullMessages(request, Call())`.
 
-    def __init__(self, link: "SuperLinkState", folder: Path, members: Any, long_poll: LongPoll) -> None:
-        self._state, refusals = link.state, RefusalLog(folder)
+    `whole` makes them by the service of messages that travel whole, where that has a call of the same kind.
+    """
+
+    def __init__(
+        self, link: "SuperLinkState", folder: Path, members: Any, long_poll: LongPoll, *, whole: bool = False
+    ) -> None:
+        self.again = False
+        self._state, self.whole, refusals = link.state, whole, RefusalLog(folder)
         self.overdue = Overdue()
         self.calls = Fleet(link.state, members=members, refusals=refusals, long_poll=long_poll, overdue=self.overdue)
         self.pipeline = Pipeline(
             self.calls.calls(), link.state, members, 9092, Connections({}, 1000, refusals), refusals
         )
 
+    def PullMessages(self, request: PullMessagesRequest, call: Call) -> PullMessagesResponse:  # noqa: N802
+        if not self.whole:
+            return self._make("/flwr.proto.Fleet/PullMessages", request, call)
+        answer = self.Next(exchange_pb2.NextRequest(node_id=request.node.node_id, again=self.again), call)
+        return PullMessagesResponse(
+            messages_list=[ProtoMessage.FromString(answer.head)] if answer.head else [],
+            message_object_trees=[ObjectTree.FromString(answer.tree)] if answer.head else [],
+        )
+
+    def PushMessages(  # noqa: N802
+        self, request: PushMessagesRequest, call: Call, given: Mapping[str, bytes] = MappingProxyType({})
+    ) -> PushMessagesResponse:
+        """Push a head, and with it these parts where the service has them."""
+        if not self.whole or len(request.messages_list) != 1:
+            return self._make("/flwr.proto.Fleet/PushMessages", request, call)
+        reply = exchange_pb2.ReplyRequest(
+            node_id=request.node.node_id,
+            head=request.messages_list[0].SerializeToString(),
+            tree=request.message_object_trees[0].SerializeToString(),
+            parts=[exchange_pb2.Part(id=name, content=content) for name, content in given.items()],
+        )
+        answer = self.Reply(reply, call)
+        return PushMessagesResponse(objects_to_push=answer.wanted, session_id=answer.session_id)
+
     def __getattr__(self, name: str) -> Callable[[Any, Call], Any]:
-        return partial(self._make, f"/flwr.proto.Fleet/{name}")
+        service = "fairbloom.exchange.v1.Exchange" if name in ("Next", "Reply") else "flwr.proto.Fleet"
+        return partial(self._make, f"/{service}/{name}")
 
     def _make(self, path: str, request: Any, call: Call) -> Any:
         try:

@@ -20,6 +20,7 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
+from fairbloom.deploy.flower import exchange_pb2
 from fairbloom.deploy.flower.server import fleet, fleet_server, tables
 from fairbloom.deploy.flower.server.control import SafeHandlers
 from fairbloom.deploy.flower.server.fleet import count
@@ -61,8 +62,8 @@ class Known:
 class Place:
     """A SuperLink with one run, and two nodes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.members = folder, Known()
+    def __init__(self, folder: Path, *, whole: bool = False) -> None:
+        self.folder, self.members, self.whole = folder, Known(), whole
         self.start()
         self.node, self.other = self.link.node(b"key-a"), self.link.node(b"key-b")
         self.run = self.link.run()
@@ -70,14 +71,18 @@ class Place:
     def start(self) -> None:
         self.link = SuperLinkState(self.folder / "superlink.db")
         self.long_poll = LongPoll()
-        self.fleet = Port(self.link, self.folder, self.members, self.long_poll)
+        self.fleet = Port(self.link, self.folder, self.members, self.long_poll, whole=self.whole)
         self.link.state.on_message = self.long_poll.wake
 
     def send(self, **size: int) -> Message:
         return self.link.send(self.run, self.node, **size)
 
     def push(self, reply: Message) -> list[bool]:
-        """Push a reply as Flower's client does; return which parts were stored."""
+        """Push a reply as Flower's client does, or whole; return which parts were stored."""
+        if self.whole:
+            answer = self.fleet.PushMessages(head(reply), Call(), parts(reply))
+            known = self.link.state.object_store.sizes([reply.metadata.message_id])
+            return [name in known for name in parts(reply)]
         answer = self.fleet.PushMessages(head(reply), Call())
         contents = parts(reply)
         return [
@@ -94,10 +99,10 @@ class Place:
         return [line["event"] for line in lines if line["event"].startswith("refused")]
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+@pytest.fixture(params=[False, True], ids=["part by part", "whole"])
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Place:
     monkeypatch.setattr(long_poll, "HELD_SECONDS", 0.01)
-    return Place(tmp_path)
+    return Place(tmp_path, whole=request.param)
 
 
 @pytest.fixture
@@ -155,9 +160,10 @@ def test_the_allowance_holds_to_the_object(place: Place, monkeypatch: pytest.Mon
     stored = place.push(reply)
     (answer,) = place.link.answers(asked)
     assert answer.has_error() == (beyond == 1)
-    assert len(stored) == (0 if beyond else len(parts(reply)))
+    assert sum(stored) == (0 if beyond else len(parts(reply)))
 
 
+@pytest.mark.parametrize("place", [False], indirect=True)
 def test_what_stops_a_reply_in_its_midst_deletes_what_had_come(place: Place, no_slack: None) -> None:
     asked = place.send(size=1000)
     before = place.bytes_stored()
@@ -296,6 +302,56 @@ def test_a_reply_of_20_000_arrays_leaves_nothing_behind(place: Place) -> None:
     assert place.link.count("object_push_sessions") == 0
 
 
+@pytest.mark.parametrize("place", [True], indirect=True)
+def test_a_part_that_is_not_what_its_id_says_is_refused_with_its_reply(place: Place) -> None:
+    asked = place.send()
+    reply = reply_to(asked)
+    contents, before = parts(reply), place.bytes_stored()
+    contents[min(contents)] += b"!"
+    with pytest.raises(AbortedError, match=r"INVALID_ARGUMENT: object .* has other content"):
+        place.fleet.PushMessages(head(reply), Call(), contents)
+    assert place.refused() == ["refused: a reply with a part that is not what its id says"]
+    assert place.bytes_stored() == before
+    assert place.link.answers(asked) == []
+    assert all(place.push(reply))
+
+
+@pytest.mark.parametrize("place", [True], indirect=True)
+def test_parts_beyond_a_call_follow_one_by_one(place: Place) -> None:
+    asked = place.send()
+    reply = reply_to(asked, arrays=3)
+    contents = parts(reply)
+    some = dict(list(contents.items())[:2])
+    answer = place.fleet.PushMessages(head(reply), Call(), some)
+    assert {*answer.objects_to_push} == contents.keys() - some.keys()
+    assert place.link.answers(asked) == []
+    for name in answer.objects_to_push:
+        assert place.fleet.PushObject(part(reply, answer.session_id, name, contents[name]), Call()).stored
+    assert len(place.link.answers(asked)) == 1
+
+
+@pytest.mark.parametrize("place", [True], indirect=True)
+def test_a_reply_to_a_run_that_is_over_is_refused(place: Place) -> None:
+    reply = reply_to(place.send())
+    place.link.state.stop_run(place.run)
+    with pytest.raises(FlowerError) as refused:
+        place.fleet.PushMessages(head(reply), Call(), parts(reply))
+    assert refused.value.code == 2007
+
+
+@pytest.mark.parametrize("place", [True], indirect=True)
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_message_comes_with_its_parts_where_they_fit(
+    place: Place, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    asked = place.send(arrays=2, size=1000)
+    if not fits:
+        monkeypatch.setattr(fleet, "LARGEST_PARTS", 1000)
+    answer = place.fleet.Next(exchange_pb2.NextRequest(node_id=place.node), Call())
+    assert {one.id: one.content for one in answer.parts} == (parts(asked) if fits else {})
+    assert place.link.count("fairbloom_received") == fits
+
+
 # Whose reply, and how many ------------------------------------------------------------------------------------------
 
 
@@ -303,7 +359,7 @@ def test_a_second_reply_is_not_stored(place: Place) -> None:
     asked = place.send()
     first, second = reply_to(asked, seed=1), reply_to(asked, seed=2)
     place.push(first)
-    assert place.push(second) == []
+    assert not any(place.push(second))
     (answer,) = place.link.answers(asked)
     assert answer.metadata.message_id == first.metadata.message_id
     assert place.refused() == ["refused: a second reply to the same message"]
@@ -314,7 +370,7 @@ def test_a_second_reply_is_not_stored(place: Place) -> None:
 def test_after_a_refused_reply_no_other_is_taken(place: Place, no_slack: None) -> None:
     asked = place.send()
     place.push(reply_to(asked, size=40_000))
-    assert place.push(reply_to(asked)) == []
+    assert not any(place.push(reply_to(asked)))
     (answer,) = place.link.answers(asked)
     assert answer.has_error()
 
@@ -331,7 +387,7 @@ def test_a_reply_to_another_nodes_message_is_not_stored(place: Place) -> None:
     reply = reply_to(asked)
     reply.metadata.__dict__["_src_node_id"] = place.other
     reply.metadata.__dict__["_message_id"] = reply.object_id
-    assert place.push(reply) == []
+    assert not any(place.push(reply))
     assert place.link.answers(asked) == []
     assert place.link.count("object_push_sessions") == 0
 
@@ -369,7 +425,7 @@ def test_heads_that_are_not_stored_leave_nothing_behind(place: Place, fault: str
     before = {table: place.link.count(table) for table in ("object_push_sessions", "objects", "fairbloom_replies")}
     for _ in range(5):
         if fault == "an id that is none":
-            with pytest.raises(ValueError, match="Invalid object ID"):
+            with pytest.raises(ValueError, match="an object tree with short"):
                 place.fleet.PushMessages(request, Call())
         else:
             place.fleet.PushMessages(request, Call())
@@ -466,7 +522,8 @@ def test_a_message_that_ends_its_node_each_time_is_answered_by_an_error_and_the_
     asked, after = place.send(size=100), place.send(size=101)
     for _ in range(tables.MAX_DELIVERIES):
         assert pulled(place) == [asked.metadata.message_id]
-        place.fleet.ConfirmMessageReceived(confirm(asked), Call())
+        if not place.whole:
+            place.fleet.ConfirmMessageReceived(confirm(asked), Call())
     assert pulled(place) == [after.metadata.message_id]
     (answer,) = place.link.answers(asked)
     assert answer.error.reason == "the node received the message 3 times, and ended each time before it had answered"
@@ -488,6 +545,7 @@ def test_a_node_counts_its_own_messages_alone(place: Place) -> None:
 
 def test_a_message_that_was_lost_on_the_way_is_handed_out_as_often_as_it_takes(place: Place) -> None:
     asked = place.send()
+    place.fleet.again = True  # as the same process says of its next call
     for _ in range(3 * tables.MAX_DELIVERIES):
         assert pulled(place) == [asked.metadata.message_id]
 

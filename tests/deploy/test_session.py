@@ -42,7 +42,7 @@ class Superlink:
         if not self.asked:
             raise ClosedError
         found = self.asked.pop(0)
-        return found and (message_to_proto(found), get_object_tree(found))
+        return found and (message_to_proto(found), get_object_tree(found), {})
 
     def get_run(self, run_id: int) -> Any:
         if run_id in self.over:

@@ -14,6 +14,7 @@ from typing import Any
 
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message
+from flwr.common.serde import message_from_proto
 from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
 from flwr.supercore.error import FlowerError
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -192,7 +193,7 @@ class Fleet:
             return fleet_handlers.pull_messages(request, self._state, self._state.object_store)
 
     def hand_out_whole(self, request: Any, caller: Caller) -> Any:
-        """Hand out a message with its parts, by which it counts as received, unless they are too large for an answer."""
+        """Hand out a message with its parts, by which it counts as received; parts too large for an answer stay."""
         place = {"node_id": signed(caller.node_id)}
         with self._state.session():
             if request.again:
@@ -317,7 +318,7 @@ class Fleet:
         return self._take(request, caller, {})
 
     def _take(self, request: Any, caller: Caller, given: Mapping[str, bytes]) -> Any:
-        """Take the head of a reply, and its parts where all that are not here yet were given."""
+        """Take the head of a reply, and its parts if all were given."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "one reply a call, with its object tree")
         reply, tree = request.messages_list[0].metadata, request.message_object_trees[0]
@@ -344,34 +345,41 @@ class Fleet:
         if request.messages_list[0].ByteSize() > LARGEST_HEAD:
             self._answer_in_its_place(_row(reply), "a reply with content in its head")
             return _taken(reply)
+        if given.keys() >= {*identifiers(tree)}:
+            self._store_whole(request, given, allowed)
+            return _taken(reply)
         with self._state.session():  # all or nothing: a head that is not stored leaves no session behind
             response = self._of_run(reply, fleet_handlers.push_messages, request, self._state)
             session, known = {"session_id": response.session_id}, {"reply_id": reply.message_id}
             if not self._state.query(tables.HEAD, known):
                 self._state.query(tables.END_SESSION, session)
                 return response
-            missing = response.objects_to_push
-            if not given or not given.keys() >= {*missing}:
-                begun = {**session, **known, "node_id": signed(caller.node_id), "allowed": allowed}
-                self._state.query(tables.BEGIN, begun)
-                if missing:
-                    self._state.query(tables.HIDE, known)
-                return response
-            (stored,) = self._state.query(tables.SIZE, {"message_id": reply.message_id})
-            if stored["bytes"] + sum(len(given[name]) for name in missing) > allowed:
-                self._break_off(response.session_id, Budget(caller.node_id, reply.message_id, allowed, 0))
-                return _taken(reply)
-            self._store_whole(caller.node_id, response.session_id, {name: given[name] for name in missing})
-            self._state.query(tables.SHOW, known)
-        self._state.note_reply()
-        return _taken(reply)
+            self._state.query(tables.BEGIN, {**session, **known, "node_id": signed(caller.node_id), "allowed": allowed})
+            if response.objects_to_push:
+                self._state.query(tables.HIDE, known)
+        return response
 
-    def _store_whole(self, node_id: int, session_id: str, parts: Mapping[str, bytes]) -> None:
-        try:
-            self._state.store_whole(session_id, parts)
-        except ValueError as error:
-            self._note_refused(node_id, "a reply with a part that is not what its id says")
-            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, str(error)) from None
+    def _store_whole(self, request: Any, given: Mapping[str, bytes], allowed: int) -> None:
+        """Store a reply of which all parts are here."""
+        reply, tree = message_from_proto(request.messages_list[0]), request.message_object_trees[0]
+        about = reply.metadata
+        run = {"run_id": signed(about.run_id)}
+        names = {*identifiers(tree)}
+        size = sum(len(given[name]) for name in names)
+        with self._state.session():
+            if not self._state.query(tables.IS_UNFINISHED, run):
+                raise FlowerError(2007, f"run {about.run_id} is over")
+            if size > allowed:
+                self._answer_in_its_place(_row(about), too_large(allowed))
+                return
+            try:
+                self._state.store_reply(reply, tree, given)
+            except ValueError as error:
+                self._note_refused(about.src_node_id, "a reply with a part that is not what its id says")
+                raise RefusedCallError(StatusCode.INVALID_ARGUMENT, str(error)) from None
+            seconds = max(0.0, *request.clientapp_runtime_list)
+            self._state.query(tables.COUNT_WORK, {**run, "bytes": size, "seconds": seconds})
+        self._state.note_reply()
 
     def take_part(self, request: Any, caller: Caller) -> Any:
         """Take a part of a reply, while the reply stays within its allowance."""
@@ -398,7 +406,7 @@ class Fleet:
 
     def _break_off(self, session_id: str, budget: Budget) -> None:
         """Delete what has come of a reply, and say why in its place."""
-        reason = f"a reply of more than the {budget.allowed / 1e6:.1f} MB that its message allows"
+        reason = too_large(budget.allowed)
         with self._state.session():
             heads = self._state.query(tables.HEAD, {"reply_id": budget.reply_id})
             self._state.break_off(session_id)
@@ -457,6 +465,11 @@ def count(tree: message_pb2.ObjectTree, most: int) -> int:
         number += 1
         left.extend(left.pop().children)
     return number
+
+
+def too_large(allowed: int) -> str:
+    """Return what is refused of a reply that is larger than it may be."""
+    return f"a reply of more than the {allowed / 1e6:.1f} MB that its message allows"
 
 
 def _row(reply: Any) -> dict[str, Any]:

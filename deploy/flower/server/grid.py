@@ -29,7 +29,7 @@ WAIT_SECONDS = 10.0
 
 
 class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
-    """Sends messages whole and collects replies whole; the calls are made again after faults as Flower makes its own."""
+    """Sends messages whole and collects replies whole; after faults, calls are made again as Flower makes its own."""
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; return their ids, "" for one that the SuperLink does not take."""

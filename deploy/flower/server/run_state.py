@@ -233,12 +233,18 @@ class RunState(PassingFaults, SqlLinkState):
             with self._replies:
                 self._replies.wait_for(lambda enough=enough: self._came >= enough, left)
 
-    def store_error(self, error: Message) -> None:
-        """Store an error that takes the place of a reply, unless there is one."""
+    def store_reply(self, reply: Message, tree: message_pb2.ObjectTree, parts: Mapping[str, bytes]) -> None:
+        """Store a reply that is here whole, unless there is one; ValueError where a part is not what its id says."""
         with self.session():
-            if self.store_message_res(error) is not None:
-                self.object_store.preregister(error.metadata.run_id, get_object_tree(error))
-                self.object_store.fill({name: one.deflate() for name, one in get_all_nested_objects(error).items()})
+            if self.store_message_res(reply) is not None:
+                missing = self.object_store.preregister(reply.metadata.run_id, tree)
+                self.object_store.fill({name: parts[name] for name in missing})
+                self.query(tables.SHOW_WHOLE, {"reply_id": reply.metadata.message_id})
+
+    def store_error(self, error: Message) -> None:
+        """Store an error that takes the place of a reply."""
+        parts = {name: one.deflate() for name, one in get_all_nested_objects(error).items()}
+        self.store_reply(error, get_object_tree(error), parts)
         self.note_reply()
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:

@@ -11,7 +11,7 @@ from ..gate import FlowerVersionError
 
 COLUMNS: Mapping[str, str] = {
     "node": "node_id public_key status",
-    "run": "run_id primary_task_id",
+    "run": "run_id primary_task_id bytes_recv clientapp_runtime",
     "task": "task_id run_id type token active_until starting_at running_at finished_at",
     "message_ins": "message_id group_id run_id dst_node_id created_at delivered_at ttl message_type",
     "message_res": (
@@ -54,6 +54,9 @@ FORGET = (
 
 IS_UNFINISHED = """
 SELECT 1 FROM run JOIN task ON task_id = primary_task_id WHERE run.run_id = :run_id AND finished_at IS NULL"""
+COUNT_WORK = """
+UPDATE run SET bytes_recv = bytes_recv + :bytes, clientapp_runtime = clientapp_runtime + :seconds
+WHERE run_id = :run_id"""
 IS_KNOWN_RUN = "SELECT 1 FROM run WHERE run_id = :run_id"
 RUN_OF = "SELECT run_id FROM task WHERE task_id = :task_id"
 RUN_OF_TOKEN = "SELECT run_id FROM task WHERE token = :token"  # noqa: S105
@@ -156,6 +159,7 @@ HIDE = f"UPDATE message_res SET delivered_at = '{HIDDEN}' WHERE message_id = :re
 SHOW_ALL = f"""
 UPDATE message_res SET delivered_at = '' WHERE delivered_at = '{HIDDEN}'
 AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""  # noqa: S608
+SHOW_WHOLE = f"UPDATE message_res SET delivered_at = '' WHERE delivered_at = '{HIDDEN}' AND message_id = :reply_id"  # noqa: S608
 SHOW = f"{SHOW_ALL} AND message_id = :reply_id"
 """A run sees a reply once it is whole: one that breaks off, or grows too large, is then still ours to answer for."""
 
