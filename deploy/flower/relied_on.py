@@ -176,7 +176,7 @@ RELIED_ON = (
                 f"{FLEET}:{call}": "request state"
                 for call in (
                     *("activate_node", "deactivate_node", "send_node_heartbeat", "push_messages"),
-                    *("get_run", "get_fab", "push_object", "pull_object"),
+                    *("get_run", "get_fab", "push_object"),
                 )
             },
             f"{FLEET}:pull_messages": "request state store",
@@ -185,6 +185,7 @@ RELIED_ON = (
             "flwr.proto:fleet_pb2": "",
             "flwr.proto:heartbeat_pb2": "",
             "flwr.proto:message_pb2": "",
+            "flwr.proto:node_pb2": "",
             "flwr.proto:run_pb2": "",
             "flwr.supercore.error:FlowerError": "code message public_details",
             "flwr.supercore.primitives.asymmetric:bytes_to_public_key": "",
@@ -228,6 +229,8 @@ RELIED_ON = (
             "flwr.proto:runtime_pb2": "",
             f"{SERVERAPP}:flwr_serverapp": "",
             f"{RUN_SERVERAPP}:HttpGrid": "token",
+            f"{RUN_SERVERAPP}:HttpGrid.pull_messages": "message_ids",
+            f"{RUN_SERVERAPP}:HttpGrid.push_messages": "messages",
             f"{RUN_SERVERAPP}:HttpGrid._runtime_client": "",
             "flwr.supercore.protobuf.client:ProtobufClient._unary_unary": (
                 "path rpc_method request response_type timeout"

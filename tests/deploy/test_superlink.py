@@ -328,7 +328,7 @@ def folder(tmp_path: Path) -> Path:
     ("change", "lacking"),
     [
         ("ALTER TABLE message_ins RENAME ttl TO lifetime", "message_ins(ttl)"),
-        ("DROP TABLE objects", "objects(content, object_id)"),
+        ("DROP TABLE objects", "objects(content, is_available, object_id, ref_count)"),
     ],
 )
 def test_a_database_that_lacks_what_our_statements_name_is_refused(

@@ -295,14 +295,14 @@ class WholeMessages:
         if request.messages:
             asked = runtime_pb2.PullAppMessagesRequest(message_ids=request.messages)
             answer = self._handlers.pull_messages(asked, state, task)
-            names = state.object_store.sizes(tree.object_id for tree in answer.message_object_trees)
+            names = state.store.sizes(tree.object_id for tree in answer.message_object_trees)
         elif names:
-            names = {name: size for name, size in state.object_store.sizes(names).items() if name in names}
+            names = {name: size for name, size in state.store.sizes(names).items() if name in names}
         return exchange_pb2.CollectResponse(
             replies=answer.SerializeToString(),
             parts=[
                 exchange_pb2.Part(id=name, content=content)
-                for name, content in state.object_store.contents(first(names, LARGEST_ANSWER)).items()
+                for name, content in state.store.contents(first(names, LARGEST_ANSWER)).items()
             ],
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message
 from flwr.common.serde import message_from_proto
-from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
+from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2, run_pb2
 from flwr.supercore.error import FlowerError
 from flwr.superlink.servicer.fleet import fleet_handlers
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -198,14 +198,14 @@ class Fleet:
         with self._state.session():
             if request.again:
                 self._state.query(tables.NOT_RECEIVED, place)
-            found = self.hand_out(fleet_pb2.PullMessagesRequest(node={"node_id": caller.node_id}), caller)
+            found = self.hand_out(fleet_pb2.PullMessagesRequest(node=node_pb2.Node(node_id=caller.node_id)), caller)
             if not found.messages_list:
                 return exchange_pb2.NextResponse()
             head, tree = found.messages_list[0], found.message_object_trees[0]
             parts = dict[str, bytes]()
-            sizes = self._state.object_store.sizes([tree.object_id])
+            sizes = self._state.store.sizes([tree.object_id])
             if sum(sizes.values()) + tree.ByteSize() <= LARGEST_PARTS - PART_BYTES * len(sizes):
-                parts = self._state.object_store.contents(sizes)
+                parts = self._state.store.contents(sizes)
                 self._state.query(tables.RECEIVED, {"message_id": tree.object_id, **place})
         return exchange_pb2.NextResponse(
             head=head.SerializeToString(),
@@ -239,7 +239,17 @@ class Fleet:
         """Hand out a part of a message to the node that it is for."""
         if self._is_anothers(caller.node_id, request.object_id):
             return message_pb2.PullObjectResponse(object_found=False, object_available=False)
-        return self._of_run(request, fleet_handlers.pull_object, request, self._state)
+        self._check_unfinished(request.run_id)
+        content = self._state.store.contents([request.object_id])
+        known = bool(content or self._state.query(tables.IS_KNOWN, {"object_id": request.object_id}))
+        return message_pb2.PullObjectResponse(
+            object_found=known, object_available=bool(content), object_content=content.get(request.object_id)
+        )
+
+    def _check_unfinished(self, run_id: int) -> None:
+        """Raise FlowerError where a run is over, or was lost with an earlier database."""
+        if not self._state.query(tables.IS_UNFINISHED, {"run_id": signed(run_id)}):
+            raise FlowerError(2007, f"run {run_id} is over")
 
     def _is_anothers(self, node_id: int, object_id: str) -> bool:
         """Return whether an object is there, and no message to this node or part of one; note an attempt to get it."""
@@ -258,8 +268,7 @@ class Fleet:
         message_id = request.message_object_id
         if self._is_anothers(caller.node_id, message_id):
             return message_pb2.ConfirmMessageReceivedResponse()
-        if not self._state.query(tables.IS_UNFINISHED, {"run_id": signed(request.run_id)}):
-            raise FlowerError(2007, f"run {request.run_id} is over")
+        self._check_unfinished(request.run_id)
         self._state.query(tables.RECEIVED, {"message_id": message_id, "node_id": signed(caller.node_id)})
         return message_pb2.ConfirmMessageReceivedResponse()
 
@@ -292,7 +301,7 @@ class Fleet:
         except DecodeError:
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "the reply cannot be read") from None
         pushed = fleet_pb2.PushMessagesRequest(
-            node={"node_id": caller.node_id},
+            node=node_pb2.Node(node_id=caller.node_id),
             messages_list=[head],
             message_object_trees=[tree],
             clientapp_runtime_list=[request.seconds],
@@ -367,8 +376,7 @@ class Fleet:
         names = {*identifiers(tree)}
         size = sum(len(given[name]) for name in names)
         with self._state.session():
-            if not self._state.query(tables.IS_UNFINISHED, run):
-                raise FlowerError(2007, f"run {about.run_id} is over")
+            self._check_unfinished(about.run_id)
             if size > allowed:
                 self._answer_in_its_place(_row(about), too_large(allowed))
                 return

@@ -93,7 +93,7 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
 
 def batched(parts: Mapping[str, bytes]) -> Iterator[list[Any]]:
     """Give parts in lists that one call may have."""
-    batch, size = [], 0
+    batch, size = list[Any](), 0
     for name, content in parts.items():
         if batch and size + len(content) > LARGEST_CALL:
             yield batch

@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
@@ -92,6 +92,11 @@ class RunState(PassingFaults, SqlLinkState):
         for statement in (*tables.OURS, *tables.FORGET, tables.SHOW_ALL):  # all: what was just whole when we ended
             self.query(statement)
         return names
+
+    @property
+    def store(self) -> RunStore:
+        """Where the parts of messages are."""
+        return cast(RunStore, self.object_store)
 
     # Runs -----------------------------------------------------------------------------------------------------------
 
@@ -185,7 +190,7 @@ class RunState(PassingFaults, SqlLinkState):
             kept = self.query(tables.ANSWERED, {"ids": json.dumps([*message_ins_ids])})
             message_ins_ids = message_ins_ids - {row["reply_to_message_id"] for row in kept}
         super().delete_messages(message_ins_ids)
-        self.object_store.delete_all(message_ins_ids)
+        self.store.delete_all(message_ins_ids)
 
     def show_again(self, message_ids: set[str]) -> None:
         """Let the replies to these messages be handed out, whether they were before or not."""
@@ -197,7 +202,7 @@ class RunState(PassingFaults, SqlLinkState):
         with self.session():
             rows = self.query(tables.ANSWERED_BY, {"ids": json.dumps([*replies])})
             self.delete_messages({row["reply_to_message_id"] for row in rows})
-            self.object_store.delete_all(replies)
+            self.store.delete_all(replies)
 
     def break_off(self, session_id: str) -> None:
         """Delete a reply that is under way, with what has come of it."""
@@ -205,13 +210,13 @@ class RunState(PassingFaults, SqlLinkState):
             roots = self.query(tables.ROOTS, {"session_id": session_id})
             self.query(tables.END_SESSION, {"session_id": session_id})
             for reply_id in (row["root_object_id"] for row in roots):
-                self.object_store.delete_all([reply_id])
+                self.store.delete_all([reply_id])
                 self.query(tables.DELETE_REPLY, {"reply_id": reply_id})
 
     def store_whole(self, session_id: str, parts: Mapping[str, bytes]) -> None:
         """Store all that is missing of the messages of a session, which ends; ValueError as from RunStore.fill."""
         with self.session():
-            self.object_store.fill(parts)
+            self.store.fill(parts)
             self.query(tables.END_SESSION, {"session_id": session_id})
 
     def note_reply(self) -> None:
@@ -223,7 +228,7 @@ class RunState(PassingFaults, SqlLinkState):
     def wait_for_answers(self, message_ids: Iterable[str], number: int, seconds: float) -> None:
         """Wait until so many of these messages are answered, or time is over."""
         ids, until = {"ids": json.dumps([*message_ids])}, time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+        while time.monotonic() < until:
             with self._replies:
                 came = self._came
             (here,) = self.query(tables.HAVE_ANSWER, ids)
@@ -231,14 +236,15 @@ class RunState(PassingFaults, SqlLinkState):
                 return
             enough = came + number - here["number"]  # before so many more have come, another look is in vain
             with self._replies:
-                self._replies.wait_for(lambda enough=enough: self._came >= enough, left)
+                while self._came < enough and self._replies.wait(until - time.monotonic()):
+                    pass
 
     def store_reply(self, reply: Message, tree: message_pb2.ObjectTree, parts: Mapping[str, bytes]) -> None:
         """Store a reply that is here whole, unless there is one; ValueError where a part is not what its id says."""
         with self.session():
             if self.store_message_res(reply) is not None:
-                missing = self.object_store.preregister(reply.metadata.run_id, tree)
-                self.object_store.fill({name: parts[name] for name in missing})
+                missing = self.store.preregister(reply.metadata.run_id, tree)
+                self.store.fill({name: parts[name] for name in missing})
                 self.query(tables.SHOW_WHOLE, {"reply_id": reply.metadata.message_id})
 
     def store_error(self, error: Message) -> None:

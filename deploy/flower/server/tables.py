@@ -19,7 +19,6 @@ COLUMNS: Mapping[str, str] = {
     ),
     "objects": "object_id content is_available ref_count",
     "object_children": "parent_id child_id",
-    "run_objects": "run_id object_id",
     "object_push_sessions": "session_id",
     "object_push_session_roots": "session_id root_object_id",
 }
