@@ -18,7 +18,8 @@ ROOMS: Mapping[str, int] = {
     "client": 3_450,
     "client/fair": 1_200,
     "client/rules": 1_100,
-    "deploy/flower/server": 1_850,
+    "deploy/flower/device": 1_050,
+    "deploy/flower/server": 2_350,
     "deploy/operator": 2_570,
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,
@@ -44,7 +45,7 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 66_050, 80_980
+PACKAGES, TESTS = 66_650, 81_200
 """The most lines of Python in all packages, and in the tests."""
 
 DOCS_WORDS, DEPENDENCIES = 60_000, 17

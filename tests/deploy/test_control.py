@@ -30,6 +30,7 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse, GetNodesRequest
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.supercore.constant import TASK_TOKEN_HEADER, TaskType
+from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
@@ -44,7 +45,7 @@ from fairbloom.deploy.flower.server.control import (
     NOTED,
     STATUS_PATH,
 )
-from fairbloom.deploy.flower.server.run_state import RunState
+from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.refusals import RefusalLog
@@ -104,6 +105,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(linkstate_factory, "SqlLinkState", RunState)
+    monkeypatch.setattr(object_store_factory, "SqlObjectStore", RunStore)
     return Place(tmp_path)
 
 
@@ -112,6 +114,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """One place for all who are turned away: nothing of it changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linkstate_factory, "SqlLinkState", RunState)
+        patch.setattr(object_store_factory, "SqlObjectStore", RunStore)
         yield Place(tmp_path_factory.mktemp("closed"))
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from flwr.server.superlink.linkstate import linkstate_factory
+from flwr.supercore.object_store import object_store_factory
 from rich.console import Console
 
 from benchmarks.flower import PATIENCE, ROOT, wait_until
 from benchmarks.processes import free_port
-from fairbloom.deploy.flower.server.run_state import RunState
+from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 from fairbloom.deploy.operator import status
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all
 from fairbloom.deploy.operator.federation import Federation
@@ -36,6 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linkstate_factory, "SqlLinkState", RunState)
+        patch.setattr(object_store_factory, "SqlObjectStore", RunStore)
         there = Served(folder)
     there.start()
     list(enroll_all(there.federation, [Applicant(name="site-a")], unpack=False))

@@ -243,7 +243,7 @@ class Fleet:
         content = self._state.store.contents([request.object_id])
         known = bool(content or self._state.query(tables.IS_KNOWN, {"object_id": request.object_id}))
         return message_pb2.PullObjectResponse(
-            object_found=known, object_available=bool(content), object_content=content.get(request.object_id)
+            object_found=known, object_available=bool(content), object_content=content.get(request.object_id, b"")
         )
 
     def _check_unfinished(self, run_id: int) -> None:
