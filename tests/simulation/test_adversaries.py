@@ -16,13 +16,14 @@ from fairbloom.experiments.views.summary import summary_of
 from fairbloom.protocol.attacks import ATTACKS, attackers_of
 from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.protocol.streams import generator
+from fairbloom.rounds.defences import MIXING, WEIGHING
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.app import main
 from fairbloom.server.settings import check_used
 from fairbloom.simulation.adversaries import REPORTS, UPDATES, Sight
 from fairbloom.simulation.grid import InProcessGrid
 
-from .helpers import Outcome, run, small, table
+from .helpers import ROOT, Outcome, run, small, table
 
 HOSTILE = "client-1"
 TURNED: dict[str, Any] = {
@@ -87,8 +88,14 @@ def test_an_attack_of_one_honest_client_has_no_deviation() -> None:
     np.testing.assert_array_equal(changed("alie", seen), np.ones(30))
 
 
-def test_every_attack_is_known_once() -> None:
+def test_every_attack_is_known_once_and_on_the_page() -> None:
     assert set(ATTACKS) == {*UPDATES, *REPORTS, "stale", "label-flip"}
+    page = (ROOT / "docs/trust.md").read_text()
+    for name, attack in ATTACKS.items():
+        [row] = [line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1]]
+        strength = "–" if attack.strength is None else f"{attack.strength:g}"
+        assert row.split("|")[3].strip() == strength, name
+    assert [name for name in (*MIXING, *WEIGHING) if f"`{name}`" not in page] == []
 
 
 # Who attacks --------------------------------------------------------------------------------------------------------
@@ -199,6 +206,31 @@ def test_before_its_first_round_an_attack_changes_nothing(tmp_path: Path) -> Non
     first = [[{k: v for k, v in row.items() if k != "hostile"} for row in rows[:5]] for rows in (plain, attacked)]
     assert first[0] == first[1]
     assert attacked[5]["test_loss_of_global_model"] != plain[5]["test_loss_of_global_model"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "points"), [("fedfv", 5.0), ("fedmgda", 7.0), ("fedmgdaplus", 5.0)])
+def test_nnm_keeps_accuracy_under_a_half_flip(tmp_path: Path, method: str, points: float) -> None:
+    """FedMGDA steps along the shortest mixture, which has the attacker in it, so it learns half as fast."""
+    plain = TURNED | {"clients": 4, "num_rounds": 50, "method": method, "batch_size": 32, "learning_rate": 0.05}
+    honest = {"attack": "", "attack_strength": 0.0, "attackers": "", "training_clients": "client-0,client-2,client-3"}
+
+    def mean(name: str, **changes: Any) -> float:
+        final = fairbloom.load(run(tmp_path / name, **plain | changes)).final()
+        return float(np.mean([value for client, value in final.items() if client != HOSTILE]))
+
+    without = mean("without", **honest)
+    assert mean("defended", defence="nnm") >= without - points
+    assert mean("undefended") < without - 20.0
+
+
+@pytest.mark.slow
+def test_nnm_lets_fedmgda_learn_beside_a_free_rider(tmp_path: Path) -> None:
+    rider = TURNED | {"attack": "free-rider", "attack_strength": 0.0, "method": "fedmgda", "num_rounds": 20}
+    stuck, learning = (fairbloom.load(run(tmp_path / defence, defence=defence, **rider)) for defence in ("none", "nnm"))
+    assert np.mean([*stuck.final().values()]) < 25.0
+    assert np.mean([*learning.final().values()]) > 60.0
+    assert stuck.opposing == ()
 
 
 # Results ------------------------------------------------------------------------------------------------------------
