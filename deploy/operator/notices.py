@@ -7,15 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import make_folder, write_private
 
 from ..errors import DeployError
-from .doctor import EXPIRES_SOON_DAYS
+from .doctor import EXPIRES_SOON_DAYS, check_expiry
 from .federation import Federation
 from .status import survey
 
 FILE = "notices.json"
 """In the state folder: the names of what was wrong at the last look."""
+
+AWAY = "no answer"
 
 COMMAND_SECONDS = 60.0
 
@@ -32,11 +35,11 @@ def notify(federation: Federation, command: str) -> list[str]:
     if not words:
         raise DeployError("command = '' names no program: give one, such as 'logger --tag fairbloom'")
     wrong, known, said = dict(find_faults(federation)), read_known(federation.state), list[str]()
-    kept = [name for name in known if name in wrong]
+    kept = [name for name in known if name in wrong or (AWAY in wrong and name != AWAY)]  # unknown: it may last
     try:
         for name, sentence in wrong.items():
             if name not in known:
-                run(words, sentence)
+                run(words, escape_unprintable(sentence))
                 kept.append(name)
                 said.append(sentence)
     finally:
@@ -47,10 +50,13 @@ def notify(federation: Federation, command: str) -> list[str]:
 
 def find_faults(federation: Federation) -> Iterator[tuple[str, str]]:
     """Yield a name and a sentence for each thing that is wrong now."""
+    authority = check_expiry("CA certificate", federation.authority)
+    if authority.verdict != "ok":
+        yield authority.what, f"{authority.what}: {authority.words}"
     try:
         yield from read_faults(survey(federation))
     except DeployError as error:
-        yield "no answer", f"the server does not answer: {error}"
+        yield AWAY, f"the server does not answer: {error}"
 
 
 def read_faults(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

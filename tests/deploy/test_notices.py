@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flwr.server.superlink.linkstate import linkstate_factory
 
+from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.flower.server.run_state import RunState
 from fairbloom.deploy.operator import notices
@@ -67,6 +68,36 @@ def test_a_server_that_is_away_is_noticed_each_time(
         monkeypatch.setattr(notices, "survey", survey)
         notify(served.federation, command)
     assert said(tmp_path) == ["the server does not answer: nobody answers"] * 2
+
+
+def test_other_faults_are_not_new_after_an_outage(
+    served: Served, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(federation: Any) -> dict[str, Any]:
+        raise DeployError("nobody answers")
+
+    expiring = lambda federation: found(**{"certificate-days": 3.0})  # noqa: E731
+    for survey in (expiring, away, away, expiring):
+        monkeypatch.setattr(notices, "survey", survey)
+        notify(served.federation, command)
+    assert [line.split()[1] for line in said(tmp_path)] == ["server's", "server"]
+
+
+def test_the_authoritys_certificate_is_looked_at_too(
+    served: Served, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "survey", lambda federation: found())
+    pki.make_authority(served.federation.authority, tmp_path / "other.key", days=3)
+    notify(served.federation, command)
+    assert said(tmp_path)[0].startswith("CA certificate: ")
+
+
+def test_a_notice_is_one_line(served: Served, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"run-id": "7", "status": "finished:failed", "status-details": "a\nb\x1b[2J"}
+    monkeypatch.setattr(notices, "survey", lambda federation: found(runs=[run]))
+    notify(served.federation, command)
+    (line,) = said(tmp_path)
+    assert "\x1b" not in line
 
 
 @pytest.mark.parametrize(
