@@ -14,7 +14,6 @@ from torch.nn import Module
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import module_digests, modules_behind
 from fairbloom.logs import log
-from fairbloom.private.rules import FEWEST
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS, LOSS_BEFORE, PERSONAL, TRAIN_LOSS
 from fairbloom.protocol.scores import Score, put_first
@@ -53,15 +52,7 @@ from .run_folder.rows import Row
 from .run_folder.stopping import EarlyStopping
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
-from .settings import (
-    ATTACK_IN_ONE_PROCESS,
-    POOLED_IN_ONE_PROCESS,
-    Settings,
-    digest_changed,
-    find_grown,
-    may_differ,
-    may_grow,
-)
+from .settings import Settings, digest_changed, find_grown, may_differ, may_grow
 from .tracking.tracked import check_tracker, tracked
 from .tracking.tracker import TrackedRun
 
@@ -72,15 +63,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, with the nodes of this federation as clients."""
     settings = Settings.of(context.run_config)
-    if settings.pooled:
-        raise SettingsError(POOLED_IN_ONE_PROCESS)
-    if settings.privacy != "none" and settings.min_clients <= FEWEST:
-        raise SettingsError(
-            f"min-clients = {settings.min_clients}: a private run on deployed clients needs at least {FEWEST + 1}, so "
-            f"that a round can lose one: set min-clients={FEWEST + 1}"
-        )
-    if settings.attack:
-        raise SettingsError(ATTACK_IN_ONE_PROCESS)
+    settings.check_deployed()
     folder = choose_run_folder(settings)
     announce(folder)
     quorum = Quorum(settings.patience, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known))

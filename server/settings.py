@@ -8,6 +8,7 @@ from typing import Any, Self
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
+from fairbloom.private.rules import FEWEST
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
 from fairbloom.protocol.rules import check_rule
@@ -240,6 +241,18 @@ class Settings(RunSettings):
             method.private_weighing([], 1, self.num_rounds, self.loss_bound)
         except ValueError as error:
             raise SettingsError(IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))) from error
+
+    def check_deployed(self) -> None:
+        """Raise SettingsError where a run on deployed clients cannot have these settings."""
+        if self.pooled:
+            raise SettingsError(POOLED_IN_ONE_PROCESS)
+        if self.attack:
+            raise SettingsError(ATTACK_IN_ONE_PROCESS)
+        if self.privacy != "none" and self.min_clients <= FEWEST:
+            raise SettingsError(
+                f"min-clients = {self.min_clients}: a private run on deployed clients needs at least {FEWEST + 1}, so "
+                f"that a round can lose one: set min-clients={FEWEST + 1}"
+            )
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""

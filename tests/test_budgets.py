@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,
     "experiments/results": 3_800,
-    "experiments/studies": 2_750,
+    "experiments/studies": 2_775,
     "experiments/views": 1_600,
     "experiments/views/report": 2_600,
     "prediction": 1_100,

@@ -126,6 +126,7 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     check_not_pythons(named)
     settings = Settings.of(config)
     check_used(named, [settings.method], settings.task, deployed=True)
+    settings.check_deployed()
     for words in check_honoured(federation, settings, named):
         warn(words)
     return pack_own_settings(config)

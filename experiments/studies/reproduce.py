@@ -24,7 +24,7 @@ from ..views.progress import study_progress
 from .driver import Failures, run_study, write_tables
 from .objective import Objective
 from .score import fix_score
-from .study import Candidate, Study, StudyRow, folder_name
+from .study import Candidate, Study, StudyRow, check_scores_known, folder_name
 
 REPRODUCTION = "reproduction.json"
 """The file that makes a folder that of a reproduction: which recipe was run, and how."""
@@ -144,6 +144,8 @@ def check_overrides(overrides: Mapping[str, Value], cases: Sequence[Case]) -> No
     for key, value in overrides.items():
         if key in options:
             raise SettingsError(f"{key} = {value!r}: a recipe sets {key} run by run: use {options[key]}")
+    for case in cases:
+        check_scores_known({**case.config, **overrides})
     methods = [case.method for case in cases]
     for task in {str({**case.config, **overrides}.get("task", "digits")) for case in cases}:
         check_used(overrides, methods, task)

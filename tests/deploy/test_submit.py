@@ -126,6 +126,7 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
         ("task=os.path:join", "task = 'os.path:join': os belongs to Python"),
         ("model=subprocess:run", "model = 'subprocess:run': subprocess belongs to Python and holds no model"),
         ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
+        ("privacy=sums", "needs at least 6, so that a round can lose one: set min-clients=6"),
     ],
 )
 def test_what_no_device_takes_is_refused_before_it_is_sent(

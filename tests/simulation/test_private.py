@@ -10,6 +10,7 @@ from fairbloom import run
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
 from fairbloom.strategies import METHODS
+from tests.experiments.helpers import fairbloom
 
 SUMS = {
     "fedavg": {},
@@ -147,3 +148,29 @@ def test_tables_of_private_runs_have_their_own_columns(tmp_path: Path) -> None:
     trained(tmp_path, rounds=1)
     rows = pd.read_csv(tmp_path / "rounds.csv")
     assert {"capped", "beyond", "lost"} <= set(rows.columns)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "--methods", "fedavg,fedmgda"),
+        ("sweep", "--method", "term", "--grid", "term.tilt=0.1,1"),
+        ("recommend", "--wish", "worst as high as possible", "--budget", "1s"),
+        ("reproduce", "qffl-synthetic"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_studies_refuse_private_runs_before_any_begins(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom(*words, "--set", "privacy=sums", "--out", tmp_path / "study") == 2
+    said = capsys.readouterr().err
+    assert "privacy = 'sums' hides single clients' scores" in said
+    assert "leave it out, or make private runs one by one with fairbloom run" in said
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_sweep_does_not_try_values_of_privacy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("sweep", "--method", "term", "--grid", "privacy=none,sums", "--out", tmp_path / "study")
+    assert fairbloom(*words) == 2
+    assert "a sweep cannot try values of privacy: a private run hides the scores" in capsys.readouterr().err
