@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.private.rules import FEWEST
+from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
 from fairbloom.protocol.rules import check_rule
