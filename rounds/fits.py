@@ -20,13 +20,13 @@ REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ON
 PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
 WHOLE_UPDATES, CORRECTED_SGD = "whole updates", "corrected sgd"
 PLAIN_LOSS, CLIENT_MOMENTUM, OWN_WEIGHTS = "plain loss", "client momentum", "own weights"
-ANGLES, SINGLE_CLIENTS = "angles", "single clients"
+BEYOND_SUMS = "beyond sums"
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that a method needs of a round: what the table says, and an error of {method}, {option} and {value}."""
+    """Something that a method needs of a round: what the table says, and an error's text with names in braces."""
 
     why: str
     refusal: str
@@ -71,15 +71,10 @@ NEEDS: Mapping[str, Requirement] = {
         "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
         "such as sgd or rmsprop, leave {option} out, or set the method's momentum to 0",
     ),
-    ANGLES: Requirement(
-        "reads inner products of single clients' updates, which sums hide",
-        "{option} = {value!r}: {method} reads inner products of single clients' updates, which sums hide: leave "
-        "{option} out, or choose a method that needs sums alone, such as TERM",
-    ),
-    SINGLE_CLIENTS: Requirement(
-        "uses numbers, or keeps updates or states, of single clients, which sums hide",
-        "{option} = {value!r}: {method} uses numbers, or keeps updates or states, of single clients, which sums hide: "
-        "leave {option} out, or choose a method that needs sums alone, such as TERM",
+    BEYOND_SUMS: Requirement(
+        "needs more than sums of clients' numbers and updates; the error says what",
+        "{option} = {value!r}: {method} needs {beyond_sums}: leave {option} out, or choose a method that needs sums "
+        "alone, such as TERM",
     ),
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
@@ -107,7 +102,7 @@ OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_S
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({OWN_WEIGHTS}))
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
-PRIVACY = Option('privacy="sums"', frozenset({ANGLES, SINGLE_CLIENTS}))
+PRIVACY = Option('privacy="sums"', frozenset({BEYOND_SUMS}))
 
 OPTIONS = (
     *(WEIGHTING, SAMPLING, CLIP_UPDATES, SERVER_MOMENTUM, ADAPTIVE_SERVER, OTHER_WEIGHTS),
@@ -121,10 +116,12 @@ def misfit(needs: Collection[str], option: Option) -> Requirement | None:
     return next((need for name, need in NEEDS.items() if name in option.changes and name in needs), None)
 
 
-def check_fit(method: str, needs: Collection[str], option: Option, name: str, value: object) -> None:
+def check_fit(
+    method: str, needs: Collection[str], option: Option, name: str, value: object, *, beyond_sums: str
+) -> None:
     """Raise ValueError where an option, given under this name with this value, changes what a method needs."""
     if (need := misfit(needs, option)) is not None:
-        raise ValueError(need.refusal.format(method=method, option=name, value=value))
+        raise ValueError(need.refusal.format(method=method, option=name, value=value, beyond_sums=beyond_sums))
 
 
 def table(methods: Mapping[str, tuple[Collection[str], str]]) -> tuple[list[list[str]], list[str]]:

@@ -152,6 +152,9 @@ class Method:
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()
     """What it needs of a round: some of `fits.REQUIREMENTS`, which say what each means."""
+    beyond_sums: ClassVar[tuple[str, str]] = ("numbers, updates or states of single clients", "")
+    """What it needs that sums hide, and the tier of privacy that would show it, "" where none would. A method with
+    `private_weighing` needs nothing of the kind."""
     second: ClassVar[str] = ""
     """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in the midst of local
     work, of which `probe` makes one; or another, whose update is a row too. The rows are then m updates, the m second
@@ -257,7 +260,11 @@ class Method:
     def check_fit(self, option: fits.Option, name: str, value: object) -> None:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
         needs = {need for need in option.changes if self._has(need)}
-        fits.check_fit(type(self).__name__, needs, option, name, value)
+        hidden, tier = self.beyond_sums
+        shown = (
+            f"that is the tier {tier}, which this version does not have" if tier else "no tier of privacy shows that"
+        )
+        fits.check_fit(type(self).__name__, needs, option, name, value, beyond_sums=f"{hidden}: {shown}")
 
     @property
     def all_needs(self) -> frozenset[str]:
@@ -280,9 +287,7 @@ class Method:
                 return bool(self.terms(1).disparity)
             case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:
                 return self.corrects_clients
-            case fits.ANGLES:
-                return not self.requires.isdisjoint({fits.GRAM, fits.GRAM_BY_ARRAY, fits.EXACT_GRAM})
-            case fits.SINGLE_CLIENTS:
+            case fits.BEYOND_SUMS:
                 return self.keeps_states or not self.weighs_by_sums
         return need in self.requires
 

@@ -45,6 +45,7 @@ class AFL(FairStrategy):
 
     tries = ({"gamma": 0.1}, {"gamma": 0.01})
     needs = frozenset({"loss-before"})
+    beyond_sums = ("a weight λ of each client", "sums, if every client of the first round replies in each")
 
     def __init__(self, *, gamma: NonNegative = 0.1, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -36,6 +36,7 @@ class DeltaFL(FairStrategy):
 
     tries = ({"theta": 0.5},)
     needs = frozenset({"loss-before"})
+    beyond_sums = ("which clients' losses are the largest", "counts")
 
     def __init__(self, *, theta: Annotated[float, Range("(0, 1]")] = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -46,6 +46,7 @@ class FedMGDA(Stepped):
 
     tries: ClassVar[Tries] = ({"epsilon": 0.1},)
     requires = frozenset({"gram"})
+    beyond_sums = ("angles between updates", "angles")
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(

@@ -52,6 +52,7 @@ class FromScalarizer(FairStrategy):
 
     needs = frozenset({"loss-before"})
     default_weighting = None
+    beyond_sums = ("each client's loss", "")
     reports = (NEGATIVE_WEIGHTS,)
 
     def __init__(self, scalarizer: Callable[[Any], Any], **options: Unpack[OptionsWithoutPrior]) -> None:

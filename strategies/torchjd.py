@@ -49,6 +49,7 @@ class FromTorchJD(FairStrategy):
     """
 
     default_weighting = None
+    beyond_sums = ("angles between updates", "angles")
 
     requires = frozenset({"gram"})
     lost_to_server_optimizers = "its step conflicts with no update, under weightings such as UPGrad that see to that"

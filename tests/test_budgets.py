@@ -37,7 +37,7 @@ ROOMS: Mapping[str, int] = {
     "simulation": 1_590,
     "simulation/dispatch": 1_150,
     "simulation/stacked": 1_250,
-    "strategies": 3_665,
+    "strategies": 3_680,
     "tasks": 2_940,
     "tasks/datasets": 1_150,
     "tasks/files": 2_500,

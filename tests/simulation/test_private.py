@@ -9,6 +9,7 @@ import pytest
 from fairbloom import run
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
+from fairbloom.rounds.method import Method
 from fairbloom.strategies import METHODS
 from tests.experiments.helpers import fairbloom
 
@@ -109,9 +110,25 @@ def test_rounds_of_fewer_than_five_clients_end_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - set(SUMS)))
 def test_other_methods_are_refused_with_their_reason(method: str, tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match=r"privacy = 'sums'|group"):
+    declared = METHODS[method].beyond_sums
+    assert declared != Method.beyond_sums
+    words = rf"privacy = 'sums': \w+ needs {declared[0]}: .*tier.*: leave privacy out|group"
+    with pytest.raises(FairbloomError, match=words):
         trained(tmp_path, method)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("fedmgda", "FedMGDA needs angles between updates: that is the tier angles, which this version does not have"),
+        ("deltafl", "DeltaFL needs which clients' losses are the largest: that is the tier counts, which this version"),
+        ("aaggff", "AAggFF needs each client's loss: no tier of privacy shows that: leave privacy out, or choose"),
+    ],
+)
+def test_a_refusal_names_reason_and_tier(method: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        trained(tmp_path, method)
 
 
 @pytest.mark.parametrize(
