@@ -1,7 +1,7 @@
 """What deployed clients with these data would send: a run of one round in this process, with its messages."""
 
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from fairbloom.errors import FairbloomError, reportable
 from fairbloom.flower import ErrorCode
 from fairbloom.logs import errors_alone
 from fairbloom.rounds.flower import FlowerClients, unpack_content
-from fairbloom.server.app import federate
+from fairbloom.server.app import federate, measured_in_private
 from fairbloom.server.delivery import deliver_model
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task, load_task
@@ -33,7 +33,8 @@ NO_LIMITS = Limits()
 class SentReply:
     """One reply of a client: what it was asked (query, about, train, evaluate or keep), sends, and holds back.
 
-    Of arrays, `content` has names, types and shapes alone.
+    Of arrays, `content` has names, types and shapes alone. In a private run, the content of a train or evaluate message
+    is said in words, under "private".
     """
 
     client: str
@@ -65,7 +66,7 @@ def rehearse(
         suppress(FairbloomError),
     ):  # which stands in the replies
         changed = {"num_rounds": 1, "fraction": 1.0, "out": str(Path(folder, "run")), "training_clients": ""}
-        changed["sampling"] = "uniform"  # it is the server's alone
+        changed |= {"sampling": "uniform", "privacy": "none"}  # a private round needs five clients with identities
         if has_clients:
             changed["data_dir"] = ""  # a server has none
         one_round = settings.model_copy(update=changed)
@@ -74,7 +75,31 @@ def rehearse(
             context.node_config[LIMIT_ROWS] = limits.rows
         run = federate(one_round, lambda method: FlowerClients(method, grid, settings.round_timeout), deployed=True)
         deliver_model(run, one_round, grid)
-    return grid.sent
+    if settings.privacy == "none":
+        return grid.sent
+    rounds = ("train", "evaluate")
+    sent = [each for each in grid.sent if each.asked not in rounds or "error" in each.content]
+    return [*sent, *(SentReply(client, *each) for client in nodes for each in _sent_in_private(settings))]
+
+
+def _sent_in_private(settings: Settings) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield what a client sends in private rounds: when it is asked, and the thing in words."""
+    weighing = settings.strategy().private_weighing([], 1, settings.num_rounds, settings.loss_bound)
+    weighed = ", ".join(("the number of its examples", "the length of its update", *weighing.metrics))
+    measured = ", ".join(measured_in_private(load_task(settings.run_config()), settings))
+    keys = "two fresh public keys, signed, with the certificate of its name"
+    shares = "shares, encrypted for each other client of the round, of numbers of which sums alone are opened"
+    own = "its share of each of these sums"
+    things = {
+        "train": [
+            *(keys, f"{shares}: {weighed}", own),
+            "its update and its coefficient, masked so that only sums over at least five clients can be read",
+            "shares of the keys by which the masks are taken off those sums",
+        ],
+        "evaluate": [keys, f"{shares}: the number of its test examples, and {measured} with their squares", own],
+    }
+    for asked, each in things.items():
+        yield from ((asked, {"private": thing}) for thing in each)
 
 
 class RecordingGrid(InProcessGrid):

@@ -34,7 +34,7 @@ ROOMS: Mapping[str, int] = {
     "rounds": 6_110,
     "server": 1_950,
     "server/run_folder": 2_350,
-    "simulation": 1_590,
+    "simulation": 1_610,
     "simulation/dispatch": 1_150,
     "simulation/stacked": 1_250,
     "strategies": 3_680,

@@ -73,6 +73,9 @@ def _things(content: Mapping[str, Any], smallest_category: int) -> Iterator[str]
     if "error" in content:
         yield f"the error {content['error']!r}"
         return
+    if "private" in content:
+        yield content["private"]
+        return
     about = content.get(CLIENT, {})
     if NAME in about and ABOUT not in about:
         yield f"its name, {about[NAME]}, and how many examples it trains on, {about[NUM_EXAMPLES]}"

@@ -242,3 +242,22 @@ def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert fairbloom("data", there, "--leaves") == 0
     assert list((tmp_path / "work").iterdir()) == []
     assert [path.name for path in there.iterdir()] == ["lund.csv"]
+
+
+def test_a_private_client_sends_shares_and_a_masked_update(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("data", "--task", "digits", "--leaves", "--set", "clients=2", "--set", "method=term", "--set")
+    assert fairbloom(*words, "privacy=sums") == 0
+    said = capsys.readouterr().out
+    shares = (
+        "it sends shares, encrypted for each other client of the round, of numbers of which sums alone are opened: "
+    )
+    assert f"trains in, it {shares}the number of its examples, the length of its update, loss-before." in said
+    assert f"tested in, it {shares}the number of its test examples, and loss, accuracy with their squares." in said
+    assert "masked so that only sums over at least five clients can be read" in said
+    assert "When the run is over, it sends the checksum of the final model" in said
+    assert "the trained model" not in said
+    assert "these numbers" not in said
+    assert fairbloom(*words, "privacy=none") == 0
+    said = capsys.readouterr().out
+    assert "the trained model" in said
+    assert "encrypted" not in said
