@@ -24,7 +24,7 @@ SEND_PATH, COLLECT_PATH = "/v1/runtime/fairbloom/send", "/v1/runtime/fairbloom/c
 LARGEST_CALL = 64 << 20
 """Most bytes of parts in one call; one part at least."""
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 """How long a call may take beside the time for which it waits: the SuperLink may be busy, or its disk slow."""
 
 
