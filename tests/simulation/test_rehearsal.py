@@ -248,9 +248,7 @@ def test_a_private_client_sends_shares_and_a_masked_update(capsys: pytest.Captur
     words = ("data", "--task", "digits", "--leaves", "--set", "clients=2", "--set", "method=term", "--set")
     assert fairbloom(*words, "privacy=sums") == 0
     said = capsys.readouterr().out
-    shares = (
-        "it sends shares, encrypted for each other client of the round, of numbers of which sums alone are opened: "
-    )
+    shares = "sends shares, encrypted for each other client of the round, of numbers of which sums alone are opened: "
     assert f"trains in, it {shares}the number of its examples, the length of its update, loss-before." in said
     assert f"tested in, it {shares}the number of its test examples, and loss, accuracy with their squares." in said
     assert "masked so that only sums over at least five clients can be read" in said
