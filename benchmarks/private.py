@@ -9,7 +9,8 @@ import time
 
 import numpy as np
 
-from fairbloom.private.keys import RoundKey, add_mask
+from fairbloom.private.keys import RoundKey
+from fairbloom.private.masks import add_mask
 from fairbloom.private.numbers import quantise
 
 CALLS = 20

@@ -45,6 +45,9 @@ fraction-evaluate round-timeout min-replies clip-updates engine
 """The settings that are in every fingerprint. All others are in it only where they are changed, so that clients find
 their states after a setting was added to Fairbloom."""
 
+RETIRED: Mapping[str, object] = {"reported-loss-factor": 1.0, "reported-loss-bias": 0.0, "misreporting-clients": ""}
+"""Settings that are gone, with their defaults: they stay in fingerprints, so that clients find their states."""
+
 
 class SettingRefusedError(FairbloomError):
     """A setting of a run that this device does not allow; the message names it and its value."""
@@ -116,7 +119,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     about = {key: value for key, value in {**defaults, **expand_own_settings(config)}.items() if key not in others}
     always = COUNTED_AT_DEFAULT.split()
     counted = {key: value for key, value in about.items() if key in always or value != defaults.get(key)}
-    return digest(counted)
+    return digest({**RETIRED, **counted})
 
 
 def shorten_value(value: object) -> str:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from .errors import RefusedError
 from .field import Words, agree, combine, share, total
-from .keys import Authority, Identity, RoundKey, add_mask, digest, seal, sign, unseal, verify
+from .keys import Authority, Identity, RoundKey, digest, seal, sign, unseal, verify
+from .masks import add_mask
 from .numbers import FIELD_LIMB, WORD_LIMB, FixedPoint, Masked, bound_of, quantise, to_field, to_words
 from .packing import pack, unpack
 from .rules import (

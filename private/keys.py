@@ -1,25 +1,19 @@
-"""Keys of clients: those of one round, the masks and channels that follow from them, and long-term identities."""
+"""Keys of clients: those of one round, the channels that follow from them, and long-term identities."""
 
 import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
-import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .errors import RefusedError
-from .numbers import Masked
 from .packing import pack, unpack
-
-CHUNK = 1 << 18
-"""Words that are masked at once, so that they stay in the processor's cache."""
 
 
 def derive(secret: bytes, *info: bytes | str) -> bytes:
@@ -65,16 +59,6 @@ def unseal(secret: bytes, context: bytes, sender: str, receiver: str, number: in
         return ChaCha20Poly1305(key).decrypt(number.to_bytes(12, "little"), content, None)
     except InvalidTag:
         raise RefusedError(f"the shares of {sender} were changed on their way") from None
-
-
-def add_mask(words: Masked, secret: bytes, *info: bytes | str, subtract: bool = False) -> None:
-    """Add to words, or subtract, the mask that follows from a secret: AES-256 in counter mode."""
-    stream = Cipher(algorithms.AES(derive(secret, *info)), modes.CTR(bytes(16))).encryptor()
-    zeros = bytes(4 * min(CHUNK, words.size))
-    for start in range(0, words.size, CHUNK):
-        part = words[start : start + CHUNK]
-        mask = np.frombuffer(stream.update(zeros[: 4 * part.size]), np.uint32)
-        (np.subtract if subtract else np.add)(part, mask, out=part)
 
 
 # Identities ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from .client import SECRET_WORDS, formats_of, open_sums, values_of
 from .errors import RefusedError, SkippedError
 from .field import Words, combine
-from .keys import Authority, RoundKey, add_mask, digest
+from .keys import Authority, RoundKey, digest
+from .masks import add_mask
 from .numbers import FIELD_LIMB, WORD_LIMB, Masked, bound_of, restore, signed
 from .packing import pack, unpack
 from .rules import (

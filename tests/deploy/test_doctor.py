@@ -134,10 +134,13 @@ def test_doctor_finds_a_folder_that_others_can_enter(made: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"random", b""])
 def test_doctor_survives_a_damaged_authority(made: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    (made / "ca.crt").write_bytes(content)
+    assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
+    for authority in (made / "ca.crt", made / "bundles" / "a" / "ca.crt"):
+        authority.write_bytes(content)
     assert fairbloom("deploy", "doctor") == 1
     assert "ca.crt is not a certificate, or a damaged one" in capsys.readouterr().out
-    assert fairbloom("deploy", "enroll", "a", "--unpacked") == 0
+    assert fairbloom("deploy", "enroll", "b") == 2
+    assert "ca.crt" in capsys.readouterr().err
     device = made / "bundles" / "a" / "client.toml"
     assert fairbloom("deploy", "doctor", "--client", device) == 2
     assert "ca.crt" in capsys.readouterr().err

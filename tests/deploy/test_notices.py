@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from flwr.server.superlink.linkstate import linkstate_factory
+from flwr.supercore.object_store import object_store_factory
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.flower.server.run_state import RunState
+from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 from fairbloom.deploy.operator import notices
 from fairbloom.deploy.operator.notices import FILE, notify, read_faults
 
@@ -22,6 +23,7 @@ from .state import submit
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(linkstate_factory, "SqlLinkState", RunState)
+    monkeypatch.setattr(object_store_factory, "SqlObjectStore", RunStore)
     there = Served(tmp_path)
     there.start()
     yield there

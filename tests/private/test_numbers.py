@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairbloom.private.keys import RoundKey, add_mask
+from fairbloom.private.keys import RoundKey
+from fairbloom.private.masks import add_mask
 from fairbloom.private.numbers import (
     FIELD_LIMB,
     WORD_LIMB,

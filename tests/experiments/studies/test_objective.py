@@ -245,7 +245,15 @@ class MadeRun:
     def settings(self) -> Mapping[str, float]:
         return {"validation-share": self.share}
 
-    def final(self, score: object = None, model: str = "global", split: str = "test", *, after: Any = None) -> Scores:
+    def final(
+        self,
+        score: object = None,
+        model: str = "global",
+        split: str = "test",
+        *,
+        after: Any = None,
+        hostile: bool = False,
+    ) -> Scores:
         return self.validation if split == "validation" else self.test
 
 
