@@ -21,6 +21,7 @@ from scipy.stats import t
 
 import fairbloom
 from fairbloom.errors import FairbloomError
+from fairbloom.server.run_folder.files import ROUNDS
 
 HOSTILE = {"rotated": "client-1", "iid": "client-1", "fashion": "client-1", "hospitals": "hungarian"}
 PLAIN: Mapping[str, Any] = {"fraction": 1.0, "batch-size": 32, "learning-rate": 0.05, "evaluate-every": 1}
@@ -60,8 +61,7 @@ def measure(data: str, method: str, attack: str, defence: str, rounds: int, seed
             task=task, method=method, rounds=rounds, seed=seed, out=out, progress=False, settings=settings
         )
         final = [value for name, value in run.final().items() if name != HOSTILE[data]]
-        with (out / "rounds.csv").open() as file:
-            deciders = [row["decided_by"] for row in csv.DictReader(file)]
+        deciders = [row["decided_by"] for row in ROUNDS.read(out)]
     named = deciders.count(HOSTILE[data])
     return float(np.mean(final)), min(final), named, rounds - named - deciders.count("")
 
