@@ -103,6 +103,14 @@ class Method:
     clip_updates
         Above 0, an update that is not refused is shortened to this many times the usual length, times the client's
         examples as above, if it is longer; 0: none is.
+    defence
+        "clip", "nnm", "bucketing" or "arc": updates are changed before the method sees them; "krum", "trimmed-mean",
+        "geometric-median" or "centred-clip": FedAvg's weights are replaced. See `rounds.defences`. "none": neither.
+    defence_tolerance
+        How many hostile clients of a round the defence tolerates, less than half of them; 0: a quarter, and at least
+        one.
+    max_share
+        Largest share of the sum of weights that one client may have, for methods that read inner products; 1: any.
     enrolled_sizes : mapping of client names to int at least 1, default none
         A reply is refused if its num-examples is more than the client's entry here; clients without an entry are not
         limited.
