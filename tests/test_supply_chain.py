@@ -215,7 +215,7 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
                 else:
                     others.add(name.partition(".")[0])
     assert ROOT / "protocol" / "settings.py" in seen
-    owners = packages_distributions()
+    owners = {**packages_distributions(), "google": ["protobuf"]}  # of several packages' google, protobuf's is imported
     imported = {canonicalize_name(owners[name][0]) for name in others - sys.stdlib_module_names - {"__future__"}}
 
     def names(lines: Iterable[str]) -> set[str]:
