@@ -47,6 +47,8 @@ ELSEWHERE = {
     "docs/upkeep.md#Another host": (
         "tests/deploy/test_backup.py::test_another_host_is_in_certificate_and_settings_and_its_devices_owners_are_told"
     ),
+    "docs/upkeep.md#Notices": "tests/deploy/test_notices.py::test_a_failed_run_is_noticed_once",
+    "docs/stock-nodes.md": "tests/runtimes/test_stock_nodes.py::test_fairbloom_gives_the_run_in_process",
     "docs/docker.md#In containers": COMPOSE,
     "docs/docker.md#Settings": (
         "tests/docker/test_compose.py::test_a_run_outlives_the_superlink_and_nobody_else_gets_in"

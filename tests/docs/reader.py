@@ -164,6 +164,7 @@ def python(command: str, words: list[str]) -> tuple[int, str]:
     with redirect_stdout(io.StringIO()) as printed:
         try:
             if words[1] == "-m":
+                sys.argv = words[2:]
                 runpy.run_module(words[2], run_name="__main__")
             else:
                 runpy.run_path(words[1], run_name="__main__")
