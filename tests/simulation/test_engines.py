@@ -57,7 +57,7 @@ def test_workers_and_messages_give_the_bits_of_the_loop(implementation: str, cas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if "attack" not in CASES[case]])
 def test_stacked_clients_give_the_numbers_of_the_loop(case: str) -> None:
     """In float64: in float32, roundings that flip a unit of a network differ by more from processor to processor."""
     expected, other = outcome("local", case, in_float64=True), outcome("stacked", case, in_float64=True)
