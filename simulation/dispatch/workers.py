@@ -64,7 +64,8 @@ class WorkerClients(DispatchedClients):
         if buffers.second is not None:
             second = Updates(layout_of_second(layout, record), len(names), buffers.second.matrix, of=record)
         updates = Updates(layout, len(names), buffers.updates.matrix)
-        return Trained(metrics={}, refused=Refusals(terms.server_round), updates=updates, second=second)
+        refused = Refusals(terms.server_round)
+        return Trained(metrics={}, refused=refused, updates=updates, second=second, hostile=self._hostile)
 
     def _at_once(self, call: Call, names: Sequence[str]) -> int:
         """Return how many clients can evaluate in one call: their personal models are in memory meanwhile."""

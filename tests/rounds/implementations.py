@@ -99,7 +99,7 @@ CASES: dict[str, Config] = {
     "total losses": {"method": "afl", "reported-loss": "total"},
     "losses of full batches": {"method": "qfedavg", "reported-loss": "batches", "batch-size": 0},
     "losses of batches, of which two are false": {
-        "method": "fedfa",
+        "method": "qfedavg",
         "reported-loss": "batches",
         "attack": "loss",
         "attackers": "client-1, client-3",
