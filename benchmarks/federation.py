@@ -58,6 +58,10 @@ class Deployment(Flower):
             "fairbloom", "client", settings, "--state-dir", str(self.home / f"state-{name}"), *options
         )
 
+    def start_clients(self, *names: str) -> None:
+        """Start clients, and wait until they are online."""
+        self.start_clients(*names)
+
     def fairbloom(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self.scripts / "fairbloom", *command],

@@ -31,9 +31,7 @@ def main() -> None:
     print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch, "home"), chosen.clients) as there:
         there.enroll("mallory")
-        for name in names(chosen.clients):
-            there.start_client(name)
-        there.wait_for_clients(*names(chosen.clients))
+        there.start_clients(*names(chosen.clients))
         out = Path(scratch, "run")
         settings = {"clients": chosen.clients, "fraction": 1.0, "num-rounds": 100_000, "evaluate-every": 0}
         there.submitting({**settings, "device": "cpu", "out": str(out)})

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -83,43 +83,8 @@ def query(message: Message, context: Context) -> Message:
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 
-@app.query("keys")
-def private_keys(message: Message, context: Context) -> Message:
-    """Reply fresh public keys for a private round."""
-    return _answer_in_private("keys", message, context)
-
-
-@app.train("work")
-def private_work(message: Message, context: Context) -> Message:
-    """Train or evaluate in a private round; reply shares that other clients alone can read."""
-    return _answer_in_private("work", message, context)
-
-
-@app.query("open")
-def private_open(message: Message, context: Context) -> Message:
-    """Reply this client's share of a private round's sums."""
-    return _answer_in_private("open", message, context)
-
-
-@app.query("share")
-def private_share(message: Message, context: Context) -> Message:
-    """Reply shares of the numbers of a private round's next step."""
-    return _answer_in_private("share", message, context)
-
-
-@app.train("vector")
-def private_vector(message: Message, context: Context) -> Message:
-    """Reply the masked update of a private round."""
-    return _answer_in_private("vector", message, context)
-
-
-@app.query("unmask")
-def private_unmask(message: Message, context: Context) -> Message:
-    """Reply what unmasks the sum of a private round."""
-    return _answer_in_private("unmask", message, context)
-
-
 def _answer_in_private(exchange: str, message: Message, context: Context) -> Message:
+    """Reply in one of the exchanges of a private round: docs/privacy.md."""
     from fairbloom.private.packing import unpack
 
     from .private import private_client, work_in_private
@@ -138,6 +103,13 @@ def _answer_in_private(exchange: str, message: Message, context: Context) -> Mes
         request = {"body": body}
         reply = private_client(context.node_config).answer(exchange, request, work)
         return Message(RecordDict({wire.PRIVATE: ConfigRecord({**reply})}), reply_to=message)
+
+
+for _exchange, _register in {
+    **{"keys": app.query, "work": app.train, "open": app.query},
+    **{"share": app.query, "vector": app.train, "unmask": app.query},
+}.items():
+    _register(_exchange)(partial(_answer_in_private, _exchange))
 
 
 @app.train()

@@ -149,7 +149,7 @@ def words_in(formats: Mapping[str, FixedPoint]) -> int:
 
 
 def words_of(content: bytes, count: int) -> Words:
-    """Return the field's numbers in bytes; RefusedError where there are not so many."""
+    """Return the field's numbers in bytes; RefusedError where there are fewer."""
     if len(content) != 8 * count:
         raise RefusedError("a share has another length than the sums of this step")
     return np.frombuffer(content, "<u8").astype(np.uint64)

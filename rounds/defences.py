@@ -18,7 +18,7 @@ from .cohort import Cohort
 from .updates import FloatArray, Vectors
 
 TOLERATED_SHARE = 4
-"""Without a tolerance, one client in so many may be hostile, and at least one."""
+"""Without a tolerance, one client of this many may be hostile, and at least one."""
 
 BUCKET = 2
 """Updates of a bucket: what its authors recommend."""

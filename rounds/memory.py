@@ -60,7 +60,7 @@ class Memory:
 
 
 def reserve(file: int, size: int) -> None:
-    """Reserve so many bytes of disk for an open file: a full disk raises OSError here and not when it is written."""
+    """Reserve this many bytes of disk for an open file: a full disk raises OSError here and not when it is written."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:

@@ -11,7 +11,7 @@ NOTICE_SECONDS, AGAIN_SECONDS = 10.0, 300.0
 """After how long a wait for clients is said, and after how long it is said again."""
 
 MAX_LISTED = 20
-"""So many names at the most are said; of the others it is said how many there are."""
+"""How many names a message lists; it counts the others."""
 
 
 class QuorumError(FairbloomError):

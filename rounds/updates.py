@@ -36,7 +36,7 @@ WIDE_COLUMNS = 4096
 """From this many columns on, each row is multiplied by itself in a call of its own."""
 
 CACHED_NUMBERS = 262144
-"""So many numbers of whole rows are looked at, subtracted and looked at again before the next ones are read."""
+"""How many numbers of whole rows are checked, subtracted and checked again before the next ones are read."""
 
 EXACT_NUMBERS = 2_000_000
 """Up to this many numbers (rows · columns) are multiplied in float64; beyond, in the model's own dtype within a chunk,

@@ -22,7 +22,7 @@ from fairbloom.tasks.inputs import names_of, tensors_of
 from .dispatch.processes import Forked, can_fork
 
 SAMPLED_CLIENTS = 20
-"""So many clients, evenly spaced, stand for all."""
+"""How many clients, evenly spaced, stand for all."""
 
 STEP_SECONDS = 120.0
 """A step that takes longer in a process of its own is given up, and left to the clients."""

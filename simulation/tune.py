@@ -27,7 +27,7 @@ from .loop import LoopClients
 from .run import one_thread
 
 MIN_ROUNDS = 3
-"""So many rounds of an engine are measured at least, after one that is not."""
+"""How many rounds of an engine are measured at least, after one that is not."""
 
 ENDLESS_ROUNDS = 2**31
 """The number of rounds that the measured runs believe to have: none of them is the last."""

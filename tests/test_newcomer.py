@@ -245,9 +245,7 @@ def test_they_are_run_by_flower_on_ray(checkout: Path, tmp_path: Path) -> None:
 def test_they_are_run_by_deployed_clients(checkout: Path, tmp_path: Path) -> None:
     with federation(tmp_path / "home", CLIENTS) as there:
         names = [path.name for path in sorted((there.folder / "bundles").iterdir())]
-        for name in names:
-            there.start_client(name)
-        there.wait_for_clients(*names)
+        there.start_clients(*names)
         given = {**SETTINGS, **OURS, "out": str(tmp_path / "a")}
         there.submit(given, checkout)
     assert_it_is_theirs(tmp_path / "a")

@@ -10,7 +10,7 @@ from pathlib import Path
 from fairbloom.system.files import make_folder, write_private
 
 MOST_RUNS = 5
-"""The states of so many runs are kept, of the last ones."""
+"""How many runs have their state kept: the last ones."""
 
 log = logging.getLogger("flwr")
 

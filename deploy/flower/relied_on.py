@@ -38,6 +38,8 @@ HTTP_RETRY = "flwr.supercore.retry.http_retry"
 CONTROL = "flwr.supercore.control:ControlHttpClient"
 CONSTANTS = "flwr.common.constant"
 
+FLEET_PROTOBUF = {f"flwr.proto:{name}_pb2": "" for name in ("fab", "fleet", "heartbeat", "message", "node", "run")}
+
 CONNECTION_WORDS = (
     *("Connection attempt failed", "Giving up reconnection", "SSL/TLS handshake error detected"),
     "Connection successful",
@@ -107,12 +109,7 @@ RELIED_ON = (
         "client",
         "calls of a node to its SuperLink",
         {
-            "flwr.proto:fab_pb2": "",
-            "flwr.proto:fleet_pb2": "",
-            "flwr.proto:heartbeat_pb2": "",
-            "flwr.proto:message_pb2": "",
-            "flwr.proto:node_pb2": "",
-            "flwr.proto:run_pb2": "",
+            **FLEET_PROTOBUF,
             "flwr.supercore.error:FlowerError.from_json": "value",
             "flwr.supercore.primitives.asymmetric:generate_key_pairs": "",
             "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "",
@@ -121,7 +118,7 @@ RELIED_ON = (
     ),
     Need(
         "client",
-        "messages whose parts travel one by one",
+        "messages that are sent in parts",
         {
             f"{INFLATABLE}:inflate_object_from_contents": "object_id object_contents",
             f"{OBJECTS}:get_all_nested_objects": "obj",
@@ -181,12 +178,7 @@ RELIED_ON = (
             },
             f"{FLEET}:pull_messages": "request state store",
             "flwr.app.message:make_message": "metadata error",
-            "flwr.proto:fab_pb2": "",
-            "flwr.proto:fleet_pb2": "",
-            "flwr.proto:heartbeat_pb2": "",
-            "flwr.proto:message_pb2": "",
-            "flwr.proto:node_pb2": "",
-            "flwr.proto:run_pb2": "",
+            **FLEET_PROTOBUF,
             "flwr.supercore.error:FlowerError": "code message public_details",
             "flwr.supercore.primitives.asymmetric:bytes_to_public_key": "",
             "flwr.supercore.primitives.asymmetric:verify_signature": "public_key message signature",

@@ -18,7 +18,7 @@ def identifiers(tree: Any) -> Iterator[str]:
 
 
 def room_for(parts: Mapping[str, bytes], taken: int) -> list[str]:
-    """Return the parts for which a call has room that already has so many bytes."""
+    """Return the parts that fit into a call, of which `taken` bytes are used."""
     chosen = list[str]()
     for name, content in parts.items():
         size = len(content) + PART_BYTES

@@ -40,9 +40,7 @@ NEW = (
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation with two clients of the default kind."""
     with federation(tmp_path_factory.mktemp("bundles") / "home", len(CLIENTS)) as runtime:
-        for name in CLIENTS:
-            runtime.start_client(name)
-        runtime.wait_for_clients(*CLIENTS)
+        runtime.start_clients(*CLIENTS)
         yield runtime
 
 

@@ -42,9 +42,7 @@ def there(tmp_path: Path) -> Iterator[Deployment]:
     try:
         runtime.start_server()
         runtime.enroll(*CLIENTS)
-        for name in CLIENTS:
-            runtime.start_client(name)
-        runtime.wait_for_clients(*CLIENTS)
+        runtime.start_clients(*CLIENTS)
         yield runtime
     finally:
         runtime.close()

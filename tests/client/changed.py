@@ -23,6 +23,8 @@ QUICKSTART = Path(__file__).parent / "quickstart"
 
 FILES = ("client_app.py", "server_app.py")
 
+CONFIG = {"fraction-evaluate": 1.0, "local-epochs": 1, "learning-rate": 0.1, "batch-size": 32}
+
 
 def changes() -> dict[str, list[tuple[str, str]]]:
     """Return the changes that docs/flower.md shows in each file: lines as they are, and what stands in their place."""

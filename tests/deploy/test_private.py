@@ -31,9 +31,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
-        for name in CLIENTS:
-            runtime.start_client(name)
-        runtime.wait_for_clients(*CLIENTS)
+        runtime.start_clients(*CLIENTS)
         yield runtime
 
 

@@ -61,9 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation with four warm clients online."""
     with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
-        for name in CLIENTS:
-            runtime.start_client(name)
-        runtime.wait_for_clients(*CLIENTS)
+        runtime.start_clients(*CLIENTS)
         yield runtime
 
 

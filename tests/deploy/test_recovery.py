@@ -32,9 +32,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[Deployment]:
     with federation(tmp_path / "home", len(CLIENTS)) as runtime:
-        for name in CLIENTS:
-            runtime.start_client(name)
-        runtime.wait_for_clients(*CLIENTS)
+        runtime.start_clients(*CLIENTS)
         yield runtime
 
 

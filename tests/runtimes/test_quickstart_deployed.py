@@ -15,13 +15,7 @@ from tests.simulation.helpers import table
 pytestmark = pytest.mark.federation
 
 CLIENTS = 2
-CONFIG = {
-    "num-server-rounds": 5,
-    "fraction-evaluate": 1.0,
-    "local-epochs": 1,
-    "learning-rate": 0.1,
-    "batch-size": 32,
-}
+CONFIG = changed.CONFIG | {"num-server-rounds": 5}
 
 
 @pytest.fixture(scope="module")

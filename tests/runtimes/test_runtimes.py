@@ -108,13 +108,7 @@ def test_an_impossible_setting_fails_before_any_client_works(local: Flower, inst
 
 # Other apps on Ray ----------------------------------------------------------------------------------------------------
 
-QUICKSTART = {
-    "num-server-rounds": 2,
-    "fraction-evaluate": 1.0,
-    "local-epochs": 1,
-    "learning-rate": 0.1,
-    "batch-size": 32,
-}
+QUICKSTART = changed.CONFIG | {"num-server-rounds": 2}
 
 
 def test_the_changed_quickstart_gives_the_run_in_process(local: Flower, tmp_path: Path) -> None:

@@ -19,13 +19,7 @@ from tests.simulation.helpers import assert_same_model, table
 pytestmark = pytest.mark.federation
 
 CLIENTS = 2
-CONFIG = {
-    "num-server-rounds": 1,
-    "fraction-evaluate": 1.0,
-    "local-epochs": 1,
-    "learning-rate": 0.1,
-    "batch-size": 32,
-}
+CONFIG = changed.CONFIG | {"num-server-rounds": 1}
 
 
 @pytest.fixture(scope="module")

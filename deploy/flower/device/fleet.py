@@ -54,7 +54,7 @@ BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS, MOST_LOOKS = 0.05, 10.0, 100
 """First and longest wait for a part that is announced and not there yet, and how often it is looked for."""
 
 CALLS_AT_ONCE = 4
-"""So many parts of a reply are on their way at the same time."""
+"""How many parts of a reply are sent at the same time."""
 
 AWAY = "the SuperLink does not answer, or has a fault of its own"
 """What a client says, once, while it tries to reach the SuperLink."""
@@ -323,7 +323,7 @@ class Fleet:
 
 
 def _load_key(path: str) -> ec.EllipticCurvePrivateKey:
-    key: Any = load_ssh_private_key(Path(path).read_bytes(), None)  # whose kind was checked as the client started
+    key: Any = load_ssh_private_key(Path(path).read_bytes(), None)  # the start of the client has checked its kind
     return cast(ec.EllipticCurvePrivateKey, key)
 
 

@@ -177,7 +177,7 @@ class Session:
         return True
 
     def _find_run(self, run_id: int) -> run_pb2.Run:
-        """Return a run, with its bundle beside it; of a run of another bundle than before, end the worker."""
+        """Return a run, and have its bundle; the worker ends where the bundle is not the one before."""
         if self._run.run_id != run_id:
             run = self._fleet.get_run(run_id)
             bundle = self._fleet.get_bundle(run)

@@ -1,7 +1,7 @@
 """The fleet's port: one pipeline through which every call of a client goes before it is answered.
 
-First the head is read: its signature, whose key it is, whether that key is still good. Then the body is taken in, in
-its turn and within bounds, and the call is made. Errors of Flower's become statuses of gRPC.
+First the head is read: the signature, the client that has this key, and whether the key is still good. Then the body is
+taken in, in its turn and within bounds, and the call is made. Errors of Flower's become statuses of gRPC.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ STATUS: Mapping[int, tuple[StatusCode, str]] = {
     2008: (StatusCode.PERMISSION_DENIED, "Failed to get run."),
     2009: (StatusCode.PERMISSION_DENIED, "Failed to get FAB."),
 }
-"""What a client is told of an error of Flower's, by its code; other errors are faults of the server."""
+"""Status and words that a client gets for an error of Flower's, by its code; other errors are faults of the server."""
 
 
 class RefusedCallError(Exception):

@@ -19,13 +19,13 @@ from ..relied_on import RUN_SERVERAPP, look_up
 from ..whole import identifiers
 
 SEND_PATH, COLLECT_PATH = "/v1/runtime/fairbloom/send", "/v1/runtime/fairbloom/collect"
-"""Our calls beside those of Flower's runtime API."""
+"""Paths of our two calls; Flower's runtime API keeps its own."""
 
 LARGEST_CALL = 64 << 20
 """Most bytes of parts in one call; one part at least."""
 
 WAIT_SECONDS = 60.0
-"""How long a call may take beside the time for which it waits: the SuperLink may be busy, or its disk slow."""
+"""How long a call may take, its wait for replies not counted: the SuperLink may be busy, or its disk slow."""
 
 
 class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
@@ -54,7 +54,7 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
         return list(answer.message_ids)
 
     def wait_for_replies(self, message_ids: Iterable[str], number: int, seconds: float) -> None:
-        """Return once so many of these messages are answered, or so much time is over."""
+        """Return once `number` of these messages are answered, or after `seconds`."""
         request = exchange_pb2.CollectRequest(messages=message_ids, wait_for=number, seconds=seconds)
         self._make(COLLECT_PATH, request, seconds)
 

@@ -226,7 +226,7 @@ class RunState(PassingFaults, SqlLinkState):
             self._replies.notify_all()
 
     def wait_for_answers(self, message_ids: Iterable[str], number: int, seconds: float) -> None:
-        """Wait until so many of these messages are answered, or time is over."""
+        """Return once `number` of these messages are answered, or after `seconds`."""
         ids, until = {"ids": json.dumps([*message_ids])}, time.monotonic() + seconds
         while time.monotonic() < until:
             with self._replies:
@@ -234,7 +234,7 @@ class RunState(PassingFaults, SqlLinkState):
             (here,) = self.query(tables.HAVE_ANSWER, ids)
             if here["number"] >= number:
                 return
-            enough = came + number - here["number"]  # before so many more have come, another look is in vain
+            enough = came + number - here["number"]  # until then, another look would find too few
             with self._replies:
                 while self._came < enough and self._replies.wait(until - time.monotonic()):
                     pass
