@@ -60,7 +60,7 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Reply this client's name, how many training examples it has, and that it honours all terms."""
+    """Reply this client's name, that it honours all terms and, unless the run is private, its training examples."""
     from .frozen import digest_frozen
     from .local import HONOURED, describe_data
 
@@ -72,6 +72,8 @@ def query(message: Message, context: Context) -> Message:
     with redact_data_errors(context):
         name, about = describe_data(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
+    if is_private(context):
+        del answer[wire.NUM_EXAMPLES], about["examples"]
     if context.node_config.get("private"):
         with redact_data_errors(context):
             answer[wire.AUTHORITY] = _authority(context)
@@ -146,6 +148,11 @@ def evaluate(message: Message, context: Context) -> Message:
 def _answer(message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]) -> Message:
     """Reply with what a client makes of the received model, or ask for the frozen parameters that it lacks."""
     with redact_data_errors(context):
+        if is_private(context):
+            raise ReportableError(
+                f"privacy = {context.run_config['privacy']!r}: in a private run this client answers the exchanges of "
+                "private rounds alone, and no message that shows its own update or numbers"
+            )
         terms = _terms(message)
         local = client_of(context, terms.agreed, terms.server_round)
         received = _received(message, local)
@@ -167,6 +174,11 @@ def is_deployed(context: Context) -> bool:
     """
     node = context.node_config
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
+
+
+def is_private(context: Context) -> bool:
+    """Return whether a run says that it is private: the server may learn sums alone."""
+    return context.run_config.get("privacy", "none") != "none"
 
 
 def client_of(context: Context, agreed: str = "", server_round: int | None = None) -> LocalClient:

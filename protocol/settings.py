@@ -283,7 +283,7 @@ class RunSettings(BaseModel):
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
-    privacy: Annotated[str, Choices("none", "sums")] = Field(
+    privacy: Annotated[str, Choices("none", "sums"), Mark.SENT_TO_CLIENTS] = Field(
         "none", description="What the server may see: none hides nothing, sums hides single updates, losses and weights"
     )
     loss_bound: Annotated[float, Range("(0, inf)")] = Field(

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ class RecordingGrid(InProcessGrid):
 
     def __init__(self, nodes: Mapping[str, UserConfig], run_config: UserConfig) -> None:
         super().__init__(app, run_config, len(nodes))
+        self._plain = {**run_config, "privacy": "none"}
         self.sent: list[SentReply] = []
         self._names = dict(zip(self.contexts, nodes, strict=True))
         for context, node in zip(self.contexts.values(), nodes.values(), strict=True):
@@ -114,7 +115,10 @@ class RecordingGrid(InProcessGrid):
 
     def _answer(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id
-        reply = _answer_message(message, self.contexts[node_id])
+        context = self.contexts[node_id]
+        if message.metadata.message_type != "query":  # private clients refuse plain work, which shows their errors
+            context = replace(context, run_config=self._plain)
+        reply = _answer_message(message, context)
         asked = question_of(message.metadata.message_type, unpack_content(message.content))
         content = {"error": reply.error.reason} if reply.has_error() else plain_values(unpack_content(reply.content))
         noted = read_entries(Path(str(self.contexts[node_id].node_config["state-dir"])))[-1]

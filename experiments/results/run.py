@@ -66,7 +66,9 @@ COMPARISON, SWEEP = "comparison.json", "sweep.json"
 REPORT = "report.html"
 """The name of a report, in the folder of what it is about."""
 
-LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks)
+LABELLED = frozenset(
+    key for key, setting in COMMON.items() if key == "privacy" or Mark.SENT_TO_CLIENTS not in setting.marks
+)
 """The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
 
 Rows = list[dict[str, str]]

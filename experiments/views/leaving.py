@@ -78,7 +78,8 @@ def _things(content: Mapping[str, Any], smallest_category: int) -> Iterator[str]
         return
     about = content.get(CLIENT, {})
     if NAME in about and ABOUT not in about:
-        yield f"its name, {about[NAME]}, and how many examples it trains on, {about[NUM_EXAMPLES]}"
+        counted = f", and how many examples it trains on, {about[NUM_EXAMPLES]}" if NUM_EXAMPLES in about else ""
+        yield f"its name, {about[NAME]}{counted}"
     if about.get(KEPT):
         yield "the checksum of the final model, which it keeps"
     if ABOUT in about:

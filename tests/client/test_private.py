@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 
@@ -13,7 +13,7 @@ from fairbloom.client.app import app
 from fairbloom.private.keys import Authority, Identity, issue, new_signing_key, write_identity
 from fairbloom.private.packing import unpack
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.flower import FlowerClients, record_of
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.run_folder.files import ROUNDS
@@ -42,6 +42,7 @@ class Devices(InProcessGrid):
         super().__init__(app, settings.run_config(), CLIENTS)
         self.folder, self.away = folder, away or {}
         self.asked: list[str] = []
+        self.replies: list[Message] = []
         secret, public = new_signing_key()
         for number, context in enumerate(self.contexts.values()):
             private, own = new_signing_key()
@@ -62,7 +63,8 @@ class Devices(InProcessGrid):
         self.asked.append(kind)
         if message.metadata.dst_node_id - 2 in self.away.get(kind, ()):
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "away"), reply_to=message)
-        return super()._answer(message)
+        self.replies.append(super()._answer(message))
+        return self.replies[-1]
 
 
 def trained(folder: Path, away: dict[str, set[int]] | None = None, **settings: Any) -> tuple[Path, Devices]:
@@ -95,6 +97,35 @@ def test_a_device_that_is_lost_costs_the_device_alone(kind: str, tmp_path: Path)
     (row,) = ROUNDS.read(folder)
     assert int(row["replies_used"]) in (7, 8)
     assert "device-3" in row["missing"] + row["refused"]
+
+
+def test_no_reply_of_a_private_run_has_a_number_of_a_device(tmp_path: Path) -> None:
+    _, grid = trained(tmp_path)
+    assert {"query", "query.keys"} <= set(grid.asked)
+    said = set()
+    for reply in grid.replies:
+        assert not reply.content.array_records
+        assert not reply.content.metric_records
+        said |= {key for record in reply.content.config_records.values() for key in record}
+    assert said == {"name", "honours", "packs", "authority", "body", "signature", "vector"}
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+def test_a_forged_server_gets_no_number_by_plain_messages(kind: str, tmp_path: Path) -> None:
+    """Of a private run: what a server that says that the run is a plain one gets is up to the limits of the owner."""
+    folder, grid = trained(tmp_path, **{"num-rounds": 1})
+    measure = ["loss-before", "loss-after", "update-norm"]
+    config = {"server-round": 2, "measure": measure, "about": True, "fairbloom-protocol": PROTOCOL}
+    content = RecordDict({"config": ConfigRecord({**config})})
+    if kind != "query":
+        content["arrays"] = record_of(arrays(folder))
+    (reply,) = grid.send_and_receive([Message(content, next(iter(grid.contexts)), kind)])
+    if kind == "query":
+        client = reply.content.config_records["client"]
+        assert {*client} == {"name", "honours", "packs", "authority", "about"}
+        assert client["about"] == "{}"
+    else:
+        assert "privacy = 'sums': in a private run this client answers the exchanges of private rounds" in reply.error.reason
 
 
 def test_what_a_device_keeps_is_its_journal_alone(tmp_path: Path) -> None:

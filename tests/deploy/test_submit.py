@@ -117,6 +117,9 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
     assert submitted_settings(machine) == {"enrolled-sizes": "a=1200 b=300"}
     assert fairbloom("deploy", "submit", "--detach", "--set", "enrolled-sizes=a=5") == 0
     assert submitted_settings(machine) == {"enrolled-sizes": "a=5"}
+    private = ("privacy=sums", "--set", "min-clients=6", "--set", "method=term")
+    assert fairbloom("deploy", "submit", "--detach", "--set", *private) == 0  # which hides the numbers to compare with
+    assert "enrolled-sizes" not in submitted_settings(machine)
 
 
 @pytest.mark.parametrize(

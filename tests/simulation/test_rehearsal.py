@@ -255,6 +255,7 @@ def test_a_private_client_sends_shares_and_a_masked_update(capsys: pytest.Captur
     assert "When the run is over, it sends the checksum of the final model" in said
     assert "the trained model" not in said
     assert "these numbers" not in said
+    assert "how many examples" not in said
     assert fairbloom(*words, "privacy=none") == 0
     said = capsys.readouterr().out
     assert "the trained model" in said
