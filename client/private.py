@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import ReportableError
 from fairbloom.private.client import PrivateClient, State, Work, change_of
-from fairbloom.private.keys import Authority, Identity, read_identity
+from fairbloom.private.keys import Authority, Identity, key_of_device, read_identity
 from fairbloom.private.packing import pack, unpack
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.terms import Terms
@@ -44,19 +44,23 @@ class FileStore:
         write_private(self._path, pack(state))
 
 
-def identity_of(node: Mapping[str, Any]) -> tuple[Identity, Authority] | None:
-    """Return a device's identity in private rounds and its federation's authority, None where it has none."""
-    place = node.get("private")
-    return read_identity(Path(str(place)).read_bytes()) if place else None
+def identity_of(node: Mapping[str, Any]) -> tuple[Identity, Authority]:
+    """Return a device's identity in private rounds and its federation's authority; ReportableError without one."""
+    remedy = "unpack a new bundle, of its federation's operator, beside its key (fairbloom deploy rotate)"
+    if not (place := str(node.get("private", ""))):
+        raise ReportableError(f"it has no identity for private rounds: {remedy}")
+    key = Path(place)
+    try:
+        return read_identity(key.with_name("identity").read_bytes(), key_of_device(key.read_bytes()))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ReportableError(
+            f"its identity for private rounds cannot be read or belongs to another key: {remedy}"
+        ) from error
 
 
 def private_client(node: Mapping[str, Any]) -> PrivateClient:
     """Return the client of a device; ReportableError where it has no identity or nowhere to keep what it answered."""
     found, folder = identity_of(node), node.get("state-dir")
-    if found is None:
-        raise ReportableError(
-            "it has no identity for private rounds: enrol it again, with keys that the operator makes"
-        )
     if not folder:
         raise ReportableError("it has no state-dir, in which it notes what it has answered: set one")
     Path(str(folder)).mkdir(parents=True, exist_ok=True)

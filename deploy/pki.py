@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairbloom.errors import FairbloomError
-from fairbloom.private.keys import Authority, Identity, derive, issue, new_signing_key, public_key, write_identity
+from fairbloom.private.keys import Authority, issue, key_of_device, key_of_elliptic, public_key, write_identity
 from fairbloom.system.files import write_private, write_public
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
@@ -42,31 +42,35 @@ class PkiError(FairbloomError):
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A node's keys, in OpenSSH format, as Flower wants them."""
+    """A node's keys, in OpenSSH format, as Flower wants them; `signing` is its public one in private rounds, if any."""
 
     private: bytes
     public: bytes
+    signing: bytes
 
 
 def make_node_key() -> KeyPair:
     """Return a new key pair of a node, on the curve P-384."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return KeyPair(_to_openssh(key), public)
+    private = _to_openssh(key)
+    return KeyPair(private, public, public_key(key_of_device(private)))
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a device asks to be enrolled with: its public key, in OpenSSH format without comment, and its name."""
+    """What a device asks to be enrolled with: its public keys, as in `KeyPair`, and its name."""
 
     public: bytes
     name: str
+    signing: bytes
 
 
 def read_request(text: str, source: str) -> Request:
-    """Return the request that is a node's public key on one line, `ecdsa-sha2-nistp384 AAAA... NAME`.
+    """Return the request that is a node's public keys on one line, `ecdsa-sha2-nistp384 AAAA... NAME 0123...`.
 
-    `source` is what PkiError calls it.
+    A line without the last word is of a device that takes no part in private rounds. `source` is what PkiError calls
+    it.
     """
     remedy = "take the line that fairbloom client keys NAME printed on the device"
     if "PRIVATE KEY" in text:
@@ -75,16 +79,19 @@ def read_request(text: str, source: str) -> Request:
             "with fairbloom client keys NAME, delete this file wherever it is, and bring the line that was printed"
         )
     words = text.split()
-    if len(text.strip().splitlines()) != 1 or len(words) != 3:
+    if len(text.strip().splitlines()) != 1 or len(words) not in (3, 4):
         raise PkiError(f"{source} is not a request, which is one line of key and name: {remedy}")
-    kind, _, name = words
+    kind, _, name, *signing = words
     if kind != NODE_KEY:
         raise PkiError(f"{source} holds a key of the kind {kind!r}, not {NODE_KEY}: {remedy}")
     try:
         key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise PkiError(f"{source} holds a damaged key ({error}): {remedy}") from None
-    return Request(key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH), name)
+    if signing and not re.fullmatch("[0-9a-f]{64}", signing[0]):
+        raise PkiError(f"{source} holds a damaged key of private rounds, {signing[0][:80]!r}: {remedy}")
+    public = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return Request(public, name, bytes.fromhex("".join(signing)))
 
 
 def fingerprint(public: bytes) -> str:
@@ -152,18 +159,16 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
     write_public(certificate, signed.public_bytes(serialization.Encoding.PEM))
 
 
-def make_identity(authority: Path, authority_key: Path, name: str, expires: str) -> bytes:
+def make_identity(authority: Path, authority_key: Path, name: str, expires: str, signing: bytes) -> bytes:
     """Return a client's identity in private rounds, signed with a key that follows from the authority's.
 
-    `expires` is a time in ISO format, "" for never.
+    `expires` is a time in ISO format, "" for never; `signing` is the client's public key in these rounds.
     """
     issuer, signer = _load_authority(authority, authority_key)
-    number = signer.private_numbers().private_value.to_bytes(48, "big")
-    secret = derive(number, "authority of private rounds")
+    secret = key_of_elliptic(signer, "authority of private rounds")
     federation = issuer.fingerprint(hashes.SHA256()).hex()[:16]
-    private, public = new_signing_key()
-    certificate = issue(secret, federation, name, public, expires)
-    return write_identity(Identity(private, certificate), Authority(federation, public_key(secret)))
+    certificate = issue(secret, federation, name, signing, expires)
+    return write_identity(certificate, Authority(federation, public_key(secret)))
 
 
 def make_server_certificate(

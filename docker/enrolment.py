@@ -18,9 +18,8 @@ def enroll_client(federation: Federation, partition: int, name: str, known: bool
     if known:
         enrolment.revoke(federation, name)
     bundle = enrolment.enroll(federation, name, partition, unpack=True, days=0)  # nobody would be there to rotate it
-    for secret in ("key", "identity"):
-        write_private(volume / secret, (bundle / secret).read_bytes())
-    for public in ("ca.crt", "client.toml"):
+    write_private(volume / "key", (bundle / "key").read_bytes())
+    for public in ("ca.crt", "client.toml", "identity"):
         write_public(volume / public, (bundle / public).read_bytes())
     shutil.rmtree(bundle)  # the private key is on the client's volume alone
     return f"{name} is enrolled again"

@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from .errors import RefusedError
 from .packing import pack, unpack
@@ -119,17 +121,31 @@ class Identity:
         return self.certificate.name
 
 
-def write_identity(identity: Identity, authority: Authority) -> bytes:
-    """Return the content of a file that holds a client's identity and its authority's public key."""
-    fields = identity.certificate.fields()
-    return pack({"authority": authority.key, "certificate": fields, "key": identity.private})
+def write_identity(certificate: Certificate, authority: Authority) -> bytes:
+    """Return the content of a file, which is no secret, with a client's certificate and its authority's public key."""
+    return pack({"authority": authority.key, "certificate": certificate.fields()})
 
 
-def read_identity(content: bytes) -> tuple[Identity, Authority]:
-    """Return what `write_identity` was given."""
+def read_identity(content: bytes, private: bytes) -> tuple[Identity, Authority]:
+    """Return what `write_identity` was given, with the client's private key; ValueError where that is another's."""
     found = unpack(content)
     certificate = Certificate(*found["certificate"])
-    return Identity(found["key"], certificate), Authority(certificate.federation, found["authority"])
+    if certificate.key != public_key(private):
+        raise ValueError("the certificate is of another key")
+    return Identity(private, certificate), Authority(certificate.federation, found["authority"])
+
+
+def key_of_elliptic(key: EllipticCurvePrivateKey, label: str) -> bytes:
+    """Return the private Ed25519 key that follows from a key on the curve P-384, for one use."""
+    return derive(key.private_numbers().private_value.to_bytes(48, "big"), label)
+
+
+def key_of_device(content: bytes) -> bytes:
+    """Return the private Ed25519 key that follows from a device's own one, in OpenSSH format; ValueError for others."""
+    key = load_ssh_private_key(content, None)
+    if not isinstance(key, EllipticCurvePrivateKey) or key.curve.key_size != 384:
+        raise ValueError("the key is not on the curve P-384")
+    return key_of_elliptic(key, "client of private rounds")
 
 
 def new_signing_key() -> tuple[bytes, bytes]:

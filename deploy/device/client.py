@@ -145,8 +145,7 @@ class ClientSettings:
         own = (self.partition_id, self.name, self.data_dir, self.state_dir)
         node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
         node |= {LIMIT_ROWS: self.limits["rows"]} if "rows" in self.limits else {}
-        identity = Path(self.key).parent / "identity"  # of private rounds: bundles with a key have it
-        node |= {"private": str(identity)} if self.key and identity.is_file() else {}
+        node |= {"private": self.key} if self.key and Path(self.key).with_name("identity").is_file() else {}
         return {key: value for key, value in node.items() if value != ""}
 
     def worker(self, pipe: int) -> list[str]:

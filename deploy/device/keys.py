@@ -15,7 +15,7 @@ def make(folder: Path, name: str) -> str:
     if not NAME.fullmatch(name):
         raise ClientError(f"client {name!r}: {NAME_RULE}")
     pair, key = pki.make_node_key(), folder / "key"
-    request = f"{pair.public.decode()} {name}"
+    request = f"{pair.public.decode()} {name} {pair.signing.hex()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_new(key, pair.private)

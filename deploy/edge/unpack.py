@@ -12,8 +12,7 @@ import zlib
 from pathlib import Path
 
 FILES = {"ca.crt": True, "client.toml": True, "key": False, "identity": False, "fairbloom-client.service": False}
-"""What a bundle has, in one folder, and whether it must have it: a key that was made on the device is not in it, nor
-then an identity of private rounds."""
+"""What a bundle has, in one folder, and whether it must have it: a key that was made on the device is not in it."""
 
 LARGEST = 2**20
 """Bytes of a whole bundle, unpacked; a real one has 10 kB."""

@@ -32,7 +32,7 @@ def remove_bundle(federation: Federation, name: str) -> None:
         shutil.rmtree(folder)
 
 
-def write_bundle(federation: Federation, client: EnrolledClient, private_key: bytes, unpack: bool) -> Path:
+def write_bundle(federation: Federation, client: EnrolledClient, keys: pki.KeyPair, unpack: bool) -> Path:
     """Write a client's bundle, packed or as a folder, into the federation's folder; return where it is."""
     settings = {"superlink": federation.superlink, "ca": "ca.crt", "key": "key", "name": client.name}
     files = {
@@ -40,10 +40,11 @@ def write_bundle(federation: Federation, client: EnrolledClient, private_key: by
         "client.toml": (tomli_w.dumps(settings | {"partition-id": client.partition_id}).encode(), 0o644),
         UNIT.name: (UNIT.read_bytes(), 0o644),
     }
-    if private_key:
+    if keys.private:
+        files["key"] = (keys.private, 0o600)
+    if keys.signing:
         authority = (federation.authority, federation.authority_key)
-        files["key"] = (private_key, 0o600)
-        files["identity"] = (pki.make_identity(*authority, client.name, client.expires), 0o600)
+        files["identity"] = (pki.make_identity(*authority, client.name, client.expires, keys.signing), 0o644)
     folder, packed = _bundle_paths(federation, client.name)
     remove_bundle(federation, client.name)
     if not unpack:

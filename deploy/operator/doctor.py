@@ -164,7 +164,6 @@ def check_secrets(federation: Federation) -> CheckResult:
         federation.state / audit.FILE,
         *path.glob("bundles/*.tar.gz"),
         *path.glob("bundles/*/key"),
-        *path.glob("bundles/*/identity"),
     ]
     readable = [str(file) for file in secrets if file.exists() and file.stat().st_mode & 0o077]
     if readable:

@@ -76,7 +76,7 @@ def enroll(
                 examples=examples,
                 former=before.all_former if before else (),
             )
-            bundle = write_bundle(federation, enrolled, keys.private, unpack)
+            bundle = write_bundle(federation, enrolled, keys, unpack)
             federation.registry.save(enrolled)
         about |= _key_facts(enrolled)
     return bundle
@@ -239,7 +239,7 @@ def rotate(
                 expires=_in_days(days) if days else "",
                 former=(*client.former, old),
             )
-            bundle = write_bundle(federation, rotated, keys.private, unpack)
+            bundle = write_bundle(federation, rotated, keys, unpack)
             federation.registry.save(rotated)
         about |= {**_key_facts(rotated), "old-node-id": old.node_id, "old-expires": until}
     _retire(federation)
@@ -281,7 +281,7 @@ def _choose_keys(federation: Federation, name: str, request: Path | None) -> pki
                 f"--request {request}: {owner}, has had this key: make another on the device with "
                 f"fairbloom client keys {name}"
             )
-    return pki.KeyPair(private=b"", public=asked.public)
+    return pki.KeyPair(private=b"", public=asked.public, signing=asked.signing)
 
 
 def _register(federation: Federation, name: str, public_key: bytes) -> str:

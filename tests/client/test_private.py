@@ -10,7 +10,8 @@ from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 
 from fairbloom.client.app import app
-from fairbloom.private.keys import Authority, Identity, issue, new_signing_key, write_identity
+from fairbloom.deploy.pki import make_node_key
+from fairbloom.private.keys import Authority, issue, new_signing_key, write_identity
 from fairbloom.private.packing import unpack
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.flower import FlowerClients, record_of
@@ -45,17 +46,18 @@ class Devices(InProcessGrid):
         self.replies: list[Message] = []
         secret, public = new_signing_key()
         for number, context in enumerate(self.contexts.values()):
-            private, own = new_signing_key()
             name = f"device-{number}"
             place = folder / name
             place.mkdir(parents=True, exist_ok=True)
             if not (place / "identity").exists():
-                identity = Identity(private, issue(secret, "test", name, own, ""))
-                (place / "identity").write_bytes(write_identity(identity, Authority("test", public)))
+                keys = make_node_key()
+                certificate = issue(secret, "test", name, keys.signing, "")
+                (place / "identity").write_bytes(write_identity(certificate, Authority("test", public)))
+                (place / "key").write_bytes(keys.private)
             context.node_config |= {
                 "name": name,
                 "state-dir": str(place),
-                "private": str(place / "identity"),
+                "private": str(place / "key"),
             }
 
     def _answer(self, message: Message) -> Message:
@@ -157,6 +159,22 @@ def test_a_device_without_an_identity_is_no_part_of_it(tmp_path: Path) -> None:
     (row,) = ROUNDS.read(folder)
     assert "no identity for private rounds" in row["refused"]
     assert int(row["replies_used"]) == 7
+
+
+def test_an_identity_of_another_key_serves_plain_runs_alone(tmp_path: Path) -> None:
+    chosen = Settings.of({**SETTINGS, "num-rounds": 1, "out": str(tmp_path / "run")})
+    grid = Devices(chosen, tmp_path / "devices")
+    (tmp_path / "devices" / "device-0" / "key").write_bytes(make_node_key().private)  # which was rotated
+    clients = lambda method: FlowerClients(method, grid, 30.0, protocol=PROTOCOL)  # noqa: E731
+    (row,) = ROUNDS.read(federate(chosen, clients, deployed=True))
+    assert "its identity for private rounds cannot be read or belongs to another key" in row["refused"]
+    assert "fairbloom deploy rotate" in row["refused"]
+    assert int(row["replies_used"]) == 7
+    plain = Settings.of({**SETTINGS, "num-rounds": 1, "privacy": "none", "out": str(tmp_path / "plain")})
+    for context in grid.contexts.values():
+        context.run_config = plain.run_config()
+    (row,) = ROUNDS.read(federate(plain, clients, deployed=True))
+    assert int(row["replies_used"]) == 8
 
 
 def test_a_round_that_is_run_again_is_refused_by_devices(tmp_path: Path) -> None:

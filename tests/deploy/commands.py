@@ -113,7 +113,8 @@ def keys(made: Path) -> list[ClientKey]:
 def request_of(folder: Path, name: str, pair: pki.KeyPair | None = None) -> Path:
     """Write what a device asks with; return the file."""
     file = folder / f"{name}.request"
-    file.write_text(f"{(pair or pki.make_node_key()).public.decode()} {name}\n")
+    keys = pair or pki.make_node_key()
+    file.write_text(f"{keys.public.decode()} {name} {keys.signing.hex()}\n")
     return file
 
 

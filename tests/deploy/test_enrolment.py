@@ -20,6 +20,7 @@ from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.operator import audit, device_bundle, enrolment
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.private.keys import key_of_device, read_identity
 from tests.experiments.helpers import ROOT, fairbloom
 
 from .commands import Machine, keys, noted, request_of
@@ -191,11 +192,15 @@ def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, machi
     assert fairbloom("deploy", "enroll", "gate-7", "--request", request, "--examples", "1200") == 0
     assert (machine.folder / "registered.pub").read_bytes() == pair.public
     with tarfile.open(made / "bundles" / "gate-7.tar.gz") as packed:
-        names = ["ca.crt", "client.toml", "fairbloom-client.service"]
+        names = ["ca.crt", "client.toml", "fairbloom-client.service", "identity"]
         assert packed.getnames() == [f"gate-7/{name}" for name in names]
+        identity = packed.extractfile("gate-7/identity")
+        assert identity is not None
+        known, authority = read_identity(identity.read(), key_of_device(pair.private))
         settings = packed.extractfile("gate-7/client.toml")
         assert settings is not None
         assert tomllib.loads(settings.read().decode())["key"] == "key"
+    authority.check(known.certificate)
     (client,) = Federation(made).clients
     assert (client.public_key, client.examples) == (pair.public.decode(), 1200)
     assert datetime.fromisoformat(client.expires) - datetime.now(UTC) > timedelta(days=397.9)
@@ -203,6 +208,15 @@ def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, machi
     assert line["event"] == "enroll"
     assert (line["client"], line["node-id"], line["key"]) == ("gate-7", "77", pki.fingerprint(pair.public))
     assert (line["expires"], line["examples"]) == (client.expires, 1200)
+    assert (known.name, known.certificate.expires) == ("gate-7", client.expires)
+
+
+def test_a_request_without_a_signing_key_makes_a_bundle_without_identity(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.request").write_text(f"{pki.make_node_key().public.decode()} a\n")
+    assert fairbloom("deploy", "enroll", "a", "--unpacked", "--request", tmp_path / "a.request") == 0
+    assert sorted(file.name for file in (made / "bundles" / "a").iterdir()) == [
+        *("ca.crt", "client.toml", "fairbloom-client.service")
+    ]
 
 
 def test_an_unpacked_bundle_for_a_key_of_the_device_has_no_key_of_before(made: Path, tmp_path: Path) -> None:

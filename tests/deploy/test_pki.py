@@ -180,7 +180,9 @@ def test_an_authority_that_cannot_sign_is_named_with_the_remedy(
 def test_a_request_is_a_key_and_a_name() -> None:
     pair = pki.make_node_key()
     request = pki.read_request(f"{pair.public.decode()} site-1\n", "site-1.pub")
-    assert (request.public, request.name) == (pair.public, "site-1")
+    assert (request.public, request.name, request.signing) == (pair.public, "site-1", b"")
+    line = f"{pair.public.decode()} site-1 {pair.signing.hex()}\n"
+    assert pki.read_request(line, "site-1.pub").signing == pair.signing
 
 
 def test_a_private_key_that_was_sent_by_mistake_must_be_replaced() -> None:
@@ -206,9 +208,10 @@ def public_key_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -
             "ecdsa-sha2-nistp384 " + public_key_of(ed25519.Ed25519PrivateKey.generate()).split()[1] + " a",
             "a damaged key",
         ),
+        (f"{public_key_of(ec.generate_private_key(ec.SECP384R1()))} a 12ab", "a damaged key of private rounds, '12ab'"),
         (f'command="x" {public_key_of(ec.generate_private_key(ec.SECP384R1()))}', "of the kind 'command"),
     ],
-    ids=range(9),  # keys differ each time, and names of tests may not
+    ids=range(10),  # keys differ each time, and names of tests may not
 )
 def test_what_is_no_request_is_refused(text: str, message: str) -> None:
     with pytest.raises(pki.PkiError, match=message) as refused:
