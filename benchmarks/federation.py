@@ -60,7 +60,9 @@ class Deployment(Flower):
 
     def start_clients(self, *names: str) -> None:
         """Start clients, and wait until they are online."""
-        self.start_clients(*names)
+        for name in names:
+            self.start_client(name)
+        self.wait_for_clients(*names)
 
     def fairbloom(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
