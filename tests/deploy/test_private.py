@@ -31,8 +31,17 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
+        give_own_key(runtime, CLIENTS[-1])
         runtime.start_clients(*CLIENTS)
         yield runtime
+
+
+def give_own_key(there: Deployment, name: str) -> None:
+    """Let a device make its key itself, and have it enrolled by its request."""
+    made = there.home / "made"
+    there.fairbloom("client", "keys", name, "--out", str(made))
+    there.fairbloom("deploy", "rotate", name, "--unpacked", "--request", str(made / f"{name}.request"))
+    (made / "key").rename(there.bundle(name) / "key")
 
 
 def test_a_private_run_on_devices_learns_what_a_plain_one_does(there: Deployment, tmp_path: Path) -> None:
