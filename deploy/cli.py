@@ -217,6 +217,9 @@ def status(
             "--json", help="Print JSON; the documentation lists its keys. With --watch, one line for each update."
         ),
     ] = False,
+    everyone: Annotated[
+        bool, typer.Option("--all", help="List every client, where they are more than 20; without --watch.")
+    ] = False,
     watched: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="With --watch: the time between two refreshes.")
@@ -240,7 +243,7 @@ def status(
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        show(found)
+        show(found, everyone)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
 
@@ -19,6 +20,12 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"
+
+
+def first_names(names: Iterable[str], most: int = 10) -> str:
+    """Return names with commas: the first ones, and how many more there are."""
+    first, rest = (every := list(names))[:most], len(every) - most
+    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
 
 
 def leave(code: int) -> NoReturn:

@@ -18,7 +18,7 @@ ROOMS: Mapping[str, int] = {
     "client": 3_450,
     "client/fair": 1_200,
     "client/rules": 1_100,
-    "deploy/flower/device": 1_050,
+    "deploy/flower/device": 1_030,
     "deploy/flower/server": 2_350,
     "deploy/operator": 2_570,
     "experiments/battery": 1_700,

@@ -16,13 +16,7 @@ log = logging.getLogger("flwr")
 
 
 class Contexts:
-    """The states of runs, in memory, or in files that outlive a restart.
-
-    Parameters
-    ----------
-    state_dir
-        The device's folder, "" where it has none.
-    """
+    """The states of runs, in memory, or in files that outlive a restart where the device has a `state_dir`."""
 
     def __init__(self, state_dir: str) -> None:
         self._folder = Path(state_dir, "contexts") if state_dir else None

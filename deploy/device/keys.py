@@ -18,7 +18,9 @@ def make(folder: Path, name: str) -> str:
     request = f"{pair.public.decode()} {name} {pair.signing.hex()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_new(key, pair.private)
+        # For its owner alone, and new: of two that try at once, one does.
+        with open(key, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(pair.private)
         write_public(folder / f"{name}.request", f"{request}\n".encode())
     except FileExistsError:
         raise ClientError(
@@ -28,12 +30,3 @@ def make(folder: Path, name: str) -> str:
     except OSError as error:
         raise ClientError(f"{folder}: the key cannot be written there: {error.strerror}") from error
     return request
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, unless there is one: of two that try at once, one does."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

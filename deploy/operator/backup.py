@@ -88,7 +88,8 @@ def back_up(federation: Federation, file: Path) -> tuple[str, ...]:
         if federation.database.exists():
             copy = Path(draft, "superlink.db")
             copy_database(federation.database, copy)
-            packed.add(copy, DATABASE, filter=_strip_owner)
+            with copy.open("rb") as content:
+                packed.addfile(_entry(DATABASE, copy.stat().st_size), content)
             there.append(DATABASE)
     return tuple(name for name in (*FILES, DATABASE) if name not in there)
 
@@ -152,13 +153,12 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
 
 
 def _pack(packed: tarfile.TarFile, name: str, content: bytes) -> None:
+    packed.addfile(_entry(name, len(content)), io.BytesIO(content))
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(content), 0o600
-    packed.addfile(entry, io.BytesIO(content))
-
-
-def _strip_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0o600, 0, 0, "", ""
+    entry.size, entry.mode = size, 0o600
     return entry
 
 

@@ -26,6 +26,7 @@ from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault, tls_context
 from ..errors import DeployError
 from ..flower.gate import Deployed, FlowerVersionError, check_flower
+from ..processes import first_names
 from ..server.database import find_damage
 from ..server.supervisor import RUN_FOLDERS
 from . import audit
@@ -215,8 +216,8 @@ def check_client_keys(federation: Federation) -> CheckResult:
     now = datetime.now(UTC)
     over = sorted(name for name, end in ends.items() if end <= now)
     soon = sorted(name for name, end in ends.items() if now < end < now + timedelta(days=EXPIRES_SOON_DAYS))
-    words = [f"expired: {', '.join(over)}"] * bool(over)
-    words += [f"expire within {EXPIRES_SOON_DAYS:.0f} days: {', '.join(soon)}"] * bool(soon)
+    words = [f"expired: {first_names(over)}"] * bool(over)
+    words += [f"expire within {EXPIRES_SOON_DAYS:.0f} days: {first_names(soon)}"] * bool(soon)
     if words:
         return (fault if over else warning)("client keys", f"{'; '.join(words)}: fairbloom deploy rotate NAME")
     return ok("client keys", f"none expires within {EXPIRES_SOON_DAYS:.0f} days")
@@ -348,7 +349,7 @@ def check_clients(federation: Federation, page: ServerPage) -> CheckResult:
         return warning("clients", f"{federation.control} does not say which clients it knows")
     unknown = sorted({key.client for key in keys if key.node_id not in known})
     if unknown:
-        words = f"the SuperLink does not know {', '.join(unknown)}: start fairbloom server again, which registers"
+        words = f"the SuperLink does not know {first_names(unknown)}: start fairbloom server again, which registers"
         return fault("clients", f"{words} whom its database has lost; for clients that stay unknown: deploy rotate")
     return ok("clients", f"the SuperLink knows all {len({key.client for key in keys})} that are enrolled")
 

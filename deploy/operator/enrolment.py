@@ -15,6 +15,7 @@ from .. import pki
 from ..arguments import NAME, NAME_RULE, check_days
 from ..errors import DeployError, UnauthorizedError, UnreachableError
 from ..flower.operator import control_api
+from ..processes import first_names
 from .device_bundle import remove_bundle, write_bundle
 from .federation import Federation, warn
 from .registry import ClientKey, EnrolledClient, FormerKey
@@ -37,19 +38,8 @@ def enroll(
 ) -> Path:
     """Register a client's public key and write the device's bundle; return its path.
 
-    Parameters
-    ----------
-    partition_id
-        Which of the task's clients it is; None for the first that is free.
-    unpack
-        Whether the bundle is a folder instead of a .tar.gz.
-    request
-        The file that `fairbloom client keys` printed on the device. Without it, keys are made here, and the private
-        key is in the bundle alone.
-    days
-        How long the key is good; 0: forever.
-    examples
-        The number of its training examples; 0 where it is not known.
+    Without a request, keys are made here, and the private key is in the bundle alone. `days` is 0 for a key without
+    end, `examples` 0 where their number is not known, `partition_id` None for the first that is free.
     """
     with federation.audited("enroll", client=name) as about:
         if not NAME.fullmatch(name):
@@ -168,9 +158,9 @@ def enroll_all(
         except FairbloomError as error:
             if len(applicants) == 1:
                 raise
-            left = ", ".join(one.name for one in applicants[number:] if one.name not in kept)
+            left = first_names(one.name for one in applicants[number:] if one.name not in kept)
             raise DeployError(
-                f"client {each.name}: {error}. Enrolled before it: {', '.join(enrolled) or 'none'}. Not enrolled: "
+                f"client {each.name}: {error}. Enrolled before it: {first_names(enrolled) or 'none'}. Not enrolled: "
                 f"{left}. The same command with --keep goes on"
             ) from error
         enrolled.append(each.name)
@@ -203,7 +193,7 @@ def describe_clients_beyond(federation: Federation, clients: int) -> str:
         return ""
     highest = max(client.partition_id for client in far)
     free = sorted(set(range(clients)) - {client.partition_id for client in current})
-    words = ", ".join(f"client {client.name} has partition {client.partition_id}" for client in far)
+    words = first_names(f"client {client.name} has partition {client.partition_id}" for client in far)
     again = f", or revoke and enrol it again, which gives it partition {free[0]}" if free else ""
     deals = f"clients = {clients} deals data to partitions 0 to {clients - 1}"
     return f"{words}, and {deals}: set clients={highest + 1}{again}"

@@ -16,6 +16,7 @@ from fairbloom.system.files import write_public
 from .. import pki
 from ..arguments import EVERY_ADDRESS, check_days, check_host, check_port, join_address, parse_address
 from ..errors import DeployError as DeployError
+from ..processes import first_names
 from . import audit
 from .folder import CONNECTION as CONNECTION
 from .folder import add_missing_files, create_folder, write_flower_home
@@ -29,14 +30,8 @@ SERVER_UNIT = UNIT.with_name("fairbloom-server.service")
 class Federation:
     """A federation's folder, which `init` made; DeployError where there is none, or it cannot be read.
 
-    Attributes
-    ----------
-    superlink, control, listen
-        HOST:PORT of what clients dial, of the control API, and of where the fleet API listens.
-    operator_token, operators
-        File of the operator's credential for the control API, and of what the server knows of it.
-    state, database
-        Folder of what the server writes, and the SuperLink's database in it.
+    `superlink`, `control` and `listen` are HOST:PORT of what clients dial, of the control API, and of where the fleet
+    API listens; `operators` is the file of what the server knows of the operator's token.
     """
 
     def __init__(self, path: Path) -> None:
@@ -126,7 +121,7 @@ class Federation:
             try:
                 pki.make_server_certificate(*authority, self.certificate, self.certificate_key, names, days)
                 add_missing_files(self.path)
-                self.write_connection(self.path / "flower")
+                write_flower_home(self.path / "flower", self.control, self.authority, self.read_token())
             except (pki.PkiError, OSError) as error:
                 raise DeployError(str(error)) from None
             about |= {"hosts": " ".join(names), "days": days}
@@ -149,7 +144,7 @@ class Federation:
         """Return the client of this name that is enrolled and not revoked; raise DeployError when there is none."""
         there = {client.name: client for client in self.clients if not client.revoked}
         if name not in there:
-            known = ", ".join(there) or "none"
+            known = first_names(there) or "none"
             raise DeployError(f"client {name!r} is not enrolled; enrolled are: {known}")
         return there[name]
 
@@ -179,10 +174,6 @@ class Federation:
         self.note(event, **about)
 
     # The way to the SuperLink -----------------------------------------------------------------------------------------
-
-    def write_connection(self, home: Path) -> None:
-        """Write the connection to this federation's SuperLink, and its credential, into a home of Flower's."""
-        write_flower_home(home, self.control, self.authority, self.read_token())
 
     def read_token(self) -> str:
         """Return the operator's credential; raise DeployError when it cannot be read, or is none."""

@@ -11,6 +11,7 @@ from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import make_folder, write_private
 
 from ..errors import DeployError
+from ..processes import first_names
 from .doctor import EXPIRES_SOON_DAYS, check_expiry
 from .federation import Federation
 from .status import survey
@@ -18,7 +19,10 @@ from .status import survey
 FILE = "notices.json"
 """In the state folder: the names of what was wrong at the last look."""
 
-AWAY = "no answer"
+AWAY, CLIENT = "no answer", "client "
+
+MOST_CLIENTS = 5
+"""How many clients have a notice each; more that are gone at one look have one together."""
 
 COMMAND_SECONDS = 60.0
 
@@ -36,12 +40,16 @@ def notify(federation: Federation, command: str) -> list[str]:
         raise DeployError("command = '' names no program: give one, such as 'logger --tag fairbloom'")
     wrong, known, said = dict(find_faults(federation)), read_known(federation.state), list[str]()
     kept = [name for name in known if name in wrong or (AWAY in wrong and name != AWAY)]  # unknown: it may last
+    new: dict[tuple[str, ...], str] = {(name,): sentence for name, sentence in wrong.items() if name not in known}
+    gone = [name for name, *_ in new if name.startswith(CLIENT)]
+    if len(gone) > MOST_CLIENTS:
+        new = {names: sentence for names, sentence in new.items() if names[0] not in gone}
+        new[*gone] = f"{len(gone)} clients are away: {first_names(gone, MOST_CLIENTS)}"
     try:
-        for name, sentence in wrong.items():
-            if name not in known:
-                run(words, escape_unprintable(sentence))
-                kept.append(name)
-                said.append(sentence)
+        for names, sentence in new.items():
+            run(words, escape_unprintable(sentence))
+            kept += names
+            said.append(sentence)
     finally:
         make_folder(federation.state)
         write_private(federation.state / FILE, json.dumps(kept).encode())
@@ -67,7 +75,7 @@ def read_faults(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"run {run['run-id']}", f"run {run['run-id']} has failed: {reason}"
     for client in found["clients"]:
         if client["status"] != "online" and client["last-seen"] != "never":
-            sentence = f"client {client['client']} is {client['status']} since {client['last-seen']}"
+            sentence = f"{CLIENT}{client['client']} is {client['status']} since {client['last-seen']}"
             yield sentence, sentence
     if found["server"]["verdict"] != "ok":
         yield "server", f"server: {found['server']['words']}"

@@ -124,11 +124,7 @@ class Registry:
         """Write a client's file, whole or not at all."""
         about = asdict(client)
         about["former"] = list(about["former"])
-        write_public(self.file(client.name), tomli_w.dumps(about).encode())
-
-    def file(self, name: str) -> Path:
-        """Return where the file of a client is."""
-        return self.folder / f"{name}.toml"
+        write_public(self.folder / f"{client.name}.toml", tomli_w.dumps(about).encode())
 
     def locked(self) -> Lock:
         """Keep other commands from changing what is known of clients."""

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import PurePath
@@ -29,6 +30,9 @@ RECENT_RUNS = 5
 WIDEST_REASON = 200
 """How many characters of a reason the tables show; the JSON has it whole."""
 
+MOST_LISTED, MOST_NAMED = 20, 10
+"""Up to how many clients are all listed, and how many of those that need attention where there are more."""
+
 NOT_SAID = (
     "the server does not say how far its runs are: it is not a fairbloom server, is of another version, or is away"
 )
@@ -48,10 +52,12 @@ def survey(federation: Federation) -> dict[str, Any]:
     page = ask_server(federation)
     server, keys = check_server(federation, page), check_client_keys(federation)
     latest = _runs(runs[:RECENT_RUNS], page.about.get("runs"))
+    rows = _clients(enrolled, nodes, page.about.get("nodes", {}), page.about.get("overdue", {}), latest)
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": latest,
-        "clients": _clients(enrolled, nodes, page.about.get("nodes", {}), page.about.get("overdue", {}), latest),
+        "summary": _sum_up(rows, sum(bool(client.revoked) for client in enrolled)),
+        "clients": rows,
         "turned-away": page.about.get("turned-away"),
         "disk": page.about.get("disk"),
         "certificate-days": page.certificate_days,
@@ -67,17 +73,16 @@ def _clients(
     overdue: Mapping[str, str],
     runs: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return a row a key, by the names that clients were enrolled with; nodes that nobody knows come last."""
+    """Return a row for each client, and each former key that is in use; nodes that nobody knows come last."""
     gone = {node_id for client in enrolled if client.revoked for node_id in client.node_ids}
     rows = []
     for client in enrolled:
         for key in () if client.revoked else client.keys:
+            presence = _describe_presence(nodes.pop(key.node_id, {}))
+            if not key.current and presence["status"] != "online":
+                continue  # a former key that the device no longer uses
             name = key.client if key.current else f"{key.client}, by its former key"
-            about = {
-                "client": name,
-                "partition-id": client.partition_id,
-                **_describe_presence(nodes.pop(key.node_id, {})),
-            }
+            about = {"client": name, "partition-id": client.partition_id, **presence}
             kept = [run["run-id"] for run in runs if key.current and key.client in (run["kept-by"] or ())]
             about |= {"version": versions.get(key.node_id, ""), "key-expires": key.expires}
             about |= {"busy-with-run": overdue.get(key.node_id, "")}
@@ -96,6 +101,20 @@ def _clients(
         if node_id not in gone and node["status"] != "unregistered"
     ]
     return rows
+
+
+def _sum_up(rows: list[dict[str, Any]], revoked: int) -> dict[str, Any]:
+    """Return how many clients are there and how many are not, since when at the most, and which versions they run."""
+    seen = Counter(row["last-seen"] for row in rows)
+    never, online = seen.pop("never", 0), seen.pop("now", 0)
+    return {
+        "online": online,
+        "away": seen.total(),
+        "never-seen": never,
+        "revoked": revoked,
+        "oldest-contact": min(seen, default=""),
+        "versions": dict(Counter(row["version"] or "not known" for row in rows).most_common()),
+    }
 
 
 def _describe_presence(node: Mapping[str, str]) -> dict[str, str]:
@@ -122,20 +141,29 @@ def _runs(runs: list[dict[str, Any]], known: Mapping[str, Any] | None) -> list[d
 # For the eye ----------------------------------------------------------------------------------------------------------
 
 
-def show(found: Mapping[str, Any]) -> None:
+def show(found: Mapping[str, Any], everyone: bool = False) -> None:
     """Print a survey."""
-    Terminal().print(render(found))
+    Terminal().print(render(found, everyone))
 
 
-def render(found: Mapping[str, Any]) -> RenderableType:
-    """Return a survey as tables and lines."""
+def render(found: Mapping[str, Any], everyone: bool = False) -> RenderableType:
+    """Return a survey as tables and lines; of many clients, only those that need attention have a line."""
     runs = found["runs"]
     going = [run for run in runs if not str(run["status"]).startswith("finished")]
     over = [run for run in runs if run not in going]
     parts: list[RenderableType] = [part for run in going for part in _describe_running(run)]
     if not going:
         parts.append(Text("no run is going on"))
-    parts.append(_clients_table(found["clients"], {run["run-id"]: run["folder"] for run in runs}))
+    clients = found["clients"]
+    parts.append(_line("clients", _describe_summary(found["summary"]), style="bold"))
+    if everyone or len(clients) <= MOST_LISTED:
+        parts.append(_clients_table(clients, runs))
+    else:
+        wanting = [each for each in clients if each["last-seen"] not in ("now", "never") or each["busy-with-run"]]
+        parts += [
+            _line(f"  {client['client']}", _describe_client(client), warn=True) for client in wanting[:MOST_NAMED]
+        ]
+        parts.append(Text(f"{len(wanting)} clients need attention; --all lists every one"))
     if over:
         parts.append(_runs_table(over))
     for run in over:
@@ -156,7 +184,9 @@ def _describe_running(run: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield what is said of a run that goes on: how far it is, and what is wrong with it."""
     words = f"{run['status']} for {duration(float(run['elapsed'] or 0.0))}"
     if run["round"] is not None:
-        words += f": {run['method']} on {run['task'] or 'a user-defined task'}, {_describe_rounds(run)}"
+        words += f": {run['method']} on {run['task'] or 'a user-defined task'}, "
+        of = run["of-rounds"]
+        words += f"round {run['round']} of {of}" if run["round"] else f"before the first of {of} rounds"
         if run["seconds-a-round"] is not None:
             since = run["seconds-since-round"]
             words += f", {run['seconds-a-round']:.3g} s a round, the last one {duration(since)} ago"
@@ -170,25 +200,36 @@ def _describe_running(run: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield _line(f"  refused in round {refusal['round']}", f"{refusal['client']}: {refusal['reason']}", warn=True)
 
 
-def _clients_table(clients: list[dict[str, Any]], folders: Mapping[str, str]) -> Table:
+def _describe_summary(summary: Mapping[str, Any]) -> str:
+    """Return how many clients are there, and what is known of the others."""
+    total = sum(summary[key] for key in ("online", "away", "never-seen"))
+    counts = [f"{summary[key]} {key.replace('-', ' ')}" for key in ("away", "never-seen", "revoked") if summary[key]]
+    oldest = [f"the longest away since {summary['oldest-contact']}"] * bool(summary["oldest-contact"])
+    versions = [f"version {version}: {number}" for version, number in summary["versions"].items()]
+    return "; ".join([", ".join([f"{summary['online']} of {total} online", *counts]), *oldest, *versions[:3]])
+
+
+def _describe_client(client: Mapping[str, Any]) -> str:
+    """Return whether a client is connected, since when it is not, and what it works on in vain."""
+    status, seen = client["status"], client["last-seen"]
+    since = "" if status == "online" else ", never seen" if seen == "never" else f" since {seen}"
+    return f"{status}{since}{', busy with a run that is over' if client['busy-with-run'] else ''}"
+
+
+def _clients_table(clients: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Table:
     """Return who is connected, and of which run each keeps the model, by the name of its folder."""
-    online = sum(client["status"] == "online" for client in clients)
-    table = Table(title=f"clients: {online} of {len(clients)} online", title_justify="left", title_style="bold")
+    folders = {run["run-id"]: run["folder"] for run in runs}
+    table = Table()
     table.add_column("client", no_wrap=True)
     for heading in ("partition", "connected", "version", "key expires", "keeps the model of"):
         table.add_column(heading)
     for client in clients:
-        status, seen = client["status"], client["last-seen"]
-        connected = (
-            status if status == "online" else f"{status} since {seen}" if seen != "never" else f"{status}, never seen"
-        )
-        connected += ", busy with a run that is over" if client.get("busy-with-run") else ""
         partition = "" if client["partition-id"] is None else str(client["partition-id"])
         newest, *earlier = client["keeps-models-of"] or [""]
         kept = f"{PurePath(folders[newest]).name}{f' and {len(earlier)} more' if earlier else ''}" if newest else ""
         version, expires = client["version"] or "not known", client["key-expires"][:10]
-        cells = (client["client"], partition, connected, version, expires, kept)
-        table.add_row(*map(Text, cells), style="" if status == "online" else "yellow")
+        cells = (client["client"], partition, _describe_client(client), version, expires, kept)
+        table.add_row(*map(Text, cells), style="" if client["status"] == "online" else "yellow")
     return table
 
 
@@ -201,14 +242,6 @@ def _runs_table(runs: list[dict[str, Any]]) -> Table:
         rounds = _shorten(str(run["unknown"])) if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
         table.add_row(*map(Text, (run["run-id"], str(run["status"]), str(run["method"] or ""), rounds, said)))
     return table
-
-
-def _describe_rounds(run: Mapping[str, Any]) -> str:
-    return (
-        f"round {run['round']} of {run['of-rounds']}"
-        if run["round"]
-        else f"before the first of {run['of-rounds']} rounds"
-    )
 
 
 def _describe_attempt(each: Mapping[str, Any]) -> str:

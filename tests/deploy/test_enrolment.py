@@ -432,7 +432,7 @@ def test_keys_are_read_while_their_files_are_being_replaced(made: Path) -> None:
     def replace() -> None:
         while not over.is_set():
             federation.registry.save(one)
-            federation.registry.file("b").unlink(missing_ok=True)
+            (federation.registry.folder / "b.toml").unlink(missing_ok=True)
             federation.registry.save(two)
 
     replacing = threading.Thread(target=replace)

@@ -133,6 +133,20 @@ def test_the_name_of_a_fault_stays_while_it_lasts() -> None:
     assert names[0] == names[1] == ["server"]
 
 
+def test_many_lost_clients_are_one_notice(
+    served: Served, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [{"client": f"site-{number}", "status": "offline", "last-seen": "noon"} for number in range(1000)]
+    monkeypatch.setattr(notices, "survey", lambda federation: found(clients=lost[:3]))
+    assert len(notify(served.federation, command)) == 3
+    monkeypatch.setattr(notices, "survey", lambda federation: found(clients=lost))
+    (sentence,) = notify(served.federation, command)
+    assert sentence.startswith("997 clients are away: client site-3 is offline since noon, ")
+    assert sentence.endswith(" and 992 more")
+    assert notify(served.federation, command) == []
+    assert said(tmp_path)[3:] == [sentence]
+
+
 @pytest.mark.parametrize("bad", ["false", "/no/such/program", "''", "logger '"])
 def test_a_notice_that_could_not_be_given_comes_again(
     bad: str, served: Served, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,19 @@ from rich.console import Console
 
 from benchmarks.flower import PATIENCE, ROOT, wait_until
 from benchmarks.processes import free_port
+from fairbloom.deploy import pki
+from fairbloom.deploy.flower.server.registration import register_enrolled
 from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 from fairbloom.deploy.operator import status
+from fairbloom.deploy.operator.doctor import ServerPage, check_client_keys, check_clients
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.deploy.operator.status import PROGRESS, render, survey
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.experiments.helpers import fairbloom
 
 from .served import Served
 from .state import submit
@@ -196,6 +203,73 @@ def test_what_was_seen_last_stays_below_the_error(served: Served) -> None:
     assert shown.index("nobody [red]answers") < shown.index("as it was at ") < shown.index("site-a")
 
 
+# Many clients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A server with a thousand clients: 900 connected, 60 away, 40 never seen, and one revoked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linkstate_factory, "SqlLinkState", RunState)
+        patch.setattr(object_store_factory, "SqlObjectStore", RunStore)
+        there = Served(tmp_path_factory.mktemp("thousand"))
+    registry, keys = there.federation.registry, [pki.make_node_key().public.decode() for _ in range(1001)]
+    for number, key in enumerate(keys):
+        client = EnrolledClient(
+            name=f"site-{number:04}",
+            node_id=str(number + 1),
+            partition_id=number,
+            public_key=key,
+            enrolled="2026-01-01T00:00:00+00:00",
+            expires="2099-01-01T00:00:00+00:00",
+        )
+        registry.save(client if number else replace(client, revoked="2026-02-01T00:00:00+00:00"))
+    state = there.place.state
+    register_enrolled(state, registry, there.state)
+    for number in range(1, 961):
+        assert state.activate_node(number + 1, 3600)
+        state.note_version(number + 1, "0.1.0")
+        if number > 900:
+            assert state.deactivate_node(number + 1)
+    there.start()
+    yield there.federation
+    there.stop()
+
+
+def test_a_thousand_clients_are_summed_up_on_a_screen(thousand: Federation) -> None:
+    began = time.monotonic()
+    found = survey(thousand)
+    text = text_of(found, 80)
+    assert time.monotonic() - began < 10
+    oldest = min(row["last-seen"] for row in found["clients"] if row["status"] == "offline")
+    assert found["summary"] == {
+        **{"online": 900, "away": 60, "never-seen": 40, "revoked": 1},
+        **{"oldest-contact": oldest, "versions": {"0.1.0": 960, "not known": 40}},
+    }
+    words = " ".join(text.split())
+    assert "clients: 900 of 1000 online, 60 away, 40 never seen, 1 revoked" in words
+    assert f"the longest away since {oldest}; version 0.1.0: 960; version not known: 40" in words
+    assert "60 clients need attention; --all lists every one" in words
+    assert text.count("site-") == 10
+    assert len(text.splitlines()) <= 24
+    assert len(found["clients"]) == 1000
+
+
+def test_all_lists_a_thousand_clients(thousand: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("deploy", "status", "--all", "--dir", thousand.path) == 0
+    assert capsys.readouterr().out.count("site-") == 1000
+
+
+def test_many_expiring_keys_and_lost_clients_are_summed_up(thousand: Federation) -> None:
+    for file in sorted(thousand.registry.folder.glob("site-00*.toml"))[1:]:
+        file.write_text(file.read_text().replace("2099-01-01", f"{datetime.now(UTC) + timedelta(days=9):%Y-%m-%d}"))
+    words = check_client_keys(thousand).words
+    assert words.startswith("expire within 30 days: site-0001, ")
+    assert " and 89 more: fairbloom deploy rotate NAME" in words
+    unknown = check_clients(thousand, ServerPage(200, {"nodes": {}}))
+    assert "site-0010 and 990 more: start fairbloom server again" in unknown.words
+
+
 # How it looks -------------------------------------------------------------------------------------------------------
 
 
@@ -203,13 +277,19 @@ def made_up(**run: Any) -> dict[str, Any]:
     known = dict.fromkeys(PROGRESS)
     known |= {"run-id": "7", "status": "running", "status-details": "", "elapsed": 61.0, "unknown": None, **run}
     client = {"client": "site-a", "partition-id": 0, "status": "online", "last-seen": "now", "version": "1.2"}
+    client |= {"busy-with-run": ""}
     gone = {"client": "site-b", "partition-id": 1, "status": "offline", "last-seen": "2026-01-01 00:00:00Z"}
+    gone |= {"busy-with-run": ""}
     return {
         "runs": [known],
         "clients": [
             {**client, "key-expires": "", "keeps-models-of": ["7", "5"] if run.get("kept-by") else []},
             {**gone, "version": "", "key-expires": "2027-01-01T00:00:00", "keeps-models-of": []},
         ],
+        "summary": {
+            **{"online": 1, "away": 1, "never-seen": 0, "revoked": 0},
+            **{"oldest-contact": "2026-01-01 00:00:00Z", "versions": {"1.2": 1, "not known": 1}},
+        },
         "turned-away": None,
         "disk": None,
         "certificate-days": None,

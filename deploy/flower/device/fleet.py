@@ -111,18 +111,8 @@ class ClosedError(Exception):
 class Fleet:
     """A node's connection to its SuperLink.
 
-    Parameters
-    ----------
-    address
-        HOST:PORT of the SuperLink's fleet API.
-    ca
-        Certificate of the authority that signed the SuperLink's; "" for a connection without TLS.
-    key
-        Private key of this node in OpenSSH format, "" for one that the SuperLink registers without asking.
-    instance
-        Tells this process from another one with the same key.
-    outage
-        Says when the SuperLink is away, and when it is back.
+    Without `ca`, the authority's certificate, there is no TLS; without `key` the SuperLink registers a new one unasked.
+    `instance` tells this process from another one with the same key.
     """
 
     def __init__(self, address: str, ca: str, key: str, instance: str, outage: Outage) -> None:

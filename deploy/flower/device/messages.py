@@ -18,20 +18,9 @@ from fairbloom.flower import set_message_id
 
 @dataclass(frozen=True)
 class Task:
-    """A message with all that is needed to answer it.
+    """A message with all that is needed to answer it: its run, and what the app keeps of it, in Flower's wire format.
 
-    Attributes
-    ----------
-    node
-        The id of this client's node.
-    run
-        The run that the message is of, in Flower's wire format.
-    bundle
-        The app and the settings that came with the run (FAB).
-    message_id, parts
-        The message.
-    state
-        What the app keeps of this run, in Flower's wire format.
+    `bundle` has the app and the settings that came with the run (FAB).
     """
 
     node: int

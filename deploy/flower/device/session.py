@@ -91,17 +91,7 @@ class PollPause:
 
 
 class Session:
-    """One connection of a client.
-
-    Parameters
-    ----------
-    fleet
-        The connection, which is not made yet.
-    worker
-        Answers messages; it outlives the connection.
-    contexts
-        Where apps' states are kept.
-    """
+    """One connection of a client, made by `connect`; the worker that answers its messages outlives it."""
 
     def __init__(self, fleet: Fleet, worker: Answering, contexts: Contexts) -> None:
         self._fleet, self._worker, self._contexts = fleet, worker, contexts

@@ -15,6 +15,7 @@ from zipfile import ZipFile
 
 from ...errors import DeployError, UnreachableError
 from ...operator.federation import Federation
+from ...operator.folder import write_flower_home
 from ..environment import HOME, QUIET
 from ..gate import check_version
 from .control_api import credential_refused, unreachable
@@ -29,7 +30,7 @@ def environment(federation: Federation) -> Iterator[dict[str, str]]:
     """Give an environment in which Flower's commands know the connection, whatever is in the user's home."""
     check_version("operator")
     with tempfile.TemporaryDirectory(prefix="fairbloom-") as home:
-        federation.write_connection(Path(home))
+        write_flower_home(Path(home), federation.control, federation.authority, federation.read_token())
         yield QUIET | {"NO_COLOR": "1"} | dict(os.environ) | {HOME: home}
 
 

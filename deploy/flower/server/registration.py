@@ -16,6 +16,7 @@ from fairbloom.logs import log
 from ... import pki
 from ...operator import audit
 from ...operator.registry import Registry
+from ...processes import first_names
 from .run_state import RunState
 
 
@@ -30,7 +31,7 @@ def register_enrolled(state: RunState, registry: Registry, state_folder: Path) -
             _note(state_folder, "key registered again", client=key.client, **{"node-id": key.node_id})
             again.append(key.client)
     if again:
-        log.warning("the database did not know %s: registered again", ", ".join(dict.fromkeys(again)))
+        log.warning("the database did not know %s: registered again", first_names(dict.fromkeys(again)))
 
 
 def registered_form(public_key: str) -> bytes:
