@@ -202,6 +202,12 @@ def days_left(certificate: Path) -> float:
     return (end - datetime.now(UTC)) / timedelta(days=1)
 
 
+def lifetime(certificate: Path) -> float:
+    """Return for how many days a certificate was made."""
+    loaded = _load_certificate(certificate)
+    return (loaded.not_valid_after_utc - loaded.not_valid_before_utc - SKEW) / timedelta(days=1)
+
+
 def read_hosts(certificate: Path) -> list[str]:
     """Return the names and addresses that a certificate is for."""
     loaded = _load_certificate(certificate)

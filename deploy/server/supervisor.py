@@ -37,6 +37,10 @@ from ..processes import split_address
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Shortest and longest pause, in seconds, before a part that ended is started again."""
 
+RENEWAL_DAYS, RENEWAL_LOOK_SECONDS = 40.0, 3600.0
+"""How long before its end a server certificate is renewed, at most a third of its life, and how often that is checked.
+"""
+
 READY_SECONDS = 120.0
 PORT_SECONDS = 2.0
 """How long to wait for a port that is taken: after its server was killed, a SuperLink ends within a second."""
@@ -92,6 +96,7 @@ class FederationServer:
         self._superlink = ServerProcess("SuperLink", "superlink", folder, environment, untested)
         self._superexec = ServerProcess("SuperExec", "superexec", folder, environment, untested)
         self._started, self._seen = federation.state / STARTED, federation.state / SEEN
+        self._next_look = 0.0
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
@@ -105,12 +110,20 @@ class FederationServer:
             if not stopped.came:
                 place = self._federation
                 say(f"ready: clients reach it at {place.superlink}, the operator at {place.control}")
-            supervise(both, stopped)
+            supervise(both, stopped, self._renew_in_time)
         finally:
             self._superexec.end()  # first: what it runs says goodbye to the SuperLink
             self._superlink.end()
             self._note("server stopped")
             say("stopped")
+
+    def _renew_in_time(self) -> bool:
+        """Renew the certificate once it is due, and restart the SuperLink with it; return False: nothing is over."""
+        if time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + RENEWAL_LOOK_SECONDS
+            if renew_if_due(self._federation):
+                self._superlink.end()
+        return False
 
     def _note(self, event: str) -> None:
         try:
@@ -148,12 +161,27 @@ class Readiness:
 
 def serve(federation: Federation, untested: bool = False) -> int:
     """Run the server's side of a federation until a signal stops it; return the exit code."""
+    renew_if_due(federation)
     check_files(federation)
     with lock_folder(federation):
         for what, place in (("control", federation.control), ("listen", federation.listen)):
             check_port(federation, what, place)
         FederationServer(federation, untested).run()
     return 0
+
+
+def renew_if_due(federation: Federation) -> bool:
+    """Renew the server's certificate near its end, where the authority's key is here; return whether it was renewed."""
+    try:
+        days = pki.lifetime(federation.certificate)
+        due = pki.days_left(federation.certificate) < min(RENEWAL_DAYS, days / 3)
+        if due and federation.authority_key.exists():
+            federation.renew((), days)
+            say(f"{federation.certificate} is renewed, for {days:.0f} days")
+            return True
+    except FairbloomError as error:
+        say(f"{federation.certificate} is not renewed: {error}")
+    return False
 
 
 def check_files(federation: Federation) -> None:

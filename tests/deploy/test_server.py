@@ -1,22 +1,26 @@
 """`fairbloom server`: what it checks before it starts, and how it keeps its processes running."""
 
 import errno
+import json
 import os
 import socket
+import ssl
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.flower import ROOT
+from benchmarks.flower import PATIENCE, ROOT, wait_until
 from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.processes import split_address
 from fairbloom.deploy.server import supervisor as server
 from fairbloom.deploy.server.supervisor import (
     NEEDED,
@@ -27,6 +31,7 @@ from fairbloom.deploy.server.supervisor import (
     check_port,
     is_newer,
     lock_folder,
+    renew_if_due,
 )
 
 
@@ -100,6 +105,91 @@ def test_an_expired_certificate_is_named(federation: Federation, monkeypatch: py
         check_files(federation)
 
 
+def make_certificate(federation: Federation, days: float, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the server a certificate of so many days, made in the past."""
+    authority = (federation.authority, federation.authority_key)
+    with monkeypatch.context() as patch:
+        now = datetime.now(UTC) - timedelta(days=days - left)
+        patch.setattr(pki, "datetime", SimpleNamespace(now=lambda zone: now))
+        hosts = ["fl.example.org", "localhost"]
+        pki.make_server_certificate(*authority, federation.certificate, federation.certificate_key, hosts, days)
+
+
+@pytest.mark.parametrize(
+    ("days", "left", "due"), [(398, 41, False), (398, 39, True), (398, -3, True), (9, 4, False), (9, 2, True)]
+)
+def test_the_server_renews_its_certificate_before_its_end(
+    federation: Federation, days: float, left: float, due: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificate(federation, days, left, monkeypatch)
+    before = federation.certificate.read_bytes()
+    assert renew_if_due(federation) == due
+    assert (federation.certificate.read_bytes() != before) == due
+    if due:
+        assert round(pki.days_left(federation.certificate)) == days
+        assert "fl.example.org" in pki.read_hosts(federation.certificate)
+        check_files(federation)
+        assert json.loads(audit.read_text(federation.state).splitlines()[-1])["event"] == "renew"
+
+
+def test_a_server_without_the_authoritys_key_renews_nothing(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificate(federation, 398, 3, monkeypatch)
+    federation.authority_key.unlink()
+    assert not renew_if_due(federation)
+    assert 2 < pki.days_left(federation.certificate) < 3
+
+
+def test_a_certificate_that_cannot_be_renewed_is_said(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_certificate(federation, 398, 3, monkeypatch)
+    federation.authority_key.write_bytes(b"no key")
+    assert not renew_if_due(federation)
+    assert "server.crt is not renewed: the authority's key" in capsys.readouterr().err
+
+
+def test_the_superlink_starts_again_with_a_renewed_certificate(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving, ended = FederationServer(federation), list[str]()
+    monkeypatch.setattr(serving._superlink, "end", lambda: ended.append("SuperLink"))
+    make_certificate(federation, 398, 3, monkeypatch)
+    for _ in range(3):
+        assert not serving._renew_in_time()
+    assert ended == ["SuperLink"]
+
+
+@pytest.mark.slow
+def test_clients_see_the_renewed_certificate_while_the_server_runs(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from fairbloom.deploy.server import supervisor as s; s.RENEWAL_LOOK_SECONDS = 1.0; s.main()"
+    said = tmp_path / "said"
+    with said.open("w") as stderr:
+        process = subprocess.Popen([sys.executable, "-c", code, str(federation.path)], cwd=tmp_path, stderr=stderr)
+    try:
+        wait_until(lambda: "ready: " in said.read_text())
+        place = split_address(federation.superlink)
+        before = ssl.get_server_certificate(place)
+        make_certificate(federation, 398, 3, monkeypatch)
+        wait_until(lambda: "server.crt is renewed, for 398 days" in said.read_text())
+        wait_until(lambda: shown(place) not in ("", before))
+        assert shown(place) == federation.certificate.read_text()
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+def shown(place: tuple[str, int]) -> str:
+    """Return the certificate that a port shows, "" while nobody answers."""
+    try:
+        return ssl.get_server_certificate(place)
+    except OSError:
+        return ""
+
+
 def test_a_clients_file_that_cannot_be_used_is_named(federation: Federation) -> None:
     (federation.path / "clients" / "site-a.toml").write_text("= what")
     with pytest.raises(DeployError, match=r"site-a\.toml cannot be used"):
@@ -139,6 +229,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.processes import split_address
 from fairbloom.deploy.server.supervisor import lock_folder
 with lock_folder(Federation(Path(sys.argv[1]))):
     print("held", flush=True)
