@@ -12,11 +12,13 @@ from fairbloom.private.client import PrivateClient, State, Work, change_of
 from fairbloom.private.keys import Authority, Identity, key_of_device, read_identity
 from fairbloom.private.packing import pack, unpack
 from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.files import write_private
 from fairbloom.tasks.models import arrays_of
 
 from .local import LocalClient
+from .record import note_own
 from .states import StateDict
 
 STATE = "private-round"
@@ -73,12 +75,20 @@ def work_in_private(local: LocalClient, received: StateDict, content: Mapping[st
     digest = bytes.fromhex(digest_arrays(model))
     trainable, others = content["trainable"], content["others"]
     if not trainable:
-        return digest, Work({name: float(value) for name, value in local.evaluate(received, terms).items()})
+        return digest, Work(_noted("test-examples", terms, local.evaluate(received, terms)))
     done = local.train(received, terms)
     trained = arrays_of(done.arrays)
     update = _flat(model, trainable) - _flat(trained, trainable)
     changes = [change_of(model[name], trained[name]) for name in others]
-    return digest, Work({name: float(value) for name, value in done.metrics.items()}, update, changes)
+    return digest, Work(_noted("training-examples", terms, done.metrics), update, changes)
+
+
+def _noted(examples: str, terms: Terms, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return numbers of this device as floats, and note them in its log, with its number of examples by this name."""
+    numbers = {name: float(value) for name, value in metrics.items()}
+    others = {name: value for name, value in numbers.items() if name != NUM_EXAMPLES}
+    note_own(terms.server_round, {examples: int(numbers[NUM_EXAMPLES]), **others})
+    return numbers
 
 
 def _flat(model: Mapping[str, NDArray[Any]], names: list[str]) -> NDArray[np.float64]:

@@ -17,15 +17,22 @@ RECORD, EARLIER = "log.jsonl", "log.1.jsonl"
 MAX_BYTES = 4 * 2**20
 """The size at which a log is set aside as the earlier one, which goes then."""
 
-HELD_BACK: ContextVar[list[str] | None] = ContextVar("HELD_BACK", default=None)
-"""What the answer to a message has not sent, and why; None where this is not recorded."""
+NOTED: ContextVar[dict[str, Any] | None] = ContextVar("NOTED", default=None)
+"""What is noted with the answer to a message, besides what it sends; None where this is not recorded."""
 
 
 def hold_back(words: str) -> None:
     """Note that a number is not sent, and why."""
-    held_back = HELD_BACK.get()
-    if held_back is not None and words not in held_back:
-        held_back.append(words)
+    noted = NOTED.get()
+    if noted is not None and words not in noted.setdefault("held-back", []):
+        noted["held-back"].append(words)
+
+
+def note_own(server_round: int, numbers: Mapping[str, float]) -> None:
+    """Note numbers of a private round, which stay on this device."""
+    noted = NOTED.get()
+    if noted is not None:
+        noted["own"] = {"round": server_round, **numbers}
 
 
 def note(folder: Path, entry: Mapping[str, Any]) -> None:
@@ -59,6 +66,15 @@ def read_entries(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             log.warning("a line of %s is damaged, and is left out", folder / RECORD)
     return found
+
+
+def own_rows(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return a device's own numbers in private runs: the rows of each run, one a round."""
+    found = dict[str, dict[int, dict[str, Any]]]()
+    for entry in entries:
+        if own := entry.get("own"):
+            found.setdefault(str(entry["run"]), {}).setdefault(own["round"], {}).update(own)
+    return {run: list(rows.values()) for run, rows in found.items()}
 
 
 def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:

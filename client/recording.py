@@ -10,7 +10,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fairbloom.errors import reportable
 from fairbloom.protocol.names import ABOUT, AGREED, CLIENT, CONFIG, FROZEN, KEEP, PRIVATE
 
-from .record import HELD_BACK, note
+from .record import NOTED, note
 
 
 def recording(message: Message, context: Context, answer: ClientAppCallable) -> Message:
@@ -27,17 +27,17 @@ def recording(message: Message, context: Context, answer: ClientAppCallable) -> 
     asked["terms"] = {key: value for key, value in config.items() if key not in (AGREED, FROZEN, PRIVATE)}
     if asked["asked"] in ("query", ABOUT):
         asked["settings"] = dict(context.run_config)
-    held_back: list[str] = []
-    token = HELD_BACK.set(held_back)
+    noted: dict[str, Any] = {}
+    token = NOTED.set(noted)
     try:
         reply = answer(message, context)
     except Exception as error:
         note(folder, {**asked, "refused": reportable(error)})
         raise
     finally:
-        HELD_BACK.reset(token)
+        NOTED.reset(token)
     sent = plain_values(reply.content) if reply.has_content() else {}
-    note(folder, {**asked, "sent": sent, **({"held-back": held_back} if held_back else {})})
+    note(folder, {**asked, "sent": sent, **noted})
     return reply
 
 

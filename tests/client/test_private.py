@@ -17,10 +17,12 @@ from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.flower import FlowerClients, record_of
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
+from fairbloom.server.run_folder.files import CLIENTS as CLIENT_ROWS
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
+from tests.experiments.helpers import fairbloom
 
 CLIENTS = 8
 SETTINGS: dict[str, Any] = {
@@ -185,3 +187,22 @@ def test_a_round_that_is_run_again_is_refused_by_devices(tmp_path: Path) -> None
     (row,) = ROUNDS.read(folder)
     assert int(row["replies_used"]) == 0
     assert "second attempt" in row["refused"]
+
+
+def test_a_device_shows_its_own_rows_to_its_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = trained(tmp_path)
+    plain = Settings.of({**SETTINGS, "privacy": "none", "out": str(tmp_path / "plain")})
+    expected = {(row["round"], row["client"]): row for row in CLIENT_ROWS.read(simulate(plain))}
+    assert not CLIENT_ROWS.read(folder)
+    place = tmp_path / "devices" / "device-3"
+    assert (place / "log.jsonl").stat().st_mode & 0o077 == 0
+    capsys.readouterr()
+    assert fairbloom("show", place, "--json") == 0
+    ((rows),) = json.loads(capsys.readouterr().out)["runs"].values()
+    assert [row["round"] for row in rows] == [1, 2]
+    for row in rows:
+        theirs = expected[str(row["round"]), "client-3"]
+        assert row["loss-before"] == pytest.approx(float(theirs["train_loss_before_round"]), rel=1e-3)
+        assert 100.0 * row["accuracy"] == pytest.approx(float(theirs["test_accuracy_of_global_model"]), abs=2.5)
+    assert fairbloom("show", place) == 0
+    assert "training-examples" in capsys.readouterr().out
