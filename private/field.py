@@ -12,8 +12,11 @@ PRIME = (1 << 61) - 1
 Words = NDArray[np.uint64]
 """Numbers of the field, each below PRIME."""
 
-_P, _LOW31, _LOW30 = np.uint64(PRIME), np.uint64((1 << 31) - 1), np.uint64((1 << 30) - 1)
-_1, _30, _31, _61 = (np.uint64(each) for each in (1, 30, 31, 61))
+_P, _61 = np.uint64(PRIME), np.uint64(61)
+
+BITS, TERMS, COLUMNS = 21, 2048, 4096
+"""A product of matrices goes by limbs of 21 bits: sums of 2,048 products of two are whole numbers of floats. Columns are
+multiplied in blocks, so that they stay in the processor's cache."""
 
 
 def reduce(values: Words) -> Words:
@@ -30,16 +33,35 @@ def add(a: Words, b: Words) -> Words:
 def total(rows: Words) -> Words:
     """Return the sum of rows in the field, by halves of 32 bits, which do not overflow."""
     low, high = (rows & np.uint64((1 << 32) - 1)).sum(axis=0), (rows >> np.uint64(32)).sum(axis=0)
-    return add(reduce(low), multiply(high, np.full_like(high, 1 << 32)))
+    return add(reduce(low), _shift(reduce(high), 32))
 
 
 def multiply(a: Words, b: Words) -> Words:
-    """Return a · b in the field, by halves of 31 bits; no intermediate result exceeds 2^63."""
-    high_a, low_a, high_b, low_b = a >> _31, a & _LOW31, b >> _31, b & _LOW31
-    middle = high_a * low_b + low_a * high_b
-    # 2^62 is 2 in the field, and 2^61 is 1.
-    folded = ((high_a * high_b) << _1) + (middle >> _30) + ((middle & _LOW30) << _31)
-    return reduce(reduce(folded) + reduce(low_a * low_b))
+    """Return the product of two matrices of the field."""
+    product = np.zeros((len(a), b.shape[1]), np.uint64)
+    for start in range(0, a.shape[1], TERMS):
+        rows = _limbs(a[:, start : start + TERMS])
+        for column in range(0, b.shape[1], COLUMNS):
+            columns = _limbs(b[start : start + TERMS, column : column + COLUMNS])
+            part = np.zeros((len(a), columns.shape[2]), np.uint64)
+            for place in range(4, -1, -1):  # the limbs' places add up to it
+                pairs = [(i, place - i) for i in range(3) if 0 <= place - i < 3]
+                sums = sum((rows[i] @ columns[j]).astype(np.uint64) for i, j in pairs)
+                part = add(_shift(part, BITS), reduce(np.asarray(sums)))
+            block = product[:, column : column + COLUMNS]
+            block[...] = add(block, part)
+    return product
+
+
+def _limbs(values: Words) -> NDArray[np.float64]:
+    """Return the three limbs of numbers, the lowest first."""
+    mask = np.uint64((1 << BITS) - 1)
+    return np.array([values >> np.uint64(BITS * place) & mask for place in range(3)], np.float64)
+
+
+def _shift(values: Words, bits: int) -> Words:
+    """Return values times 2^bits: 2^61 is 1 in the field."""
+    return reduce((values << np.uint64(bits) & _P) + (values >> np.uint64(61 - bits)))
 
 
 def random_words(shape: tuple[int, ...]) -> Words:
@@ -53,25 +75,27 @@ def random_words(shape: tuple[int, ...]) -> Words:
 
 def share(values: Words, holders: int, threshold: int) -> Words:
     """Return the shares of secrets, one row for each holder 1, 2, …: any `threshold` rows determine the secrets."""
-    coefficients = random_words((threshold - 1, values.size))
-    places = np.arange(1, holders + 1, dtype=np.uint64)[:, None]
-    shares = np.zeros((holders, values.size), np.uint64)
-    for row in coefficients[::-1]:
-        shares = multiply(add(shares, row[None, :]), places)
-    return add(shares, values[None, :])
+    coefficients = np.concatenate([values[None, :], random_words((threshold - 1, values.size))])
+    return multiply(_powers(holders, threshold), coefficients)
 
 
-def combine(places: Sequence[int], shares: Words, at: int = 0) -> Words:
-    """Return the secrets, or with `at` their shares of that holder, from shares of the holders at these places."""
-    factors = np.array(_factors(tuple(places), at), np.uint64)[:, None]
-    return total(multiply(factors, shares))
+def combine(places: Sequence[int], shares: Words) -> Words:
+    """Return the secrets from shares of the holders at these places."""
+    return multiply(np.array([_factors(tuple(places), 0)], np.uint64), shares)[0]
 
 
 def agree(places: Sequence[int], shares: Words, threshold: int) -> bool:
     """Return whether all shares lie on one polynomial of degree `threshold` − 1."""
-    first = places[:threshold]
-    rows = zip(places[threshold:], shares[threshold:], strict=True)
-    return all((combine(first, shares[:threshold], place) == row).all() for place, row in rows)
+    first, others = tuple(places[:threshold]), places[threshold:]
+    factors = np.array([_factors(first, place) for place in others], np.uint64).reshape(len(others), threshold)
+    return bool((multiply(factors, shares[:threshold]) == shares[threshold:]).all())
+
+
+@lru_cache(maxsize=64)
+def _powers(holders: int, count: int) -> Words:
+    """Return the powers 0, 1, … of the holders' places, one row for each."""
+    rows = [[pow(place, power, PRIME) for power in range(count)] for place in range(1, holders + 1)]
+    return np.array(rows, np.uint64)
 
 
 @lru_cache(maxsize=4096)

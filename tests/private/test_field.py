@@ -17,13 +17,23 @@ def word(value: int) -> np.ndarray:
 @given(NUMBER, NUMBER)
 @settings(max_examples=300, deadline=None)
 def test_products_and_sums_are_those_of_whole_numbers(a: int, b: int) -> None:
-    assert int(multiply(word(a), word(b))[0]) == a * b % PRIME
+    assert int(multiply(word(a)[None], word(b)[None])[0, 0]) == a * b % PRIME
     assert int(add(word(a), word(b))[0]) == (a + b) % PRIME
 
 
 @pytest.mark.parametrize("a", [0, 1, PRIME - 1, 1 << 31, (1 << 31) - 1, 1 << 60])
-def test_products_at_the_edges(a: int) -> None:
-    assert int(multiply(word(a), word(PRIME - 1))[0]) == a * (PRIME - 1) % PRIME
+@pytest.mark.parametrize("terms", [1, 2047, 2048, 2049, 5000])
+def test_products_at_the_edges(a: int, terms: int) -> None:
+    row, column = np.full((1, terms), a, np.uint64), np.full((terms, 1), PRIME - 1, np.uint64)
+    assert int(multiply(row, column)[0, 0]) == a * (PRIME - 1) * terms % PRIME
+
+
+def test_products_of_matrices_are_those_of_whole_numbers() -> None:
+    a, b = random_words((3, 2100)), random_words((2100, 4099))
+    product = multiply(a, b)
+    for row, column in ((0, 0), (2, 4095), (1, 4096), (2, 4098)):
+        exact = sum(int(x) * int(y) for x, y in zip(a[row], b[:, column], strict=True)) % PRIME
+        assert int(product[row, column]) == exact
 
 
 @given(st.lists(NUMBER, min_size=1, max_size=4), st.integers(2, 9), st.data())
