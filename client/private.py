@@ -11,6 +11,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.private.client import PrivateClient, State, Work, change_of
 from fairbloom.private.keys import Authority, Identity, key_of_device, read_identity
 from fairbloom.private.packing import pack, unpack
+from fairbloom.private.weighing import no_weights
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
@@ -66,7 +67,20 @@ def private_client(node: Mapping[str, Any]) -> PrivateClient:
     if not folder:
         raise ReportableError("it has no state-dir, in which it notes what it has answered: set one")
     Path(str(folder)).mkdir(parents=True, exist_ok=True)
-    return PrivateClient(*found, FileStore(Path(str(folder), STATE)))
+    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), torchjd_weights)
+
+
+def torchjd_weights(name: str, arguments: Mapping[str, float], gram: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what TorchJD's weighting of a name makes of a Gram matrix, shape (m,)."""
+    import torch
+
+    try:
+        from torchjd import aggregation
+    except ImportError:
+        return no_weights(name, arguments, gram)
+    weightings = {key.lower(): kind for key, kind in vars(aggregation).items()}
+    weights = weightings[f"{name}weighting"](**arguments)(torch.from_numpy(gram))
+    return np.asarray(weights.detach().numpy(), np.float64)
 
 
 def work_in_private(local: LocalClient, received: StateDict, content: Mapping[str, Any]) -> tuple[bytes, Work]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RefusedError
-from .field import Words, agree, combine, share, total
+from .field import PRIME, Words, add, agree, combine, multiply, share, total
 from .keys import Authority, Identity, RoundKey, digest, seal, sign, unseal, verify
 from .masks import add_mask
 from .numbers import FIELD_LIMB, WORD_LIMB, FixedPoint, Masked, bound_of, quantise, to_field, to_words
@@ -22,23 +22,26 @@ from .rules import (
     Member,
     Position,
     buffer_bound,
-    cap,
+    colluders,
     context_of,
     fewest_left,
     join_sums,
     mask_context,
+    places_in,
     signed_keys,
     signed_reply,
     threshold,
     words_in,
     words_of,
 )
-from .weighing import Own, Weighing, weighing_of, weighted_names
+from .weighing import GramWeighing, Own, Weighing, Weights, no_weights, weighing_of, weighted_names
 
 Message = Mapping[str, Any]
 State = dict[str, Any]
 
 SECRET_WORDS = SECRET_LIMBS.limbs(FIELD_LIMB)
+
+NO_ROW = np.empty(0, np.int64)
 
 
 class Store(Protocol):
@@ -82,8 +85,8 @@ class PrivateClient:
     Every exchange has the state loaded, checked, changed and saved before the answer leaves.
     """
 
-    def __init__(self, identity: Identity, authority: Authority, store: Store) -> None:
-        self._identity, self._authority, self._store = identity, authority, store
+    def __init__(self, identity: Identity, authority: Authority, store: Store, weights: Weights = no_weights) -> None:
+        self._identity, self._authority, self._store, self._weights = identity, authority, store, weights
 
     def answer(self, exchange: str, request: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:
         """Answer an exchange; `work` does what terms ask, and returns the digest of the received model with it.
@@ -171,8 +174,10 @@ class PrivateClient:
             "opened": {},
             "alive": list(names),
         }
-        secret = [*_limbs(seed), *_limbs(state["mask"])]
-        return self._shared(state, "work", secret)
+        secret, row = [*_limbs(seed), *_limbs(state["mask"])], NO_ROW
+        if isinstance(weighing, GramWeighing):
+            row = weighing.row(done.update, length, digest("sketch", context, state["cohort"]))
+        return self._shared(state, "work", secret, row)
 
     def _open(self, body: Message) -> dict[str, bytes]:
         state = self._expect("open", body)
@@ -193,7 +198,7 @@ class PrivateClient:
         sent, received, context = body["shares"], dict[str, bytes](), _context(state)
         channels = {each.name: each.channel for each in map(Member.of, state["cohort"])}
         key, number = RoundKey(state["channel"]), 0 if step == 1 else step
-        own = bytes(state["kept"])
+        own = bytes(state.pop("kept"))
         for sender in alive:
             if sender == me:
                 received[me] = own
@@ -203,15 +208,23 @@ class PrivateClient:
                 secret = key.exchange(channels[sender])
                 received[sender] = unseal(secret, context, sender, me, number, bytes(sent[sender]))
         before = 2 * SECRET_WORDS if step == 1 else 0
-        count = before + words_in(formats)
-        rows = np.array([words_of(received[sender], count)[before:] for sender in alive], np.uint64)
+        count, width = words_in(formats), 0
+        if isinstance(weighing, GramWeighing):
+            width = weighing.width(len(bytes(state["update"])) // 8)
+        rows = np.array([words_of(received[sender], before + count + width)[before:] for sender in alive], np.uint64)
+        sums = total(rows[:, :count])
+        if isinstance(weighing, GramWeighing):
+            places, products = places_in(formats), multiply(rows[:, count:], rows[:, count:].T)
+            of = np.triu_indices(len(alive))
+            at = [places[weighing.product(alive[i], alive[j])].start for i, j in zip(*of, strict=True)]
+            sums[at] = add(sums[at], products[of])
         if step == 1:
             state["secrets"] = {sender: content[: 8 * before] for sender, content in received.items()}
         steps, position = weighing.steps, Position.of(state["position"])
         purpose, place = position.purpose, f"{position.purpose} {position.run}"
         state["journal"] = {**state["journal"], place: [position.round, position.attempt, position.round]}
         state["next"] = "share" if step < steps else "vector" if purpose == TRAIN else "nothing"
-        return self._signed(state, "open", {"sum": total(rows).astype("<u8").tobytes()}, step)
+        return self._signed(state, "open", {"sum": sums.astype("<u8").tobytes()}, step)
 
     def _share(self, body: Message) -> dict[str, bytes]:
         state = self._expect("share", body)
@@ -223,6 +236,9 @@ class PrivateClient:
         state = self._expect("vector", body)
         self._take_opened(state, body["opened"])
         weighing, own = weighing_of(state["weighing"]), self._own(state)
+        if isinstance(weighing, GramWeighing):
+            state["opened"] |= weighing.given(own.cohort, body.get("coefficients"))
+            weighing.check(own, values_of(weighing, state["opened"]), self._weights)
         words, bound = masked_words(state, weighing, own)
         cohort = [Member.of(each) for each in state["cohort"]]
         info = mask_context(_context(state), cohort, own.cohort, state["opened"], bound)
@@ -288,14 +304,22 @@ class PrivateClient:
             each.check(self._authority, context)
         return cohort
 
-    def _shared(self, state: State, exchange: str, secret: Sequence[int]) -> dict[str, bytes]:
-        """Share the numbers of the next step, and the secrets before them; keep this client's own share."""
+    def _shared(
+        self, state: State, exchange: str, secret: Sequence[int], row: NDArray[np.int64] = NO_ROW
+    ) -> dict[str, bytes]:
+        """Share the numbers of the next step, the secrets before them and the row after; keep this client's own share.
+
+        Of a row, which is multiplied by others, products of shares are to open by T shares: so fewer open the row.
+        """
         weighing, own, step = weighing_of(state["weighing"]), self._own(state), state["step"]
         formats = formats_of(weighing, step)
         sums = weighing.sums(step, own, values_of(weighing, state["opened"]))
         limbs = [limb for name in sorted(formats) for limb in formats[name].split(sums[name], FIELD_LIMB)]
         names = _names(state)
-        shares = share(to_field([*secret, *limbs]), len(names), threshold(len(names))).astype("<u8")
+        count = len(names)
+        summed = share(to_field([*secret, *limbs]), count, threshold(count))
+        factors = share((row % PRIME).astype(np.uint64), count, colluders(count) + 1)
+        shares = np.hstack([summed, factors]).astype("<u8")
         me, sealed, context = self._identity.name, dict[str, bytes](), _context(state)
         key, number = RoundKey(state["channel"]), 0 if step == 1 else step
         for member, row in zip(map(Member.of, state["cohort"]), shares, strict=True):
@@ -368,7 +392,7 @@ def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, fl
     opened, clients = values_of(weighing, state["opened"]), len(own.cohort)
     update = np.frombuffer(state["update"], "<f8")
     # A hostile client can make C negative: then nothing of the others is sent.
-    whole, c, kappa = max(0.0, weighing.total(opened)), weighing.coefficient(own, opened), cap(clients)
+    whole, c, kappa = max(0.0, weighing.total(opened)), weighing.coefficient(own, opened), weighing.kappa(clients)
     contribution = abs(c) * own.length
     capped = contribution > kappa * whole
     scale = kappa * whole / contribution if capped else 1.0

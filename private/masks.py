@@ -1,7 +1,8 @@
-"""Masks of vectors, which follow from secrets; apart from the keys, which operators' commands load without NumPy."""
+"""Masks of vectors, and sketches of them, which follow from keys; apart from the keys, which operators' commands load without NumPy."""
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from .keys import derive
 from .numbers import Masked
@@ -18,3 +19,13 @@ def add_mask(words: Masked, secret: bytes, *info: bytes | str, subtract: bool = 
         part = words[start : start + CHUNK]
         mask = np.frombuffer(stream.update(zeros[: 4 * part.size]), np.uint32)
         (np.subtract if subtract else np.add)(part, mask, out=part)
+
+
+def sketch(values: NDArray[np.float64], size: int, seed: bytes) -> NDArray[np.float64]:
+    """Return a count sketch: each value is added to one of `size` numbers, with a sign; both follow from the seed.
+
+    Source: Charikar et al., Finding Frequent Items in Data Streams, ICALP 2002.
+    """
+    words = np.zeros(values.size, np.uint32)
+    add_mask(words, seed, "sketch")
+    return np.bincount((words >> 1) % size, np.where(words & 1, values, -values), size)

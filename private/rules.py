@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,14 @@ class Position:
         return position
 
 
+def colluders(participants: int) -> int:
+    """Return t, how many participants together learn no more than each alone; 2t is less than T."""
+    return (participants - 1) // 3
+
+
 def threshold(participants: int) -> int:
     """Return T, how many shares open a secret: two disjoint groups of honest clients cannot both reach it."""
-    return (participants + (participants - 1) // 3) // 2 + 1
+    return (participants + colluders(participants)) // 2 + 1
 
 
 def fewest_left(participants: int) -> int:
@@ -135,12 +141,14 @@ def mask_context(
 
 def join_sums(formats: Mapping[str, FixedPoint], words: Words) -> dict[str, int]:
     """Return the opened sums as whole numbers of their formats, by name in order."""
-    limbs, found, place = from_field(words), dict[str, int](), 0
-    for name in sorted(formats):
-        count = formats[name].limbs(FIELD_LIMB)
-        found[name] = formats[name].join(limbs[place : place + count], FIELD_LIMB)
-        place += count
-    return found
+    limbs, places = from_field(words), places_in(formats)
+    return {name: formats[name].join(limbs[place], FIELD_LIMB) for name, place in places.items()}
+
+
+def places_in(formats: Mapping[str, FixedPoint]) -> dict[str, slice]:
+    """Return where the words of each sum are."""
+    ends = accumulate(formats[name].limbs(FIELD_LIMB) for name in sorted(formats))
+    return {name: slice(end - formats[name].limbs(FIELD_LIMB), end) for name, end in zip(sorted(formats), ends)}
 
 
 def words_in(formats: Mapping[str, FixedPoint]) -> int:

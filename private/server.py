@@ -1,6 +1,6 @@
 """What a server asks in a private round, and what it makes of the answers: sums, and nothing of a single client."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,14 +22,13 @@ from .rules import (
     MOST,
     Member,
     Position,
-    cap,
     context_of,
     fewest_left,
     mask_context,
     threshold,
     words_of,
 )
-from .weighing import Sums, Weighing
+from .weighing import NUMBER, GramWeighing, Sums, Weighing
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,9 @@ class Task:
 
     bounds: Sequence[tuple[int, float]] = ()
     """The size and the public bound of each other array."""
+
+    weigh: Callable[[Sequence[str], Sums], NDArray[np.float64]] | None = None
+    """Returns the coefficients of clients from what was opened, where these do not compute their own."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,14 @@ class PrivateServer:
                 opened |= open_sums(plain, self._context, alive, step, formats, replies)
             except RefusedError as error:
                 raise SkippedError(str(error)) from None
-        sums = values_of(self._task.weighing, opened)
+        task, sums = self._task, values_of(self._task.weighing, opened)
         if not vectors:
             return Opened(sums, tuple(alive))
-        return self._sum(cohort, alive, opened, replies)
+        request: dict[str, Any] = {"opened": dict(replies)}
+        if isinstance(task.weighing, GramWeighing) and task.weigh is not None:
+            request["coefficients"] = [NUMBER.integer(each) for each in task.weigh(alive, sums)]
+            opened |= task.weighing.given(alive, request["coefficients"])
+        return self._sum(cohort, alive, opened, request)
 
     # Exchange by exchange --------------------------------------------------------------------------------------------
 
@@ -187,11 +193,11 @@ class PrivateServer:
         return {name: unpack(reply["body"])["shares"] for name, reply in shared.items()}
 
     def _sum(
-        self, cohort: Sequence[Member], alive: Sequence[str], opened: Mapping[str, int], replies: Mapping[str, Any]
+        self, cohort: Sequence[Member], alive: Sequence[str], opened: Mapping[str, int], request: Mapping[str, Any]
     ) -> Opened:
         """Ask for the masked vectors and for what unmasks their sum."""
         task, fewest = self._task, fewest_left(len(cohort))
-        vectors = self._ask("vector", _same(self._reachable(alive), {"opened": dict(replies)}), fewest)
+        vectors = self._ask("vector", _same(self._reachable(alive), request), fewest)
         words = task.size + sum(size for size, _ in task.bounds) + EXTRA_WORDS
         total, came = np.zeros(words, np.uint32), list[str]()
         for name in sorted(vectors):
@@ -206,7 +212,7 @@ class PrivateServer:
         lost = sorted(set(alive) - set(came))
         unmasking = self._ask("unmask", _same(came, {"alive": came, "lost": lost}), fewest)
         sums = values_of(task.weighing, opened)
-        bound = bound_of(cap(len(alive)), task.weighing.total(sums), task.size)
+        bound = bound_of(task.weighing.kappa(len(alive)), task.weighing.total(sums), task.size)
         info = mask_context(self._context, cohort, alive, opened, bound)
         seeds, keys = _reveal(cohort, came, lost, [unpack(reply["body"]) for reply in unmasking.values()], unmasking)
         _unmask(total, info, cohort, came, seeds, keys)
@@ -305,5 +311,7 @@ def _read(
     if len(alive) < len(cohort):
         if not part > 1e-6 or not prior > 1e-6:
             raise SkippedError("the clients that were left have no part of the coefficients")
-        step, others = step / part, [each / prior for each in others]
+        # Coefficients that the server computed stay as they are.
+        step = step if isinstance(task.weighing, GramWeighing) else step / part
+        others = [each / prior for each in others]
     return Opened(sums, cohort, alive, step, tuple(others), capped, beyond)

@@ -5,7 +5,7 @@ The formulas are those of the methods, which weigh whole cohorts by the same fun
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RefusedError
+from .masks import sketch
 from .numbers import FIELD_LIMB, MAX_LIMBS, FixedPoint
+from .rules import MOST, cap
 
 SMALLEST_LOSS, SMALLEST_ACCURACY = 1e-10, 1e-6
 """Floors of a loss that is raised to a power, and of an accuracy of which the logarithm is taken."""
@@ -21,8 +23,23 @@ SMALLEST_LOSS, SMALLEST_ACCURACY = 1e-10, 1e-6
 COUNT, FLAG, NUMBER = FixedPoint(44, 0), FixedPoint(8, 0), FixedPoint(60, 60)
 """The formats of counts, of counts of clients, and of all other sums unless a weighing needs more bits."""
 
+PRODUCT = FixedPoint(0, 40)
+"""The format of inner products of rows."""
+
+LARGEST_SHARE = 0.75
+"""The largest share of a client in Σ |c_k| ‖u_k‖ that clients accept of coefficients from the server."""
+
+TORCHJD = frozenset({"alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "mgda", "upgrad"})
+"""TorchJD's weightings that follow from the Gram matrix alone and treat all clients alike."""
+
 WEIGHT, TOTAL = "weight", "contributions"
 """The opened sum of what the prior is proportional to, and C, or C times a denominator: Σ |c_k| ‖u_k‖."""
+
+
+def no_weights(name: str, arguments: Mapping[str, float], gram: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Refuse weightings of TorchJD."""
+    raise RefusedError(f"this client has no TorchJD, whose weighting {name} the terms ask for: pip install torchjd")
+
 
 N = TypeVar("N", float, NDArray[np.float64])
 
@@ -39,6 +56,9 @@ class Own:
 
 
 Sums = Mapping[str, float]
+
+Weights = Callable[[str, Mapping[str, float], NDArray[np.float64]], NDArray[np.float64]]
+"""(name, arguments, Gram matrix) → what TorchJD's weighting of that name makes of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +104,10 @@ class Weighing(ABC):
     def total(self, opened: Sums) -> float:
         """Return C."""
         return opened[TOTAL]
+
+    def kappa(self, participants: int) -> float:
+        """Return κ, the largest share of a client in C."""
+        return cap(participants)
 
     def format_of(self, name: str) -> FixedPoint:
         """Return the format of a sum."""
@@ -377,11 +401,140 @@ class MeanWeighing(Weighing):
     part = coefficient
 
 
+@dataclass(frozen=True, kw_only=True)
+class GramWeighing(Weighing):
+    """Coefficients that the server computes from the Gram matrix of all updates, and that each client checks.
+
+    They are λ_k, or λ_k / ‖u_k‖ if `unit`, times the step size: λ gives the shortest combination over the simplex with
+    |λ_k − 1/m| ≤ `epsilon`. If `torchjd` names a weighting of TorchJD, they are what it makes of the matrix.
+    """
+
+    kind = "gram"
+    clients: Sequence[str] = ()
+    """The clients that are asked. Opened values have their places here in their names, since a name may be anything."""
+    epsilon: float = 1.0
+    step_size: float = 1.0
+    unit: bool = False
+    torchjd: str = ""
+    arguments: Mapping[str, float] = field(default_factory=dict)
+    sketch: int = 0
+    """How many numbers of a count sketch stand for an update; 0: the update itself."""
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(name, str) for name in self.clients) or len(set(self.clients)) < len(self.clients):
+            raise ValueError("the clients are not distinct names")
+        if len(self.clients) > MOST or not 0 <= self.sketch <= 1 << 20:
+            raise ValueError(f"more than {MOST} clients, or a sketch of {self.sketch} numbers")
+        if not self.epsilon >= 0.0 or not self.step_size > 0.0:
+            raise ValueError(f"epsilon = {self.epsilon} or step size = {self.step_size} is out of range")
+        if self.torchjd and self.torchjd not in TORCHJD:
+            raise ValueError(f"torchjd:{self.torchjd} is none of {', '.join(sorted(TORCHJD))}")
+
+    def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
+        count = len(self.clients)
+        products = (f"product {i} {j}" for i in range(count) for j in range(i, count))
+        return WEIGHT, *(f"length {k}" for k in range(count)), *products
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step: sharings of zero, which hide its factors, are added to products."""
+        return {**dict.fromkeys(self.names(step), 0.0), WEIGHT: 1.0, f"length {self._place(own.name)}": own.length}
+
+    def product(self, one: str, other: str) -> str:
+        """Return the name of the inner product of two clients' rows."""
+        i, j = sorted((self._place(one), self._place(other)))
+        return f"product {i} {j}"
+
+    def _place(self, name: str) -> int:
+        return list(self.clients).index(name)
+
+    def format_of(self, name: str) -> FixedPoint:
+        """Return the format of a sum; products have one limb, which sums of products fill beyond its 40 bits."""
+        return PRODUCT if name.startswith("product ") else super().format_of(name)
+
+    def width(self, size: int) -> int:
+        """Return how many numbers stand for an update of `size` numbers."""
+        return self.sketch or size
+
+    def row(self, update: NDArray[np.float64], length: float, seed: bytes) -> NDArray[np.int64]:
+        """Return the whole numbers that stand for an update: those of its direction, or of a sketch of it."""
+        unit = update / length if length > 0.0 else update
+        if self.sketch:
+            unit = sketch(unit, self.sketch, seed)
+        return np.rint(unit * self._factor).astype(np.int64)
+
+    @property
+    def _factor(self) -> float:
+        """What a direction is multiplied by. A sketch may be longer than it, and products have to stay below 2^60."""
+        return 2.0**27 if self.sketch else 2.0**28
+
+    def gram(self, names: Sequence[str], opened: Sums) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the lengths of these clients' updates, shape (m,), and the cosines between them, shape (m, m)."""
+        products = [[opened[self.product(one, other)] for other in names] for one in names]
+        cosines = np.array(products) * (2.0**PRODUCT.after / self._factor**2)
+        return np.array([opened[f"length {self._place(name)}"] for name in names]), cosines
+
+    def given(self, names: Sequence[str], coefficients: object) -> dict[str, int]:
+        """Return the coefficients of these clients, in their order, as opened values; RefusedError if malformed."""
+        right = isinstance(coefficients, list) and len(coefficients) == len(names)
+        if not isinstance(coefficients, list) or not right or any(type(each) is not int for each in coefficients):
+            raise RefusedError("the coefficients are not one whole number for each of those who take part")
+        return {f"coefficient {self._place(name)}": c for name, c in zip(names, coefficients, strict=True)}
+
+    def coefficients(self, names: Sequence[str], opened: Sums) -> NDArray[np.float64]:
+        """Return c, shape (m,)."""
+        return np.array([opened[f"coefficient {self._place(name)}"] for name in names])
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k."""
+        return float(self.coefficients([own.name], opened)[0])
+
+    def part(self, own: Own, opened: Sums) -> float:
+        """Return p_k; the coefficients stay as they are if clients are lost."""
+        return self.share(own, opened)
+
+    def total(self, opened: Sums) -> float:
+        """Return C."""
+        given = [(name.removeprefix("coefficient "), c) for name, c in opened.items() if name.startswith("coefficient ")]
+        return sum(abs(c) * opened[f"length {place}"] for place, c in given)
+
+    def kappa(self, participants: int) -> float:
+        """Return κ: of unit updates 3/m, which no client exceeds with an epsilon of at most 2/m."""
+        return min(super().kappa(participants), 3.0 / participants if self.unit else 1.0)
+
+    def check(self, own: Own, opened: Sums, weights: Weights) -> None:
+        """Raise RefusedError where the coefficients are not those that follow from the opened Gram matrix."""
+        lengths, cosines = self.gram(own.cohort, opened)
+        if lengths[own.cohort.index(own.name)] != NUMBER.value(NUMBER.integer(own.length)):
+            raise RefusedError("split sums: the length that was opened for this client is not that of its update")
+        c = self.coefficients(own.cohort, opened)
+        contributions = np.abs(c) * lengths
+        if not contributions.max() <= LARGEST_SHARE * contributions.sum():
+            raise RefusedError("one-hot coefficients: almost all of the sum would be the update of one client")
+        if self.torchjd:
+            right = weights(self.torchjd, self.arguments, cosines * np.outer(lengths, lengths))
+            if not np.abs(c - right).max() <= 1e-6 * max(1.0, np.abs(right).max()):
+                raise RefusedError("the coefficients are not those of the weighting that the terms name")
+            return
+        moved = lengths > 0.0 if self.unit else np.ones(len(c), bool)
+        scales = np.ones(moved.sum()) if self.unit else lengths
+        if not moved.any():
+            return
+        x = c[moved] * (lengths[moved] if self.unit else 1.0) / self.step_size
+        G, prior = cosines[np.ix_(moved, moved)] * np.outer(scales, scales), 1.0 / moved.sum()
+        lower, upper = np.full(len(x), max(prior - self.epsilon, 0.0)), np.full(len(x), min(prior + self.epsilon, 1.0))
+        if not (abs(x.sum() - 1.0) <= 1e-9 and (x >= lower - 1e-9).all() and (x <= upper + 1e-9).all()):
+            raise RefusedError("the coefficients are not feasible: not of the simplex, or too far from equal ones")
+        # The gap bounds the excess of ½ xᵀGx.
+        if not 2.0 * duality_gap(G, x, lower, upper) <= 1e-9 * np.trace(G) / len(x):
+            raise RefusedError("the coefficients do not give the shortest combination of the updates")
+
+
 KINDS: Mapping[str, type[Weighing]] = {
     each.kind: each
     for each in (
         *(PriorWeighing, NormalisedWeighing, TiltedWeighing, PowerWeighing),
-        *(DeviationWeighing, AccuracyWeighing, MeanWeighing),
+        *(DeviationWeighing, AccuracyWeighing, MeanWeighing, GramWeighing),
     )
 }
 """The weighings by the kind that their specs name."""
@@ -404,6 +557,8 @@ def weighing_of(spec: Mapping[str, Any]) -> Weighing:
 
 def weighted_names(weighing: Weighing, cohort: Collection[str]) -> None:
     """Raise RefusedError where a weighing by name lacks a client of the cohort."""
+    if isinstance(weighing, GramWeighing) and not set(cohort) <= set(weighing.clients):
+        raise RefusedError("the terms do not name each client of the cohort")
     rounds = getattr(weighing, "rounds", None)
     if rounds is not None and (not set(cohort) <= rounds.keys() or any(not rounds[name] >= 1 for name in cohort)):
         raise RefusedError("the terms do not say how often each client of the cohort took part")
@@ -433,6 +588,18 @@ def power_terms(
 def penalised(prior: N, deviation: N, beta: float) -> N:
     """Return p (1 + 2 β d)."""
     return prior * (1.0 + 2.0 * beta * deviation)
+
+
+def duality_gap(
+    G: NDArray[np.float64], x: NDArray[np.float64], lower: NDArray[np.float64], upper: NDArray[np.float64]
+) -> float:
+    """Return (x − s)ᵀGx, with s the best point of the boxed simplex for the gradient: at least the excess of ½xᵀGx."""
+    gradient = G @ x
+    s, left = lower.copy(), 1.0 - lower.sum()
+    for k in np.argsort(gradient):
+        s[k] += min(upper[k] - lower[k], left)
+        left = max(left - (upper[k] - lower[k]), 0.0)
+    return float((x - s) @ gradient)
 
 
 def rarity(value: N, total: float) -> N:

@@ -283,11 +283,16 @@ class RunSettings(BaseModel):
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
-    privacy: Annotated[str, Choices("none", "sums"), Mark.SENT_TO_CLIENTS] = Field(
-        "none", description="What the server may see: none hides nothing, sums hides single updates, losses and weights"
+    privacy: Annotated[str, Choices("none", "sums", "angles"), Mark.SENT_TO_CLIENTS] = Field(
+        "none",
+        description="What the server may see: none hides nothing, sums single updates, losses and weights; angles "
+        "shows lengths of updates and angles between them",
     )
     loss_bound: Annotated[float, Range("(0, inf)")] = Field(
         16.0, description="Largest training loss that a private method distinguishes; larger ones count as this"
+    )
+    angles_sketch: Annotated[int, Range("[0, 65536]")] = Field(
+        0, description="Numbers of a sketch that stands for each update in privacy=angles, as in 1024; 0: exact angles"
     )
     engine: Annotated[str, Choices("auto", "loop", "stacked", "workers", "ray"), Mark.ROUNDING] = Field(
         "auto", description="How clients on one machine are computed; auto chooses, ray uses a cluster"

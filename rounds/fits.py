@@ -20,7 +20,7 @@ REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ON
 PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
 WHOLE_UPDATES, CORRECTED_SGD = "whole updates", "corrected sgd"
 PLAIN_LOSS, CLIENT_MOMENTUM, OWN_WEIGHTS = "plain loss", "client momentum", "own weights"
-BEYOND_SUMS = "beyond sums"
+BEYOND_SUMS, BEYOND_ANGLES = "beyond sums", "beyond angles"
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
@@ -76,6 +76,11 @@ NEEDS: Mapping[str, Requirement] = {
         "{option} = {value!r}: {method} needs {beyond_sums}: leave {option} out, or choose a method that needs sums "
         "alone, such as TERM",
     ),
+    BEYOND_ANGLES: Requirement(
+        "needs more than sums and angles between updates; the error says what",
+        "{option} = {value!r}: {method} needs {beyond_sums}: leave {option} out, or choose a method that needs no more "
+        "than sums and angles, such as FedMGDA",
+    ),
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
         "{option} = {value!r} replaces the weights of FedAvg, and {method} has its own: choose one that mixes updates "
@@ -102,11 +107,14 @@ OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_S
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({OWN_WEIGHTS}))
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
-PRIVACY = Option('privacy="sums"', frozenset({BEYOND_SUMS}))
+PRIVACY = {
+    "sums": Option('privacy="sums"', frozenset({BEYOND_SUMS})),
+    "angles": Option('privacy="angles"', frozenset({BEYOND_ANGLES})),
+}
 
 OPTIONS = (
     *(WEIGHTING, SAMPLING, CLIP_UPDATES, SERVER_MOMENTUM, ADAPTIVE_SERVER, OTHER_WEIGHTS),
-    *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL, PRIVACY),
+    *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL, *PRIVACY.values()),
 )
 """The options in the order of the table's columns."""
 

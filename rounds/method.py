@@ -162,7 +162,7 @@ class Method:
     """What it needs of a round: some of `fits.REQUIREMENTS`, which say what each means."""
     beyond_sums: ClassVar[tuple[str, str]] = ("numbers, updates or states of single clients", "")
     """What it needs that sums hide, and the tier of privacy that would show it, "" where none would. A method with
-    `private_weighing` needs nothing of the kind."""
+    `private_weighing` needs nothing of the kind, unless it names the tier "angles"."""
     second: ClassVar[str] = ""
     """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in the midst of local
     work, of which `probe` makes one; or another, whose update is a row too. The rows are then m updates, the m second
@@ -269,9 +269,9 @@ class Method:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
         needs = {need for need in option.changes if self._has(need)}
         hidden, tier = self.beyond_sums
-        shown = (
-            f"that is the tier {tier}, which this version does not have" if tier else "no tier of privacy shows that"
-        )
+        shown = f"that is the tier {tier}, which this version does not have"
+        if not tier or tier in fits.PRIVACY:
+            shown = f"set privacy={tier}, which shows that" if tier else "no tier of privacy shows that"
         fits.check_fit(type(self).__name__, needs, option, name, value, beyond_sums=f"{hidden}: {shown}")
 
     @property
@@ -295,8 +295,9 @@ class Method:
                 return bool(self.terms(1).disparity)
             case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:
                 return self.corrects_clients
-            case fits.BEYOND_SUMS:
-                return self.keeps_states or not self.weighs_by_sums
+            case fits.BEYOND_SUMS | fits.BEYOND_ANGLES:
+                angles = need == fits.BEYOND_SUMS and self.beyond_sums[1] == "angles"
+                return angles or self.keeps_states or not self.weighs_in_private
         return need in self.requires
 
     @property
@@ -306,7 +307,7 @@ class Method:
         return terms.control_variates or terms.dynamic_alpha is not None
 
     @property
-    def weighs_by_sums(self) -> bool:
+    def weighs_in_private(self) -> bool:
         """Whether `private_weighing` says what `weigh` does: a subclass that weighs otherwise has to say so again."""
         order = type(self).__mro__
         weighs, says = (next(n for n, each in enumerate(order) if name in vars(each)) for name in PRIVATE_PAIR)
@@ -359,7 +360,7 @@ class Method:
     def private_weighing(
         self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
     ) -> Weighing:
-        """Return how a client computes its coefficient from sums over the cohort, where these are enough.
+        """Return how a client computes its coefficient from opened sums, or checks what `weigh` makes of opened angles.
 
         `names` are the clients that are asked; losses beyond `loss_bound` count as it. ValueError: the sums would need
         too many digits.

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +15,7 @@ from fairbloom.private.keys import Authority
 from fairbloom.private.packing import pack
 from fairbloom.private.rules import EVALUATE, TRAIN, Position, buffer_bound
 from fairbloom.private.server import Answers, Opened, PrivateServer, Task
-from fairbloom.private.weighing import WEIGHT, MeanWeighing, Weighing
+from fairbloom.private.weighing import WEIGHT, GramWeighing, MeanWeighing, Sums, Weighing
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.terms import Terms
 
@@ -33,6 +34,9 @@ from .updates import FloatArray, Layout, Model, Vectors, length, total
 LIMITS = ("max_growth", "loss_limit", "update_limit", "clip_updates")
 """The options that need single clients' numbers or updates: they stay at their defaults."""
 
+MOST_NUMBERS = 100_000
+"""The largest update that is shared number by number, for angles."""
+
 
 @runtime_checkable
 class PrivateClients(Clients, Protocol):
@@ -46,13 +50,13 @@ class PrivateClients(Clients, Protocol):
         """Send an exchange's requests, with the model where it is given; return the answers that come in time."""
 
 
-def check_private(method: Method) -> None:
-    """Raise ValueError where a method, or one of its options, cannot do with sums alone."""
-    method.check_fit(PRIVACY, "privacy", "sums")
+def check_private(method: Method, tier: str) -> None:
+    """Raise ValueError where a method, or one of its options, needs more than a tier of privacy shows."""
+    method.check_fit(PRIVACY[tier], "privacy", tier)
     for name in LIMITS:
         if (value := getattr(method, name)) != OPTIONS[name].default:
             raise ValueError(
-                f"{name} = {value:g} needs single clients' numbers or updates, which privacy = 'sums' hides: "
+                f"{name} = {value:g} needs single clients' numbers or updates, which privacy = {tier!r} hides: "
                 "leave it out"
             )
     single = {
@@ -63,7 +67,7 @@ def check_private(method: Method) -> None:
     }
     for name, given in single.items():
         if given:
-            raise ValueError(f"{name} needs single clients' numbers, which privacy = 'sums' hides: leave it out")
+            raise ValueError(f"{name} needs single clients' numbers, which privacy = {tier!r} hides: leave it out")
 
 
 class _Channel:
@@ -81,7 +85,7 @@ class _Channel:
 
 
 class PrivateRounds(Rounds):
-    """Rounds in which the server sees sums alone; parameters are those of Rounds, and these.
+    """Rounds in which the server sees sums, or sums and angles, alone; parameters are those of Rounds, and these.
 
     Parameters
     ----------
@@ -91,15 +95,24 @@ class PrivateRounds(Rounds):
         What evaluations measure, by name on the wire.
     loss_bound
         The largest loss that a method distinguishes.
+    sketch
+        How many numbers of a sketch stand for an update where angles are opened; 0: the update itself.
     """
 
     clients: PrivateClients
 
     def __init__(
-        self, method: Method, clients: PrivateClients, *others: Any, run: str, scores: Sequence[str], loss_bound: float
+        self,
+        method: Method,
+        clients: PrivateClients,
+        *others: Any,
+        run: str,
+        scores: Sequence[str],
+        loss_bound: float,
+        sketch: int = 0,
     ) -> None:
         super().__init__(method, clients, *others)
-        self._run, self._scores, self._loss_bound = run, scores, loss_bound
+        self._run, self._scores, self._loss_bound, self._sketch = run, scores, loss_bound, sketch
 
     def train_round(self, number: int, model: Model, measure: Sequence[str]) -> tuple[Model | None, Metrics]:
         """Draw clients, open the sum of their weighted updates, and take the step."""
@@ -107,7 +120,7 @@ class PrivateRounds(Rounds):
         names, terms = self.draw(number, ())
         self.opened = {}
         layout = method.layout_of(model)
-        weighing = method.private_weighing(names, number, self._num_rounds, self._loss_bound)
+        weighing = self._weighing(names, number, layout)
         task = self._task(TRAIN, terms, model, weighing, layout)
         after: Model | None = None
         why, lost = "no client could be asked", list[str]()
@@ -139,6 +152,33 @@ class PrivateRounds(Rounds):
         self.opened["lost"] = len(lost)
         self._count(number, self._trained, why)
         return after, self._summed_up(len(self._draws), self._trained)
+
+    def _weighing(self, names: Sequence[str], number: int, layout: Layout) -> Weighing:
+        """Return how clients weigh; FairbloomError where the method cannot do with these clients or this model."""
+        try:
+            weighing = self._method.private_weighing(names, number, self._num_rounds, self._loss_bound)
+        except ValueError as error:
+            raise FairbloomError(str(error)) from error
+        if not isinstance(weighing, GramWeighing):
+            return weighing
+        if layout.size > MOST_NUMBERS and not self._sketch:
+            raise FairbloomError(
+                f"the model has {layout.size} trained numbers, and angles between updates are exact up to {MOST_NUMBERS}: "
+                "set angles-sketch=1024, which estimates them, or choose a smaller model"
+            )
+        return replace(weighing, sketch=self._sketch)
+
+    def _weighed(self, number: int, weighing: GramWeighing, names: Sequence[str], sums: Sums) -> FloatArray:
+        """Return what the method makes of an opened Gram matrix."""
+        lengths, cosines = weighing.gram(names, sums)
+        nameless = _names_alone(number, self._num_rounds, tuple(names), ())
+        cohort = replace(
+            nameless,
+            prior=np.full(len(names), 1.0 / len(names)),
+            gram_of=lambda: cosines * np.outer(lengths, lengths),
+            squared_norms_of=lambda: lengths**2,
+        )
+        return self._method.weigh(cohort)
 
     def evaluate_round(self, number: int, model: Model, measure: Sequence[str]) -> Metrics | None:
         """Open the sums of the scores that clients measure; return their means by examples."""
@@ -173,7 +213,10 @@ class PrivateRounds(Rounds):
         content = {"work": config, "weighing": weighing.spec(), "trainable": arrays, "others": list(others)}
         bounds = [(model[name].size, buffer_bound(model[name])) for name in others]
         size = 0 if layout is None else layout.size
-        return Task(position, bytes.fromhex(digest_arrays(model)), pack(content), weighing, size, bounds)
+        weigh = None
+        if isinstance(weighing, GramWeighing):
+            weigh = partial(self._weighed, terms.server_round, weighing)
+        return Task(position, bytes.fromhex(digest_arrays(model)), pack(content), weighing, size, bounds, weigh)
 
     def _stepped_by(self, number: int, layout: Layout, opened: Opened, names: Sequence[str]) -> Model:
         """Return the model after a step that was opened, and let the method remember it."""

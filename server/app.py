@@ -172,9 +172,15 @@ def federate(
                     "leave one of the two out"
                 )
             measured = measured_in_private(task, settings)
-            private = private_clients(clients)
+            private = private_clients(clients, settings.privacy)
             rounds = PrivateRounds(
-                method, private, *others, run=name_in_private(path), scores=measured, loss_bound=settings.loss_bound
+                method,
+                private,
+                *others,
+                run=name_in_private(path),
+                scores=measured,
+                loss_bound=settings.loss_bound,
+                sketch=settings.angles_sketch,
             )
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
     return path
@@ -192,10 +198,10 @@ def name_in_private(path: Path) -> str:
     return f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
-def private_clients(clients: Clients) -> PrivateClients:
+def private_clients(clients: Clients, tier: str) -> PrivateClients:
     """Return clients that take part in private rounds; FairbloomError where they cannot."""
     if not isinstance(clients, PrivateClients):
-        raise SettingsError("privacy = 'sums' needs clients that answer private rounds: leave it out")
+        raise SettingsError(f"privacy = {tier!r} needs clients that answer private rounds: leave it out")
     return clients
 
 

@@ -224,6 +224,12 @@ class Settings(RunSettings):
                 raise SettingsError(
                     f"loss-bound = {self.loss_bound:g} has no effect without privacy: set privacy=sums, or leave it out"
                 )
+        if self.privacy != "angles" and self.angles_sketch:
+            raise SettingsError(
+                f"angles-sketch = {self.angles_sketch} has no effect with privacy = {self.privacy!r}: set "
+                "privacy=angles, or leave it out"
+            )
+        if self.privacy == "none":
             return
         for key in ("pooled", "validation-share", "early-stopping", "client-rule", "attack", "defence", "max-share"):
             if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
@@ -237,8 +243,10 @@ class Settings(RunSettings):
             )
         method = self.strategy()
         try:
-            check_private(method)
-            method.private_weighing([], 1, self.num_rounds, self.loss_bound)
+            check_private(method, self.privacy)
+            drawn = max(FEWEST, math.ceil(self.fraction * self.clients))
+            names = [f"client-{number}" for number in range(drawn)]
+            method.private_weighing(names, 1, self.num_rounds, self.loss_bound)
         except ValueError as error:
             raise SettingsError(IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))) from error
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fairbloom.client.private import torchjd_weights
 from fairbloom.private.client import MemoryStore, PrivateClient, Work, change_of
 from fairbloom.private.errors import RefusedError
 from fairbloom.private.keys import Authority, Identity, issue, new_signing_key
@@ -54,7 +55,7 @@ class PrivateLocalClients:
         if name not in self._private:
             private, public = new_signing_key()
             certificate = issue(self._secret, self.authority.federation, name, public, "")
-            self._private[name] = PrivateClient(Identity(private, certificate), self.authority, MemoryStore())
+            self._private[name] = PrivateClient(Identity(private, certificate), self.authority, MemoryStore(), torchjd_weights)
         return self._private[name]
 
     def _worked(

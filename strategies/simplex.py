@@ -8,6 +8,7 @@ import cvxopt.solvers
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.private.weighing import duality_gap
 from fairbloom.rounds.method import FloatArray
 
 SOLVER = {"show_progress": False, "abstol": 1e-13, "reltol": 1e-13, "feastol": 1e-13, "maxiters": 200}
@@ -115,17 +116,7 @@ def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
 def is_minimal(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> bool:
     """Return whether xᵀGx is the minimum over the boxed simplex, to `MAX_RELATIVE_GAP` and to what rounding allows."""
     rounding = 1e-12 * (x @ np.sqrt(np.diag(G))) ** 2
-    return excess(G, x, lower, upper) <= MAX_RELATIVE_GAP * float(x @ G @ x) + float(rounding)
-
-
-def excess(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
-    """Return the duality gap (x − s)ᵀGx, with s the best point for the gradient: at least the excess of ½xᵀGx."""
-    gradient = G @ x
-    s, left = lower.copy(), 1.0 - lower.sum()
-    for k in np.argsort(gradient):
-        s[k] += min(upper[k] - lower[k], left)
-        left = max(left - (upper[k] - lower[k]), 0.0)
-    return float((x - s) @ gradient)
+    return duality_gap(G, x, lower, upper) <= MAX_RELATIVE_GAP * float(x @ G @ x) + float(rounding)
 
 
 def _polished(

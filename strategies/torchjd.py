@@ -1,12 +1,14 @@
 """Every Gram-based aggregator of TorchJD, by its weighting."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
 
 from fairbloom.logs import log
+from fairbloom.private.weighing import TORCHJD as TORCHJD_IN_PRIVATE
+from fairbloom.private.weighing import GramWeighing, Weighing
 from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.rounds.options import OptionsWithoutPrior
 
@@ -59,6 +61,8 @@ class FromTorchJD(FairStrategy):
             raise ValueError(f"weighting must be a Gram-based weighting of TorchJD, got {weighting!r}")
         super().__init__(**options)
         self.weigh_gram = weighting
+        self.name = ""
+        """The name by which `by_name` made it."""
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return TorchJD's weights."""
@@ -74,6 +78,19 @@ class FromTorchJD(FairStrategy):
             finally:
                 self._reset()  # nothing of this round is left, as in a run that is continued
         return np.asarray(weights.detach().numpy(), np.float64)
+
+    def private_weighing(
+        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
+    ) -> Weighing:
+        """Return the weighting, which each client computes again; ValueError where it is not chosen by a name."""
+        if self.name not in TORCHJD_IN_PRIVATE:
+            raise ValueError(
+                "privacy = 'angles' works with weightings of TorchJD that are chosen by name, treat all clients alike "
+                f"and draw no random numbers: {', '.join(f'{TORCHJD}{each}' for each in sorted(TORCHJD_IN_PRIVATE))}"
+            )
+        return GramWeighing(
+            clients=sorted(names), torchjd=self.name, arguments=STARTING_POINTS.get(self.name, {})
+        )
 
     def _reset(self) -> None:
         if hasattr(self.weigh_gram, "reset"):
@@ -110,9 +127,11 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FairStrategy:
         there = ", ".join(f"{TORCHJD}{key}" for key in (*sorted(classes), *sorted(named)))
         raise ValueError(f"torchjd:{name} is unknown; there are {there}")
     try:
-        return FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
+        made = FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
     except ImportError as error:
         raise ValueError(f"torchjd:{name} needs more: pip install 'fairbloom[torchjd]' ({error})") from error
+    made.name = name
+    return made
 
 
 def kind_of(name: str) -> type[FairStrategy]:
