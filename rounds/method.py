@@ -271,7 +271,7 @@ class Method:
         hidden, tier = self.beyond_sums
         shown = f"that is the tier {tier}, which this version does not have"
         if not tier or tier in fits.PRIVACY:
-            shown = f"set privacy={tier}, which shows that" if tier else "no tier of privacy shows that"
+            shown = f"the tier {tier} shows that: set privacy={tier}" if tier else "no tier of privacy shows that"
         fits.check_fit(type(self).__name__, needs, option, name, value, beyond_sums=f"{hidden}: {shown}")
 
     @property

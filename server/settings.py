@@ -28,6 +28,7 @@ from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
 from fairbloom.rounds.fits import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.private import check_private
+from fairbloom.rounds.roster import share
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
@@ -244,9 +245,9 @@ class Settings(RunSettings):
         method = self.strategy()
         try:
             check_private(method, self.privacy)
-            drawn = max(FEWEST, math.ceil(self.fraction * self.clients))
-            names = [f"client-{number}" for number in range(drawn)]
-            method.private_weighing(names, 1, self.num_rounds, self.loss_bound)
+            clients = len(method.training_clients or ()) or self.clients or FEWEST
+            drawn = share(self.fraction, clients, method.min_train_nodes)
+            method.private_weighing(list(map(str, range(drawn))), 1, self.num_rounds, self.loss_bound)
         except ValueError as error:
             raise SettingsError(IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))) from error
 

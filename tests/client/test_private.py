@@ -71,6 +71,9 @@ class Devices(InProcessGrid):
         return self.replies[-1]
 
 
+ANGLES: dict[str, Any] = {"privacy": "angles", "fedmgdaplus.epsilon": 0.25, "fedmgdaplus.server-lr": 0.5}
+
+
 def trained(folder: Path, away: dict[str, set[int]] | None = None, **settings: Any) -> tuple[Path, Devices]:
     chosen = Settings.of({**SETTINGS, **settings, "out": str(folder / "run")})
     grid = Devices(chosen, folder / "devices", away)
@@ -93,6 +96,25 @@ def test_private_messages_give_the_run_in_one_process(method: str, tmp_path: Pat
     kinds = {"query.keys", "train.work", "query.open", "train.vector", "query.unmask"}
     assert kinds <= set(grid.asked)
     assert not {"train", "evaluate"} & set(grid.asked)
+
+
+@pytest.mark.parametrize(("method", "given"), [("fedmgdaplus", ANGLES), ("torchjd:upgrad", {"privacy": "angles"})])
+def test_messages_that_open_angles_give_the_run_in_one_process(
+    method: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, grid = trained(tmp_path, method=method, **given)
+    plain = Settings.of({**SETTINGS, **given, "method": method, "privacy": "none", "out": str(tmp_path / "plain")})
+    for name, array in arrays(simulate(plain)).items():
+        assert arrays(folder)[name] == pytest.approx(array, abs=2e-4)
+    assert not {"train", "evaluate", "query.share"} & set(grid.asked)
+
+
+@pytest.mark.parametrize("kind", ["query.keys", "train.work", "query.open", "train.vector", "query.unmask"])
+def test_a_device_that_is_lost_with_angles_costs_itself_alone(kind: str, tmp_path: Path) -> None:
+    folder, _ = trained(tmp_path, {kind: {3}}, method="fedmgdaplus", **{**ANGLES, "num-rounds": 1})
+    (row,) = ROUNDS.read(folder)
+    assert int(row["replies_used"]) in (7, 8)
+    assert "device-3" in row["missing"] + row["refused"]
 
 
 @pytest.mark.parametrize("kind", ["query.keys", "train.work", "query.open", "train.vector", "query.unmask"])

@@ -1,17 +1,19 @@
 """A federation of private clients in this process, whose server can be made to forge what it sends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fairbloom.client.private import torchjd_weights
 from fairbloom.private.client import MemoryStore, PrivateClient, Work
 from fairbloom.private.errors import RefusedError
 from fairbloom.private.keys import Authority, Certificate, Identity, digest, issue, new_signing_key
 from fairbloom.private.packing import pack, unpack
 from fairbloom.private.rules import Position
 from fairbloom.private.server import Answers, Opened, PrivateServer, Task
-from fairbloom.private.weighing import PriorWeighing, Weighing
+from fairbloom.private.weighing import GramWeighing, PriorWeighing, Sums, Weighing
 
 Forge = Callable[[str, str, dict[str, Any]], dict[str, Any] | None]
 """(exchange, client, request) → the request that it gets instead; None: the exchange does not reach it."""
@@ -22,6 +24,11 @@ MODEL = digest("model")
 def honest(exchange: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
     """Change nothing."""
     return request
+
+
+def no_coefficients(weighing: GramWeighing, names: Sequence[str], sums: Sums) -> np.ndarray[Any, Any]:
+    """Return zeros."""
+    return np.zeros(len(names))
 
 
 class Federation:
@@ -46,12 +53,13 @@ class Federation:
         self.size, self.forge = size, honest
         self.replies: list[tuple[str, str, dict[str, bytes]]] = []
         self.models: dict[str, bytes] = {}
+        self.weigh: Callable[[GramWeighing, Sequence[str], Sums], Any] = no_coefficients
 
     def client(self, name: str) -> PrivateClient:
         """Return a client with a fresh certificate and an empty memory."""
         private, public = new_signing_key()
         identity = Identity(private, issue(self.secret, "test", name, public, ""))
-        return PrivateClient(identity, self.authority, MemoryStore())
+        return PrivateClient(identity, self.authority, MemoryStore(), torchjd_weights)
 
     def work(self, name: str) -> Callable[[bytes], tuple[bytes, Work]]:
         """Return what a client's local work makes."""
@@ -75,7 +83,8 @@ class Federation:
     def task(self, weighing: Weighing, number: int = 1, attempt: int = 1, purpose: str = "train") -> Task:
         """Return what a round is about."""
         terms = pack({"weighing": weighing.spec()})
-        return Task(Position("test", "run", number, attempt, purpose), MODEL, terms, weighing, self.size)
+        weigh = partial(self.weigh, weighing) if isinstance(weighing, GramWeighing) else None
+        return Task(Position("test", "run", number, attempt, purpose), MODEL, terms, weighing, self.size, (), weigh)
 
     def run(
         self, weighing: Weighing | None = None, *, number: int = 1, attempt: int = 1, vectors: bool = True

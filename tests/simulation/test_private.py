@@ -28,6 +28,17 @@ SUMS = {
 }
 """The methods that need sums alone."""
 
+ANGLES = {
+    "fedmgda": {},
+    "fedmgdaplus": {"fedmgdaplus.epsilon": 0.2, "fedmgdaplus.server-lr": 0.5},
+    "mgdaprox": {"mgdaprox.epsilon": 0.1},
+    "torchjd:upgrad": {},
+    "torchjd:cagrad": {},
+}
+"""Methods that need angles."""
+
+TIERS = [*((method, "sums") for method in SUMS), *((method, "angles") for method in ANGLES)]
+
 MEAN = "test_accuracy_of_global_model_mean"
 
 
@@ -37,7 +48,7 @@ def trained(out: Path, method: str = "term", privacy: str = "sums", **settings: 
         "partition": "iid",
         "engine": "loop",
         "fraction": 1.0,
-        **SUMS.get(method, {}),
+        **{**SUMS, **ANGLES}.get(method, {}),
         **settings,
         "privacy": privacy,
     }
@@ -46,9 +57,9 @@ def trained(out: Path, method: str = "term", privacy: str = "sums", **settings: 
     return run("digits", method=method, rounds=rounds, clients=clients, settings=given, out=out, progress=False)
 
 
-@pytest.mark.parametrize("method", SUMS)
-def test_a_private_run_learns_what_a_plain_one_does(method: str, tmp_path: Path) -> None:
-    private = trained(tmp_path / "private", method)
+@pytest.mark.parametrize(("method", "tier"), TIERS)
+def test_a_private_run_learns_what_a_plain_one_does(method: str, tier: str, tmp_path: Path) -> None:
+    private = trained(tmp_path / "private", method, tier)
     plain = trained(tmp_path / "plain", method, "none")
     assert private.rounds["capped"].sum() == 0
     assert private.rounds["beyond"].sum() == 0
@@ -60,10 +71,10 @@ def test_a_private_run_learns_what_a_plain_one_does(method: str, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
-@pytest.mark.parametrize("method", SUMS)
-def test_fifty_private_rounds_end_where_plain_ones_do(method: str, model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "tier"), TIERS)
+def test_fifty_private_rounds_end_where_plain_ones_do(method: str, tier: str, model: str, tmp_path: Path) -> None:
     settings = {"rounds": 50, "model": model, "evaluate-every": 10}
-    private = trained(tmp_path / "private", method, **settings)
+    private = trained(tmp_path / "private", method, tier, **settings)
     plain = trained(tmp_path / "plain", method, "none", **settings)
     last = private.rounds[MEAN].iloc[-1], plain.rounds[MEAN].iloc[-1]
     assert last[0] == pytest.approx(last[1], abs=0.5)
@@ -71,9 +82,10 @@ def test_fifty_private_rounds_end_where_plain_ones_do(method: str, model: str, t
 
 
 @pytest.mark.parametrize("engine", ["stacked", "workers"])
-def test_each_engine_computes_private_rounds(engine: str, tmp_path: Path) -> None:
-    other = trained(tmp_path / "other", engine=engine)
-    looped = trained(tmp_path / "loop")
+@pytest.mark.parametrize(("method", "tier"), [("term", "sums"), ("fedmgdaplus", "angles")])
+def test_each_engine_computes_private_rounds(method: str, tier: str, engine: str, tmp_path: Path) -> None:
+    other = trained(tmp_path / "other", method, tier, engine=engine)
+    looped = trained(tmp_path / "loop", method, tier)
     assert other.rounds[MEAN].to_numpy() == pytest.approx(looped.rounds[MEAN].to_numpy(), abs=0.5)
 
 
@@ -118,10 +130,59 @@ def test_other_methods_are_refused_with_their_reason(method: str, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(SUMS) - set(ANGLES)))
+def test_angles_refuse_other_methods_with_their_reason(method: str, tmp_path: Path) -> None:
+    words = rf"privacy = 'angles': \w+ needs {METHODS[method].beyond_sums[0]}: .*tier.*: leave privacy out|group"
+    with pytest.raises(FairbloomError, match=words):
+        trained(tmp_path, method, "angles")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_method_of_sums_runs_where_angles_may_be_opened(tmp_path: Path) -> None:
+    private = trained(tmp_path / "private", "term", "angles")
+    assert private.arrays()["1.weight"] == pytest.approx(trained(tmp_path / "sums").arrays()["1.weight"], abs=2e-4)
+
+
+@pytest.mark.parametrize("method", ["fedmgdaplus", "mgdaprox"])
+def test_an_epsilon_that_lets_one_client_dominate_is_refused(method: str, tmp_path: Path) -> None:
+    for clients, most in ((10, 0.2), (8, 0.25)):
+        words = rf"(?s)epsilon = 1 lets one client.*with {clients} clients in a round, set it to at most {most}"
+        with pytest.raises(FairbloomError, match=words):
+            trained(tmp_path, method, "angles", clients=clients, **{f"{method}.epsilon": 1.0})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["krum", "pcgrad", "gradvac", "pcd"])
+def test_other_weightings_of_torchjd_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"privacy = 'angles' works with weightings of TorchJD .*torchjd:upgrad"):
+        trained(tmp_path, f"torchjd:{name}", "angles")
+
+
+def test_weighting_by_examples_is_refused_with_angles(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="weighting = 'examples' does not work with privacy = 'angles': leave it"):
+        trained(tmp_path, "fedmgda", "angles", weighting="examples")
+
+
+def test_a_large_model_needs_a_sketch_for_angles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairbloom.rounds.private.MOST_NUMBERS", 500)
+    with pytest.raises(FairbloomError, match=r"650 trained numbers.* exact up to 500: set angles-sketch=1024"):
+        trained(tmp_path / "exact", "fedmgdaplus", "angles")
+    sketched = trained(tmp_path / "sketched", "fedmgdaplus", "angles", angles_sketch=1024)
+    plain = trained(tmp_path / "plain", "fedmgdaplus", "none")
+    assert sketched.rounds["replies_used"].tolist() == [10, 10, 10]
+    assert sketched.rounds[MEAN].iloc[-1] == pytest.approx(plain.rounds[MEAN].iloc[-1], abs=5.0)
+
+
+@pytest.mark.parametrize("tier", ["none", "sums"])
+def test_a_sketch_without_angles_is_refused(tier: str, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="angles-sketch = 1024 has no effect with privacy = .*set privacy=angles"):
+        trained(tmp_path, "term", tier, angles_sketch=1024)
+
+
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("fedmgda", "FedMGDA needs angles between updates: that is the tier angles, which this version does not have"),
+        ("fedmgda", "FedMGDA needs angles between updates: the tier angles shows that: set privacy=angles"),
         ("deltafl", "DeltaFL needs which clients' losses are the largest: that is the tier counts, which this version"),
         ("aaggff", "AAggFF needs each client's loss: no tier of privacy shows that: leave privacy out, or choose"),
     ],
