@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import ReportableError
 from fairbloom.private.client import PrivateClient, State, Work, change_of
+from fairbloom.private.errors import RefusedError
 from fairbloom.private.keys import Authority, Identity, key_of_device, read_identity
 from fairbloom.private.packing import pack, unpack
-from fairbloom.private.weighing import no_weights
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
@@ -77,7 +77,7 @@ def torchjd_weights(name: str, arguments: Mapping[str, float], gram: NDArray[np.
     try:
         from torchjd import aggregation
     except ImportError:
-        return no_weights(name, arguments, gram)
+        raise RefusedError(f"it lacks TorchJD, whose weighting {name} the terms ask for: pip install torchjd") from None
     weightings = {key.lower(): kind for key, kind in vars(aggregation).items()}
     weights = weightings[f"{name}weighting"](**arguments)(torch.from_numpy(gram))
     return np.asarray(weights.detach().numpy(), np.float64)

@@ -34,7 +34,7 @@ from .rules import (
     words_in,
     words_of,
 )
-from .weighing import GramWeighing, Own, Weighing, Weights, no_weights, weighing_of, weighted_names
+from .weighing import GramWeighing, Own, Weighing, Weights, weighing_of, weighted_names
 
 Message = Mapping[str, Any]
 State = dict[str, Any]
@@ -85,7 +85,7 @@ class PrivateClient:
     Every exchange has the state loaded, checked, changed and saved before the answer leaves.
     """
 
-    def __init__(self, identity: Identity, authority: Authority, store: Store, weights: Weights = no_weights) -> None:
+    def __init__(self, identity: Identity, authority: Authority, store: Store, weights: Weights) -> None:
         self._identity, self._authority, self._store, self._weights = identity, authority, store, weights
 
     def answer(self, exchange: str, request: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:

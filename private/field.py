@@ -15,8 +15,8 @@ Words = NDArray[np.uint64]
 _P, _61 = np.uint64(PRIME), np.uint64(61)
 
 BITS, TERMS, COLUMNS = 21, 2048, 4096
-"""A product of matrices goes by limbs of 21 bits: sums of 2,048 products of two are whole numbers of floats. Columns are
-multiplied in blocks, so that they stay in the processor's cache."""
+"""Matrices are multiplied by limbs of 21 bits: floats hold sums of 2,048 products of two limbs without rounding. Columns
+are taken in blocks that fit the processor's cache."""
 
 
 def reduce(values: Words) -> Words:
@@ -46,8 +46,8 @@ def multiply(a: Words, b: Words) -> Words:
             part = np.zeros((len(a), columns.shape[2]), np.uint64)
             for place in range(4, -1, -1):  # the limbs' places add up to it
                 pairs = [(i, place - i) for i in range(3) if 0 <= place - i < 3]
-                sums = sum((rows[i] @ columns[j]).astype(np.uint64) for i, j in pairs)
-                part = add(_shift(part, BITS), reduce(np.asarray(sums)))
+                sums = np.sum([(rows[i] @ columns[j]).astype(np.uint64) for i, j in pairs], axis=0)
+                part = add(_shift(part, BITS), reduce(sums))
             block = product[:, column : column + COLUMNS]
             block[...] = add(block, part)
     return product

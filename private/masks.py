@@ -1,4 +1,4 @@
-"""Masks of vectors, and sketches of them, which follow from keys; apart from the keys, which operators' commands load without NumPy."""
+"""Masks and sketches of vectors, which follow from secrets; operators' commands load the keys without NumPy."""
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -28,4 +28,5 @@ def sketch(values: NDArray[np.float64], size: int, seed: bytes) -> NDArray[np.fl
     """
     words = np.zeros(values.size, np.uint32)
     add_mask(words, seed, "sketch")
-    return np.bincount((words >> 1) % size, np.where(words & 1, values, -values), size)
+    signed = np.where(words & np.uint32(1), values, -values)
+    return np.bincount((words >> np.uint32(1)) % np.uint32(size), signed, size).astype(np.float64, copy=False)

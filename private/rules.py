@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -147,8 +147,9 @@ def join_sums(formats: Mapping[str, FixedPoint], words: Words) -> dict[str, int]
 
 def places_in(formats: Mapping[str, FixedPoint]) -> dict[str, slice]:
     """Return where the words of each sum are."""
-    ends = accumulate(formats[name].limbs(FIELD_LIMB) for name in sorted(formats))
-    return {name: slice(end - formats[name].limbs(FIELD_LIMB), end) for name, end in zip(sorted(formats), ends)}
+    names = sorted(formats)
+    ends = accumulate((formats[name].limbs(FIELD_LIMB) for name in names), initial=0)
+    return {name: slice(*place) for name, place in zip(names, pairwise(ends), strict=True)}
 
 
 def words_in(formats: Mapping[str, FixedPoint]) -> int:

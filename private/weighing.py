@@ -35,12 +35,6 @@ TORCHJD = frozenset({"alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "m
 WEIGHT, TOTAL = "weight", "contributions"
 """The opened sum of what the prior is proportional to, and C, or C times a denominator: Σ |c_k| ‖u_k‖."""
 
-
-def no_weights(name: str, arguments: Mapping[str, float], gram: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Refuse weightings of TorchJD."""
-    raise RefusedError(f"this client has no TorchJD, whose weighting {name} the terms ask for: pip install torchjd")
-
-
 N = TypeVar("N", float, NDArray[np.float64])
 
 
@@ -495,8 +489,8 @@ class GramWeighing(Weighing):
 
     def total(self, opened: Sums) -> float:
         """Return C."""
-        given = [(name.removeprefix("coefficient "), c) for name, c in opened.items() if name.startswith("coefficient ")]
-        return sum(abs(c) * opened[f"length {place}"] for place, c in given)
+        given = [name for name in opened if name.startswith("coefficient ")]
+        return sum(abs(opened[name]) * opened[name.replace("coefficient", "length")] for name in given)
 
     def kappa(self, participants: int) -> float:
         """Return κ: of unit updates 3/m, which no client exceeds with an epsilon of at most 2/m."""

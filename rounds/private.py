@@ -163,8 +163,8 @@ class PrivateRounds(Rounds):
             return weighing
         if layout.size > MOST_NUMBERS and not self._sketch:
             raise FairbloomError(
-                f"the model has {layout.size} trained numbers, and angles between updates are exact up to {MOST_NUMBERS}: "
-                "set angles-sketch=1024, which estimates them, or choose a smaller model"
+                f"the model has {layout.size} trained numbers, and angles are exact up to {MOST_NUMBERS}: set "
+                "angles-sketch=1024, which estimates them, or choose a smaller model"
             )
         return replace(weighing, sketch=self._sketch)
 

@@ -28,8 +28,7 @@ from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
 from fairbloom.rounds.fits import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.private import check_private
-from fairbloom.rounds.roster import share
-from fairbloom.rounds.roster import usual_fraction
+from fairbloom.rounds.roster import share, usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
@@ -220,11 +219,10 @@ class Settings(RunSettings):
 
     def check_privacy(self) -> None:
         """Raise SettingsError where a setting, or the method, needs more of single clients than a private run shows."""
-        if self.privacy == "none":
-            if self.loss_bound != SETTINGS["loss-bound"].default:
-                raise SettingsError(
-                    f"loss-bound = {self.loss_bound:g} has no effect without privacy: set privacy=sums, or leave it out"
-                )
+        if self.privacy == "none" and self.loss_bound != SETTINGS["loss-bound"].default:
+            raise SettingsError(
+                f"loss-bound = {self.loss_bound:g} has no effect without privacy: set privacy=sums, or leave it out"
+            )
         if self.privacy != "angles" and self.angles_sketch:
             raise SettingsError(
                 f"angles-sketch = {self.angles_sketch} has no effect with privacy = {self.privacy!r}: set "

@@ -55,7 +55,9 @@ class PrivateLocalClients:
         if name not in self._private:
             private, public = new_signing_key()
             certificate = issue(self._secret, self.authority.federation, name, public, "")
-            self._private[name] = PrivateClient(Identity(private, certificate), self.authority, MemoryStore(), torchjd_weights)
+            self._private[name] = PrivateClient(
+                Identity(private, certificate), self.authority, MemoryStore(), torchjd_weights
+            )
         return self._private[name]
 
     def _worked(

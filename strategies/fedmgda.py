@@ -1,5 +1,6 @@
 """Multi-objective descent: a step that is good for every participant."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Unpack
 
@@ -131,9 +132,10 @@ class FedMGDAPlus(FedMGDA):
         The first round decides: the same epsilon stays when more clients come.
         """
         if server_round == 1 and names and self.epsilon > 2.0 / len(names):
+            most = math.floor(2e4 / len(names)) / 1e4
             raise ValueError(
-                f"epsilon = {self.epsilon:g} lets one client have too large a share of a private step: with {len(names)} "
-                f"clients in a round, set it to at most {2.0 / len(names):.4g}"
+                f"epsilon = {self.epsilon:g} gives one client too large a share of a private step: with {len(names)} "
+                f"clients in a round, set it to at most {most:g}"
             )
         return self._weighing(names, server_round, num_rounds, unit=True)
 

@@ -88,9 +88,7 @@ class FromTorchJD(FairStrategy):
                 "privacy = 'angles' works with weightings of TorchJD that are chosen by name, treat all clients alike "
                 f"and draw no random numbers: {', '.join(f'{TORCHJD}{each}' for each in sorted(TORCHJD_IN_PRIVATE))}"
             )
-        return GramWeighing(
-            clients=sorted(names), torchjd=self.name, arguments=STARTING_POINTS.get(self.name, {})
-        )
+        return GramWeighing(clients=sorted(names), torchjd=self.name, arguments=STARTING_POINTS.get(self.name, {}))
 
     def _reset(self) -> None:
         if hasattr(self.weigh_gram, "reset"):

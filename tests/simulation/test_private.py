@@ -146,7 +146,7 @@ def test_a_method_of_sums_runs_where_angles_may_be_opened(tmp_path: Path) -> Non
 @pytest.mark.parametrize("method", ["fedmgdaplus", "mgdaprox"])
 def test_an_epsilon_that_lets_one_client_dominate_is_refused(method: str, tmp_path: Path) -> None:
     for clients, most in ((10, 0.2), (8, 0.25)):
-        words = rf"(?s)epsilon = 1 lets one client.*with {clients} clients in a round, set it to at most {most}"
+        words = rf"(?s)epsilon = 1 gives one client.*with {clients} clients in a round, set it to at most {most}"
         with pytest.raises(FairbloomError, match=words):
             trained(tmp_path, method, "angles", clients=clients, **{f"{method}.epsilon": 1.0})
     assert not list(tmp_path.iterdir())
@@ -175,7 +175,7 @@ def test_a_large_model_needs_a_sketch_for_angles(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("tier", ["none", "sums"])
 def test_a_sketch_without_angles_is_refused(tier: str, tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match="angles-sketch = 1024 has no effect with privacy = .*set privacy=angles"):
+    with pytest.raises(FairbloomError, match=r"angles-sketch = 1024 has no effect with privacy = .*set privacy=angles"):
         trained(tmp_path, "term", tier, angles_sketch=1024)
 
 
