@@ -61,13 +61,17 @@ def identity_of(node: Mapping[str, Any]) -> tuple[Identity, Authority]:
         ) from error
 
 
-def private_client(node: Mapping[str, Any]) -> PrivateClient:
-    """Return the client of a device; ReportableError where it has no identity or nowhere to keep what it answered."""
+def private_client(node: Mapping[str, Any], tier: object) -> PrivateClient:
+    """Return the client of a device in a run with this privacy, which opens no angles unless it is "angles".
+
+    ReportableError where the device has no identity or nowhere to keep what it answered.
+    """
     found, folder = identity_of(node), node.get("state-dir")
     if not folder:
         raise ReportableError("it has no state-dir, in which it notes what it has answered: set one")
     Path(str(folder)).mkdir(parents=True, exist_ok=True)
-    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), torchjd_weights)
+    weights = torchjd_weights if tier == "angles" else None
+    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), weights)
 
 
 def torchjd_weights(name: str, arguments: Mapping[str, float], gram: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -82,10 +82,11 @@ class Work:
 class PrivateClient:
     """One client's half of the protocol. It answers a round's exchanges in order, each once.
 
-    Every exchange has the state loaded, checked, changed and saved before the answer leaves.
+    Every exchange has the state loaded, checked, changed and saved before the answer leaves. Without `weights`, the
+    client lets no angles be opened.
     """
 
-    def __init__(self, identity: Identity, authority: Authority, store: Store, weights: Weights) -> None:
+    def __init__(self, identity: Identity, authority: Authority, store: Store, weights: Weights | None = None) -> None:
         self._identity, self._authority, self._store, self._weights = identity, authority, store, weights
 
     def answer(self, exchange: str, request: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:
@@ -153,6 +154,8 @@ class PrivateClient:
         names = tuple(each.name for each in cohort)
         weighing = weighing_of(unpack(terms)["weighing"])
         weighted_names(weighing, names)
+        if isinstance(weighing, GramWeighing) and self._weights is None:
+            raise RefusedError("angles: this run opens sums alone, and the terms ask for angles between updates")
         state["next"] = "nothing"  # a client that fails at its work takes no part in what follows
         self._store.save(state)
         model, done = work(terms)
@@ -236,7 +239,7 @@ class PrivateClient:
         state = self._expect("vector", body)
         self._take_opened(state, body["opened"])
         weighing, own = weighing_of(state["weighing"]), self._own(state)
-        if isinstance(weighing, GramWeighing):
+        if isinstance(weighing, GramWeighing) and self._weights is not None:
             state["opened"] |= weighing.given(own.cohort, body.get("coefficients"))
             weighing.check(own, values_of(weighing, state["opened"]), self._weights)
         words, bound = masked_words(state, weighing, own)

@@ -15,8 +15,8 @@ Words = NDArray[np.uint64]
 _P, _61 = np.uint64(PRIME), np.uint64(61)
 
 BITS, TERMS, COLUMNS = 21, 2048, 4096
-"""Matrices are multiplied by limbs of 21 bits: floats hold sums of 2,048 products of two limbs without rounding. Columns
-are taken in blocks that fit the processor's cache."""
+"""Matrices are multiplied by limbs of 21 bits: floats hold sums of 2,048 products of two limbs without rounding.
+Columns are taken in blocks that fit the processor's cache."""
 
 
 def reduce(values: Words) -> Words:
@@ -81,7 +81,8 @@ def share(values: Words, holders: int, threshold: int) -> Words:
 
 def combine(places: Sequence[int], shares: Words) -> Words:
     """Return the secrets from shares of the holders at these places."""
-    return multiply(np.array([_factors(tuple(places), 0)], np.uint64), shares)[0]
+    (opened,) = multiply(np.array([_factors(tuple(places), 0)], np.uint64), shares)
+    return np.asarray(opened)
 
 
 def agree(places: Sequence[int], shares: Words, threshold: int) -> bool:

@@ -244,7 +244,7 @@ class Settings(RunSettings):
         try:
             check_private(method, self.privacy)
             clients = len(method.training_clients or ()) or self.clients or FEWEST
-            drawn = share(self.fraction, clients, method.min_train_nodes)
+            drawn = max(FEWEST, share(self.fraction, clients, method.min_train_nodes))
             method.private_weighing(list(map(str, range(drawn))), 1, self.num_rounds, self.loss_bound)
         except ValueError as error:
             raise SettingsError(IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))) from error

@@ -17,6 +17,7 @@ from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.flower import ErrorCode
 from fairbloom.logs import errors_alone
+from fairbloom.private.weighing import GramWeighing
 from fairbloom.rounds.flower import FlowerClients, unpack_content
 from fairbloom.server.app import federate, measured_in_private
 from fairbloom.server.delivery import deliver_model
@@ -90,9 +91,15 @@ def _sent_in_private(settings: Settings) -> Iterator[tuple[str, Mapping[str, str
     keys = "two fresh public keys, signed, with the certificate of its name"
     shares = "shares, encrypted for each other client of the round, of numbers of which sums alone are opened"
     own = "its share of each of these sums"
+    opened = [f"{shares}: {weighed}", own]
+    if isinstance(weighing, GramWeighing):
+        opened = [
+            "shares, encrypted for each other client of the round, of its update",
+            "its share of the length of each update, and of the angle between each two, which are opened by name",
+        ]
     things = {
         "train": [
-            *(keys, f"{shares}: {weighed}", own),
+            *(keys, *opened),
             "its update and its coefficient, masked so that only sums over at least five clients can be read",
             "shares of the keys by which the masks are taken off those sums",
         ],

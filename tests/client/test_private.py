@@ -13,6 +13,7 @@ from fairbloom.client.app import app
 from fairbloom.deploy.pki import make_node_key
 from fairbloom.private.keys import Authority, issue, new_signing_key, write_identity
 from fairbloom.private.packing import unpack
+from fairbloom.private.weighing import GramWeighing
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.flower import FlowerClients, record_of
 from fairbloom.server.app import federate
@@ -22,6 +23,7 @@ from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
+from fairbloom.strategies.term import TERM
 from tests.experiments.helpers import fairbloom
 
 CLIENTS = 8
@@ -153,6 +155,19 @@ def test_a_forged_server_gets_no_number_by_plain_messages(kind: str, tmp_path: P
     else:
         assert "privacy = 'sums': in a private run" in reply.error.reason
         assert "answers the exchanges of private rounds alone" in reply.error.reason
+
+
+def test_a_run_of_sums_opens_no_angles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of devices that know by the run's settings, or by their owner's limits, that sums alone are opened."""
+    monkeypatch.setattr(
+        TERM,
+        "private_weighing",
+        lambda self, names, *others: GramWeighing(clients=names),  # of a forged server
+    )
+    folder, _ = trained(tmp_path, **{"num-rounds": 1, "unused-rounds": 0})
+    (row,) = ROUNDS.read(folder)
+    assert row["replies_used"] == "0"
+    assert "this run opens sums alone, and the terms ask for angles" in row["refused"]
 
 
 def test_what_a_device_keeps_is_its_journal_alone(tmp_path: Path) -> None:

@@ -244,6 +244,15 @@ def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in there.iterdir()] == ["lund.csv"]
 
 
+def test_a_client_whose_angles_are_opened_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("data", "--task", "digits", "--leaves", "--set", "clients=2", "--set", "method=fedmgda", "--set")
+    assert fairbloom(*words, "privacy=angles") == 0
+    said = capsys.readouterr().out
+    assert "sends shares, encrypted for each other client of the round, of its update." in said
+    assert "the length of each update, and of the angle between each two, which are opened by name" in said
+    assert "tested in, it sends shares, encrypted for each other client of the round, of numbers of which sums" in said
+
+
 def test_a_private_client_sends_shares_and_a_masked_update(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("data", "--task", "digits", "--leaves", "--set", "clients=2", "--set", "method=term", "--set")
     assert fairbloom(*words, "privacy=sums") == 0
