@@ -285,8 +285,8 @@ class RunSettings(BaseModel):
     )
     privacy: Annotated[str, Choices("none", "sums", "angles"), Mark.SENT_TO_CLIENTS] = Field(
         "none",
-        description="What the server may see: none hides nothing, sums shows sums alone, angles also lengths of updates "
-        "and angles between them",
+        description="What the server may see: none hides nothing, sums shows sums alone, angles also lengths of "
+        "updates and angles between them",
     )
     loss_bound: Annotated[float, Range("(0, inf)")] = Field(
         16.0, description="Largest training loss that a private method distinguishes; larger ones count as this"
