@@ -32,6 +32,8 @@ pytestmark = pytest.mark.docker
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5}
+PRIVATE: dict[str, dict[str, Any]] = {"term": {"method": "term", "privacy": "sums"}}
+"""Private runs, by their name."""
 CLIENT_LIMIT_GB = 1.45
 TARGETS = ("client", "server")
 TITLE = "org.opencontainers.image.title"
@@ -99,7 +101,7 @@ def size(target: str) -> float:
 
 
 class Checkout:
-    """What of a fresh clone `docker compose` needs, as a project of its own."""
+    """What of a fresh clone `docker compose` needs, as a project of its own by the name of its folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +110,15 @@ class Checkout:
         shutil.copy(ROOT / "compose.yaml", path)
         for name in ("compose.yaml", "clients.yaml"):
             shutil.copy(ROOT / "docker" / name, path / "docker")
-        self.environment = os.environ | {"FLEET": "127.0.0.1:", "COMPOSE_PROJECT_NAME": f"fairbloom-test-{os.getpid()}"}
+        project = f"{path.name}-test-{os.getpid()}"
+        self.environment = os.environ | {"FLEET": "127.0.0.1:", "COMPOSE_PROJECT_NAME": project}
+
+    def write_clients(self, number: int) -> None:
+        """Give the project another number of clients."""
+        script = str(ROOT / "docker" / "clients.py")
+        code = f"import runpy; print(runpy.run_path({script!r})['render']({number}), end='')"
+        written = subprocess.check_output([sys.executable, "-c", code], text=True)
+        (self.path / "docker" / "clients.yaml").write_text(written)
 
     def compose(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -292,12 +302,51 @@ def test_a_run_outlives_the_superlink_and_nobody_else_gets_in(checkout: Checkout
 
 
 def test_down_with_volumes_leaves_nothing_behind(checkout: Checkout) -> None:
-    code = f"import runpy; print(runpy.run_path({str(ROOT / 'docker' / 'clients.py')!r})['render'](2), end='')"
-    written = subprocess.check_output([sys.executable, "-c", code], text=True)
-    (checkout.path / "docker" / "clients.yaml").write_text(written)
+    checkout.write_clients(2)
     checkout.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
     project = checkout.environment["COMPOSE_PROJECT_NAME"]
     assert docker("volume", "ls", "--quiet", "--filter", f"name={project}").split() == []
+
+
+@pytest.fixture(scope="module")
+def seven(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    """A project of seven clients: of their private rounds one client may be lost for good."""
+    made = Checkout(tmp_path_factory.mktemp("docker") / "seven")
+    made.write_clients(7)
+    yield made
+    made.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_private_run_outlives_a_client_that_is_killed(seven: Checkout, name: str) -> None:
+    run = seven.path / "runs" / name
+    asked = {**PRIVATE[name], "min-clients": 6, "fraction": 1.0, "partition": "iid", "num-rounds": 8}
+    settings = {**asked, "round-timeout": 30, "out": f"runs/{name}"}
+    with (seven.path / f"{name}.log").open("w") as log:
+        experiment = subprocess.Popen(
+            ["docker", "compose", "--ansi=never", "run", "--rm", "experiment"],
+            **{
+                "cwd": seven.path,
+                "env": seven.environment | {"SETTINGS": " ".join(f"{key}={value}" for key, value in settings.items())},
+            },
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            seven.first_round_of(run, time.monotonic())
+            killed = seven.compose("kill", "client-2")
+            assert killed.returncode == 0, killed.stderr[-2000:]
+            code = experiment.wait(timeout=400)
+        finally:
+            experiment.terminate()
+            experiment.wait()
+    assert code == 0, (seven.path / f"{name}.log").read_text()[-3000:]
+    rows, used = table(run / "rounds.csv"), [int(row["replies_used"]) for row in table(run / "rounds.csv")]
+    assert (len(rows), used[0], used[-1]) == (8, 7, 6)
+    assert {*used} <= {0, 6, 7}
+    assert sum(map(bool, used)) >= 7
+    assert table(run / "clients.csv") == []
+    print(f"\nseconds of each round: {[row['seconds'] for row in rows]}")
 
 
 def test_another_build_of_the_same_leaves_no_image_over(images: None) -> None:
