@@ -12,8 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,10 @@ pytestmark = pytest.mark.docker
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5}
-PRIVATE: dict[str, dict[str, Any]] = {"term": {"method": "term", "privacy": "sums"}}
+PRIVATE: dict[str, dict[str, Any]] = {
+    "term": {"method": "term", "privacy": "sums"},
+    "fedmgdaplus": {"method": "fedmgdaplus", "privacy": "angles", "fedmgdaplus.epsilon": 0.2},
+}
 """Private runs, by their name."""
 CLIENT_LIMIT_GB = 1.45
 TARGETS = ("client", "server")
@@ -148,6 +151,26 @@ def checkout(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     made = Checkout(tmp_path_factory.mktemp("docker") / "fairbloom")
     yield made
     made.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
+
+
+@contextmanager
+def experiment(checkout: Checkout, name: str, settings: Mapping[str, Any], seconds: float) -> Iterator[None]:
+    """Submit a run meanwhile, which must complete in so many seconds after the block."""
+    said = " ".join(f"{key}={value}" for key, value in {**settings, "out": f"runs/{name}"}.items())
+    with (checkout.path / f"{name}.log").open("w") as log:
+        submitted = subprocess.Popen(
+            ["docker", "compose", "--ansi=never", "run", "--rm", "experiment"],
+            **{"cwd": checkout.path, "env": checkout.environment | {"SETTINGS": said}},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield
+            code = submitted.wait(timeout=seconds)
+        finally:
+            submitted.terminate()
+            submitted.wait()
+    assert code == 0, (checkout.path / f"{name}.log").read_text()[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -276,26 +299,14 @@ def check_host(checkout: Checkout) -> None:
 
 
 def test_a_run_outlives_the_superlink_and_nobody_else_gets_in(checkout: Checkout, finished: Path) -> None:
-    run, settings = checkout.path / "runs" / "second", "num-rounds=15 round-timeout=30 out=runs/second"
-    with (checkout.path / "second.log").open("w") as log:
-        experiment = subprocess.Popen(
-            ["docker", "compose", "--ansi=never", "run", "--rm", "experiment"],
-            **{"cwd": checkout.path, "env": checkout.environment | {"SETTINGS": settings}},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            checkout.first_round_of(run, time.monotonic())
-            check_reach(checkout)
-            check_host(checkout)
-            metrics = checkout.compose("exec", "-T", "server", "python", "-c", METRICS).stdout
-            assert "fairbloom_connected_clients 4.0" in metrics
-            assert checkout.compose("exec", "-T", "server", "python", "-c", KILL).stdout.split() == ["killed"]
-            code = experiment.wait(timeout=240)
-        finally:
-            experiment.terminate()
-            experiment.wait()
-    assert code == 0, (checkout.path / "second.log").read_text()[-3000:]
+    run = checkout.path / "runs" / "second"
+    with experiment(checkout, "second", {"num-rounds": 15, "round-timeout": 30}, seconds=240):
+        checkout.first_round_of(run, time.monotonic())
+        check_reach(checkout)
+        check_host(checkout)
+        metrics = checkout.compose("exec", "-T", "server", "python", "-c", METRICS).stdout
+        assert "fairbloom_connected_clients 4.0" in metrics
+        assert checkout.compose("exec", "-T", "server", "python", "-c", KILL).stdout.split() == ["killed"]
     rows = table(run / "rounds.csv")
     assert len(rows) == 15
     print(f"\nwith the SuperLink killed: slowest round {max(float(row['seconds']) for row in rows):.1f} s")
@@ -320,27 +331,11 @@ def seven(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ch
 @pytest.mark.parametrize("name", PRIVATE)
 def test_a_private_run_outlives_a_client_that_is_killed(seven: Checkout, name: str) -> None:
     run = seven.path / "runs" / name
-    asked = {**PRIVATE[name], "min-clients": 6, "fraction": 1.0, "partition": "iid", "num-rounds": 8}
-    settings = {**asked, "round-timeout": 30, "out": f"runs/{name}"}
-    with (seven.path / f"{name}.log").open("w") as log:
-        experiment = subprocess.Popen(
-            ["docker", "compose", "--ansi=never", "run", "--rm", "experiment"],
-            **{
-                "cwd": seven.path,
-                "env": seven.environment | {"SETTINGS": " ".join(f"{key}={value}" for key, value in settings.items())},
-            },
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            seven.first_round_of(run, time.monotonic())
-            killed = seven.compose("kill", "client-2")
-            assert killed.returncode == 0, killed.stderr[-2000:]
-            code = experiment.wait(timeout=400)
-        finally:
-            experiment.terminate()
-            experiment.wait()
-    assert code == 0, (seven.path / f"{name}.log").read_text()[-3000:]
+    asked = {"min-clients": 6, "fraction": 1.0, "partition": "iid", "num-rounds": 8, "round-timeout": 30}
+    with experiment(seven, name, {**PRIVATE[name], **asked}, seconds=400):
+        seven.first_round_of(run, time.monotonic())
+        killed = seven.compose("kill", "client-2")
+        assert killed.returncode == 0, killed.stderr[-2000:]
     rows, used = table(run / "rounds.csv"), [int(row["replies_used"]) for row in table(run / "rounds.csv")]
     assert (len(rows), used[0], used[-1]) == (8, 7, 6)
     assert {*used} <= {0, 6, 7}
