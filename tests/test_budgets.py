@@ -20,7 +20,7 @@ ROOMS: Mapping[str, int] = {
     "client/rules": 1_100,
     "deploy/flower/device": 1_030,
     "deploy/flower/server": 2_350,
-    "deploy/operator": 2_570,
+    "deploy/operator": 2_575,
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,
     "experiments/results": 3_800,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 66_650, 82_150
+PACKAGES, TESTS = 66_650, 82_250
 """The most lines of Python in all packages, and in the tests."""
 
 DOCS_WORDS, DEPENDENCIES = 60_650, 17

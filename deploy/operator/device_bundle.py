@@ -15,7 +15,7 @@ from fairbloom.system.files import write_private, write_public
 
 from .. import pki
 from ..errors import DeployError
-from .federation import UNIT, Federation
+from .federation import UNIT, Federation, warn
 from .registry import EnrolledClient
 
 
@@ -42,9 +42,12 @@ def write_bundle(federation: Federation, client: EnrolledClient, keys: pki.KeyPa
     }
     if keys.private:
         files["key"] = (keys.private, 0o600)
-    if keys.signing:
+    if keys.signing and federation.authority_key.exists():
         authority = (federation.authority, federation.authority_key)
         files["identity"] = (pki.make_identity(*authority, client.name, client.expires, keys.signing), 0o644)
+    else:
+        why = f"{federation.authority_key} is not here" if keys.signing else "its request has no key for these"
+        warn(f"{client.name} cannot take part in private runs: {why}; fairbloom deploy rotate makes another bundle")
     folder, packed = _bundle_paths(federation, client.name)
     remove_bundle(federation, client.name)
     if not unpack:

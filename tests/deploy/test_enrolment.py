@@ -211,12 +211,21 @@ def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, machi
     assert (known.name, known.certificate.expires) == ("gate-7", client.expires)
 
 
-def test_a_request_without_a_signing_key_makes_a_bundle_without_identity(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.request").write_text(f"{pki.make_node_key().public.decode()} a\n")
-    assert fairbloom("deploy", "enroll", "a", "--unpacked", "--request", tmp_path / "a.request") == 0
-    assert sorted(file.name for file in (made / "bundles" / "a").iterdir()) == [
-        *("ca.crt", "client.toml", "fairbloom-client.service")
-    ]
+@pytest.mark.parametrize("lacking", ["signing key", "authority's key"])
+def test_a_bundle_without_identity_is_said_and_serves_plain_runs(
+    made: Path, tmp_path: Path, lacking: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = request_of(tmp_path, "a")
+    if lacking == "signing key":
+        request.write_text(f"{pki.make_node_key().public.decode()} a\n")
+    else:
+        (made / "ca.key").unlink()  # the operator keeps it elsewhere
+    assert fairbloom("deploy", "enroll", "a", "--unpacked", "--request", request) == 0
+    why = "its request has no key for these" if lacking == "signing key" else "federation/ca.key is not here"
+    said = capsys.readouterr().err
+    assert "a cannot take part in private runs" in said
+    assert f"{why}; fairbloom deploy rotate makes another bundle" in said
+    assert not (made / "bundles" / "a" / "identity").exists()
 
 
 def test_an_unpacked_bundle_for_a_key_of_the_device_has_no_key_of_before(made: Path, tmp_path: Path) -> None:
