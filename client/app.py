@@ -102,7 +102,7 @@ def _answer_in_private(exchange: str, message: Message, context: Context) -> Mes
         if not isinstance(body := config.get(wire.PRIVATE), bytes):
             raise ReportableError(f"the exchange {exchange!r} of a private round has no request")
         request = {"body": body}
-        client = private_client(context.node_config, context.run_config.get("privacy"))
+        client = private_client(context.node_config, str(context.run_config.get("privacy")))
         reply = client.answer(exchange, request, work)
         return Message(RecordDict({wire.PRIVATE: ConfigRecord({**reply})}), reply_to=message)
 

@@ -61,8 +61,8 @@ def identity_of(node: Mapping[str, Any]) -> tuple[Identity, Authority]:
         ) from error
 
 
-def private_client(node: Mapping[str, Any], tier: object) -> PrivateClient:
-    """Return the client of a device in a run with this privacy, which opens no angles unless it is "angles".
+def private_client(node: Mapping[str, Any], tier: str) -> PrivateClient:
+    """Return the client of a device in a run with this privacy.
 
     ReportableError where the device has no identity or nowhere to keep what it answered.
     """
@@ -70,8 +70,7 @@ def private_client(node: Mapping[str, Any], tier: object) -> PrivateClient:
     if not folder:
         raise ReportableError("it has no state-dir, in which it notes what it has answered: set one")
     Path(str(folder)).mkdir(parents=True, exist_ok=True)
-    weights = torchjd_weights if tier == "angles" else None
-    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), weights)
+    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), tier, torchjd_weights)
 
 
 def torchjd_weights(name: str, arguments: Mapping[str, float], gram: NDArray[np.float64]) -> NDArray[np.float64]:

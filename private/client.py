@@ -82,12 +82,13 @@ class Work:
 class PrivateClient:
     """One client's half of the protocol. It answers a round's exchanges in order, each once.
 
-    Every exchange has the state loaded, checked, changed and saved before the answer leaves. Without `weights`, the
-    client lets no angles be opened.
+    Every exchange has the state loaded, checked, changed and saved before the answer leaves. Of what the
+    `tier` of privacy hides, nothing is opened; `weights` computes weightings of TorchJD.
     """
 
-    def __init__(self, identity: Identity, authority: Authority, store: Store, weights: Weights | None = None) -> None:
-        self._identity, self._authority, self._store, self._weights = identity, authority, store, weights
+    def __init__(self, identity: Identity, authority: Authority, store: Store, tier: str, weights: Weights) -> None:
+        self._identity, self._authority, self._store = identity, authority, store
+        self._tier, self._weights = tier, weights
 
     def answer(self, exchange: str, request: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:
         """Answer an exchange; `work` does what terms ask, and returns the digest of the received model with it.
@@ -154,8 +155,8 @@ class PrivateClient:
         names = tuple(each.name for each in cohort)
         weighing = weighing_of(unpack(terms)["weighing"])
         weighted_names(weighing, names)
-        if isinstance(weighing, GramWeighing) and self._weights is None:
-            raise RefusedError("angles: this run opens sums alone, and the terms ask for angles between updates")
+        if weighing.tier not in ("sums", self._tier):
+            raise RefusedError(f"privacy = {self._tier!r}: the terms would open {weighing.tier}, too")
         state["next"] = "nothing"  # a client that fails at its work takes no part in what follows
         self._store.save(state)
         model, done = work(terms)
@@ -239,7 +240,7 @@ class PrivateClient:
         state = self._expect("vector", body)
         self._take_opened(state, body["opened"])
         weighing, own = weighing_of(state["weighing"]), self._own(state)
-        if isinstance(weighing, GramWeighing) and self._weights is not None:
+        if isinstance(weighing, GramWeighing):
             state["opened"] |= weighing.given(own.cohort, body.get("coefficients"))
             weighing.check(own, values_of(weighing, state["opened"]), self._weights)
         words, bound = masked_words(state, weighing, own)

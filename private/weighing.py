@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .errors import RefusedError
 from .masks import sketch
 from .numbers import FIELD_LIMB, MAX_LIMBS, FixedPoint
-from .rules import MOST, cap
+from .rules import FEWEST, MOST, cap
 
 SMALLEST_LOSS, SMALLEST_ACCURACY = 1e-10, 1e-6
 """Floors of a loss that is raised to a power, and of an accuracy of which the logarithm is taken."""
@@ -60,6 +60,8 @@ class Weighing(ABC):
     """A rule of coefficients; its fields travel with the terms of a round."""
 
     kind: ClassVar[str]
+    tier: ClassVar[str] = "sums"
+    """The tier of privacy that shows what it opens; each tier shows sums."""
     metrics: ClassVar[tuple[str, ...]] = ()
     """The metrics that it needs besides the number of examples."""
     steps: ClassVar[int] = 1
@@ -369,6 +371,79 @@ class AccuracyWeighing(Weighing):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TailWeighing(LossWeighing):
+    """c_k = 1 / n for the n clients in the tail of losses: those not below the quantile at 1 − θ.
+
+    The first step opens how many losses are in each of 256 bins, the next ones how many are in each of 256 parts of the
+    bin that has the quantile, until it has one loss or is at most 2^−20 wide. Losses in one such bin are tied.
+    """
+
+    kind, tier = "tail", "counts"
+    theta: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.2 <= self.theta <= 1.0:
+            raise ValueError(f"theta = {self.theta:g} leaves too few clients in a private step: set it to at least 0.2")
+        if not 0.0 < self.loss_bound <= 1 << 20:
+            raise ValueError(f"loss-bound = {self.loss_bound:g} is too large for counts of losses: lower it")
+
+    @property
+    def _digits(self) -> int:
+        """How often bins are divided."""
+        return max(1, math.ceil((math.log2(self.loss_bound) + 20.0) / 8.0))
+
+    @property
+    def steps(self) -> int:  # type: ignore[override] # it depends on the fields
+        """One for each division, and one for C."""
+        return self._digits + 1
+
+    def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
+        bins = (f"bin {step} {digit}" for digit in range(256))
+        return (TOTAL,) if step == self.steps else (WEIGHT, *bins) if step == 1 else tuple(bins)
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
+        if step == self.steps:
+            return {TOTAL: self.coefficient(own, opened) * own.length}
+        found = dict.fromkeys(self.names(step), 0.0) | ({WEIGHT: 1.0} if step == 1 else {})
+        quantile, digits, inside, _ = self._quantile(step - 1, opened)
+        if self._bin(own, digits) == quantile and inside != 1:
+            found[f"bin {step} {self._bin(own, step) & 255}"] = 1.0
+        return found
+
+    def _bin(self, own: Own, digits: int) -> int:
+        """Return the bin of the loss after so many divisions; each digit of its number is to the base 256."""
+        most = 1 << 8 * self._digits
+        return min(int(self.loss(own) / self.loss_bound * most), most - 1) >> 8 * (self._digits - digits)
+
+    def _quantile(self, steps: int, opened: Sums) -> tuple[int, int, int, int]:
+        """Return the bin that has the quantile, its divisions, how many losses it has, and how many are below it."""
+        found, digits, inside, below = 0, 0, 0, 0
+        while digits < steps and inside != 1:
+            digits += 1
+            rank = max(1, math.ceil(opened[WEIGHT] * (1.0 - self.theta - 1e-9)))
+            counts = [round(opened[f"bin {digits} {digit}"]) for digit in range(256)]
+            digit = next((each for each in range(256) if below + sum(counts[: each + 1]) >= rank), 255)
+            found, inside, below = found << 8 | digit, counts[digit], below + sum(counts[:digit])
+        return found, digits, inside, below
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k; RefusedError where the tail has too few clients."""
+        quantile, digits, _, below = self._quantile(self._digits, opened)
+        clients = round(opened[WEIGHT]) - below
+        if clients < FEWEST:
+            raise RefusedError(f"small cohort: {clients} clients are in the tail, and {FEWEST} are the fewest")
+        return 1.0 / clients if self._bin(own, digits) >= quantile else 0.0
+
+    part = coefficient
+
+    def format_of(self, name: str) -> FixedPoint:
+        """Return the format of a sum."""
+        return FLAG if name.startswith("bin ") else super().format_of(name)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeanWeighing(Weighing):
     """No coefficient: an evaluation opens the count, the sums and the sums of squares of scores, and their means."""
 
@@ -403,7 +478,7 @@ class GramWeighing(Weighing):
     |λ_k − 1/m| ≤ `epsilon`. If `torchjd` names a weighting of TorchJD, they are what it makes of the matrix.
     """
 
-    kind = "gram"
+    kind, tier = "gram", "angles"
     clients: Sequence[str] = ()
     """The clients that are asked. Opened values have their places here in their names, since a name may be anything."""
     epsilon: float = 1.0
@@ -528,7 +603,7 @@ KINDS: Mapping[str, type[Weighing]] = {
     each.kind: each
     for each in (
         *(PriorWeighing, NormalisedWeighing, TiltedWeighing, PowerWeighing),
-        *(DeviationWeighing, AccuracyWeighing, MeanWeighing, GramWeighing),
+        *(DeviationWeighing, AccuracyWeighing, MeanWeighing, GramWeighing, TailWeighing),
     )
 }
 """The weighings by the kind that their specs name."""

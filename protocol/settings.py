@@ -283,10 +283,10 @@ class RunSettings(BaseModel):
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
-    privacy: Annotated[str, Choices("none", "sums", "angles"), Mark.SENT_TO_CLIENTS] = Field(
+    privacy: Annotated[str, Choices("none", "sums", "angles", "counts"), Mark.SENT_TO_CLIENTS] = Field(
         "none",
         description="What the server may see: none hides nothing, sums shows sums alone, angles also lengths of "
-        "updates and angles between them",
+        "updates and angles between them, counts also how many losses are how large",
     )
     loss_bound: Annotated[float, Range("(0, inf)")] = Field(
         16.0, description="Largest training loss that a private method distinguishes; larger ones count as this"

@@ -20,7 +20,12 @@ REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ON
 PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
 WHOLE_UPDATES, CORRECTED_SGD = "whole updates", "corrected sgd"
 PLAIN_LOSS, CLIENT_MOMENTUM, OWN_WEIGHTS = "plain loss", "client momentum", "own weights"
-BEYOND_SUMS, BEYOND_ANGLES = "beyond sums", "beyond angles"
+BEYOND = "beyond "
+"""The beginning of what a method needs where a tier of privacy hides it: "beyond sums"."""
+
+TIERS = {"sums": "sums", "angles": "sums and angles between updates", "counts": "sums and counts of losses"}
+"""What each tier of privacy shows."""
+
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
@@ -71,16 +76,14 @@ NEEDS: Mapping[str, Requirement] = {
         "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
         "such as sgd or rmsprop, leave {option} out, or set the method's momentum to 0",
     ),
-    BEYOND_SUMS: Requirement(
-        "needs more than sums of clients' numbers and updates; the error says what",
-        "{option} = {value!r}: {method} needs {beyond_sums}: leave {option} out, or choose a method that needs sums "
-        "alone, such as TERM",
-    ),
-    BEYOND_ANGLES: Requirement(
-        "needs more than sums and angles between updates; the error says what",
-        "{option} = {value!r}: {method} needs {beyond_sums}: leave {option} out, or choose a method that needs no more "
-        "than sums and angles, such as FedMGDA",
-    ),
+    **{
+        f"{BEYOND}{tier}": Requirement(
+            f"needs more than {shown}; the error says what",
+            "{option} = {value!r}: {method} needs {beyond_sums}: leave {option} out, or choose a method that needs "
+            f"{shown} alone, such as TERM",
+        )
+        for tier, shown in TIERS.items()
+    },
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
         "{option} = {value!r} replaces the weights of FedAvg, and {method} has its own: choose one that mixes updates "
@@ -107,10 +110,7 @@ OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_S
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({OWN_WEIGHTS}))
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
-PRIVACY = {
-    "sums": Option('privacy="sums"', frozenset({BEYOND_SUMS})),
-    "angles": Option('privacy="angles"', frozenset({BEYOND_ANGLES})),
-}
+PRIVACY = {tier: Option(f'privacy="{tier}"', frozenset({f"{BEYOND}{tier}"})) for tier in TIERS}
 
 OPTIONS = (
     *(WEIGHTING, SAMPLING, CLIP_UPDATES, SERVER_MOMENTUM, ADAPTIVE_SERVER, OTHER_WEIGHTS),

@@ -162,7 +162,7 @@ class Method:
     """What it needs of a round: some of `fits.REQUIREMENTS`, which say what each means."""
     beyond_sums: ClassVar[tuple[str, str]] = ("numbers, updates or states of single clients", "")
     """What it needs that sums hide, and the tier of privacy that would show it, "" where none would. A method with
-    `private_weighing` needs nothing of the kind, unless it names the tier "angles"."""
+    `private_weighing` needs nothing of the kind, unless it names another tier than sums."""
     second: ClassVar[str] = ""
     """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in the midst of local
     work, of which `probe` makes one; or another, whose update is a row too. The rows are then m updates, the m second
@@ -295,9 +295,9 @@ class Method:
                 return bool(self.terms(1).disparity)
             case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:
                 return self.corrects_clients
-            case fits.BEYOND_SUMS | fits.BEYOND_ANGLES:
-                angles = need == fits.BEYOND_SUMS and self.beyond_sums[1] == "angles"
-                return angles or self.keeps_states or not self.weighs_in_private
+        if need.startswith(fits.BEYOND):
+            enough = self.beyond_sums[1] in ("", need.removeprefix(fits.BEYOND))
+            return not enough or self.keeps_states or not self.weighs_in_private
         return need in self.requires
 
     @property

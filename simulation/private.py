@@ -26,8 +26,8 @@ class PrivateLocalClients:
     Whoever runs this process sees everything that the clients compute.
     """
 
-    def __init__(self, engine: LocalClients) -> None:
-        self._engine = engine
+    def __init__(self, engine: LocalClients, tier: str) -> None:
+        self._engine, self._tier = engine, tier
         self._secret, public = new_signing_key()
         self.authority = Authority("in process", public)
         self._private: dict[str, PrivateClient] = {}
@@ -56,7 +56,7 @@ class PrivateLocalClients:
             private, public = new_signing_key()
             certificate = issue(self._secret, self.authority.federation, name, public, "")
             self._private[name] = PrivateClient(
-                Identity(private, certificate), self.authority, MemoryStore(), torchjd_weights
+                Identity(private, certificate), self.authority, MemoryStore(), self._tier, torchjd_weights
             )
         return self._private[name]
 

@@ -65,14 +65,16 @@ def simulate(
             recorded = ENGINE.read(folder)
             if debug:
                 debugged = DebuggedClients(method, agreed_config)
-                return PrivateLocalClients(debugged) if settings.privacy != "none" else debugged, recorded or {}
+                return PrivateLocalClients(
+                    debugged, settings.privacy
+                ) if settings.privacy != "none" else debugged, recorded or {}
             choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
             if on_trained is not None:
                 clients.on_trained = on_trained
             if settings.privacy != "none":
-                return PrivateLocalClients(clients), asdict(choice)
+                return PrivateLocalClients(clients, settings.privacy), asdict(choice)
             # A cluster's places are known now; when the run continues, the shards are to be the same.
             return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 

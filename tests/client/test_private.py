@@ -167,7 +167,7 @@ def test_a_run_of_sums_opens_no_angles(tmp_path: Path, monkeypatch: pytest.Monke
     folder, _ = trained(tmp_path, **{"num-rounds": 1, "unused-rounds": 0})
     (row,) = ROUNDS.read(folder)
     assert row["replies_used"] == "0"
-    assert "this run opens sums alone, and the terms ask for angles" in row["refused"]
+    assert "privacy = 'sums': the terms would open angles, too" in row["refused"]
 
 
 def test_what_a_device_keeps_is_its_journal_alone(tmp_path: Path) -> None:

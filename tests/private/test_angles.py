@@ -62,7 +62,7 @@ KINDS = sorted(weighings(["a"]))
 
 def federation_of(clients: int = 8, size: int = 500) -> Federation:
     """Return clients whose updates have something in common, as those of training have."""
-    federation = Federation(clients, size)
+    federation = Federation(clients, size, tier="angles")
     federation.weigh = weigh
     common = np.random.default_rng(7).normal(size=size)
     federation.updates = {name: update + common for name, update in federation.updates.items()}

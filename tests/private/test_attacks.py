@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairbloom.client.private import torchjd_weights
 from fairbloom.private.client import MemoryStore, PrivateClient
 from fairbloom.private.errors import RefusedError, SkippedError
 from fairbloom.private.keys import Authority, Identity, digest, issue, new_signing_key, sign
@@ -149,7 +150,9 @@ def test_a_share_off_the_polynomial_is_refused() -> None:
     federation = Federation()
     private, public = new_signing_key()
     certificate = issue(federation.secret, "test", "client-000", public, "")
-    colluder = PrivateClient(Identity(private, certificate), federation.authority, MemoryStore())
+    colluder = PrivateClient(
+        Identity(private, certificate), federation.authority, MemoryStore(), "sums", torchjd_weights
+    )
     federation.clients["client-000"] = colluder
 
     def forge(asked: str, client: str, request: dict[str, Any]) -> dict[str, Any]:

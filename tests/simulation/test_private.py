@@ -37,7 +37,10 @@ ANGLES = {
 }
 """Methods that need angles."""
 
-TIERS = [*((method, "sums") for method in SUMS), *((method, "angles") for method in ANGLES)]
+COUNTS = {"deltafl": {"deltafl.theta": 0.6, "weighting": "uniform"}}
+"""The method that needs counts of losses."""
+
+TIERS = [("deltafl", "counts"), *((method, "sums") for method in SUMS), *((method, "angles") for method in ANGLES)]
 
 MEAN = "test_accuracy_of_global_model_mean"
 
@@ -48,7 +51,7 @@ def trained(out: Path, method: str = "term", privacy: str = "sums", **settings: 
         "partition": "iid",
         "engine": "loop",
         "fraction": 1.0,
-        **{**SUMS, **ANGLES}.get(method, {}),
+        **{**SUMS, **ANGLES, **COUNTS}.get(method, {}),
         **settings,
         "privacy": privacy,
     }
@@ -158,6 +161,15 @@ def test_other_weightings_of_torchjd_are_refused(name: str, tmp_path: Path) -> N
         trained(tmp_path, f"torchjd:{name}", "angles")
 
 
+def test_a_tail_of_too_few_clients_is_refused(tmp_path: Path) -> None:
+    for theta, words in ((0.4, "theta = 0.4 leaves fewer than 5 of 10 clients"), (0.1, "set it to at least 0.2")):
+        with pytest.raises(FairbloomError, match=words):
+            trained(tmp_path, "deltafl", "counts", **{"deltafl.theta": theta, "clients": 60 if theta == 0.1 else 10})
+    with pytest.raises(FairbloomError, match="weighting = 'examples' does not work with privacy = 'counts': set it to"):
+        trained(tmp_path, "deltafl", "counts", weighting="examples")
+    assert not list(tmp_path.iterdir())
+
+
 def test_weighting_by_examples_is_refused_with_angles(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="weighting = 'examples' does not work with privacy = 'angles': leave it"):
         trained(tmp_path, "fedmgda", "angles", weighting="examples")
@@ -183,7 +195,10 @@ def test_a_sketch_without_angles_is_refused(tier: str, tmp_path: Path) -> None:
     ("method", "words"),
     [
         ("fedmgda", "FedMGDA needs angles between updates: the tier angles shows that: set privacy=angles"),
-        ("deltafl", "DeltaFL needs which clients' losses are the largest: that is the tier counts, which this version"),
+        (
+            "deltafl",
+            "DeltaFL needs which clients' losses are the largest: the tier counts shows that: set privacy=counts",
+        ),
         ("aaggff", "AAggFF needs each client's loss: no tier of privacy shows that: leave privacy out, or choose"),
     ],
 )
