@@ -86,7 +86,8 @@ def rehearse(
 def _sent_in_private(settings: Settings) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yield what a client sends in private rounds: when it is asked, and the thing in words."""
     weighing = settings.strategy().private_weighing([], 1, settings.num_rounds, settings.loss_bound)
-    weighed = ", ".join(("the number of its examples", "the length of its update", *weighing.metrics))
+    metrics = [f"the bins of {name}" if weighing.tier == "counts" else name for name in weighing.metrics]
+    weighed = ", ".join(("the number of its examples", "the length of its update", *metrics))
     measured = ", ".join(measured_in_private(load_task(settings.run_config()), settings))
     keys = "two fresh public keys, signed, with the certificate of its name"
     shares = "shares, encrypted for each other client of the round, of numbers of which sums alone are opened"

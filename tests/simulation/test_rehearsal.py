@@ -244,6 +244,14 @@ def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in there.iterdir()] == ["lund.csv"]
 
 
+def test_a_client_whose_loss_is_counted_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--set", "clients=10", "--set", "method=deltafl", "--set", "weighting=uniform", "--set", "privacy=counts")
+    assert fairbloom("data", "--task", "digits", "--leaves", *words) == 0
+    assert "sums alone are opened: the number of its examples, the length of its update, the bins of" in (
+        capsys.readouterr().out.replace("\n", " ")
+    )
+
+
 def test_a_client_whose_angles_are_opened_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("data", "--task", "digits", "--leaves", "--set", "clients=2", "--set", "method=fedmgda", "--set")
     assert fairbloom(*words, "privacy=angles") == 0
