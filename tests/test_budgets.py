@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/views/report": 2_600,
     "prediction": 1_100,
     "prediction/export": 1_200,
-    "private": 2_010,
+    "private": 2_090,
     "protocol": 1_860,
     "rounds": 6_155,
     "server": 1_960,
@@ -37,7 +37,7 @@ ROOMS: Mapping[str, int] = {
     "simulation": 1_620,
     "simulation/dispatch": 1_150,
     "simulation/stacked": 1_250,
-    "strategies": 3_710,
+    "strategies": 3_725,
     "tasks": 2_940,
     "tasks/datasets": 1_150,
     "tasks/files": 2_500,
@@ -45,10 +45,10 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 66_650, 82_250
+PACKAGES, TESTS = 66_650, 82_400
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 60_650, 17
+DOCS_WORDS, DEPENDENCIES = 60_850, 17
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")

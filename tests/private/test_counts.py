@@ -58,9 +58,7 @@ def test_the_step_of_counts_is_the_plain_one(clients: int, theta: float) -> None
     st.sampled_from([1.0, 3.7, 16.0, 100.0]),
 )
 @settings(deadline=None, max_examples=100)
-def test_ties_and_losses_at_the_bound_are_in_the_tail_of_the_paper(
-    grid: list[int], theta: float, loss_bound: float
-) -> None:
+def test_ties_and_losses_at_the_bound_are_in_the_tail(grid: list[int], theta: float, loss_bound: float) -> None:
     """On a grid that is coarser than the smallest bins; the largest loss is the bound."""
     losses = np.array(grid) / 4000 * loss_bound
     expected = coefficients(losses, theta)
@@ -99,7 +97,7 @@ def test_a_tail_of_fewer_than_five_is_refused() -> None:
     assert "vector" not in {exchange for exchange, _, _ in federation.replies}
 
 
-def test_a_client_lost_at_the_vector_leaves_the_mean_of_the_others() -> None:
+def test_a_client_lost_at_the_vector_leaves_the_others_mean() -> None:
     federation = federation_of(12)
     losses = {name: federation.metrics[name]["loss-before"] for name in federation.names}
     worst = max(losses, key=losses.__getitem__)
