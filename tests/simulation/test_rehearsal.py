@@ -245,8 +245,8 @@ def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_client_whose_loss_is_counted_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--set", "clients=10", "--set", "method=deltafl", "--set", "weighting=uniform", "--set", "privacy=counts")
-    assert fairbloom("data", "--task", "digits", "--leaves", *words) == 0
+    given = ("clients=10", "fraction=1", "method=deltafl", "weighting=uniform", "privacy=counts")
+    assert fairbloom("data", "--task", "digits", "--leaves", *(word for each in given for word in ("--set", each))) == 0
     assert "sums alone are opened: the number of its examples, the length of its update, the bins of" in (
         capsys.readouterr().out.replace("\n", " ")
     )
