@@ -53,8 +53,8 @@ class DeltaFL(FairStrategy):
             raise ValueError(f"weighting = {self.weighting!r} does not work with privacy = 'counts': set it to uniform")
         if server_round == 1 and names and self.theta * len(names) < FEWEST:
             raise ValueError(
-                f"theta = {self.theta:g} leaves fewer than {FEWEST} of {len(names)} clients in a private step: raise it, "
-                "or draw more clients by fraction"
+                f"theta = {self.theta:g} leaves fewer than {FEWEST} of {len(names)} clients in a private step: raise "
+                "it, or draw more clients by fraction"
             )
         return TailWeighing(theta=self.theta, loss_bound=loss_bound)
 
