@@ -23,16 +23,19 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import ROUNDS
 
-HOSTILE = {"rotated": "client-1", "iid": "client-1", "fashion": "client-1", "hospitals": "hungarian"}
+HOSTILE = {"rotated": "client-1", "iid": "client-1", "fashion": "client-1", "hospitals": "hungarian", "adult": "phd"}
 PLAIN: Mapping[str, Any] = {"fraction": 1.0, "batch-size": 32, "learning-rate": 0.05, "evaluate-every": 1}
 DATA: Mapping[str, Mapping[str, Any]] = {
     "rotated": {"task": "digits", "clients": 8, "partition": "iid", "digits.rotated-clients": 1, **PLAIN},
     "iid": {"task": "digits", "clients": 4, "partition": "iid", "digits.rotated-clients": 0, **PLAIN},
     "fashion": {"task": "fashion-mnist", "clients": 8, "partition": "dirichlet", **PLAIN},
     "hospitals": {"task": "heart-disease", **PLAIN},
+    "adult": {"task": "adult", **PLAIN, "batch-size": 10, "learning-rate": 0.1},
 }
 METHODS = ("fedavg", "qfedavg", "afl", "term", "fedmgda", "fedmgdaplus", "fedfv")
-ATTACKS = {"none": 0.0, "sign-flip": 0.5, "free-rider": 0.0, "alie": 0.0, "optimal-ipm": 0.0, "loss": 5.0}
+ATTACKS = {
+    **{"none": 0.0, "sign-flip": 0.5, "free-rider": 0.0, "alie": 0.0, "optimal-ipm": 0.0, "loss": 5.0, "scale": 10.0},
+}
 DEFENCES = ("none", "clip", "nnm", "bucketing", "arc")
 COLUMNS = (
     "data",

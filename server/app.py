@@ -43,7 +43,17 @@ from .observability import Metrics, log_as_json, name_worst_served, summarize_ro
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
-from .run_folder.files import AGREED, CONFIG, KNOWN, is_finished, read_stop, record_known, write_first_files
+from .run_folder.errors import explain_other_state
+from .run_folder.files import (
+    AGREED,
+    CHECKPOINTS,
+    CONFIG,
+    KNOWN,
+    is_finished,
+    read_stop,
+    record_known,
+    write_first_files,
+)
 from .run_folder.groups import Grouped
 from .run_folder.lock import locked_folder
 from .run_folder.recorded import OnRound, RecordedRound, ignore
@@ -286,11 +296,16 @@ def _run_rounds(
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:
     """Return the model that the next round begins with; a run that is continued gives the method its memory back."""
-    continued = recorder.resume()
-    if continued is None:
-        return arrays_of(module.state_dict())
-    model, state = continued
-    method.load_state_dict(state)
+    fresh = arrays_of(module.state_dict())
+    with explain_other_state(CHECKPOINTS.path_in(recorder.path)):
+        continued = recorder.resume()
+        if continued is None:
+            return fresh
+        model, state = continued
+        forms, due = ({name: (each.dtype, each.shape) for name, each in arrays.items()} for arrays in (model, fresh))
+        if forms != due:
+            raise ValueError("its model has other arrays than the task's")
+        method.load_state_dict(state)
     return model
 
 

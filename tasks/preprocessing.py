@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.values import decode_as
 
 from .files.reading.numbers import Decimal
 from .files.reading.table import EMPTY, Rows, Table
@@ -219,13 +220,13 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Preprocessing:
-        """Return what `to_json` has written; raise ValueError, KeyError or TypeError for anything else."""
+        """Return what `to_json` has written; raise ValueError or KeyError for anything else."""
         if written["format"] != FORMAT:
             raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
-        given = {each.name: written[each.name] for each in fields(cls)}
-        columns = tuple(InputColumn(**{**each, "categories": tuple(each["categories"])}) for each in given["columns"])
-        lists = {name: tuple(given[name]) for name in ("ignored", "classes", "shape", "sheets")}
-        return cls(**{**given, **lists, "columns": columns})
+        made = decode_as(cls, {key: value for key, value in written.items() if key != "format"})
+        if made.positive and (made.positive not in made.classes or len(made.classes) != 2):
+            raise ValueError(f"positive = {made.positive!r} is none of two classes")
+        return made
 
     def encode(self) -> bytes:
         """Return the content of its file."""
@@ -233,7 +234,7 @@ class Preprocessing:
 
     @classmethod
     def decode_file(cls, content: bytes) -> Preprocessing:
-        """Return what `encode` has written; raise ValueError, KeyError or TypeError for anything else."""
+        """Return what `encode` has written; raise ValueError or KeyError for anything else."""
         written = json.loads(content)
         if not isinstance(written, dict):
             raise ValueError("it is no JSON object")

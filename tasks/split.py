@@ -1,7 +1,9 @@
 """The split of a data set: who has which of its examples, as it is saved in a run folder and drawn."""
 
 import io
+import math
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,10 +64,27 @@ class Split:
         """Return what `to_bytes` wrote."""
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                clients = tuple(str(name) for name in arrays["clients"])
-                return cls(clients, *(arrays[name] for name in ("client", "part", "row", "label")))
-        except (KeyError, zipfile.BadZipFile, EOFError) as error:
+                names, parts = arrays["clients"].tolist(), arrays["parts"].tolist()
+                columns = [arrays[name] for name in ("client", "part", "row", "label")]
+        except (
+            KeyError,
+            zipfile.BadZipFile,
+            EOFError,
+            zlib.error,
+            NotImplementedError,
+            RuntimeError,
+            MemoryError,
+        ) as error:
             raise ValueError(f"it is no split of a data set ({error})") from error
+        if parts != [*PARTS] or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("it is no split of a data set: its clients or parts are no list of names")
+        kinds = [np.int32, np.uint8, np.int64, np.int64]
+        if [(each.dtype, each.shape) for each in columns] != [(np.dtype(kind), columns[0].shape) for kind in kinds]:
+            raise ValueError("it is no split of a data set: its columns are of other types or lengths")
+        for each, limit in zip(columns, (len(names), len(PARTS), math.inf, 2**20), strict=True):
+            if each.ndim != 1 or (each.size and not 0 <= each.min() <= each.max() < limit):
+                raise ValueError("it is no split of a data set: a number in it is out of range")
+        return cls(tuple(names), *columns)
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many examples of each class each client has, for whatever use; shape (clients, classes)."""

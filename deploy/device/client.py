@@ -175,7 +175,7 @@ def _read(file: Path) -> dict[str, Any]:
         settings = tomllib.loads(file.read_text())
     except OSError as error:
         raise ClientError(f"{file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ClientError(f"{file} is not a TOML file: {error}") from error
     folder = file.absolute().parent
     return settings | {

@@ -44,7 +44,7 @@ class Federation:
                 f"{path} is not a federation's folder: make one with fairbloom deploy init {path} --host NAME, "
                 "or name another by --dir"
             ) from None
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DeployError(f"{file} cannot be read: {error}") from error
         self.superlink, self.control = _read_address(file, about, "superlink"), _read_address(file, about, "control")
         everywhere = f"{EVERY_ADDRESS[0]}:{self.superlink.rpartition(':')[2]}"

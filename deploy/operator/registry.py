@@ -149,7 +149,7 @@ class Registry:
                 raise ValueError(f"it is of a client {client.name!r}")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DeployError(
                 f"{file} cannot be used: {error}. Bring it back from a copy; without one, delete it and strike its "
                 "node off by its id (fairbloom deploy status shows it, flwr supernode unregister does it)"

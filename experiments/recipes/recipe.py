@@ -423,7 +423,7 @@ def load_recipe(name: str) -> Recipe:
         raise FairbloomError(f"{path} cannot be read: {error.strerror}: give the path of a recipe") from error
     except FairbloomError as error:
         raise FairbloomError(f"recipe {path.stem}: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FairbloomError(f"recipe {path.stem} is no valid TOML: {error}: correct {path}") from error
 
 

@@ -29,8 +29,22 @@ def explain_read_errors(path: Path, remedy: str) -> Iterator[None]:
     """Turn whatever is wrong with the content of a file into a RunFolderError that ends with the remedy."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         raise RunFolderError(f"{path} cannot be read: {_describe(error)}. {remedy}") from error
+
+
+@contextmanager
+def explain_other_state(folder: Path) -> Iterator[None]:
+    """Turn whatever a whole checkpoint with another content than this run's leads to into a RunFolderError."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise RunFolderError(
+            f"the last checkpoint in {folder} is whole, but not what this run needs: {_describe(error)}. Put back a "
+            "copy, use the Fairbloom that wrote it, or choose another folder (--out)"
+        ) from error
 
 
 def _describe(error: Exception) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.system.files import write_whole
+from fairbloom.system.values import decode_as
 from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME
 from fairbloom.tasks.preprocessing import Preprocessing
 
@@ -132,17 +133,16 @@ def _encode_scores(scores: Sequence[Score]) -> bytes:
 
 
 def _decode_scores(content: bytes) -> tuple[Score, ...]:
-    return tuple(Score(each["name"], each["higher_is_better"], each["percent"]) for each in json.loads(content))
+    written = json.loads(content)
+    columns = [each.pop("column") for each in written]
+    scores = decode_as(tuple[Score, ...], written)
+    if columns != [score.column() for score in scores]:
+        raise ValueError(f"its columns are {columns}, which are not those of its scores")
+    return scores
 
 
-def _decode_known(content: bytes) -> Known:
-    there = json.loads(content)
-    return Known(*(tuple(map(str, there[key])) for key in ("began", "known")))
-
-
-def _decode_delivered(content: bytes) -> Delivered:
-    there = _decode_object(content)
-    return Delivered(str(there["model"]), int(there["round"]), {str(k): str(v) for k, v in there["clients"].items()})
+def _decode_as(cls: type[T]) -> Callable[[bytes], T]:
+    return lambda content: decode_as(cls, json.loads(content))
 
 
 def _decode_split(content: bytes) -> "Split":
@@ -268,7 +268,7 @@ KNOWN = File[Known](
         "up to now (`known`)"
     ),
     encode=lambda known: _encode_json(asdict(known)),
-    decode=_decode_known,
+    decode=_decode_as(Known),
     absent=Known(),
     remedy="Restore it from a copy, or delete it",
 )
@@ -280,7 +280,7 @@ DELIVERED = File[Delivered](
         "round (`round`), and by name, of those that were asked (`clients`), why one does not keep it, or nothing"
     ),
     encode=lambda delivered: _encode_json(asdict(delivered)),
-    decode=_decode_delivered,
+    decode=_decode_as(Delivered),
     absent=Delivered(),
     remedy="Restore it from a copy, or delete it: the clients are asked again when the run is submitted again",
 )

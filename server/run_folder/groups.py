@@ -10,6 +10,7 @@ from fairbloom.logs import log
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
 from fairbloom.rounds.round import Round
+from fairbloom.system.values import decode_as
 
 if TYPE_CHECKING:
     from fairbloom.tasks.task import Task
@@ -50,10 +51,8 @@ class Grouped:
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
-        """Return what `encode` was called on; raise ValueError, KeyError or TypeError for any other content."""
-        about = json.loads(content)
-        groupings = {str(name): tuple(map(str, groups)) for name, groups in about["groupings"].items()}
-        return cls(groupings, tuple(GroupScore(**each) for each in about["scores"]))
+        """Return what `encode` was called on; raise ValueError for any other content."""
+        return decode_as(cls, json.loads(content))
 
 
 def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]:

@@ -53,7 +53,10 @@ def _read_begun(path: Path) -> list[Cells]:
         except FileNotFoundError:
             return []
         with _csv_reader(_drop_torn_line(content)) as reader:
+            _check_header(reader.fieldnames or ())
             rows = [_unescape(row) for row in reader if None not in row.values()]
+        if any(None in row for row in rows):
+            raise ValueError("a line has more cells than the first")
         if rows and not all(row.get("round", "").isdecimal() for row in rows):
             raise ValueError("it is no table of rounds")
         return rows
@@ -172,7 +175,7 @@ def _parse(content: bytes, last: float = math.inf) -> tuple[list[str], list[Cell
     """Return header and rows; ValueError or csv.Error if this is no table of rounds, or torn up to round `last`."""
     # Rows after round `last` may end within quotes, which the library takes for torn where it is strict.
     with _csv_reader(content, strict=last == math.inf) as reader:
-        header, rows = list(reader.fieldnames or ()), []
+        header, rows = _check_header(reader.fieldnames or ()), []
         if "round" not in header:
             raise ValueError("its first line has no column round")
         for row in reader:
@@ -182,6 +185,12 @@ def _parse(content: bytes, last: float = math.inf) -> tuple[list[str], list[Cell
                 raise ValueError(f"line {reader.line_num} has more or fewer cells than the first")
             rows.append(_unescape(row))
     return header, rows
+
+
+def _check_header(names: Sequence[str]) -> list[str]:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"its column {twice[0]} is there twice")
+    return list(names)
 
 
 @contextmanager

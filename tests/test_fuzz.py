@@ -1,0 +1,406 @@
+"""Each file that Fairbloom reads, with a wrong structure: it is refused by name, or it means what it says.
+
+No file may raise another error, mean something else silently, take long or take much memory. A kind of file is an entry
+of KINDS; what may happen to its structure is in fuzzing.py.
+"""
+
+import csv
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+import tomllib
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from fairbloom.deploy.device.bundles import BundleRefusedError, config_of
+from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.edge.unpack import BundleError, files_of
+from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.operator.registry import Registry
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.recipes.recipe import load_recipe
+from fairbloom.protocol.scores import GroupScore, Score
+from fairbloom.server.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from fairbloom.server.run_folder import files
+from fairbloom.server.run_folder.groups import Grouped
+from fairbloom.server.run_folder.tables import read_table
+from fairbloom.server.run_folder.values import Delivered
+from fairbloom.server.settings import Settings, check_used
+from fairbloom.tasks.files.reading.cells import to_cells
+from fairbloom.tasks.files.reading.reader import read_raw
+from fairbloom.tasks.files.reading.table import ColumnHints
+from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
+
+from .fuzzing import MEMORY_BYTES, Kind, Structure, check_mutant, peak_memory
+from .simulation.helpers import run
+from .tasks.tables import csv_of
+
+# How structures become bytes ----------------------------------------------------------------------------------------
+
+
+def toml(structure: Structure) -> bytes:
+    return tomli_w.dumps(structure).encode()
+
+
+def as_json(structure: Structure) -> bytes:
+    return json.dumps(structure).encode()
+
+
+def table(structure: Structure) -> bytes:
+    """Return a table of the form {"header": [...], "rows": [[...]]} as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([structure["header"], *structure["rows"]])
+    return text.getvalue().encode()
+
+
+def safetensors(structure: Structure) -> bytes:
+    header = as_json(structure["header"])
+    return len(header).to_bytes(8, "little") + header + structure["data"]
+
+
+def zipped(structure: Structure) -> bytes:
+    """Return a zip of [name, content] pairs; a content that is a structure becomes TOML."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive, warnings.catch_warnings(action="ignore"):  # about double names
+        for name, each in structure:
+            archive.writestr(name, toml(each) if isinstance(each, dict) else each)
+    return content.getvalue()
+
+
+def packed(structure: Structure) -> bytes:
+    """Return a tar.gz of [name, content] pairs."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, each in structure:
+            info = tarfile.TarInfo(name)
+            info.size = len(each)
+            archive.addfile(info, io.BytesIO(each))
+    return content.getvalue()
+
+
+def arrays(structure: Structure) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **structure)
+    return content.getvalue()
+
+
+# What readers take --------------------------------------------------------------------------------------------------
+
+
+def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
+    """Return the reader of a file in a run folder, which writes again what it has read."""
+    return lambda path: json.loads(file.encode(file.read(path.parent)))
+
+
+def only(*keys: str) -> Callable[[Structure], Structure]:
+    """Return what leaves out the keys that no reader knows."""
+    return lambda structure: {key: structure[key] for key in keys}
+
+
+def read_config(path: Path) -> Structure:
+    return tomllib.loads(files.CONFIG.read(path.parent).encode().decode())
+
+
+def read_settings(path: Path) -> Structure:
+    try:
+        given = tomllib.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise FairbloomError("Flower and the command line refuse other TOML") from error
+    settings = Settings.of(given)
+    check_used(given, [settings.method], settings.task)
+    taken = settings.run_config()
+    return {key: taken[key] for key in given}
+
+
+def client_of(structure: Structure) -> Structure:
+    plain = asdict(ClientSettings(superlink="a:1", insecure=True))
+    return {**plain, "insecure": False, **{key.replace("-", "_"): value for key, value in structure.items()}}
+
+
+def read_client(path: Path) -> Structure:
+    return {**asdict(ClientSettings.of({}, path))}
+
+
+def read_enrolled(path: Path) -> Structure:
+    return [asdict(client) for client in Registry(path.parent).clients()]
+
+
+def enrolled_of(structure: Structure) -> Structure:
+    former = [{"unregistered": "", **each} for each in structure.get("former", [])]
+    return [{"revoked": "", "expires": "", "examples": 0, **structure, "former": former}]
+
+
+def federation_of(structure: Structure) -> Structure:
+    everywhere = f"0.0.0.0:{structure['superlink'].rpartition(':')[2]}"
+    return only("superlink", "control", "listen")({"listen": everywhere, **structure})
+
+
+def read_federation(path: Path) -> Structure:
+    found = Federation(path.parent)
+    return {"superlink": found.superlink, "control": found.control, "listen": found.listen}
+
+
+def read_rounds(path: Path, *, finished: bool) -> Structure:
+    return read_table(path, ("round",), finished=finished)
+
+
+def rows_of(structure: Structure) -> Structure:
+    """Return a table's rows as dicts of texts; a table with a column twice or a row of another length has none."""
+    header = [text_of(name) for name in structure["header"]]
+    assert len({*header}) == len(header)
+    return [dict(zip(header, map(text_of, row), strict=True)) for row in structure["rows"]]
+
+
+def text_of(cell: Structure) -> str:
+    return "" if cell is None else str(cell)
+
+
+def whole_rows_of(structure: Structure) -> Structure:
+    """Return the rows of a table of a run that goes on, whose last may be torn."""
+    rows = [row for row in structure["rows"] if len(row) >= len(structure["header"])]
+    return rows_of({**structure, "rows": rows})
+
+
+def read_csv(path: Path) -> Structure:
+    raw = read_raw(path, ColumnHints())
+    cells = [to_cells(column) for column in raw.columns]
+    return dict(zip(raw.header, ([each.different[place] for place in each.places] for each in cells), strict=True))
+
+
+def columns_of(structure: Structure) -> Structure:
+    header = [text_of(name).strip() for name in structure["header"]]
+    rows = [[text_of(cell).strip() for cell in row] for row in structure["rows"]]
+    assert len({*header}) == len(header)
+    return {name: [row[k] for row in rows if any(row)] for k, name in enumerate(header)}
+
+
+def read_split(path: Path) -> Structure:
+    split = files.SPLIT.read(path.parent)
+    assert split is not None
+    assert split.counts().sum() == len(split.row)
+    return {
+        "clients": np.array(split.clients),
+        "parts": SPLIT["parts"],
+        **{name: getattr(split, name) for name in ("client", "part", "row", "label")},
+    }
+
+
+def read_bundle(path: Path) -> Structure:
+    return dict(config_of(path.read_bytes()))
+
+
+def config_in(structure: Structure) -> Structure:
+    """Return the settings in the one pyproject.toml of a bundle, with dotted names."""
+    ((_, project),) = [each for each in structure if each[0] == "pyproject.toml"]
+    project = project if isinstance(project, dict) else tomllib.loads(project if isinstance(project, str) else "")
+
+    def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in config.items():
+            yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+
+    return dict(flat(project["tool"]["flwr"]["app"].get("config", {})))
+
+
+def without_folder(structure: Structure) -> Structure:
+    return {name.partition("/")[2]: content for name, content in structure}
+
+
+# The kinds of files -------------------------------------------------------------------------------------------------
+
+MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
+STATE = {"round": 7, "rows": [np.array([1, 2, 3])], "loss": 0.1, "names": {"site-a": 3, "site-b": None}}
+
+
+def checkpoint() -> Structure:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "7.safetensors")
+        save_checkpoint(path, MODEL, STATE)
+        content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    return {"header": json.loads(content[8:start]), "data": content[start:]}
+
+
+SETTINGS = {
+    **{"task": "digits", "clients": 4, "method": "fedfv", "fedfv.alpha": 0.2, "num-rounds": 3, "fraction": 0.5},
+    **{"learning-rate": 0.1, "batch-size": 16, "partition": "dirichlet", "dirichlet-alpha": 0.5, "seed": 3},
+    **{"attack": "sign-flip", "attackers": "client-1", "attack-strength": 0.5, "defence": "nnm", "max-share": 0.9},
+    **{"device": "cpu", "optimizer": "sgd", "evaluate-every": 2, "personal-lambda": 0.0, "scores": ""},
+}
+PREPROCESSING = Preprocessing(
+    form="table",
+    columns=(InputColumn("age", "number", center=50.0, scale=2.5), InputColumn("ward", "category", ("a", "b"), True)),
+    target="y",
+    classes=("no", "yes"),
+    positive="yes",
+    threshold=0.4,
+    sheets=("one",),
+)
+SPLIT = {
+    "clients": np.array(["site-a", "site-b"]),
+    "parts": np.array(["train", "test", "validation"]),
+    "client": np.array([0, 0, 1, 1], np.int32),
+    "part": np.array([0, 1, 0, 2], np.uint8),
+    "row": np.array([4, 2, 0, 1]),
+    "label": np.array([1, 0, 1, 1]),
+}
+ROUNDS = {
+    "header": ["round", "clients_asked", "refused", "seconds"],
+    "rows": [["1", "4", "", "0.25"], ["2", "4", 'site-a: it\'s "odd", really', "0.5"], ["3", "3", "", "1e-3"]],
+}
+ENROLLED = {
+    **{"name": "site-a", "node_id": "77", "partition_id": 0, "public_key": "ssh-x AAAA", "enrolled": "2026-01-01"},
+    **{"revoked": "", "expires": "2027-01-01T00:00:00+00:00", "examples": 5},
+    "former": [{"node_id": "76", "public_key": "ssh-x BBBB", "expires": "2026-06-01T00:00:00+00:00"}],
+}
+CLIENT = {
+    **{"superlink": "fl.example.org:9092", "insecure": True, "partition-id": 2, "name": "site-a", "bundles": "ours"},
+    **{"isolated": False, "allow": ["mine:load"], "limits": {"rows": 10}},
+}
+PROJECT = {
+    "project": {"name": "fairbloom", "version": "0.1.0"},
+    "tool": {"flwr": {"app": {"config": {"seed": 3, "task": "digits", "fedfv": {"alpha": 0.1}, "pooled": False}}}},
+}
+RECIPE = {
+    **{"title": "Small", "what": "Does it work?", "source": "Nobody", "measures": ["mean", "worst_10"], "notes": ["a"]},
+    "settings": {"task": "digits", "clients": 4, "num-rounds": 2},
+    "rows": [{"label": "FedAvg", "settings": {"method": "fedavg"}}],
+}
+CSV = {"header": csv_of(1).split("\n")[0].split(","), "rows": [row.split(",") for row in csv_of(12).split("\n")[1:-1]]}
+SCORES = [asdict(Score("accuracy", percent=True)), asdict(Score("mae", higher_is_better=False))]
+DELIVERED = asdict(Delivered("ab12", 3, {"site-a": "", "site-b": "the disk is full"}))
+GROUPED = json.loads(Grouped({"sex": ("m", "f")}, (GroupScore("accuracy", percent=True),)).encode())
+
+KINDS: Mapping[str, Kind] = {
+    "a checkpoint": Kind(
+        "7.safetensors",
+        checkpoint(),
+        safetensors,
+        lambda path: [*load_checkpoint(path)],
+        lambda structure: [MODEL, STATE],
+        sealed=True,
+    ),
+    "the settings of a run folder": Kind("config.toml", {"run-folder-format": 3, **SETTINGS}, toml, read_config),
+    "the known clients": Kind(
+        "known.json",
+        {"began": ["a", "b"], "known": ["a", "b", "c"]},
+        as_json,
+        in_json(files.KNOWN),
+        only("began", "known"),
+    ),
+    "the scores": Kind(
+        "scores.json",
+        SCORES,
+        as_json,
+        in_json(files.SCORES),
+        lambda structure: [{"column": Score(each["name"]).column(), **only(*SCORES[0])(each)} for each in structure],
+    ),
+    "who keeps the model": Kind("delivered.json", DELIVERED, as_json, in_json(files.DELIVERED), only(*DELIVERED)),
+    "the groups": Kind("groups.json", GROUPED, as_json, in_json(files.GROUPED)),
+    "a preprocessing": Kind(
+        "preprocessing.json", json.loads(PREPROCESSING.encode()), as_json, in_json(files.PREPROCESSING)
+    ),
+    "a split": Kind("split.npz", SPLIT, arrays, read_split, only(*SPLIT), sealed=True),
+    "a finished table": Kind("rounds.csv", ROUNDS, table, partial(read_rounds, finished=True), rows_of),
+    "a begun table": Kind("rounds.csv", ROUNDS, table, partial(read_rounds, finished=False), whole_rows_of),
+    "the settings of a run": Kind("settings.toml", SETTINGS, toml, read_settings, names_file=False),
+    "the settings of a client": Kind("client.toml", CLIENT, toml, read_client, client_of, names_file=False),
+    "an enrolled client": Kind("site-a.toml", ENROLLED, toml, read_enrolled, enrolled_of),
+    "a federation": Kind(
+        "federation.toml",
+        {"superlink": "fl.example.org:9092", "control": "127.0.0.1:9093", "listen": "0.0.0.0:9092"},
+        toml,
+        read_federation,
+        federation_of,
+    ),
+    "a recipe": Kind("small.toml", RECIPE, toml, lambda path: load_recipe(str(path)) and RECIPE, lambda _: RECIPE),
+    "the bundle of a run": Kind(
+        "run.fab",
+        [["pyproject.toml", PROJECT], ["client/app.py", "app = 3"]],
+        zipped,
+        read_bundle,
+        config_in,
+        BundleRefusedError,
+        sealed=True,
+        names_file=False,
+    ),
+    "the bundle of a client": Kind(
+        "site-a.tar.gz",
+        [["site-a/ca.crt", b"certificate"], ["site-a/client.toml", b'superlink = "a:1"'], ["site-a/key", b"secret"]],
+        packed,
+        files_of,
+        without_folder,
+        BundleError,
+        sealed=True,
+        names_file=False,
+    ),
+    "a table of data": Kind("site-a.csv", CSV, table, read_csv, columns_of),
+}
+
+
+PHASES = [Phase.explicit, Phase.generate]
+"""Without the phase `shrink`, which reads a file some thousand times; add it to make a failure smaller."""
+
+
+def fuzz(kind: Kind, examples: int) -> None:
+    """Read this many mutants of a kind of file."""
+
+    @settings(
+        max_examples=examples, phases=PHASES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    )
+    @given(st.data())
+    def read_mutants(data: st.DataObject) -> None:
+        check_mutant(kind, Path(folder), data.draw)
+
+    before = peak_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        read_mutants()
+    assert peak_memory() - before < MEMORY_BYTES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_another_structure_is_refused_by_name(kind: str) -> None:
+    fuzz(KINDS[kind], 12)
+
+
+def test_a_whole_checkpoint_of_another_content_is_refused(tmp_path: Path) -> None:
+    """Its checksum is right, as that of another version's would be."""
+    begun = run(tmp_path / "begun", num_rounds=2)
+    (begun / "model.safetensors").unlink()
+    (last,) = list_checkpoints(begun / "checkpoint")[:1]
+    model, state = load_checkpoint(last)
+    others = [(model, {key: state[key] for key in state if key != left}) for left in state]
+    others += [
+        (model, {**state, "strategy": {key: each for key, each in state["strategy"].items() if key != left}})
+        for left in ("method", "round", "steps", "rows", "memory", "first-counts", "lengths")
+    ]
+    name, array = next(iter(model.items()))
+    others += [({**model, name: changed}, state) for changed in (array[:1], array.astype(np.float64))]
+    others += [({key: model[key] for key in model if key != name}, state)]
+    for number, content in enumerate(others):
+        folder = shutil.copytree(begun, tmp_path / str(number))
+        for path in list_checkpoints(folder / "checkpoint"):
+            path.unlink()
+        save_checkpoint(folder / "checkpoint" / last.name, *content)
+        with pytest.raises(
+            FairbloomError, match=r"the last checkpoint in .* is whole, but not .*: it.*Put back a copy"
+        ):
+            run(folder, num_rounds=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_hundreds_of_mutants_are_refused_by_name(kind: str) -> None:
+    fuzz(KINDS[kind], 600)
