@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "protocol": 1_860,
     "rounds": 6_155,
     "server": 1_960,
-    "server/run_folder": 2_350,
+    "server/run_folder": 2_365,
     "simulation": 1_620,
     "simulation/dispatch": 1_150,
     "simulation/stacked": 1_250,

@@ -122,7 +122,12 @@ def read_settings(path: Path) -> Structure:
     settings = Settings.of(given)
     check_used(given, [settings.method], settings.task)
     taken = settings.run_config()
-    return {key: taken[key] for key in given}
+    spelt = {"method": settings.method.lower(), "optimizer": settings.optimizer.lower()}  # any case will do
+
+    def again(key: str) -> Structure:
+        return given[key] if str(given[key]).lower() == spelt.get(key) else taken[key]
+
+    return {key: again(key) for key in given}
 
 
 def client_of(structure: Structure) -> Structure:
