@@ -32,7 +32,7 @@ ROOMS: Mapping[str, int] = {
     "private": 2_090,
     "protocol": 1_860,
     "rounds": 6_155,
-    "server": 1_960,
+    "server": 1_980,
     "server/run_folder": 2_365,
     "simulation": 1_620,
     "simulation/dispatch": 1_150,
