@@ -362,7 +362,7 @@ def open_sums(
 ) -> dict[str, int]:
     """Return the sums that signed replies open, each checked; surplus shares must lie on the polynomial."""
     members = {each.name: (place, each) for place, each in enumerate(map(Member.of, cohort), 1)}
-    places, rows = list[int](), list[Words]()
+    places, rows, count = list[int](), list[Words](), words_in(formats)
     for name in sorted(replies):
         content, signature = map(bytes, replies[name])
         if name not in alive:
@@ -371,7 +371,7 @@ def open_sums(
         if not verify(member.certificate.key, signature, signed_reply(context, "open", step, alive, content)):
             raise RefusedError(f"split sums: the share of {name} is not signed for this list of those who take part")
         places.append(place)
-        rows.append(words_of(bytes(unpack(content)["sum"]), words_in(formats)))
+        rows.append(words_of(bytes(unpack(content)["sum"]), count))
     need = threshold(len(members))
     if len(rows) < fewest_left(len(members)):
         raise RefusedError(f"{len(rows)} shares of the sums are too few: {fewest_left(len(members))} are needed")
@@ -398,7 +398,7 @@ def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, fl
     # A hostile client can make C negative: then nothing of the others is sent.
     whole, c, kappa = max(0.0, weighing.total(opened)), weighing.coefficient(own, opened), weighing.kappa(clients)
     contribution = abs(c) * own.length
-    capped = contribution > kappa * whole
+    capped = contribution > kappa * whole * (1.0 + 1e-9)  # an epsilon of 2/m reaches the cap, up to rounding
     scale = kappa * whole / contribution if capped else 1.0
     bound = bound_of(kappa, whole, update.size)
     random = np.random.Generator(np.random.SFC64(int.from_bytes(secrets.token_bytes(32), "little")))

@@ -44,12 +44,19 @@ def give_own_key(there: Deployment, name: str) -> None:
     (made / "key").rename(there.bundle(name) / "key")
 
 
-def test_a_private_run_on_devices_learns_what_a_plain_one_does(there: Deployment, tmp_path: Path) -> None:
+TIERS: dict[str, dict[str, Any]] = {
+    "sums": {},
+    "angles": {"method": "fedmgdaplus", "fedmgdaplus.epsilon": 0.3, "fedmgdaplus.server-lr": 0.5},
+}
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_private_run_on_devices_learns_what_a_plain_one_does(tier: str, there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "run"
     began = time.monotonic()
-    there.submit({**SETTINGS, "out": str(out)})
+    there.submit({**SETTINGS, **TIERS[tier], "privacy": tier, "out": str(out)})
     print("seconds a round:", [row["seconds"] for row in rounds(out)], time.monotonic() - began)
-    plain = {**SETTINGS, "privacy": "none", "min-clients": 0, "out": str(tmp_path / "plain")}
+    plain = {**SETTINGS, **TIERS[tier], "privacy": "none", "min-clients": 0, "out": str(tmp_path / "plain")}
     folder = simulate(Settings.of(plain))
     assert [row["replies_used"] for row in rounds(out)] == ["6"] * 3
     for ours, theirs in zip(rounds(out), rounds(folder), strict=True):

@@ -399,6 +399,18 @@ def test_shares_of_products_say_nothing_beyond_the_products() -> None:
     assert not set(replies[0]) & set(replies[1])
 
 
+def test_an_epsilon_that_reaches_the_cap_is_not_beyond_it() -> None:
+    federation = federation_of(10)
+    federation.updates |= {VICTIM: -federation.updates[VICTIM]}
+    weighing = weighings(federation.names)["fedmgdaplus"]
+    opened = federation.run(weighing)
+    lengths, _ = weighing.gram(federation.names, opened.sums)
+    shares = weighing.coefficients(federation.names, opened.sums) * lengths / weighing.step_size
+    assert shares[3] == pytest.approx(0.3)
+    assert opened.capped == 0
+    assert error(weighing, federation, opened.step) < 2e-5
+
+
 def test_unit_updates_have_a_smaller_cap() -> None:
     assert GramWeighing(unit=True).kappa(10) == pytest.approx(0.3)
     assert GramWeighing().kappa(10) == cap(10)
