@@ -284,9 +284,7 @@ class RunSettings(BaseModel):
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
     privacy: Annotated[str, Choices("none", "sums", "angles", "counts"), Mark.SENT_TO_CLIENTS] = Field(
-        "none",
-        description="What the server may see: none hides nothing, sums shows sums alone, angles also lengths of "
-        "updates and angles between them, counts also how many losses are how large",
+        "none", description="What the server sees: everything (none), sums alone, also angles, or counts of losses"
     )
     loss_bound: Annotated[float, Range("(0, inf)")] = Field(
         16.0, description="Largest training loss that a private method distinguishes; larger ones count as this"
