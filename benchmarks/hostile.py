@@ -21,6 +21,7 @@ from scipy.stats import t
 
 import fairbloom
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.parameters import parsed
 from fairbloom.server.run_folder.files import ROUNDS
 
 HOSTILE = {"rotated": "client-1", "iid": "client-1", "fashion": "client-1", "hospitals": "hungarian", "adult": "phd"}
@@ -52,9 +53,11 @@ COLUMNS = (
 )
 
 
-def measure(data: str, method: str, attack: str, defence: str, rounds: int, seed: int) -> tuple[float, ...]:
+def measure(
+    data: str, method: str, attack: str, defence: str, rounds: int, seed: int, more: Mapping[str, Any]
+) -> tuple[float, ...]:
     """Return mean and worst accuracy of the honest clients, and the rounds that name the attacker, and others."""
-    settings = {**DATA[data], "defence": defence}
+    settings = {**DATA[data], "defence": defence, **more}
     if attack != "none":
         settings |= {"attack": attack, "attackers": HOSTILE[data], "attack-strength": ATTACKS[attack]}
     task = settings.pop("task")
@@ -69,14 +72,17 @@ def measure(data: str, method: str, attack: str, defence: str, rounds: int, seed
     return float(np.mean(final)), min(final), named, rounds - named - deciders.count("")
 
 
-def row_of(cell: tuple[str, str, str, str], rounds: int, seeds: int) -> list[object]:
+def row_of(cell: tuple[str, str, str, str], rounds: int, seeds: int, more: Mapping[str, Any]) -> list[object]:
     """Return a row of the table; a combination that is refused has the reason."""
     try:
-        found = np.array([measure(*cell, rounds, seed) for seed in range(1, seeds + 1)])
+        found = np.array([measure(*cell, rounds, seed, more) for seed in range(1, seeds + 1)])
     except FairbloomError as error:
         return [*cell, *[""] * 6, str(error)]
     half = t.ppf(0.975, seeds - 1) * found.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.full(4, np.nan)
-    numbers = [f"{value:.1f}" for value in (found[:, 0].mean(), half[0], found[:, 1].mean(), half[1])]
+    numbers = [
+        f"{value:.1f}" if np.isfinite(value) else ""
+        for value in (found[:, 0].mean(), half[0], found[:, 1].mean(), half[1])
+    ]
     return [*cell, *numbers, *(f"{value:.1f}" for value in found[:, 2:].mean(axis=0)), ""]
 
 
@@ -89,13 +95,15 @@ def main() -> None:
     parser.add_argument("--defences", default=",".join(DEFENCES))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[])
     chosen = parser.parse_args()
+    more = {key: parsed(value) for key, _, value in (each.partition("=") for each in chosen.set)}
     logging.disable(logging.WARNING)
     writer, start = csv.writer(sys.stdout, lineterminator="\n"), time.monotonic()
     writer.writerow(COLUMNS)
     lists = (each.split(",") for each in (chosen.data, chosen.methods, chosen.attacks, chosen.defences))
     for cell in product(*lists):
-        writer.writerow(row_of(cell, chosen.rounds, chosen.seeds))
+        writer.writerow(row_of(cell, chosen.rounds, chosen.seeds, more))
         sys.stdout.flush()
     print(f"{time.monotonic() - start:.0f} seconds", file=sys.stderr)
 

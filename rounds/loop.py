@@ -111,6 +111,7 @@ class Rounds:
         self._num_rounds = num_rounds
         self._agreed = agreed
         self._skipped, self._why = 0, "its rounds were skipped"
+        self._lost_to: set[str] = set()  # the clients named with a step that has lost the common direction
         self._asked = False  # whether clients were asked to train, by this process
         self._begin()
 
@@ -516,9 +517,11 @@ class Rounds:
             log.warning(words, name, opposed, rounds, extra={"client": name, "round": cohort.round})
         self._decided_by = self._decided_by or next((name for name in cohort.names if name in named), "")
         if coefficients.ndim == 1 and has_lost_common_direction(coefficients, gram):
-            against = ", ".join(name for name, opposes in zip(cohort.names, opposing(gram), strict=True) if opposes)
-            words = "the step of round %d has next to nothing of what the updates have in common; against it: %s"
-            log.warning(words, cohort.round, against or "nobody alone", extra={"round": cohort.round})
+            against = [name for name, opposes in zip(cohort.names, opposing(gram), strict=True) if opposes]
+            if new := {*(against or [""])} - self._lost_to:  # said once of each client, not in each round
+                self._lost_to |= new
+                words = "the step of round %d has next to nothing of what the updates have in common; against it: %s"
+                log.warning(words, cohort.round, ", ".join(against) or "nobody alone", extra={"round": cohort.round})
 
     def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes.

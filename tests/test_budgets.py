@@ -48,7 +48,7 @@ ROOMS: Mapping[str, int] = {
 PACKAGES, TESTS = 66_650, 83_050
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 60_850, 17
+DOCS_WORDS, DEPENDENCIES = 61_020, 17
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")

@@ -1,0 +1,74 @@
+"""Defences and attacks equal those of ByzFL, where it is installed: `pip install --group byzfl`.
+
+It is in no lock file, because it is of use here alone and needs a dozen packages. Its functions take updates in d
+numbers; ours take their Gram matrix.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fairbloom.protocol.streams import generator
+from fairbloom.rounds import defences
+from fairbloom.rounds.updates import FloatArray, Vectors
+from fairbloom.simulation.adversaries import UPDATES, Sight
+
+aggregators = pytest.importorskip("byzfl.aggregators", reason="needs ByzFL", exc_type=ImportError)
+attacks = pytest.importorskip("byzfl.attacks", reason="needs ByzFL", exc_type=ImportError)
+
+ROUNDS = [(4, 1), (7, 2), (10, 3), (9, 4)]
+"""Clients of a round, and how many may be hostile."""
+
+
+def updates(clients: int) -> FloatArray:
+    """Return updates of which the first is long."""
+    drawn = np.random.default_rng(clients).normal(size=(clients, 50)) + 0.5
+    drawn[0] *= 10.0
+    return np.asarray(drawn)
+
+
+@pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(defences.nearest_neighbours, "NNM"), (defences.arc, "ARC"), (defences.krum, "Krum")]
+)
+def test_a_defence_on_the_gram_matrix_is_byzfls(
+    clients: int, tolerance: int, ours: Callable[[FloatArray, int], FloatArray], theirs: str
+) -> None:
+    rows = updates(clients)
+    expected = getattr(aggregators, theirs)(tolerance)(rows.copy())
+    np.testing.assert_allclose(ours(rows @ rows.T, tolerance) @ rows, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
+def test_the_trimmed_mean_is_byzfls(clients: int, tolerance: int) -> None:
+    rows = updates(clients)
+    found = defences.trimmed_mean(Vectors((rows,), np.ones(clients)), tolerance)
+    np.testing.assert_allclose(found, aggregators.TrMean(tolerance)(rows), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
+def test_the_geometric_median_is_byzfls(clients: int, tolerance: int) -> None:
+    """Both iterate, so they agree as far as their smoothing does."""
+    rows = updates(clients)
+    expected = aggregators.GeometricMedian(nu=1e-9, T=5000)(rows)
+    np.testing.assert_allclose(defences.geometric_median(rows @ rows.T) @ rows, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("sign-flip", lambda: attacks.SignFlipping()),
+        ("alie", lambda: attacks.ALittleIsEnough(tau=1.0)),
+        ("ipm", lambda: attacks.InnerProductManipulation(tau=1.0)),
+        ("mimic", lambda: attacks.Mimic(epsilon=0)),
+    ],
+)
+@pytest.mark.parametrize("clients", [4, 10])
+def test_an_attack_is_byzfls(clients: int, ours: str, theirs: Callable[[], Callable[[FloatArray], FloatArray]]) -> None:
+    """ByzFL's attackers have no update of their own: it turns the mean of the honest ones, which is given here."""
+    honest = updates(clients)
+    own = honest.mean(axis=0)
+    streams = (generator(1, "attack", 1, "a"), generator(1, "attack"))
+    found = UPDATES[ours](Sight(own, honest, 1.0, 1, *streams, lambda rows: rows.mean(axis=0)))
+    np.testing.assert_allclose(found, theirs()(honest), rtol=0, atol=1e-12)
