@@ -125,13 +125,16 @@ def config_of(bundle: bytes) -> Mapping[str, Any]:
     """
     try:
         project = tomllib.loads(_read(bundle).decode())
-        config = project["tool"]["flwr"]["app"].get("config", {})
-        return dict(_flat(config))
+        config = flatten(project["tool"]["flwr"]["app"].get("config", {}))
     except BundleRefusedError:
         raise
     except Exception as error:  # zipfile and tomllib raise a dozen kinds, and a stranger wrote this file
         reason = f"{type(error).__name__}: {error}"[:200]
         raise BundleRefusedError(f"the settings of the run's bundle cannot be read: {reason}") from error
+    for key, value in config.items():
+        if not isinstance(value, bool | int | float | str):
+            raise BundleRefusedError(f"the run's setting {key} is neither a number, a text nor true or false")
+    return config
 
 
 def _read(bundle: bytes) -> bytes:
@@ -153,17 +156,12 @@ def _read(bundle: bytes) -> bytes:
     return text
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return nested settings with dotted names, as Flower does."""
-    flat: list[tuple[str, Any]] = []
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return tables of tables as settings with dotted keys, as Flower reads them."""
+    settings: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, dict):
-            flat += _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, bool | int | float | str):
-            flat.append((prefix + key, value))
-        else:
-            raise BundleRefusedError(f"the run's setting {prefix}{key} is neither a number, a text nor true or false")
-    return flat
+        settings |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return settings
 
 
 # The app ------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""What a client says while it is cut off from its SuperLink."""
+"""What a client, or a run's process, says while it is cut off from the SuperLink."""
 
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from ..processes import duration
 
@@ -10,10 +11,16 @@ CONNECTED = "SuperNode ID:"
 """What a client logs once it is connected."""
 
 
-class Outage:
-    """Says each fault once while the client is cut off, and then that it is connected again."""
+def say(words: str) -> None:
+    """Print a line about this client on stderr."""
+    print(f"fairbloom client: {words}", file=sys.stderr, flush=True)
 
-    def __init__(self) -> None:
+
+class Outage:
+    """Says each fault once while there is no connection, and then that there is one again."""
+
+    def __init__(self, say: Callable[[str], None] = say) -> None:
+        self._say = say
         self._since: float | None = None
         self._said: set[str] = set()
         self._lock = threading.Lock()
@@ -25,17 +32,12 @@ class Outage:
                 self._since = time.monotonic()
             if words not in self._said:
                 self._said.add(words)
-                say(f"{words}; retrying until it works")
+                self._say(f"{words}; retrying until it works")
 
     def end(self) -> None:
         """Say that the client is connected again, where a fault was said before."""
         with self._lock:
             if self._since is not None:
-                say(f"back: connected again after {duration(time.monotonic() - self._since)}")
+                self._say(f"back: connected again after {duration(time.monotonic() - self._since)}")
             self._since = None
             self._said.clear()
-
-
-def say(words: str) -> None:
-    """Print a line about this client on stderr."""
-    print(f"fairbloom client: {words}", file=sys.stderr, flush=True)

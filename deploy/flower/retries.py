@@ -1,10 +1,8 @@
 """How often Flower looks for a SuperLink that is away, and what is said meanwhile."""
 
 import logging
-import time
-from collections.abc import Callable
 
-from ..processes import duration
+from ..device.outage import Outage
 from .relied_on import HTTP_RETRY, replace
 
 LONGEST_RETRY_SECONDS = 5.0
@@ -17,22 +15,17 @@ class Retries(logging.Filter):
     ATTEMPTS = ("Connection attempt failed", "Giving up reconnection", "SSL/TLS handshake error detected")
     SUCCESS = "Connection successful"
 
-    def __init__(self, say: Callable[[str], None], away: str) -> None:
+    def __init__(self, outage: Outage, away: str) -> None:
         super().__init__()
-        self._say, self._away = say, away
-        self._away_since: float | None = None
+        self._outage, self._away = outage, away
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether Flower's own words are logged."""
         words = str(record.msg)
         if words.startswith(self.ATTEMPTS):
-            if self._away_since is None:
-                self._away_since = time.monotonic()
-                self._say(self._away)
+            self._outage.fault(self._away)
         elif words.startswith(self.SUCCESS):
-            if self._away_since is not None:
-                self._say(f"back: connected again after {duration(time.monotonic() - self._away_since)}")
-            self._away_since = None
+            self._outage.end()
         else:
             return True
         return False

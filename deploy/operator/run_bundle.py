@@ -56,11 +56,3 @@ def _nest(config: Mapping[str, Value]) -> dict[str, Any]:
             inner = inner.setdefault(table, {})
         inner[last] = value
     return nested
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return tables of tables as settings with dotted keys, as Flower reads them."""
-    settings: dict[str, Any] = {}
-    for key, value in config.items():
-        settings |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return settings

@@ -75,31 +75,24 @@ def _clients(
 ) -> list[dict[str, Any]]:
     """Return a row for each client, and each former key that is in use; nodes that nobody knows come last."""
     gone = {node_id for client in enrolled if client.revoked for node_id in client.node_ids}
-    rows = []
+    rows = list[dict[str, Any]]()
+
+    def add(name: str, partition_id: int | None, node_id: str, presence: Mapping[str, str], expires: str = "") -> None:
+        about = {"client": name, "partition-id": partition_id, **presence, "version": versions.get(node_id, "")}
+        kept = [run["run-id"] for run in runs if name in (run["kept-by"] or ())]
+        busy = overdue.get(node_id, "")
+        rows.append({**about, "key-expires": expires, "busy-with-run": busy, "keeps-models-of": kept})
+
     for client in enrolled:
         for key in () if client.revoked else client.keys:
             presence = _describe_presence(nodes.pop(key.node_id, {}))
             if not key.current and presence["status"] != "online":
                 continue  # a former key that the device no longer uses
             name = key.client if key.current else f"{key.client}, by its former key"
-            about = {"client": name, "partition-id": client.partition_id, **presence}
-            kept = [run["run-id"] for run in runs if key.current and key.client in (run["kept-by"] or ())]
-            about |= {"version": versions.get(key.node_id, ""), "key-expires": key.expires}
-            about |= {"busy-with-run": overdue.get(key.node_id, "")}
-            rows.append({**about, "keeps-models-of": kept})
-    rows += [
-        {
-            "client": f"node {node_id}, not enrolled here",
-            "partition-id": None,
-            **_describe_presence(node),
-            "version": versions.get(node_id, ""),
-            "key-expires": "",
-            "busy-with-run": overdue.get(node_id, ""),
-            "keeps-models-of": [],
-        }
-        for node_id, node in nodes.items()
-        if node_id not in gone and node["status"] != "unregistered"
-    ]
+            add(name, client.partition_id, key.node_id, presence, key.expires)
+    for node_id, node in nodes.items():
+        if node_id not in gone and node["status"] != "unregistered":
+            add(f"node {node_id}, not enrolled here", None, node_id, _describe_presence(node))
     return rows
 
 

@@ -21,6 +21,7 @@ from fairbloom.protocol.parameters import of_kind
 from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, SettingsError, Value, marked, parsed
 from fairbloom.server.settings import Settings, check_used, default_config
 
+from ..device.bundles import flatten
 from ..errors import DeployError, LostRunError, UnauthorizedError, UnreachableError
 from ..flower.gate import check_flower
 from ..flower.operator import control_api
@@ -108,7 +109,7 @@ def app_in(folder: Path) -> App | None:
     if app is None:
         return None
     ours = app.get("publisher") == project.get("project", {}).get("name") == "fairbloom"
-    return App(folder, run_bundle.flatten(app.get("config", {})), ours)
+    return App(folder, flatten(app.get("config", {})), ours)
 
 
 def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:

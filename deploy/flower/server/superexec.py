@@ -25,6 +25,7 @@ from fairbloom.system.parents import end_with_parent
 from fairbloom.system.supervise import StopSignal
 
 from ...device.connectivity import tls_context
+from ...device.outage import Outage
 from ...operator.federation import Federation
 from ...server.supervisor import STARTED
 from ..environment import LOG_LEVEL
@@ -113,7 +114,7 @@ def serverapp(parent: int) -> None:
     replace(RUN_SERVERAPP, "HttpGrid", WholeGrid)
     colour_on_terminals_alone(never=True)  # its lines go to the operator as well
     logging.getLogger("flwr").addFilter(ExpectedEnds())
-    logging.getLogger("flwr").addFilter(Retries(log.warning, "the SuperLink is away: this run goes on when it is back"))
+    logging.getLogger("flwr").addFilter(Retries(Outage(log.warning), "the SuperLink is away"))
     retry_soon()
     # The run's own copy of Fairbloom, which comes in its bundle, is the one that it runs, not the one installed here.
     for name in [name for name in sys.modules if name.partition(".")[0] == "fairbloom"]:
