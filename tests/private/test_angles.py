@@ -14,7 +14,6 @@ from fairbloom.private.errors import RefusedError, SkippedError
 from fairbloom.private.keys import digest
 from fairbloom.private.masks import sketch
 from fairbloom.private.packing import unpack
-from fairbloom.private.rules import cap
 from fairbloom.private.weighing import NUMBER, TORCHJD, GramWeighing, Own, Sums
 from fairbloom.strategies.simplex import min_norm_weights
 
@@ -387,18 +386,6 @@ def test_shares_of_an_update_are_uniform_for_each_holder() -> None:
         assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # χ² with 19 degrees of freedom, p = 0.001
 
 
-def test_shares_of_products_say_nothing_beyond_the_products() -> None:
-    """Shares of products alone lie on a polynomial whose factors follow from the updates: sharings of zero hide it."""
-    federation = federation_of(8, 3)
-    weighing = weighings(federation.names)["fedmgda"]
-    replies = []
-    for number in (1, 2):
-        federation.run(weighing, number=number)
-        sums = [reply for exchange, _, reply in federation.replies if exchange == "open"]
-        replies.append([unpack(each["body"])["sum"] for each in sums[-8:]])
-    assert not set(replies[0]) & set(replies[1])
-
-
 def test_an_epsilon_that_reaches_the_cap_is_not_beyond_it() -> None:
     federation = federation_of(10)
     federation.updates |= {VICTIM: -federation.updates[VICTIM]}
@@ -409,8 +396,3 @@ def test_an_epsilon_that_reaches_the_cap_is_not_beyond_it() -> None:
     assert shares[3] == pytest.approx(0.3)
     assert opened.capped == 0
     assert error(weighing, federation, opened.step) < 2e-5
-
-
-def test_unit_updates_have_a_smaller_cap() -> None:
-    assert GramWeighing(unit=True).kappa(10) == pytest.approx(0.3)
-    assert GramWeighing().kappa(10) == cap(10)
