@@ -78,6 +78,8 @@ class Split:
             raise ValueError(f"it is no split of a data set ({error})") from error
         if parts != [*PARTS] or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError("it is no split of a data set: its clients or parts are no list of names")
+        if len({*names}) != len(names):
+            raise ValueError("it names a client twice")
         kinds = [np.int32, np.uint8, np.int64, np.int64]
         if [(each.dtype, each.shape) for each in columns] != [(np.dtype(kind), columns[0].shape) for kind in kinds]:
             raise ValueError("it is no split of a data set: its columns are of other types or lengths")

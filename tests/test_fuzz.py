@@ -203,6 +203,11 @@ def read_split(path: Path) -> Structure:
     }
 
 
+def split_of(structure: Structure) -> Structure:
+    assert len({*structure["clients"]}) == len(structure["clients"])
+    return {name: np.asarray(structure[name]) for name in SPLIT}
+
+
 def read_bundle(path: Path) -> Structure:
     return dict(config_of(path.read_bytes()))
 
@@ -317,7 +322,7 @@ KINDS: Mapping[str, Kind] = {
     "a preprocessing": Kind(
         "preprocessing.json", json.loads(PREPROCESSING.encode()), as_json, in_json(files.PREPROCESSING)
     ),
-    "a split": Kind("split.npz", SPLIT, arrays, read_split, only(*SPLIT), sealed=True),
+    "a split": Kind("split.npz", SPLIT, arrays, read_split, split_of, sealed=True),
     "a finished table": Kind("rounds.csv", ROUNDS, table, partial(read_rounds, finished=True), rows_of),
     "a begun table": Kind("rounds.csv", ROUNDS, table, partial(read_rounds, finished=False), whole_rows_of),
     "the settings of a run": Kind("settings.toml", SETTINGS, toml, read_settings, names_file=False),

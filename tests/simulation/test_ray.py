@@ -99,7 +99,7 @@ def test_nothing_of_a_run_stays_on_anothers_cluster(tmp_path: Path, monkeypatch:
             "average_models": True,
             "training_clients": "client-0,client-1,client-4",
             "reported_loss": "batches",
-            "attack": "loss",
+            "attack": "accuracy",
             "attackers": "client-1",
             "learning_rate_decay": 0.5,
             "validation_share": 0.2,
