@@ -38,8 +38,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Shortest and longest pause, in seconds, before a part that ended is started again."""
 
 RENEWAL_DAYS, RENEWAL_LOOK_SECONDS = 40.0, 3600.0
-"""How long before its end a server certificate is renewed, at most a third of its life, and how often that is checked.
-"""
+"""How long before its end a server certificate is renewed, at most a third of its life, and how often we look."""
 
 READY_SECONDS = 120.0
 PORT_SECONDS = 2.0
@@ -174,8 +173,7 @@ def renew_if_due(federation: Federation) -> bool:
     """Renew the server's certificate near its end, where the authority's key is here; return whether it was renewed."""
     try:
         days = pki.lifetime(federation.certificate)
-        due = pki.days_left(federation.certificate) < min(RENEWAL_DAYS, days / 3)
-        if due and federation.authority_key.exists():
+        if pki.days_left(federation.certificate) < min(RENEWAL_DAYS, days / 3) and federation.authority_key.exists():
             federation.renew((), days)
             say(f"{federation.certificate} is renewed, for {days:.0f} days")
             return True
