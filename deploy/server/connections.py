@@ -36,7 +36,7 @@ Beyond that, the oldest is closed: an honest client shows its key long before a 
 
 MOST_CONNECTIONS = 1500
 """Most connections of the fleet's port, with a credential or without. It bounds what gRPC accepts before `look` sees
-it: a handshake that does not end takes 40 kB. No more than 1000 calls are worked on at a time."""
+it: a handshake that does not end takes 40 kB."""
 
 MOST_STRANGERS_OVER_HTTP = 100
 """The same of the control API's port, where a connection on which much is sent takes 0.8 MB."""

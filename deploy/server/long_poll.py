@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from grpc import ServicerContext
 
-HELD_SECONDS = 10.0
-"""Longest time that a call is held. It ends well before a router or a firewall forgets a silent connection."""
+HELD_SECONDS = 50.0
+"""Longest time that a call is held: less than a minute, after which some routers forget a silent connection."""
 
-MOST_HELD = 500
-"""How many calls are held at a time, of the 1000 that Flower's server works on; others are answered at once."""
+MOST_HELD = 1500
+"""How many calls are held at a time, as many as there are connections; others are answered at once."""
 
 
 class LongPoll:

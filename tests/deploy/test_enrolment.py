@@ -10,15 +10,17 @@ import threading
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.operator import audit, device_bundle, enrolment
+from fairbloom.deploy.operator import audit, device_bundle, enrolment, registry
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.private.keys import key_of_device, read_identity
 from tests.experiments.helpers import ROOT, fairbloom
@@ -438,18 +440,30 @@ def test_keys_are_read_while_their_files_are_being_replaced(made: Path) -> None:
     federation, over = Federation(made), threading.Event()
     (one, two) = federation.clients
 
-    def replace() -> None:
+    def replace_both() -> None:
         while not over.is_set():
             federation.registry.save(one)
             (federation.registry.folder / "b.toml").unlink(missing_ok=True)
             federation.registry.save(two)
 
-    replacing = threading.Thread(target=replace)
+    replacing = threading.Thread(target=replace_both)
     replacing.start()
     seen = [[key.client for key in keys(made)] for _ in range(200)]
     over.set()
     replacing.join()
     assert all(names in (["a"], ["a", "b"]) for names in seen)
+
+
+def test_a_clients_file_is_parsed_again_when_it_has_changed_alone(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thousand clients, each command looks at all of them."""
+    assert fairbloom("deploy", "enroll", "a", "b") == 0
+    federation, parse = Federation(made), Mock(side_effect=tomllib.loads)
+    monkeypatch.setattr(registry.tomllib, "loads", parse)
+    (one, _), again = federation.clients, federation.clients
+    assert parse.call_count == len(again) == 2
+    federation.registry.save(replace(one, examples=7))
+    assert [client.examples for client in federation.clients] == [7, 0]
+    assert parse.call_count == 3
 
 
 # Export -------------------------------------------------------------------------------------------------------------

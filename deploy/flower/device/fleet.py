@@ -59,8 +59,11 @@ CALLS_AT_ONCE = 4
 AWAY = "the SuperLink does not answer, or has a fault of its own"
 """What a client says, once, while it tries to reach the SuperLink."""
 
-MAY_PASS = (StatusCode.UNAVAILABLE, StatusCode.INTERNAL, StatusCode.RESOURCE_EXHAUSTED, StatusCode.DEADLINE_EXCEEDED)
-"""Away, a fault of its own as a locked database or a full disk, too many calls at once, no answer in time."""
+MAY_PASS = (
+    *(StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL),
+    *(StatusCode.RESOURCE_EXHAUSTED, StatusCode.DEADLINE_EXCEEDED),
+)
+"""Away, going away, a fault of its own (a locked database, a full disk), too many calls at once, no answer in time."""
 
 
 EXCHANGE, FLEET = "fairbloom.exchange.v1.Exchange", "flwr.proto.Fleet"

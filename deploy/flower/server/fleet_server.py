@@ -32,8 +32,8 @@ from ...server.rate_limit import UNDER_WAY_AT_ONCE, CallLimit, TooManyCallsError
 from ...server.refusals import RefusalLog
 from .run_state import RunState
 
-CALLS_AT_ONCE = 1000
-"""How many calls the server works on, of all clients together, as Flower's does."""
+CALLS_AT_ONCE = 2000
+"""How many calls the server works on, of all clients together: those that are held, and 500 others."""
 
 PENDING_CALLS = 500
 """How many calls may wait until the server looks at their heads; others are turned away."""

@@ -39,6 +39,7 @@ OURS = (
     "CREATE TABLE IF NOT EXISTS fairbloom_received (message_id TEXT PRIMARY KEY, times INTEGER)",
     "CREATE TABLE IF NOT EXISTS fairbloom_instances (node_id INTEGER PRIMARY KEY, instance TEXT)",
     "CREATE INDEX IF NOT EXISTS fairbloom_parents ON object_children (child_id)",
+    "CREATE INDEX IF NOT EXISTS fairbloom_objects ON run_objects (object_id)",  # read at each deletion of an object
     "CREATE INDEX IF NOT EXISTS fairbloom_destinations ON message_ins (dst_node_id)",
     "CREATE INDEX IF NOT EXISTS fairbloom_senders ON fairbloom_replies (node_id)",
 )
