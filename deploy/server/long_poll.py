@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from grpc import ServicerContext
 
@@ -22,10 +22,11 @@ class LongPoll:
         self._lock = threading.Lock()
         self._waiting: dict[int, threading.Event] = {}
 
-    def wake(self) -> None:
-        """Let all calls that are held look again: messages have come."""
+    def wake(self, nodes: Iterable[int] | None) -> None:
+        """Let the calls of these nodes that are held look again, None for all: messages have come."""
         with self._lock:
-            events = list(self._waiting.values())
+            held = self._waiting
+            events = [held[node] for node in (held if nodes is None else nodes) if node in held]
         for event in events:
             event.set()
 

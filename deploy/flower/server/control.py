@@ -33,6 +33,7 @@ from ...server.overview import read_overview
 from ...server.refusals import RefusalLog
 from ...server.supervisor import SEEN, STARTED, is_newer
 from .. import exchange_pb2
+from ..whole import identifiers
 from . import tables
 from .grid import COLLECT_PATH, SEND_PATH
 
@@ -272,15 +273,11 @@ class WholeMessages:
             for name, content in given.items():
                 state.store_object(task.run_id, request.session_id, name, content)
             return exchange_pb2.SendResponse()
-        with state.session():
-            sent = runtime_pb2.PushAppMessagesRequest.FromString(request.sent)
+        sent = runtime_pb2.PushAppMessagesRequest.FromString(request.sent)
+        if given.keys() >= {name for tree in sent.message_object_trees for name in identifiers(tree)}:
+            answer = runtime_pb2.PushAppMessagesResponse(message_ids=state.store_messages(task.run_id, sent, given))
+        else:
             answer = self._handlers.push_messages(sent, state, task)
-            missing = {*answer.objects_to_push}
-            if missing <= given.keys():
-                state.store_whole(answer.session_id, {name: given[name] for name in missing})
-                del answer.objects_to_push[:]
-        if not answer.objects_to_push:
-            state.on_message()
         return exchange_pb2.SendResponse(sent=answer.SerializeToString())
 
     def collect(self, request: Any, task: Any) -> Any:

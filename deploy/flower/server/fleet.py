@@ -14,7 +14,6 @@ from typing import Any
 
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message
-from flwr.common.serde import message_from_proto
 from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2, run_pb2
 from flwr.supercore.error import FlowerError
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -88,6 +87,8 @@ class Fleet:
         self._long_poll, self._overdue = long_poll, overdue
         self._lock = threading.Lock()
         self._budgets: OrderedDict[str, Budget] = OrderedDict()
+        # By node, the message that it received last, and how often.
+        self._received: dict[int, tuple[str, int]] = {}
 
     def calls(self) -> Mapping[str, Call]:
         """Return the calls that nodes may make; they are registered by the operator alone."""
@@ -182,36 +183,58 @@ class Fleet:
 
     def hand_out(self, request: Any, caller: Caller) -> Any:
         """Hand out a message."""
-        place = {"node_id": signed(caller.node_id)}
-        self._overdue.idle(caller.node_id)
-        self._give_up(place)
-        if not self._has_mail(caller.node_id):
+        head = self._next(caller.node_id)
+        if head is None:
             return fleet_pb2.PullMessagesResponse()
-        with self._state.session():  # all or nothing: a message counts as handed out only if the answer is complete
-            # A node asks when it has nothing to do: what it was handed before was lost on the way, or with its process.
-            self._state.query(tables.HAND_OUT_AGAIN, place)
-            return fleet_handlers.pull_messages(request, self._state, self._state.object_store)
+        tree = self._state.store.get_object_tree(head.metadata.message_id)
+        return fleet_pb2.PullMessagesResponse(messages_list=[head], message_object_trees=[tree])
 
     def hand_out_whole(self, request: Any, caller: Caller) -> Any:
         """Hand out a message with its parts, by which it counts as received; parts too large for an answer stay."""
-        place = {"node_id": signed(caller.node_id)}
-        with self._state.session():
-            if request.again:
-                self._state.query(tables.NOT_RECEIVED, place)
-            found = self.hand_out(fleet_pb2.PullMessagesRequest(node=node_pb2.Node(node_id=caller.node_id)), caller)
-            if not found.messages_list:
-                return exchange_pb2.NextResponse()
-            head, tree = found.messages_list[0], found.message_object_trees[0]
-            parts = dict[str, bytes]()
-            sizes = self._state.store.sizes([tree.object_id])
-            if sum(sizes.values()) + tree.ByteSize() <= LARGEST_PARTS - PART_BYTES * len(sizes):
-                parts = self._state.store.contents(sizes)
-                self._state.query(tables.RECEIVED, {"message_id": tree.object_id, **place})
+        if request.again:  # the answer before may not have arrived
+            self._count_received(caller.node_id, times=-1)
+        head = self._next(caller.node_id)
+        if head is None:
+            return exchange_pb2.NextResponse()
+        message_id = head.metadata.message_id
+        tree, parts = self._state.store.get_object_tree(message_id), dict[str, bytes]()
+        sizes = self._state.store.sizes([message_id])
+        if sum(sizes.values()) + tree.ByteSize() <= LARGEST_PARTS - PART_BYTES * len(sizes):
+            parts = self._state.store.contents(sizes)
+            self._count_received(caller.node_id, message_id)
         return exchange_pb2.NextResponse(
             head=head.SerializeToString(),
             tree=tree.SerializeToString(),
             parts=[exchange_pb2.Part(id=name, content=content) for name, content in parts.items()],
         )
+
+    def _next(self, node_id: int) -> message_pb2.Message | None:
+        """Return the head of a node's first message.
+
+        The node asks for work, so it works on none: what it had begun has ended with its process. What has come of a
+        reply is deleted, and a message that it received in vain, again and again, is answered by an error.
+        """
+        self._overdue.idle(node_id)
+        place = {"node_id": signed(node_id)}
+        for session in self._state.query(tables.BROKEN_OFF, place):
+            self._state.break_off(session["session_id"])
+            self._budgets.pop(session["session_id"], None)
+        for row in self._state.query(tables.NEXT, {**place, "now": time.time()}):
+            if self._received.get(node_id) == (row["message_id"], MAX_DELIVERIES):
+                answered = {**row, "reply_to_message_id": row["message_id"], "src_node_id": row["dst_node_id"]}
+                times = f"{MAX_DELIVERIES} times, and ended each time before it had answered"
+                self._store_error(answered, ErrorCode.CLIENT_APP_CRASHED, f"the node received the message {times}")
+                return self._next(node_id)
+            about = {**row, "run_id": unsigned(row["run_id"]), "src_node_id": SUPERLINK, "dst_node_id": node_id}
+            return message_pb2.Message(metadata=message_pb2.Metadata(**about), content={})
+        return None
+
+    def _count_received(self, node_id: int, message_id: str = "", times: int = 1) -> None:
+        """Count how often a node has received its message; it begins again with each start of the server."""
+        known, before = self._received.get(node_id, ("", 0))
+        if message_id in ("", known):
+            message_id, times = known, max(0, before + times)
+        self._received[node_id] = message_id, times
 
     def wait_for_message(self, answer: Any, caller: Caller) -> bool:
         """Hold a call while there is no message; return whether one has come."""
@@ -222,18 +245,6 @@ class Fleet:
 
     def _has_mail(self, node_id: int) -> bool:
         return bool(self._state.query(tables.HAS_MAIL, {"node_id": signed(node_id), "now": time.time()}))
-
-    def _give_up(self, place: dict[str, Any]) -> None:
-        """Delete what a node has left of a reply, and answer the messages that it received in vain.
-
-        It asks for work, so it works on none: what it had begun has ended with its process.
-        """
-        for session in self._state.query(tables.BROKEN_OFF, place):
-            self._state.break_off(session["session_id"])
-            self._budgets.pop(session["session_id"], None)
-        for reply in self._state.query(tables.IN_VAIN, {**place, "now": time.time()}):
-            reason = f"the node received the message {MAX_DELIVERIES} times, and ended each time before it had answered"
-            self._store_error(reply, ErrorCode.CLIENT_APP_CRASHED, reason)
 
     def hand_out_part(self, request: Any, caller: Caller) -> Any:
         """Hand out a part of a message to the node that it is for."""
@@ -269,7 +280,7 @@ class Fleet:
         if self._is_anothers(caller.node_id, message_id):
             return message_pb2.ConfirmMessageReceivedResponse()
         self._check_unfinished(request.run_id)
-        self._state.query(tables.RECEIVED, {"message_id": message_id, "node_id": signed(caller.node_id)})
+        self._count_received(caller.node_id, message_id)
         return message_pb2.ConfirmMessageReceivedResponse()
 
     def describe_run(self, request: Any, caller: Caller) -> Any:
@@ -370,23 +381,25 @@ class Fleet:
 
     def _store_whole(self, request: Any, given: Mapping[str, bytes], allowed: int) -> None:
         """Store a reply of which all parts are here."""
-        reply, tree = message_from_proto(request.messages_list[0]), request.message_object_trees[0]
+        reply, tree = request.messages_list[0], request.message_object_trees[0]
         about = reply.metadata
-        run = {"run_id": signed(about.run_id)}
-        names = {*identifiers(tree)}
-        size = sum(len(given[name]) for name in names)
-        with self._state.session():
+        size = sum(len(given[name]) for name in {*identifiers(tree)})
+        if size > allowed:
             self._check_unfinished(about.run_id)
-            if size > allowed:
-                self._answer_in_its_place(_row(about), too_large(allowed))
-                return
+            self._answer_in_its_place(_row(about), too_large(allowed))
+            return
+        with self._state.session():
             try:
-                self._state.store_reply(reply, tree, given)
+                stored = self._state.store_reply(reply, tree, given)
             except ValueError as error:
                 self._note_refused(about.src_node_id, "a reply with a part that is not what its id says")
                 raise RefusedCallError(StatusCode.INVALID_ARGUMENT, str(error)) from None
+            if not stored:  # it came before, or too late
+                self._check_unfinished(about.run_id)
+                return
             seconds = max(0.0, *request.clientapp_runtime_list)
-            self._state.query(tables.COUNT_WORK, {**run, "bytes": size, "seconds": seconds})
+            work = {"run_id": signed(about.run_id), "answered": about.reply_to_message_id, "bytes": size}
+            self._state.query(tables.COUNT_WORK, {**work, "seconds": seconds})
         self._state.note_reply()
 
     def take_part(self, request: Any, caller: Caller) -> Any:
@@ -425,11 +438,12 @@ class Fleet:
     def _allowance(self, message_id: str) -> tuple[int, int]:
         """Return how many objects, and how many bytes, a reply to this message may have."""
         message = {"message_id": message_id}
-        (size,) = self._state.query(tables.SIZE, message)
-        if size["objects"]:  # as long as its parts are here
-            self._state.query(tables.KEEP_SIZE, {**message, **size})
         known = self._state.query(tables.MEASURED, message)
-        objects, total = (known[0]["objects"], known[0]["bytes"]) if known else (0, 0)
+        if not known:
+            known = self._state.query(tables.SIZE, message)
+            if known[0]["objects"]:  # as long as its parts are here
+                self._state.query(tables.KEEP_SIZE, {**message, **known[0]})
+        objects, total = known[0]["objects"], known[0]["bytes"]
         return TIMES * objects + SLACK_OBJECTS, TIMES * total + SLACK_BYTES
 
     def _budget(self, session_id: str) -> Budget | None:
@@ -457,7 +471,7 @@ class Fleet:
 
     def _store_error(self, reply: Mapping[str, Any], code: int, reason: str) -> None:
         numbers = {name: unsigned(reply[name]) for name in ("run_id", "src_node_id")}
-        about = Metadata(**{**reply, **numbers}, message_id="", dst_node_id=SUPERLINK)
+        about = Metadata(**{**reply, **numbers, "message_id": "", "dst_node_id": SUPERLINK})
         error = make_message(metadata=about, error=Error(code, reason))
         set_message_id(error, error.object_id)
         self._state.store_error(error)

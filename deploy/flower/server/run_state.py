@@ -6,15 +6,17 @@ import hashlib
 import json
 import math
 import re
+import sqlite3
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 from flwr.app import Message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.common.serde import message_to_proto
 from flwr.proto import message_pb2
 from flwr.server.superlink.linkstate.linkstate_factory import SqlLinkState  # type: ignore[attr-defined]
 from flwr.supercore.error import FlowerError
@@ -24,6 +26,7 @@ from flwr.supercore.object_store.object_store_factory import SqlObjectStore  # t
 from sqlalchemy.exc import OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
+from ..whole import identifiers
 from . import tables
 from .tables import moment, signed, unsigned
 
@@ -66,12 +69,23 @@ class PassingFaults:
         try:
             with super().session() as session:  # type: ignore[misc] # of Flower's class, with which this is mixed
                 yield session
-        except (OperationalError, TimeoutError) as error:
+        except (OperationalError, TimeoutError, sqlite3.OperationalError) as error:
             reason = str(getattr(error, "orig", error))
-            if isinstance(error, OperationalError) and not any(words in reason for words in PASSING):
+            if not isinstance(error, TimeoutError) and not any(words in reason for words in PASSING):
                 raise
             self._thread.fault = FlowerError(UNAVAILABLE, f"the database: {reason}")
             raise self._thread.fault from error
+
+    def query(self, query: str, data: Sequence[dict[str, Any]] | dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Execute a statement as Flower does, but by SQLite's own driver, which takes a tenth of the time."""
+        with self.session() as session:
+            database: Any = session.connection().connection
+            if isinstance(data, Sequence):
+                database.executemany(query, data)
+                return []
+            found = database.execute(query, data or {})
+            names = [column[0] for column in found.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in found]
 
 
 class RunState(PassingFaults, SqlLinkState):
@@ -81,8 +95,8 @@ class RunState(PassingFaults, SqlLinkState):
         super().__init__(*given)
         self._looked = -math.inf
         self._node_ids: dict[bytes, int] = {}
-        # Called when the last part of messages has come.
-        self.on_message: Callable[[], None] = lambda: None
+        # Called when the last part of messages has come, with the nodes that they are for, None where any may be.
+        self.on_message: Callable[[Iterable[int] | None], None] = lambda nodes: None
         self._replies, self._came = threading.Condition(), 0
 
     def initialize(self, *given: Any, **options: Any) -> list[str]:
@@ -213,11 +227,32 @@ class RunState(PassingFaults, SqlLinkState):
                 self.store.delete_all([reply_id])
                 self.query(tables.DELETE_REPLY, {"reply_id": reply_id})
 
-    def store_whole(self, session_id: str, parts: Mapping[str, bytes]) -> None:
-        """Store all that is missing of the messages of a session, which ends; ValueError as from RunStore.fill."""
+    def store_messages(self, run_id: int, sent: Any, parts: Mapping[str, bytes]) -> list[str]:
+        """Store messages of a run, all of whose parts are here; return their ids, "" for one that is not taken.
+
+        ValueError where a part is not what its id says. Flower's own way takes ten statements a message, and counts all
+        parts for each.
+        """
         with self.session():
-            self.store.fill(parts)
-            self.query(tables.END_SESSION, {"session_id": session_id})
+            now, taken, trees = time.time(), list[str](), list[message_pb2.ObjectTree]()
+            for head, tree in zip(sent.messages_list, sent.message_object_trees, strict=True):
+                about = head.metadata
+                row = {name: getattr(about, name) for name in ("message_id", "group_id", "created_at", "ttl")}
+                row |= {"message_type": about.message_type, "run_id": signed(run_id), "src_node_id": about.src_node_id}
+                is_good = about.run_id == run_id and about.created_at + about.ttl > now
+                stored = is_good and self.query(tables.SEND, {**row, "dst_node_id": signed(about.dst_node_id)})
+                taken.append(about.message_id if stored else "")
+                trees += [tree] * bool(stored)
+            missing = self.store.preregister(run_id, *trees)
+            self.store.fill({name: parts[name] for name in missing})
+            sizes = []
+            for tree in trees:
+                names = {*identifiers(tree)}
+                total = sum(len(parts[name]) for name in names)
+                sizes.append({"message_id": tree.object_id, "objects": len(names), "bytes": total})
+            self.query(tables.KEEP_SIZE, sizes)
+        self.on_message({head.metadata.dst_node_id for head in sent.messages_list})
+        return taken
 
     def note_reply(self) -> None:
         """Let those that wait for replies know that one is here, whole."""
@@ -239,18 +274,27 @@ class RunState(PassingFaults, SqlLinkState):
                 while self._came < enough and self._replies.wait(until - time.monotonic()):
                     pass
 
-    def store_reply(self, reply: Message, tree: message_pb2.ObjectTree, parts: Mapping[str, bytes]) -> None:
-        """Store a reply that is here whole, unless there is one; ValueError where a part is not what its id says."""
+    def store_reply(self, reply: message_pb2.Message, tree: Any, parts: Mapping[str, bytes]) -> bool:
+        """Store a reply that is here whole; return whether it is one to a message of a run that goes on.
+
+        ValueError where a part is not what its id says.
+        """
+        about = reply.metadata
+        row = {"message_id": about.message_id, "answered": about.reply_to_message_id, "now": time.time()}
+        row |= {"node_id": signed(about.src_node_id), "run_id": signed(about.run_id)}
+        failed = reply.HasField("error")
+        row |= {"content": None if failed else b"", "error": reply.error.SerializeToString() if failed else None}
         with self.session():
-            if self.store_message_res(reply) is not None:
-                missing = self.store.preregister(reply.metadata.run_id, tree)
+            stored = bool(self.query(tables.STORE_REPLY, row))
+            if stored:
+                missing = self.store.preregister(about.run_id, tree)
                 self.store.fill({name: parts[name] for name in missing})
-                self.query(tables.SHOW_WHOLE, {"reply_id": reply.metadata.message_id})
+        return stored
 
     def store_error(self, error: Message) -> None:
         """Store an error that takes the place of a reply."""
         parts = {name: one.deflate() for name, one in get_all_nested_objects(error).items()}
-        self.store_reply(error, get_object_tree(error), parts)
+        self.store_reply(message_to_proto(error), get_object_tree(error), parts)
         self.note_reply()
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
@@ -260,7 +304,7 @@ class RunState(PassingFaults, SqlLinkState):
         if not stored and self._thread.fault is not None:
             raise self._thread.fault
         if stored and not self.query(tables.IS_PUSHED, {"session_id": session_id}):
-            self.on_message()
+            self.on_message(None)
         return bool(stored)
 
 
@@ -270,8 +314,8 @@ class RunStore(PassingFaults, SqlObjectStore):
     Flower makes several statements for each part; here a few do for all parts of a message.
     """
 
-    def preregister(self, run_id: int, object_tree: Any) -> list[str]:
-        """Announce the parts of a message; return which of them are not here, in order."""
+    def preregister(self, run_id: int, *object_tree: Any) -> list[str]:
+        """Announce the parts of messages; return which of them are not here, in order."""
         children = children_of(object_tree)
         ids = {"ids": json.dumps([*children])}
         with self.session():
@@ -339,9 +383,9 @@ class RunStore(PassingFaults, SqlObjectStore):
             self.query(tables.COUNT_PARENTS, [{"object_id": name, "number": more} for name, more in changes.items()])
 
 
-def children_of(tree: message_pb2.ObjectTree) -> dict[str, set[str]]:
-    """Return the objects of a tree, each with its parts; ValueError where the tree is none of a message."""
-    found, left = dict[str, set[str]](), [tree]
+def children_of(trees: Iterable[message_pb2.ObjectTree]) -> dict[str, set[str]]:
+    """Return the objects of trees, each with its parts; ValueError where a tree is none of a message."""
+    found, left = dict[str, set[str]](), [*trees]
     while left:
         below = left.pop()
         children = {child.object_id for child in below.children}

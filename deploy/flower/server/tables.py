@@ -11,14 +11,19 @@ from ..gate import FlowerVersionError
 
 COLUMNS: Mapping[str, str] = {
     "node": "node_id public_key status",
-    "run": "run_id primary_task_id bytes_recv clientapp_runtime",
+    "run": "run_id primary_task_id bytes_sent bytes_recv clientapp_runtime",
     "task": "task_id run_id type token active_until starting_at running_at finished_at",
-    "message_ins": "message_id group_id run_id dst_node_id created_at delivered_at ttl message_type",
+    "message_ins": (
+        "message_id group_id run_id src_node_id dst_node_id reply_to_message_id created_at delivered_at ttl "
+        "message_type content"
+    ),
     "message_res": (
-        "message_id group_id run_id src_node_id reply_to_message_id created_at delivered_at ttl message_type"
+        "message_id group_id run_id src_node_id dst_node_id reply_to_message_id created_at delivered_at ttl "
+        "message_type content error"
     ),
     "objects": "object_id content is_available ref_count",
     "object_children": "parent_id child_id",
+    "run_objects": "run_id object_id",
     "object_push_sessions": "session_id",
     "object_push_session_roots": "session_id root_object_id",
 }
@@ -36,7 +41,6 @@ OURS = (
     "CREATE TABLE IF NOT EXISTS fairbloom_sizes (message_id TEXT PRIMARY KEY, objects INTEGER, bytes INTEGER)",
     "CREATE TABLE IF NOT EXISTS fairbloom_replies "
     "(session_id TEXT PRIMARY KEY, node_id INTEGER, reply_id TEXT, allowed INTEGER)",
-    "CREATE TABLE IF NOT EXISTS fairbloom_received (message_id TEXT PRIMARY KEY, times INTEGER)",
     "CREATE TABLE IF NOT EXISTS fairbloom_instances (node_id INTEGER PRIMARY KEY, instance TEXT)",
     "CREATE INDEX IF NOT EXISTS fairbloom_parents ON object_children (child_id)",
     "CREATE INDEX IF NOT EXISTS fairbloom_objects ON run_objects (object_id)",  # read at each deletion of an object
@@ -45,7 +49,6 @@ OURS = (
 )
 FORGET = (
     "DELETE FROM fairbloom_sizes WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
-    "DELETE FROM fairbloom_received WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
     "DELETE FROM fairbloom_replies WHERE session_id NOT IN (SELECT session_id FROM object_push_sessions)",
 )
 """Delete what we keep about messages that are gone."""
@@ -55,8 +58,10 @@ FORGET = (
 IS_UNFINISHED = """
 SELECT 1 FROM run JOIN task ON task_id = primary_task_id WHERE run.run_id = :run_id AND finished_at IS NULL"""
 COUNT_WORK = """
-UPDATE run SET bytes_recv = bytes_recv + :bytes, clientapp_runtime = clientapp_runtime + :seconds
+UPDATE run SET bytes_recv = bytes_recv + :bytes, clientapp_runtime = clientapp_runtime + :seconds,
+bytes_sent = bytes_sent + coalesce((SELECT bytes FROM fairbloom_sizes WHERE message_id = :answered), 0)
 WHERE run_id = :run_id"""
+"""The bytes that a node was sent are counted with its reply: a message that is handed out is written nowhere."""
 IS_KNOWN_RUN = "SELECT 1 FROM run WHERE run_id = :run_id"
 RUN_OF = "SELECT run_id FROM task WHERE task_id = :task_id"
 RUN_OF_TOKEN = "SELECT run_id FROM task WHERE token = :token"  # noqa: S105
@@ -88,35 +93,31 @@ KEEP_INSTANCE = "INSERT OR REPLACE INTO fairbloom_instances VALUES (:node_id, :i
 
 # Messages -----------------------------------------------------------------------------------------------------------
 
-LOST = """
-message_id IN (SELECT object_id FROM objects) AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)"""
-"""What a node was handed and has not answered: a message's parts are kept until the run has the reply."""
+SEND = """
+INSERT INTO message_ins (message_id, group_id, run_id, src_node_id, dst_node_id, reply_to_message_id, created_at,
+delivered_at, ttl, message_type, content)
+SELECT :message_id, :group_id, run.run_id, :src_node_id, node.node_id, '', :created_at, '', :ttl, :message_type, x''
+FROM node JOIN run ON run.run_id = :run_id JOIN task ON task.task_id = run.primary_task_id
+WHERE node.node_id = :dst_node_id AND node.status IN ('online', 'offline') AND task.finished_at IS NULL
+ON CONFLICT (message_id) DO UPDATE SET delivered_at = delivered_at RETURNING message_id"""
+"""A message that comes again, because the answer to the call was lost, is taken as well."""
 
-HAS_MAIL = f"""
-SELECT 1 FROM message_ins WHERE dst_node_id = :node_id AND created_at + ttl > :now AND (delivered_at = '' OR {LOST})
-AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)
-AND EXISTS (SELECT 1 FROM node WHERE node_id = :node_id AND status != 'unregistered')"""  # noqa: S608
-"""A node is handed a message once its parts are here: it would ask for each in vain, again and again. It gets none if
-its key is revoked while its call is held."""
+MAIL = """
+FROM message_ins WHERE dst_node_id = :node_id AND created_at + ttl > :now
+AND EXISTS (SELECT 1 FROM objects WHERE object_id = message_ins.message_id)
+AND NOT EXISTS (SELECT 1 FROM object_push_session_roots WHERE root_object_id = message_ins.message_id)
+AND NOT EXISTS (SELECT 1 FROM message_res WHERE reply_to_message_id = message_ins.message_id)
+AND EXISTS (SELECT 1 FROM node WHERE node_id = :node_id AND status != 'unregistered')"""
+"""The messages of a node, which asks when it has nothing to do: those that it has not answered, whether it was handed
+them before or not. Their parts are here: it would ask for each in vain, again and again. It gets none if its key is
+revoked while its call is held."""
 
+HAS_MAIL = f"SELECT 1 {MAIL}"
+NEXT = f"""
+SELECT message_id, group_id, run_id, dst_node_id, created_at, ttl, message_type {MAIL}
+ORDER BY created_at, message_id LIMIT 1"""
 WAITED_FOR = """
 SELECT 1 FROM message_ins WHERE message_id = :message_id AND dst_node_id = :node_id AND created_at + ttl > :now"""
-HAND_OUT_AGAIN = f"UPDATE message_ins SET delivered_at = '' WHERE dst_node_id = :node_id AND {LOST}"  # noqa: S608
-RECEIVED = """
-INSERT INTO fairbloom_received SELECT message_id, 1 FROM message_ins
-WHERE message_id = :message_id AND dst_node_id = :node_id
-ON CONFLICT (message_id) DO UPDATE SET times = times + 1"""
-"""A node counts its own messages alone."""
-NOT_RECEIVED = f"""
-UPDATE fairbloom_received SET times = times - 1
-WHERE message_id IN (SELECT message_id FROM message_ins WHERE dst_node_id = :node_id AND delivered_at != '' AND {LOST})
-"""  # noqa: S608
-IN_VAIN = f"""
-SELECT message_id AS reply_to_message_id, run_id, group_id, message_type, created_at, ttl,
-dst_node_id AS src_node_id FROM message_ins
-WHERE dst_node_id = :node_id AND created_at + ttl > :now AND {LOST}
-AND message_id IN (SELECT message_id FROM fairbloom_received WHERE times >= {MAX_DELIVERIES})"""  # noqa: S608
-"""The heads of the replies to messages that a node has received in vain."""
 
 ADDRESSED = """
 WITH RECURSIVE above (object_id) AS (
@@ -139,6 +140,18 @@ MEASURED = "SELECT objects, bytes FROM fairbloom_sizes WHERE message_id = :messa
 
 # Replies ------------------------------------------------------------------------------------------------------------
 
+STORE_REPLY = """
+INSERT INTO message_res (message_id, group_id, run_id, src_node_id, dst_node_id, reply_to_message_id, created_at,
+delivered_at, ttl, message_type, content, error)
+SELECT :message_id, asked.group_id, asked.run_id, asked.dst_node_id, asked.src_node_id, asked.message_id, :now,
+'', asked.created_at + asked.ttl - :now, asked.message_type, :content, :error
+FROM message_ins AS asked JOIN run ON run.run_id = asked.run_id JOIN task ON task.task_id = run.primary_task_id
+WHERE asked.message_id = :answered AND asked.dst_node_id = :node_id AND asked.run_id = :run_id
+AND asked.created_at + asked.ttl > :now AND task.finished_at IS NULL
+ON CONFLICT DO NOTHING RETURNING message_id"""
+"""A node says of its reply what it answers; all else follows from the message. A reply is good as long as the message,
+whatever the node's clock says."""
+
 OTHER_REPLY = "SELECT 1 FROM message_res WHERE reply_to_message_id = :answered AND message_id != :reply"
 HEAD = """
 SELECT reply_to_message_id, src_node_id, run_id, group_id, message_type, created_at, ttl
@@ -159,7 +172,6 @@ HIDE = f"UPDATE message_res SET delivered_at = '{HIDDEN}' WHERE message_id = :re
 SHOW_ALL = f"""
 UPDATE message_res SET delivered_at = '' WHERE delivered_at = '{HIDDEN}'
 AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""  # noqa: S608
-SHOW_WHOLE = f"UPDATE message_res SET delivered_at = '' WHERE delivered_at = '{HIDDEN}' AND message_id = :reply_id"  # noqa: S608
 SHOW = f"{SHOW_ALL} AND message_id = :reply_id"
 """A run sees a reply once it is whole: one that breaks off, or grows too large, is then still ours to answer for."""
 
