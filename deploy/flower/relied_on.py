@@ -176,13 +176,11 @@ RELIED_ON = (
                     *("get_run", "get_fab", "push_object"),
                 )
             },
-            f"{FLEET}:pull_messages": "request state store",
             "flwr.app.message:make_message": "metadata error",
             **FLEET_PROTOBUF,
             "flwr.supercore.error:FlowerError": "code message public_details",
             "flwr.supercore.primitives.asymmetric:bytes_to_public_key": "",
             "flwr.supercore.primitives.asymmetric:verify_signature": "public_key message signature",
-            f"{STATE}.store_message_res": "message",
         },
     ),
     Need(

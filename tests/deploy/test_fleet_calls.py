@@ -33,6 +33,7 @@ from fairbloom.deploy.flower.device import fleet as fleet_module
 from fairbloom.deploy.flower.device.fleet import (
     AWAY,
     OPTIONS,
+    SIGNATURE_AGE,
     ClosedError,
     Fleet,
     PartMissingError,
@@ -133,15 +134,21 @@ def test_the_call_by_which_a_node_comes_says_who_it_is_and_no_other_does(heard: 
     assert said == {"activate": [__version__, "1", "abc"], "pull": [None] * 3, "beat": [None] * 3}
 
 
-def test_each_call_is_signed_now_with_the_nodes_key(heard: Heard, fleet: Fleet) -> None:
-    for _ in range(2):
-        fleet.pull()
+def test_each_call_has_a_signature_of_the_last_minute(heard: Heard, fleet: Fleet) -> None:
+    fleet.pull()
+    at, headers = fleet._signed
+    fleet._signed = at - SIGNATURE_AGE, headers
+    fleet.pull()
+    fleet._signed = at + SIGNATURE_AGE, headers  # the clock was set back
+    fleet.pull()
     for _, headers in heard.headers:
         public: Any = load_pem_public_key(headers[PUBLIC_KEY_HEADER])
         timestamp = headers[TIMESTAMP_HEADER]
         assert verify_signature(public, timestamp.encode("ascii"), headers[SIGNATURE_HEADER])
         assert abs((datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()) < 60.0
     assert len({headers[TIMESTAMP_HEADER] for _, headers in heard.headers}) == 3
+    fleet.pull()
+    assert heard.headers[-1][1][TIMESTAMP_HEADER] == heard.headers[-2][1][TIMESTAMP_HEADER]
 
 
 def test_a_heartbeat_says_what_is_worked_on_and_hears_that_it_is_to_be_dropped(heard: Heard, fleet: Fleet) -> None:

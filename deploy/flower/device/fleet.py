@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,6 +52,9 @@ HEARTBEAT_SECONDS, ANSWER_SECONDS = 30.0, 5.0
 
 BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS, MOST_LOOKS = 0.05, 10.0, 100
 """First and longest wait for a part that is announced and not there yet, and how often it is looked for."""
+
+SIGNATURE_AGE = timedelta(minutes=1)
+"""How long a signature goes with each call: the SuperLink checks it once, and takes it for five minutes."""
 
 CALLS_AT_ONCE = 4
 """How many parts of a reply are sent at the same time."""
@@ -130,6 +133,7 @@ class Fleet:
         self._key = _load_key(key) if key else generate_key_pairs()[0]
         self._public = public_key_to_bytes(self._key.public_key())
         self._introduction = ((VERSION_HEADER, __version__), (WIRE_HEADER, str(WIRE)), (HEADER, instance))
+        self._signed: tuple[datetime, tuple[tuple[str, str | bytes], ...]] = datetime.min.replace(tzinfo=UTC), ()
         self._closed = threading.Event()
         self.node = node_pb2.Node()
 
@@ -309,10 +313,15 @@ class Fleet:
         )
 
     def _signature(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the headers by which the SuperLink knows that a call is this node's, made now."""
-        now = datetime.now(UTC).isoformat()
-        signed = sign_message(self._key, now.encode("ascii"))
-        return ((KEY_HEADER, self._public), (TIME_HEADER, now), (SIGNATURE_HEADER, signed))
+        """Return the headers by which the SuperLink knows that a call is this node's, signed in the last minute."""
+        now = datetime.now(UTC)
+        signed_at, headers = self._signed
+        if not timedelta(0) <= now - signed_at < SIGNATURE_AGE:
+            text = now.isoformat()
+            signature = sign_message(self._key, text.encode("ascii"))
+            headers = ((KEY_HEADER, self._public), (TIME_HEADER, text), (SIGNATURE_HEADER, signature))
+            self._signed = now, headers
+        return headers
 
 
 def _load_key(path: str) -> ec.EllipticCurvePrivateKey:

@@ -275,7 +275,7 @@ class WholeMessages:
             return exchange_pb2.SendResponse()
         sent = runtime_pb2.PushAppMessagesRequest.FromString(request.sent)
         if given.keys() >= {name for tree in sent.message_object_trees for name in identifiers(tree)}:
-            answer = runtime_pb2.PushAppMessagesResponse(message_ids=state.store_messages(task.run_id, sent, given))
+            answer = runtime_pb2.PushAppMessagesResponse(message_ids=state.store_round(task.run_id, sent, given))
         else:
             answer = self._handlers.push_messages(sent, state, task)
         return exchange_pb2.SendResponse(sent=answer.SerializeToString())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -69,6 +69,9 @@ OPTIONS = (
 
 SECONDS_EARLY, SECONDS_LATE = 5.0, 305.0
 """How far a client's clock may be ahead of ours, and how old a signature may be."""
+
+REMEMBERED, LONGEST_SIGNED = 4096, 1000
+"""How many signatures are remembered once they were checked, and how long key, time and signature may be together."""
 
 STATUS: Mapping[int, tuple[StatusCode, str]] = {
     1005: (StatusCode.UNAVAILABLE, "The SuperLink's database is busy, or its disk is full."),
@@ -224,12 +227,18 @@ def signed_key(head: Mapping[str, Any]) -> bytes:
     key, at, signature = head.get(KEY_HEADER, b""), str(head.get(TIME_HEADER, "")), head.get(SIGNATURE_HEADER, b"")
     try:
         age = (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()
-        is_good = -SECONDS_EARLY < age < SECONDS_LATE and verify_signature(
-            bytes_to_public_key(key), at.encode("ascii"), signature
-        )
+        is_good = -SECONDS_EARLY < age < SECONDS_LATE and is_signed(key, at, signature)
     except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm):  # no time, no key, or one of another kind
         return b""
     return key if is_good else b""
+
+
+@lru_cache(REMEMBERED)
+def is_signed(key: bytes, text: str, signature: bytes) -> bool:
+    """Return whether a text was signed by this key; clients send one signature with the calls of a minute."""
+    return len(key) + len(text) + len(signature) < LONGEST_SIGNED and verify_signature(
+        bytes_to_public_key(key), text.encode("ascii"), signature
+    )
 
 
 def read(call: Call, bodies: Iterator[bytes]) -> Any:

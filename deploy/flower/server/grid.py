@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.app.message import make_message
 from flwr.app.message.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
+from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import runtime_pb2
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -23,6 +24,9 @@ SEND_PATH, COLLECT_PATH = "/v1/runtime/fairbloom/send", "/v1/runtime/fairbloom/c
 
 LARGEST_CALL = 64 << 20
 """Most bytes of parts in one call; one part at least."""
+
+UNREADABLE_REPLY = 422
+"""Code of the error that takes the place of a reply which cannot be read; Flower's own codes are below 100."""
 
 WAIT_SECONDS = 60.0
 """How long a call may take, its wait for replies not counted: the SuperLink may be busy, or its disk slow."""
@@ -67,18 +71,15 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
         replies = runtime_pb2.PullAppMessagesResponse.FromString(answer.replies)
         here = {part.id: part.content for part in answer.parts}
         found = list[Message]()
-        for tree in replies.message_object_trees:
+        for head, tree in zip(replies.messages_list, replies.message_object_trees, strict=True):
             names = [*dict.fromkeys(identifiers(tree))]
             while missing := [name for name in names if name not in here]:
                 more = self._make(COLLECT_PATH, exchange_pb2.CollectRequest(parts=missing)).parts
                 if not more:
                     break
                 here.update({part.id: part.content for part in more})
-            if missing:  # it broke off, or was deleted
-                continue
-            message: Any = inflate_object_from_contents(tree.object_id, {name: here[name] for name in names})
-            set_message_id(message, tree.object_id)
-            found.append(message)
+            if not missing:  # else it broke off, or was deleted
+                found.append(read_reply(head, {name: here[name] for name in names}))
         if found:
             received = [message.metadata.message_id for message in found]
             self._make(COLLECT_PATH, exchange_pb2.CollectRequest(received=received))
@@ -89,6 +90,22 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
         return self._runtime_client._unary_unary(
             path=path, rpc_method=path, request=request, response_type=kind, timeout=WAIT_SECONDS + seconds
         )
+
+
+def read_reply(head: Any, parts: Mapping[str, bytes]) -> Message:
+    """Return a reply to what its head says, which the SuperLink has checked: its parts could name another client's.
+
+    An error takes the place of one that cannot be read.
+    """
+    about = message_from_proto(head).metadata
+    try:
+        reply: Any = inflate_object_from_contents(about.message_id, dict(parts))
+        if reply.has_error():
+            return make_message(metadata=about, error=reply.error)
+        return make_message(metadata=about, content=reply.content)
+    except Exception as error:  # whatever a client's bytes raise
+        reason = f"the reply cannot be read ({type(error).__name__})"
+        return make_message(metadata=about, error=Error(UNREADABLE_REPLY, reason))
 
 
 def batched(parts: Mapping[str, bytes]) -> Iterator[list[Any]]:

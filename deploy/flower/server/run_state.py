@@ -227,7 +227,7 @@ class RunState(PassingFaults, SqlLinkState):
                 self.store.delete_all([reply_id])
                 self.query(tables.DELETE_REPLY, {"reply_id": reply_id})
 
-    def store_messages(self, run_id: int, sent: Any, parts: Mapping[str, bytes]) -> list[str]:
+    def store_round(self, run_id: int, sent: Any, parts: Mapping[str, bytes]) -> list[str]:
         """Store messages of a run, all of whose parts are here; return their ids, "" for one that is not taken.
 
         ValueError where a part is not what its id says. Flower's own way takes ten statements a message, and counts all

@@ -1,0 +1,158 @@
+"""The way of a round's messages and replies through the SuperLink, in one call of the run each."""
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.superlink.servicer.runtime import runtime_handlers
+
+from fairbloom.deploy.flower.server import grid
+from fairbloom.deploy.flower.server.control import SafeHandlers, WholeMessages
+from fairbloom.deploy.flower.server.grid import COLLECT_PATH, SEND_PATH, UNREADABLE_REPLY, WholeGrid
+from tests.deploy.state import Call, content, head, parts, pull, reply_to
+from tests.deploy.test_fleet import Place
+
+
+class Direct:
+    """A run's connection to its SuperLink without HTTP between them."""
+
+    def __init__(self, place: Place) -> None:
+        whole = WholeMessages(SafeHandlers(runtime_handlers), place.link.factory)
+        self._calls: Any = {SEND_PATH: whole.send, COLLECT_PATH: whole.collect}
+        self._task = SimpleNamespace(run_id=place.run)
+
+    def _unary_unary(self, *, path: str, request: Any, **_: Any) -> Any:
+        return self._calls[path](request, self._task)
+
+
+class Run:
+    """A run's process, as far as it sends messages and collects replies."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.grid: Any = WholeGrid(token="none")
+        self.grid._client = Direct(place)
+
+    def send(self, *nodes: int, size: int = 100) -> list[Message]:
+        """Send the same content to nodes."""
+        arrays, made = content(1, size), []
+        for node in nodes:
+            message = Message(arrays, dst_node_id=node, message_type="train")
+            message.metadata.__dict__.update(_run_id=self.place.run, _src_node_id=1)
+            made.append(message)
+        assert self.grid.push_messages(made) == [message.metadata.message_id for message in made]
+        return made
+
+    def collect(self, sent: list[Message]) -> list[Message]:
+        found: list[Message] = self.grid.pull_messages([message.metadata.message_id for message in sent])
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path, whole=True)
+
+
+@pytest.fixture
+def run(place: Place) -> Run:
+    return Run(place)
+
+
+@pytest.mark.parametrize("at_once", [1 << 20, 50])
+def test_a_round_comes_back_as_it_was_answered(
+    place: Place, run: Run, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(grid, "LARGEST_CALL", at_once)
+    sent = run.send(place.node, place.other)
+    replies = [reply_to(message, seed=number) for number, message in enumerate(sent)]
+    for message, reply in zip(sent, replies, strict=True):
+        (handed,) = place.fleet.PullMessages(pull(message.metadata.dst_node_id), Call()).messages_list
+        assert handed.metadata.message_id == message.metadata.message_id
+        assert all(place.push(reply))
+    found = {reply.metadata.src_node_id: reply for reply in run.collect(sent)}
+    assert found.keys() == {place.node, place.other}
+    for reply in replies:
+        received = found[reply.metadata.src_node_id]
+        assert received.content["arrays"].object_id == reply.content["arrays"].object_id
+        assert received.metadata.reply_to_message_id == reply.metadata.reply_to_message_id
+    assert place.bytes_stored() == 0
+    assert place.link.count("message_ins") == place.link.count("message_res") == 0
+
+
+def test_messages_sent_again_after_a_lost_answer_are_taken(place: Place, run: Run) -> None:
+    sent = run.send(place.node)
+    assert run.grid.push_messages(sent) == [sent[0].metadata.message_id]
+    assert place.link.count("message_ins") == 1
+
+
+def test_a_message_to_an_unknown_node_or_of_a_finished_run_is_not_taken(place: Place, run: Run) -> None:
+    message = Message(RecordDict(), dst_node_id=17, message_type="train")
+    message.metadata.__dict__.update(_run_id=place.run, _src_node_id=1)
+    assert run.grid.push_messages([message]) == [""]
+    message.metadata.__dict__["_dst_node_id"] = place.node
+    message.metadata.__dict__["_run_id"] = place.run + 1
+    assert run.grid.push_messages([message]) == [""]
+    message.metadata.__dict__["_run_id"] = place.run
+    place.link.state.stop_run(place.run)
+    assert run.grid.push_messages([message]) == [""]
+    assert place.bytes_stored() == 0
+
+
+def test_a_reply_whose_parts_name_another_client_is_its_senders(place: Place, run: Run) -> None:
+    """The SuperLink checks heads; the parts have a head of their own, which the client writes."""
+    ours, theirs = run.send(place.node, place.other)
+    reply = reply_to(ours)
+    forged = reply_to(theirs)  # what the run would read
+    named = head(forged, node=place.node)
+    named.messages_list[0].metadata.src_node_id = place.node
+    named.messages_list[0].metadata.reply_to_message_id = reply.metadata.reply_to_message_id
+    place.fleet.PushMessages(named, Call(), parts(forged))
+    (found,) = run.collect([ours, theirs])
+    assert found.metadata.src_node_id == place.node
+    assert found.metadata.reply_to_message_id == ours.metadata.message_id
+
+
+@pytest.mark.parametrize("what", [Array, ArrayRecord, ConfigRecord])
+def test_a_reply_that_is_no_message_is_an_error_of_its_sender(place: Place, run: Run, what: type) -> None:
+    ours, theirs = run.send(place.node, place.other)
+    objects: dict[type, Any] = {
+        Array: Array(np.zeros(3)),
+        ArrayRecord: ArrayRecord({"w": Array(np.zeros(3))}),
+        ConfigRecord: ConfigRecord({"a": 1}),
+    }
+    odd, reply = objects[what], reply_to(ours)
+    pushed = head(reply, tree=get_object_tree(odd))
+    pushed.messages_list[0].metadata.message_id = odd.object_id
+    place.fleet.PushMessages(pushed, Call(), {name: one.deflate() for name, one in get_all_nested_objects(odd).items()})
+    place.push(reply_to(theirs))
+    found = {reply.metadata.src_node_id: reply for reply in run.collect([ours, theirs])}
+    assert found[place.node].error.code == UNREADABLE_REPLY
+    assert found[place.other].has_content()
+
+
+def test_a_message_takes_a_few_statements(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand devices are one process's work: no statement more for each unseen."""
+    nodes = [place.link.node(f"key-{number}".encode()) for number in range(20)]
+    made, plain = Counter[str](), type(place.link.state).query
+
+    def counted(state: Any, query: str, data: Any = None) -> Any:
+        made[stage] += 1
+        return plain(state, query, data)
+
+    for kind in (type(place.link.state), type(place.link.state.store)):
+        monkeypatch.setattr(kind, "query", counted)
+    stage = "send"
+    sent = run.send(*nodes)
+    for message in sent:
+        stage = "hand out"
+        place.fleet.PullMessages(pull(message.metadata.dst_node_id), Call())
+        stage = "reply"
+        assert all(place.push(reply_to(message)))
+    assert made["send"] <= len(nodes) + 7
+    assert made["hand out"] <= 5 * len(nodes)
+    assert made["reply"] <= 13 * len(nodes)
