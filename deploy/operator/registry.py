@@ -1,6 +1,7 @@
 """The clients of a federation as its operator knows them: a file each, and which keys are good."""
 
 import math
+import os
 import tomllib
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -87,7 +88,7 @@ class Registry:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         # What each file said, with its version: with a thousand clients, parsing takes most of a command's time.
-        self._parsed: dict[Path, tuple[tuple[int, int, int], EnrolledClient]] = {}
+        self._parsed: dict[str, tuple[tuple[int, int, int], EnrolledClient]] = {}
 
     def clients(self) -> list[EnrolledClient]:
         """Return all in the order of names; a file that is being replaced is read as it was or as it will be."""
@@ -95,7 +96,9 @@ class Registry:
             raise DeployError(
                 f"{self.folder}, where the enrolled clients are, is not a folder: bring it back from a copy"
             )
-        found = (self._read(file) for file in sorted(self.folder.glob("*.toml")))
+        with os.scandir(self.folder) as entries:
+            files = {entry.name: entry for entry in entries if entry.name.endswith(".toml")}
+        found = (self._read(files[name]) for name in sorted(files))
         return [client for client in found if client]
 
     def keys(self) -> list[ClientKey]:
@@ -132,15 +135,15 @@ class Registry:
         """Keep other commands from changing what is known of clients."""
         return exclusive_lock(self.folder / ".lock", seconds=math.inf)
 
-    def _read(self, file: Path) -> EnrolledClient | None:
+    def _read(self, entry: os.DirEntry[str]) -> EnrolledClient | None:
         """Return what a client's file says; None where it has just gone."""
         try:
-            status = file.stat()
+            status = entry.stat()
             version = (status.st_ino, status.st_mtime_ns, status.st_size)
-            known = self._parsed.get(file)
+            known = self._parsed.get(entry.name)
             if known and known[0] == version:
                 return known[1]
-            about = tomllib.loads(file.read_text())
+            about = tomllib.loads(Path(entry.path).read_text())
             former = tuple(FormerKey(**one) for one in about.pop("former", ()))
             for key, value in about.items():
                 if not isinstance(value, int if key in ("partition_id", "examples") else str):
@@ -152,14 +155,14 @@ class Registry:
             for moment in (client.expires, *(old.expires for old in former)):
                 if moment and datetime.fromisoformat(moment).tzinfo is None:
                     raise ValueError(f"{moment} lacks a time zone")
-            if client.name != file.stem:
+            if f"{client.name}.toml" != entry.name:
                 raise ValueError(f"it is of a client {client.name!r}")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DeployError(
-                f"{file} cannot be used: {error}. Bring it back from a copy; without one, delete it and strike its "
+                f"{entry.path} cannot be used: {error}. Bring it back from a copy; without one, delete it and strike its "
                 "node off by its id (fairbloom deploy status shows it, flwr supernode unregister does it)"
             ) from None
-        self._parsed[file] = version, client
+        self._parsed[entry.name] = version, client
         return client
