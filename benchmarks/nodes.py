@@ -9,6 +9,7 @@ Used by `python -m benchmarks.superlink`, as `python -m benchmarks.nodes HOST:PO
 import argparse
 import threading
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 from fairbloom.deploy.device.bundles import Installed
@@ -32,19 +33,19 @@ class Here:
         The app of all.
     turn
         Held by the one node that calls the app.
-    partition
-        Of the client.
+    settings
+        The client's settings, as its app reads them.
     """
 
     runs, working = False, ""
 
-    def __init__(self, app: Installed, turn: threading.Lock, partition: int) -> None:
-        self._app, self._turn, self._partition = app, turn, partition
+    def __init__(self, app: Installed, turn: threading.Lock, settings: Mapping[str, str | int]) -> None:
+        self._app, self._turn, self._settings = app, turn, settings
 
     def answer(self, task: Task, name: str) -> Answer:
         """Answer one message."""
         with self._turn:
-            return answer(self._app, {"partition-id": self._partition}, task)
+            return answer(self._app, dict(self._settings), task)
 
     def drop(self, name: str, reason: str) -> None:
         """Do nothing: there is no process to end."""
@@ -64,8 +65,9 @@ def main() -> None:
     threads = []
     for bundle in chosen.bundles:
         partition = tomllib.loads((bundle / "client.toml").read_text())["partition-id"]
+        settings = {"partition-id": partition, "state-dir": str(bundle / "state")}
         fleet = Fleet(chosen.address, chosen.ca, str(bundle / "key"), bundle.name, Outage())
-        session = Session(fleet, Here(app, turn, partition), Contexts(""))
+        session = Session(fleet, Here(app, turn, settings), Contexts(""))
         session.connect()
         threads.append(threading.Thread(target=session.serve, name=bundle.name, daemon=True))
     print(READY, flush=True)

@@ -8,6 +8,7 @@ better than seconds do; the load at the start is printed all the same.
 import argparse
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -32,11 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--task", default="digits", help="synthetic has data for a thousand clients")
     parser.add_argument("--models", nargs="+", default=["logistic", "cnn"])
     parser.add_argument("--work", nargs="+", choices=[*WORK], default=[*WORK])
     chosen = parser.parse_args()
     print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    table = Table(title=f"a round of {chosen.clients} warm clients, digits, TLS, node keys, database")
+    table = Table(title=f"a round of {chosen.clients} warm clients, {chosen.task}, TLS, node keys, database")
     for heading in ("model", "a round", "CPU-s SuperLink", "of it in the kernel", "CPU-s ServerApp", "seconds"):
         table.add_column(heading, justify="left" if heading in ("model", "a round") else "right")
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch, "home"), chosen.clients) as there:
@@ -45,6 +47,7 @@ def main() -> None:
             for work in chosen.work:
                 out = Path(scratch, f"{model}-{work}".replace(" ", ""))
                 settings = {
+                    "task": chosen.task,
                     "clients": chosen.clients,
                     "fraction": 1.0,
                     "model": model,
@@ -68,7 +71,7 @@ def start_nodes(there: Deployment, clients: int) -> None:
 def measured(there: Deployment, out: Path, settings: Mapping[str, Any], number: int) -> list[str]:
     """Run, and give the table's cells: means over all rounds but the first two and the last."""
     run = there.submitting({**settings, "out": str(out), "num-rounds": number + 3})
-    used = list(after_each_round(there, out, number + 2))[1:]
+    used = list(after_each_round(there, out, number + 2, run))[1:]
     there.wait_for_end(run, seconds=1800)
     if any(row["missing"] or row["refused"] for row in rounds(out)):
         raise RuntimeError("replies are missing or refused")
@@ -78,11 +81,15 @@ def measured(there: Deployment, out: Path, settings: Mapping[str, Any], number: 
     return [f"{superlink:.2f}", f"{kernel:.2f}", f"{serverapp:.2f}", f"{seconds:.2f}"]
 
 
-def after_each_round(there: Deployment, out: Path, number: int) -> Iterator[tuple[float, float, float]]:
+def after_each_round(
+    there: Deployment, out: Path, number: int, run: subprocess.Popen[bytes]
+) -> Iterator[tuple[float, float, float]]:
     """Give, as each of the first rounds is seen to end, CPU-seconds of SuperLink, its kernel's part, and ServerApp."""
     for finished in range(1, number + 1):
         while len(rounds(out)) < finished:
             time.sleep(0.02)
+            if run.poll() is not None:
+                raise RuntimeError(f"the run has ended after {len(rounds(out))} rounds")
         superlink = there.part("superlink")
         fields = Path(f"/proc/{superlink}/stat").read_text().rpartition(")")[2].split()
         kernel = int(fields[12]) / os.sysconf("SC_CLK_TCK")

@@ -172,7 +172,7 @@ RELIED_ON = (
             **{
                 f"{FLEET}:{call}": "request state"
                 for call in (
-                    *("activate_node", "deactivate_node", "send_node_heartbeat", "push_messages"),
+                    *("activate_node", "deactivate_node", "push_messages"),
                     *("get_run", "get_fab", "push_object"),
                 )
             },

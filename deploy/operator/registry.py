@@ -161,8 +161,8 @@ class Registry:
             return None
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DeployError(
-                f"{entry.path} cannot be used: {error}. Bring it back from a copy; without one, delete it and strike its "
-                "node off by its id (fairbloom deploy status shows it, flwr supernode unregister does it)"
+                f"{entry.path} cannot be used: {error}. Bring it back from a copy; without one, delete it and strike "
+                "its node off by its id (fairbloom deploy status shows it, flwr supernode unregister does it)"
             ) from None
         self._parsed[entry.name] = version, client
         return client

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from flwr.app import Error, Metadata
@@ -52,6 +53,9 @@ SUPERLINK = 1
 
 VERSION = re.compile(r"[A-Za-z0-9.+!_-]{1,40}")
 """What a node may say of its version."""
+
+BEATS_MISSED, LONGEST_INTERVAL = 2, 1800.0
+"""After how many intervals without a heartbeat a node counts as gone, as with Flower, and the longest, in seconds."""
 
 REMEMBERED = 10_000
 """How many replies under way have their sizes in memory. The oldest is forgotten, and looked up if it goes on."""
@@ -167,7 +171,10 @@ class Fleet:
         run_id, _, message_id = str(caller.head.get(WORK_HEADER, "")).partition("/")
         if reason := self._drop_reason(caller.node_id, run_id, message_id):
             caller.context.set_trailing_metadata(((DROP_HEADER, reason),))
-        return fleet_handlers.send_node_heartbeat(request, self._state)
+        interval, now = request.heartbeat_interval, datetime.now(UTC)
+        beat = {"node_id": signed(caller.node_id), "until": now.timestamp() + BEATS_MISSED * interval}
+        known = 0.0 < interval <= LONGEST_INTERVAL and self._state.query(tables.BEAT, {**beat, "at": now.isoformat()})
+        return heartbeat_pb2.SendNodeHeartbeatResponse(success=bool(known))
 
     def _drop_reason(self, node_id: int, run_id: str, message_id: str) -> str:
         """Return why a node drops the message that it works on, "" where it does not."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..gate import FlowerVersionError
 
 COLUMNS: Mapping[str, str] = {
-    "node": "node_id public_key status",
+    "node": "node_id public_key status online_until last_activated_at",
     "run": "run_id primary_task_id bytes_sent bytes_recv clientapp_runtime",
     "task": "task_id run_id type token active_until starting_at running_at finished_at",
     "message_ins": (
@@ -83,6 +83,10 @@ KNOWN_KEY = "SELECT node_id, status FROM node WHERE public_key = :public_key"
 RENUMBER = """
 UPDATE OR IGNORE node SET node_id = :node_id
 WHERE public_key = :public_key AND node_id != :node_id AND status != 'unregistered' RETURNING node_id"""
+BEAT = """
+UPDATE node SET online_until = :until, status = 'online',
+last_activated_at = CASE status WHEN 'online' THEN last_activated_at ELSE :at END
+WHERE node_id = :node_id AND status != 'unregistered' RETURNING node_id"""
 KEEP_VERSION = """
 INSERT INTO fairbloom_versions VALUES (:node_id, :version) ON CONFLICT (node_id) DO UPDATE SET version = :version"""
 REGISTERED = """
