@@ -203,12 +203,12 @@ class Fleet:
         head = self._next(caller.node_id)
         if head is None:
             return exchange_pb2.NextResponse()
-        message_id = head.metadata.message_id
-        tree, parts = self._state.store.get_object_tree(message_id), dict[str, bytes]()
-        sizes = self._state.store.sizes([message_id])
-        if sum(sizes.values()) + tree.ByteSize() <= LARGEST_PARTS - PART_BYTES * len(sizes):
-            parts = self._state.store.contents(sizes)
-            self._count_received(caller.node_id, message_id)
+        message_id, store, parts = head.metadata.message_id, self._state.store, dict[str, bytes]()
+        with self._state.session():
+            tree, sizes = store.get_object_tree(message_id), store.sizes([message_id])
+            if sum(sizes.values()) + tree.ByteSize() <= LARGEST_PARTS - PART_BYTES * len(sizes):
+                parts = store.contents(sizes)
+                self._count_received(caller.node_id, message_id)
         return exchange_pb2.NextResponse(
             head=head.SerializeToString(),
             tree=tree.SerializeToString(),
@@ -438,8 +438,8 @@ class Fleet:
         with self._state.session():
             heads = self._state.query(tables.HEAD, {"reply_id": budget.reply_id})
             self._state.break_off(session_id)
-            for head in heads:
-                self._answer_in_its_place(head, reason)
+        for head in heads:  # the session has ended: who is told of the error finds it
+            self._answer_in_its_place(head, reason)
         self._budgets.pop(session_id, None)
 
     def _allowance(self, message_id: str) -> tuple[int, int]:
