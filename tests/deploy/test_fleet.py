@@ -22,7 +22,6 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fairbloom.deploy.flower import exchange_pb2
 from fairbloom.deploy.flower.server import fleet, fleet_server, tables
-from fairbloom.deploy.flower.server.control import SafeHandlers
 from fairbloom.deploy.flower.server.fleet import count
 from fairbloom.deploy.operator.audit import read_text
 from fairbloom.deploy.server import long_poll, members, rate_limit
@@ -703,15 +702,12 @@ def test_a_node_that_waits_is_told_when_a_run_has_sent_the_last_part(patient: Pl
         message_object_trees=[get_object_tree(sent)],
     )
     state, task = patient.link.state, Task(run_id=patient.run)
-    waiting, server = (
-        Asking(patient, patient.node),
-        SafeHandlers(runtime_handlers),
-    )
+    waiting = Asking(patient, patient.node)
     assert waiting.is_held()
-    taken = server.push_messages(request, state, task)
+    taken = runtime_handlers.push_messages(request, state, task)
     for name in taken.objects_to_push:
         assert waiting.is_held()
-        server.push_object(part(sent, taken.session_id, name, parts(sent)[name], node=1), state, task)
+        runtime_handlers.push_object(part(sent, taken.session_id, name, parts(sent)[name], node=1), state, task)
     waiting.join(10)
     assert waiting.received == [sent.metadata.message_id]
 

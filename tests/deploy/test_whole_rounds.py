@@ -12,7 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fairbloom.deploy.flower.server import grid
-from fairbloom.deploy.flower.server.control import SafeHandlers, WholeMessages
+from fairbloom.deploy.flower.server.control import WholeMessages
 from fairbloom.deploy.flower.server.grid import COLLECT_PATH, SEND_PATH, UNREADABLE_REPLY, WholeGrid
 from tests.deploy.state import Call, content, head, parts, pull, reply_to
 from tests.deploy.test_fleet import Place
@@ -22,7 +22,7 @@ class Direct:
     """A run's connection to its SuperLink without HTTP between them."""
 
     def __init__(self, place: Place) -> None:
-        whole = WholeMessages(SafeHandlers(runtime_handlers), place.link.factory)
+        whole = WholeMessages(runtime_handlers, place.link.factory)
         self._calls: Any = {SEND_PATH: whole.send, COLLECT_PATH: whole.collect}
         self._task = SimpleNamespace(run_id=place.run)
 

@@ -17,7 +17,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.routing import iter_route_contexts
 from fastapi.security.utils import get_authorization_scheme_param
-from flwr.proto import control_pb2, message_pb2, runtime_pb2
+from flwr.proto import control_pb2, runtime_pb2
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -233,36 +233,14 @@ class SuperExecWatch:
         return None if self._asked is None else time.monotonic() - self._asked
 
 
-class SafeHandlers:
-    """Flower's handlers of the runtime API, but nothing is lost with a call that fails, or whose answer is lost."""
-
-    def __init__(self, handlers: Any) -> None:
-        self._handlers = handlers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handlers, name)
-
-    def pull_messages(self, request: Any, state: Any, task: Any) -> Any:
-        """Hand out replies, again as well where their receipt was not confirmed: the answer may not have arrived."""
-        with state.session(), state.keeping_answered():
-            state.show_again(set(request.message_ids))
-            return self._handlers.pull_messages(request, state, task)
-
-    def confirm_message_received(self, request: Any, state: Any, task: Any) -> Any:
-        """Forget a reply that a run has received whole, and the message that it answers."""
-        state.forget_answered([request.message_object_id])
-        return message_pb2.ConfirmMessageReceivedResponse()
-
-    def push_messages(self, request: Any, state: Any, task: Any) -> Any:
-        """Take messages, all or nothing."""
-        with state.session():
-            return self._handlers.push_messages(request, state, task)
-
-
 class WholeMessages:
-    """Takes all messages of a round from a run's process in one call, and hands out all replies in one."""
+    """Takes all messages of a round from a run's process in one call, and hands out all replies in one.
 
-    def __init__(self, handlers: SafeHandlers, state_factory: Any) -> None:
+    Nothing is lost with a call that fails, or whose answer is lost: replies are handed out until their receipt is
+    confirmed. `handlers` are Flower's of the runtime API.
+    """
+
+    def __init__(self, handlers: Any, state_factory: Any) -> None:
         self._handlers, self._state_factory = handlers, state_factory
 
     def send(self, request: Any, task: Any) -> Any:
@@ -277,7 +255,8 @@ class WholeMessages:
         if given.keys() >= {name for tree in sent.message_object_trees for name in identifiers(tree)}:
             answer = runtime_pb2.PushAppMessagesResponse(message_ids=state.store_round(task.run_id, sent, given))
         else:
-            answer = self._handlers.push_messages(sent, state, task)
+            with state.session():  # all or nothing
+                answer = self._handlers.push_messages(sent, state, task)
         return exchange_pb2.SendResponse(sent=answer.SerializeToString())
 
     def collect(self, request: Any, task: Any) -> Any:
@@ -291,7 +270,9 @@ class WholeMessages:
         answer, names = runtime_pb2.PullAppMessagesResponse(), dict.fromkeys(request.parts, 0)
         if request.messages:
             asked = runtime_pb2.PullAppMessagesRequest(message_ids=request.messages)
-            answer = self._handlers.pull_messages(asked, state, task)
+            with state.session(), state.keeping_answered():
+                state.show_again(set(request.messages))
+                answer = self._handlers.pull_messages(asked, state, task)
             names = state.store.sizes(tree.object_id for tree in answer.message_object_trees)
         elif names:
             names = {name: size for name, size in state.store.sizes(names).items() if name in names}
@@ -337,7 +318,6 @@ def guard(
     overdue: Overdue,
 ) -> None:
     """Put Flower's HTTP app behind credentials, and add the server's own status."""
-    app.state.runtime_handlers = SafeHandlers(app.state.runtime_handlers)
     superexec = SuperExecWatch(federation.state, app.state.linkstate_factory)
     app.add_middleware(
         CredentialCheck,
