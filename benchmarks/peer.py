@@ -1,6 +1,9 @@
 """A node that speaks the fleet's protocol by itself, with an enrolled key, another's, or none."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -48,7 +51,7 @@ class Signature(grpc.UnaryUnaryClientInterceptor):
 
 
 class Whole:
-    """The fleet API, by calls whose messages travel whole where there are such: they carry no parts here."""
+    """The fleet API, by calls whose messages travel whole where there are such."""
 
     def __init__(self, channel: grpc.Channel, stub: Any) -> None:
         self._stub = stub
@@ -67,11 +70,18 @@ class Whole:
     def PullMessages(self, request: PullMessagesRequest, timeout: float | None = None) -> Any:  # noqa: N802
         return self._next(exchange_pb2.NextRequest(node_id=request.node.node_id), timeout=timeout)
 
-    def PushMessages(self, request: PushMessagesRequest, timeout: float | None = None) -> Any:  # noqa: N802
+    def PushMessages(  # noqa: N802
+        self,
+        request: PushMessagesRequest,
+        timeout: float | None = None,
+        parts: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Any:
         reply = exchange_pb2.ReplyRequest(
             node_id=request.node.node_id,
             head=request.messages_list[0].SerializeToString(),
             tree=request.message_object_trees[0].SerializeToString(),
+            parts=[exchange_pb2.Part(id=name, content=content) for name, content in parts.items()],
+            seconds=sum(request.clientapp_runtime_list),
         )
         answer = self._reply(reply, timeout=timeout)
         return PushMessagesResponse(objects_to_push=answer.wanted, session_id=answer.session_id)
@@ -110,19 +120,23 @@ def message_of(source: int, run_id: int = 1, answered: str = "0" * 64) -> Messag
     return reply
 
 
-def pushed(peer: Peer, reply: Message, tree: ObjectTree | None = None) -> PushMessagesRequest:
+def pushed(peer: Peer, reply: Message, tree: ObjectTree | None = None, seconds: float = 1.0) -> PushMessagesRequest:
     return PushMessagesRequest(
         node=peer.node,
         messages_list=[message_to_proto(reply)],
         message_object_trees=[get_object_tree(reply) if tree is None else tree],
+        clientapp_runtime_list=[seconds],
     )
 
 
 def flooded(peer: Peer, run_id: int) -> list[tuple[Any, Any]]:
     """Calls that cost the server something and lead to nothing."""
     part = PushObjectRequest(node=peer.node, run_id=run_id, object_content=bytes(8_000_000))
+    reply, push = message_of(peer.node.node_id, run_id), peer.stub.PushMessages
+    if isinstance(peer.stub, Whole):
+        push = partial(push, parts={reply.object_id: part.object_content})
     return [
-        (peer.stub.PushMessages, pushed(peer, message_of(peer.node.node_id, run_id))),
+        (push, pushed(peer, reply)),
         (peer.stub.PullMessages, PullMessagesRequest(node=peer.node)),
         (peer.stub.PushObject, part),
     ]

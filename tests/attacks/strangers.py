@@ -16,6 +16,8 @@ DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 FRAME, FIRST_WINDOW = 16_384, 65_535
 PULL = "/flwr.proto.Fleet/PullMessages"
+SERVICES = {"part by part": "/flwr.proto.Fleet/PushObject", "whole": "/fairbloom.exchange.v1.Exchange/Reply"}
+"""The largest call of each service of the fleet's port."""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A node that speaks the protocol by itself, with an enrolled key, another's, or none."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -75,6 +76,16 @@ def test_a_reply_in_another_nodes_name_is_refused_and_noted(there: Deployment, w
     log = (there.folder / "state" / "audit.jsonl").read_text()
     assert '"refused: a reply in another node\'s name"' in log
     assert '"client": "mallory"' in log
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0, 1e300])
+def test_a_reply_that_took_an_impossible_time_is_refused(there: Deployment, whole: bool, seconds: float) -> None:
+    """They are summed up for each run; `flwr list` cannot print an infinite sum."""
+    mallory = enrolled(there, "mallory", whole=whole)
+    reply = message_of(mallory.node.node_id, int(there.submitted_run()))
+    error = refusal(mallory.stub.PushMessages, pushed(mallory, reply, seconds=seconds))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert '"refused: a reply that took an impossible time"' in (there.folder / "state" / "audit.jsonl").read_text()
 
 
 def test_deep_and_wide_object_trees_are_refused(there: Deployment, whole: bool) -> None:

@@ -1,7 +1,10 @@
 """An enrolled client with ill will: whatever it replies is refused by name, and the others' run is as without it."""
 
+import json
 import re
+import tomllib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from safetensors.numpy import load_file
 from benchmarks.federation import Deployment, federation, names, rounds
 from benchmarks.flower import ROOT
 from fairbloom.client.app import app
+from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
@@ -53,28 +57,29 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Path]]:
-    """A run of three honest clients and a hostile one."""
+@pytest.fixture(scope="module", params=["whole", "part by part"])
+def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[Deployment, Path]]:
+    """A run of three honest clients and a hostile one, which uses one of the two services."""
     with federation(tmp_path_factory.mktemp("replies") / "home") as there:
         there.enroll(*HONEST, "mallory")
-        settings = {**_read(there.bundle("mallory") / "client.toml"), "app": "tests.attacks.hostile:app"}
+        settings = {
+            **tomllib.loads((there.bundle("mallory") / "client.toml").read_text()),
+            "app": "tests.attacks.hostile:app",
+        }
         (there.bundle("mallory") / "client.toml").write_text(tomli_w.dumps(settings))
         for name in HONEST:
             there.start_client(name)
         there.environment["PYTHONPATH"] = str(ROOT)
-        there.start_client("mallory")
+        if request.param == "whole":
+            there.start_client("mallory")
+        else:
+            hostile = asdict(ClientSettings.of({}, there.bundle("mallory") / "client.toml"))
+            there.clients["mallory"] = there.start("python", "-m", "tests.attacks.parted", json.dumps(hostile))
         there.wait_for_clients(*HONEST, "mallory")
         out = there.home / "run"
         submitted = there.submitting({**SETTINGS, "out": str(out)})
         there.wait_for_end(submitted)
         yield there, out
-
-
-def _read(file: Path) -> dict[str, Any]:
-    import tomllib
-
-    return tomllib.loads(file.read_text())
 
 
 @pytest.mark.parametrize("number", range(1, len(ATTACKS) + 1), ids=list(ATTACKS))

@@ -21,7 +21,7 @@ from benchmarks.flower import wait_until
 from benchmarks.peer import enrolled
 from benchmarks.processes import grown_memory, resident_memory
 from fairbloom.deploy.flower.server.control import STATUS_PATH
-from tests.attacks.strangers import Stranger, descriptors
+from tests.attacks.strangers import SERVICES, Stranger, descriptors
 from tests.attacks.unhurried import start_unhurried_client
 
 pytestmark = pytest.mark.slow
@@ -40,6 +40,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 MADE_UP = {"flwr-superexec-signature": "0" * 64, "flwr-superexec-nonce": "0" * 32, "flwr-superexec-ts": "1"}
 ACQUIRE = "/v1/runtime/acquire-task"
+on_both_services = pytest.mark.parametrize("path", SERVICES.values(), ids=SERVICES)
 
 
 class Few(Deployment):
@@ -122,29 +123,32 @@ def refused(there: Deployment) -> str:
     return (there.folder / "state" / "audit.jsonl").read_text()
 
 
-def test_calls_that_stall_in_mid_message(there: Deployment, fleet: Stranger) -> None:
+@on_both_services
+def test_calls_that_stall_in_mid_message(there: Deployment, fleet: Stranger, path: str) -> None:
     def stall() -> None:
         connection = fleet.http2()
-        connection.push([connection.begin() for _ in range(5)], 15 * MB, 30.0, whole=False)
+        connection.push([connection.begin(path) for _ in range(5)], 15 * MB, 30.0, whole=False)
 
     with unharmed(there):
         at_once(10, stall)
     assert "refused: a call of the fleet API without a key" in refused(there)
 
 
-def test_200_complete_calls(there: Deployment, fleet: Stranger) -> None:
+@on_both_services
+def test_200_complete_calls(there: Deployment, fleet: Stranger, path: str) -> None:
     def call() -> None:
         connection = fleet.http2()
-        connection.push([connection.begin() for _ in range(10)], 15 * MB, 60.0, whole=True)
+        connection.push([connection.begin(path) for _ in range(10)], 15 * MB, 60.0, whole=True)
 
     with unharmed(there):
         at_once(20, call)
 
 
-def test_a_thousand_calls_on_each_of_a_few_connections(there: Deployment, fleet: Stranger) -> None:
+@on_both_services
+def test_a_thousand_calls_on_each_of_a_few_connections(there: Deployment, fleet: Stranger, path: str) -> None:
     def call() -> None:
         connection = fleet.http2()
-        connection.push([connection.begin() for _ in range(1000)], 60_000, 10.0, whole=False)
+        connection.push([connection.begin(path) for _ in range(1000)], 60_000, 10.0, whole=False)
 
     with unharmed(there):
         at_once(4, call)
