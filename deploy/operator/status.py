@@ -43,6 +43,9 @@ PROGRESS = (
 )
 """What the server reports of each run in addition to the SuperLink; null if it is unknown, with the reason."""
 
+COUNTED = ("refused_attempts", "calls_under_way", "database_bytes")
+"""Numbers from the server's page; null if it does not have them."""
+
 
 def survey(federation: Federation) -> dict[str, Any]:
     """Return what is known of a federation: docs/deployment.md lists the keys."""
@@ -58,6 +61,10 @@ def survey(federation: Federation) -> dict[str, Any]:
         "runs": latest,
         "summary": _sum_up(rows, sum(bool(client.revoked) for client in enrolled)),
         "clients": rows,
+        "counts": {
+            "runs": dict(Counter(run["status"] for run in runs)),
+            **{key.replace("_", "-"): page.about.get(key) for key in COUNTED},
+        },
         "turned-away": page.about.get("turned-away"),
         "disk": page.about.get("disk"),
         "certificate-days": page.certificate_days,

@@ -27,6 +27,12 @@ class CallLimit:
         self._under_way: Counter[Hashable] = Counter()
         self._semaphores: dict[Hashable, threading.Semaphore] = {}
 
+    @property
+    def under_way(self) -> int:
+        """How many calls of all callers are worked on or wait."""
+        with self._lock:
+            return self._under_way.total()
+
     @contextmanager
     def slot(self, caller: Hashable) -> Iterator[None]:
         """Wait until this caller's next call may be worked on; raise TooManyCallsError where too many wait already."""

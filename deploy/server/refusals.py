@@ -23,11 +23,14 @@ class RefusalLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, threading.Lock()
+        self.attempts = 0  # refused since the start, noted or not
         self._noted: dict[tuple[str, ...], float] = {}
         self._since: dict[tuple[str, ...], int] = {}
 
     def note(self, what: str, **about: str) -> bool:
         """Note one attempt: what was tried, and by whom as far as that is known; return whether a line was written."""
+        with self._lock:
+            self.attempts += 1
         return self.note_event(f"refused: {what}", **about)
 
     def note_event(self, what: str, **about: str) -> bool:

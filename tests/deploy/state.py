@@ -33,6 +33,7 @@ from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.overdue import Overdue
+from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 
 
@@ -85,9 +86,8 @@ class Port:
         self._state, self.whole, refusals = link.state, whole, RefusalLog(folder)
         self.overdue = Overdue()
         self.calls = Fleet(link.state, members=members, refusals=refusals, long_poll=long_poll, overdue=self.overdue)
-        self.pipeline = Pipeline(
-            self.calls.calls(), link.state, members, 9092, Connections({}, 1000, refusals), refusals
-        )
+        given = (members, 9092, Connections({}, 1000, refusals), refusals, CallLimit())
+        self.pipeline = Pipeline(self.calls.calls(), link.state, *given)
 
     def PullMessages(self, request: PullMessagesRequest, call: Call) -> PullMessagesResponse:  # noqa: N802
         if not self.whole:

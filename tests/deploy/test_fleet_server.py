@@ -47,6 +47,7 @@ from fairbloom.deploy.server import connections, long_poll
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.overdue import Overdue
+from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 from tests.attacks.strangers import Http2, Stranger, descriptors
 from tests.deploy.state import SuperLinkState, parts
@@ -75,7 +76,7 @@ class Server:
         given: Any = {"members": Known(), "refusals": refusals, "long_poll": LongPoll(), "overdue": Overdue()}
         calls = Fleet(self.link.state, **given).calls()
         self.connections = Connections({self.port: connections.MOST_STRANGERS}, DESCRIPTORS, refusals)
-        self.pipeline = Pipeline(calls, self.link.state, Known(), self.port, self.connections, refusals)
+        self.pipeline = Pipeline(calls, self.link.state, Known(), self.port, self.connections, refusals, CallLimit())
         files = (self.authority, shared.certificate, shared.key)
         authority, certificate, key = (file.read_bytes() for file in files)
         address = f"127.0.0.1:{self.port}"

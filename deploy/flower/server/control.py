@@ -30,6 +30,7 @@ from ...operator.federation import Federation
 from ...server.connections import Connections
 from ...server.overdue import Overdue
 from ...server.overview import read_overview
+from ...server.rate_limit import CallLimit
 from ...server.refusals import RefusalLog
 from ...server.supervisor import SEEN, STARTED, is_newer
 from .. import exchange_pb2
@@ -316,6 +317,7 @@ def guard(
     refusals: RefusalLog,
     connections: Connections,
     overdue: Overdue,
+    turns: CallLimit,
 ) -> None:
     """Put Flower's HTTP app behind credentials, and add the server's own status."""
     superexec = SuperExecWatch(federation.state, app.state.linkstate_factory)
@@ -337,6 +339,8 @@ def guard(
         return {
             "superexec_seen": superexec.seconds_ago,
             "database_bytes": sum(file.stat().st_size for file in files),
+            "refused_attempts": refusals.attempts,
+            "calls_under_way": turns.under_way,
             "version": version("fairbloom"),
             "protocol": PROTOCOL,
             "nodes": {str(node_id): found for node_id, found in nodes.items()},

@@ -132,10 +132,11 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
         port: int,
         connections: Connections,
         refusals: RefusalLog,
+        turns: CallLimit,
     ) -> None:
         self._calls, self._state, self._members = calls, state, members
         self._port, self._connections, self._refusals = port, connections, refusals
-        self._turns = CallLimit()
+        self._turns = turns
 
     def service(self, details: Any) -> Any:
         """Return a handler that takes in a call's body when it asks for it: gRPC's of unary calls take it in first."""

@@ -37,6 +37,7 @@ from ...server.long_poll import LongPoll
 from ...server.members import EnrolledMembers
 from ...server.memory import keep_trimmed
 from ...server.overdue import Overdue
+from ...server.rate_limit import CallLimit
 from ...server.refusals import RefusalLog
 from ..gate import FlowerVersionError
 from ..relied_on import SQL, STATE_FACTORY, STORE_FACTORY, look_up, replace
@@ -78,13 +79,14 @@ class FleetPort:
         connections: Connections,
         refusals: RefusalLog,
         overdue: Overdue,
+        turns: CallLimit,
     ) -> None:
         state, members, long_poll = state_factory.state(), EnrolledMembers(federation.path), LongPoll()
         state.on_message = long_poll.wake
         register_enrolled(state, federation.registry, federation.state)
         fleet = Fleet(state, members=members, refusals=refusals, long_poll=long_poll, overdue=overdue)
         port = split_address(federation.listen)[1]
-        pipeline = Pipeline(fleet.calls(), state, members, port, connections, refusals)
+        pipeline = Pipeline(fleet.calls(), state, members, port, connections, refusals, turns)
         files = (federation.authority, federation.certificate, federation.certificate_key)
         authority, certificate, key = (file.read_bytes() for file in files)
         self._server = fleet_server(pipeline, federation.listen, (authority, certificate, key), connections.most)
@@ -101,6 +103,7 @@ class FleetPort:
 def make_app(federation: Federation, connections: Connections, refusals: RefusalLog) -> FastAPI:
     """Return Flower's app behind our door, with our port of the fleet API beside it."""
     shared: dict[str, Any] = {"connections": connections, "refusals": refusals, "overdue": Overdue()}
+    shared["turns"] = CallLimit()
     host, port = split_address(federation.control)
     config = SuperLinkLifespanConfig(
         host=host,
