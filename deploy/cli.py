@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from fairbloom.system.log_file import log_to_file
+
+from .device.cli import LogFileOption
 from .device.cli import client as client
 
 app = typer.Typer(
@@ -41,6 +44,7 @@ def server(
     untested_flower: Annotated[
         bool, typer.Option("--untested-flower", help="Run with a Flower newer than those that were tested.")
     ] = False,
+    log_file: LogFileOption = None,
 ) -> None:
     """Run the server of a federation (SuperLink and SuperExec), and restart parts that fail.
 
@@ -50,7 +54,9 @@ def server(
     from .operator.federation import Federation
     from .server.supervisor import replace_process
 
-    replace_process(Federation(folder), untested_flower)
+    federation = Federation(folder)
+    log_to_file(log_file)
+    replace_process(federation, untested_flower)
 
 
 @app.command(epilog="Example: fairbloom deploy init federation --host fl.example.org")

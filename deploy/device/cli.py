@@ -9,8 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 from fairbloom.command import TrustOption
+from fairbloom.system.log_file import log_to_file
 
 DEFAULT = "run"
+LogFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write all output to a file, which is continued at 10 MB; five older ones are kept."
+    ),
+]
 
 
 class WithDefault(TyperGroup):
@@ -55,6 +62,7 @@ def run(
     allow: Annotated[
         list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
     ] = None,
+    log_file: LogFileOption = None,
 ) -> None:
     """Run a client: a node that keeps model and data in memory during a run, and reconnects if it fails."""
     from .client import ClientSettings
@@ -69,7 +77,9 @@ def run(
     }
     given |= {"data-dir": data_dir, "state-dir": state_dir, "insecure": insecure, "isolated": isolated}
     given |= {"bundles": bundles, "app": app, "allow": allow or None}
-    replace_process(ClientSettings.of(given, config))
+    settings = ClientSettings.of(given, config)
+    log_to_file(log_file)
+    replace_process(settings)
 
 
 @client.command(epilog="Example: fairbloom client keys site-a")

@@ -13,7 +13,8 @@ CONNECTED = "SuperNode ID:"
 
 def say(words: str) -> None:
     """Print a line about this client on stderr."""
-    print(f"fairbloom client: {words}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"fairbloom client: {words}\n")  # in one piece: other processes write there, too
+    sys.stderr.flush()
 
 
 class Outage:

@@ -263,7 +263,8 @@ def is_newer(file: Path, other: Path) -> bool:
 
 def say(words: str) -> None:
     """Print a line about the server on stderr."""
-    print(f"fairbloom server: {words}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"fairbloom server: {words}\n")  # in one piece: other processes write there, too
+    sys.stderr.flush()
 
 
 def replace_process(federation: Federation, untested: bool = False) -> None:
