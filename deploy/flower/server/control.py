@@ -68,6 +68,12 @@ NOTED: Mapping[str, tuple[str, Any]] = {
 }
 """Calls of the control API that change something, what the audit log calls them, and what is answered to them."""
 
+READABLE = (STATUS_PATH, *(f"/v1/control/{call}" for call in ("list-runs", "list-nodes", "stream-logs")))
+"""Calls of an operator who may only read; others are refused, also those that a later Flower adds."""
+
+MAY_CHANGE: Mapping[str, bool] = {"all": True, "read": False}
+"""Whether an operator may make other calls, by `may` in operators.toml."""
+
 
 class Operators:
     """Those who may use the control API, by the SHA-256 of their credentials in operators.toml."""
@@ -75,16 +81,20 @@ class Operators:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def name_of(self, token: str) -> str:
-        """Return whose credential this is, "" for nobody's; all are nobody's while the file cannot be used."""
+    def find(self, token: str) -> tuple[str, bool]:
+        """Return whose credential this is, and whether it is for all calls; "" for nobody's.
+
+        All are nobody's while the file cannot be used.
+        """
         given = hashlib.sha256(token.encode()).hexdigest()
         try:
             known = tomllib.loads(self._file.read_text())  # read each time: what is taken back counts at once
-            matching = [name for name, about in known.items() if hmac.compare_digest(about["sha256"], given)]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            all_of = [(name, about["sha256"], MAY_CHANGE[about.get("may", "all")]) for name, about in known.items()]
+            matching = [(name, changes) for name, sha256, changes in all_of if hmac.compare_digest(sha256, given)]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             log.error("%s cannot be used, so nobody is let in: %s", self._file, error)
-            return ""
-        return matching[0] if matching else ""
+            return "", False
+        return matching[0] if matching else ("", False)
 
 
 @lru_cache(maxsize=10)
@@ -118,19 +128,11 @@ class CredentialCheck:
         self._good: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a call on, or answer 401."""
+        """Hand a call on, or answer 401 or 403."""
         if scope["type"] == "http":
             request = Request(scope)
             if not await self._is_allowed(request):
-                peer = request.client.host if request.client else ""
-                call = scope["path"] if scope["path"] in paths(scope["app"]) else "other"  # what is made up fills logs
-                api = next(
-                    (name for name in ("runtime", "fleet") if scope["path"].startswith(f"/v1/{name}")), "control"
-                )
-                what = f"a call of the {api} API without the credential"
-                await run_in_threadpool(self._refusals.note, what, call=call, peer=peer)
-                refusal = JSONResponse({"detail": "not authenticated"}, 401, headers={"connection": "close"})
-                await refusal(scope, receive, send)
+                await self._refuse(request, receive, send)
                 self._say_of(scope, self._connections.dismiss)
                 return
             if scope["path"] != HEALTH_PATH:
@@ -139,6 +141,19 @@ class CredentialCheck:
                 await self._note_outcome(request, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    async def _refuse(self, request: Request, receive: Receive, send: Send) -> None:
+        """Answer 401, or 403 to an operator who may only read, and note the attempt."""
+        scope, reader = request.scope, getattr(request.state, "operator", "")
+        api = next((name for name in ("runtime", "fleet") if scope["path"].startswith(f"/v1/{name}")), "control")
+        what, status, detail = f"a call of the {api} API without the credential", 401, "not authenticated"
+        if reader:
+            what, status, detail = "a call of an operator who may only read", 403, "this credential may only read"
+        call = scope["path"] if scope["path"] in paths(scope["app"]) else "other"  # what is made up fills logs
+        about = {"call": call, "peer": request.client.host if request.client else ""}
+        about |= {"operator": reader} if reader else {}
+        await run_in_threadpool(partial(self._refusals.note, what, **about))
+        await JSONResponse({"detail": detail}, status, {"connection": "close"})(scope, receive, send)
 
     async def _note_outcome(self, request: Request, receive: Receive, send: Send) -> None:
         """Hand on a call that changes something, and note what came of it."""
@@ -180,8 +195,9 @@ class CredentialCheck:
         if path == HEALTH_PATH:
             return True
         token = bearer_token(request)
-        request.state.operator = await run_in_threadpool(self._operators.name_of, token) if token else ""
-        return bool(request.state.operator)
+        found = await run_in_threadpool(self._operators.find, token) if token else ("", False)
+        request.state.operator, may_change = found
+        return bool(request.state.operator) and (may_change or path in READABLE)
 
     async def _is_superexec(self, request: Request) -> bool:
         length = request.headers.get("content-length", "")
