@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .federation import Deployment, federation, names, rounds
-from .processes import peak_memory, pss
+from .processes import peak_memory, pss, resident_memory
 
 VARIANTS: Mapping[str, Sequence[str]] = {
     "fairbloom client": (),
@@ -54,7 +54,7 @@ def main() -> None:
     chosen = parser.parse_args()
     print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     if chosen.floats:
-        large(chosen.floats, chosen.clients)
+        large(chosen.floats, chosen.clients, chosen.rounds)
     else:
         compare(chosen)
 
@@ -114,9 +114,12 @@ def start_clients(there: Deployment, variant: str, clients: int) -> None:
     there.wait_for_clients(*names(clients), seconds=60.0 + 10.0 * clients)
 
 
-def large(floats: int, clients: int) -> None:
-    """Print seconds a round and memory with a model of `floats` numbers."""
-    table = Table(title=f"{floats / 1e6:.0f} M floats, {clients} clients, TLS, node keys, database")
+def large(floats: int, clients: int, number: int) -> None:
+    """Print seconds a round and memory with a model of `floats` numbers, and the SuperLink's memory as rounds go by."""
+    series = Table(title="the SuperLink after rounds")
+    for heading in ("rounds", "RSS MB", "PSS MB", "database MB"):
+        series.add_column(heading, justify="right")
+    table = Table(title=f"{floats / 1e6:.1f} M floats, {clients} clients, TLS, node keys, database")
     for heading in ("seconds a round", "peak MB a client", "peak MB SuperLink", "peak MB ServerApp"):
         table.add_column(heading, justify="right")
     with (
@@ -127,23 +130,36 @@ def large(floats: int, clients: int) -> None:
             there.start_client(name, "--bundles", "any")
         there.wait_for_clients(*names(clients), seconds=60.0 + 10.0 * clients)
         out = Path(scratch, "seconds.json")
-        run_config = {"floats": floats, "out": str(out)}
-        peak = 0.0
-        run = there.submitting(run_config, LARGE)
+        run = there.submitting({"floats": floats, "num-rounds": number, "out": str(out)}, LARGE)
+        peak, shown, superlink = 0.0, 0, there.part("superlink")
         while run.poll() is None:
             peak = max([peak, *(peak_memory(pid) for pid in there.serverapps())])
-            time.sleep(0.5)
+            finished = len(finished_seconds(out))
+            if finished >= shown + max(1, number // 10):
+                shown = finished
+                database = sum(file.stat().st_size for file in (there.folder / "state").glob("superlink.db*")) / 1e6
+                sizes = (resident_memory(superlink), pss(superlink), database)
+                series.add_row(str(finished), *(f"{megabytes:.0f}" for megabytes in sizes))
+            time.sleep(0.2)
         if run.returncode != 0:
             raise RuntimeError(f"the run did not complete:\n{there.log(run)}")
         nodes = [(process.pid, *there.offspring(process)) for process in there.clients.values()]
-        seconds = statistics.median(json.loads(out.read_text())[1:])
+        seconds = statistics.median(finished_seconds(out)[1:])
         most = max(sum(peak_memory(pid) for pid in node) for node in nodes)
         row = (
             f"{seconds:.1f}",
-            *(f"{megabytes:.0f}" for megabytes in (most, peak_memory(there.part("superlink")), peak)),
+            *(f"{megabytes:.0f}" for megabytes in (most, peak_memory(superlink), peak)),
         )
         table.add_row(*row)
-    Console(width=120).print(table)
+    for each in (series, table):
+        Console(width=120).print(each)
+
+
+def finished_seconds(out: Path) -> list[float]:
+    """Return how long each round took that the app has noted."""
+    with contextlib.suppress(OSError, ValueError):  # there is none yet, or it is being written
+        return [float(seconds) for seconds in json.loads(out.read_text())]
+    return []
 
 
 @contextlib.contextmanager

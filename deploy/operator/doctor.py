@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,26 +39,14 @@ EXPIRES_SOON_DAYS = 30.0
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check: `verdict` is ok, warning or fault."""
+    """The outcome of one check: `verdict` is ok, warning or fault, and the words of the latter say the remedy."""
 
-    what: str
     verdict: str
+    what: str
     words: str
 
 
-def ok(what: str, words: str) -> CheckResult:
-    """Return that something is as it should be."""
-    return CheckResult(what, "ok", words)
-
-
-def warning(what: str, words: str) -> CheckResult:
-    """Return that something will, or may, go wrong."""
-    return CheckResult(what, "warning", words)
-
-
-def fault(what: str, words: str) -> CheckResult:
-    """Return that something is wrong; the words say what would remedy it."""
-    return CheckResult(what, "fault", words)
+ok, warning, fault = (partial(CheckResult, verdict) for verdict in ("ok", "warning", "fault"))
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
+import math
 import shlex
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -34,8 +34,8 @@ COMPLETED = "finished:completed"
 AGAIN_SECONDS, PATIENCE_SECONDS = 2.0, 600.0
 """Pause between two looks for a SuperLink that is away, and how long they go on."""
 
-WAITING_SECONDS = 15.0
-"""How long a run may wait to be started before we say that nobody seems to be there to do it."""
+LOOK_SECONDS, WAITING_SECONDS = 0.5, 15.0
+"""Pause between two looks whether a run has begun, and how long it may wait before we say that nobody is there."""
 
 SIZES = "enrolled-sizes"
 
@@ -174,8 +174,8 @@ def watch(federation: Federation, run_id: str) -> str:
     """
     printed, last_seen, away = 0, time.monotonic(), False
     while True:
-        with _noticing_a_wait(federation, run_id):
-            printed = _stream(federation, run_id, printed)
+        _await_start(federation, run_id)
+        printed = _stream(federation, run_id, printed)
         try:
             status = run_status(federation, run_id)
         except UnauthorizedError:
@@ -253,30 +253,18 @@ def waits_for_nobody(listed: list[dict[str, Any]], run_id: str) -> bool | None:
     return not any(each in ("starting", "running") for each in status.values())
 
 
-@contextlib.contextmanager
-def _noticing_a_wait(federation: Federation, run_id: str) -> Iterator[None]:
-    """Say it, once, when a run waits to be started for long though no other goes on."""
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(WAITING_SECONDS):
-            with contextlib.suppress(DeployError):
-                alone = waits_for_nobody(list_runs(federation), run_id)
-                if alone and not over.is_set():
-                    _say(
-                        f"run {run_id} has been waiting for {WAITING_SECONDS:.0f} s because no SuperExec is "
-                        "running: is fairbloom server up on the server? (fairbloom deploy doctor)"
-                    )
-                if alone is not False:
-                    return
-
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    try:
-        yield
-    finally:
-        over.set()
-        looking.join()
+def _await_start(federation: Federation, run_id: str) -> None:
+    """Wait until a run has begun; say it, once, when it waits for long though no other goes on."""
+    late = time.monotonic() + WAITING_SECONDS
+    with contextlib.suppress(DeployError):  # which `watch` meets next, and reports
+        while (alone := waits_for_nobody(list_runs(federation), run_id)) is not None:
+            if alone and time.monotonic() > late:
+                _say(
+                    f"run {run_id} has been waiting for {WAITING_SECONDS:.0f} s because no SuperExec is "
+                    "running: is fairbloom server up on the server? (fairbloom deploy doctor)"
+                )
+                late = math.inf
+            time.sleep(LOOK_SECONDS)
 
 
 def _say(words: str) -> None:

@@ -276,7 +276,7 @@ def test_doctor_names_the_clients_that_the_superlink_does_not_know(
         )
     api.page = page(nodes={"7": VERSION, "8": ""})
     assert check_clients(federation, ask_server(federation)) == CheckResult(
-        "clients", "ok", "the SuperLink knows all 2 that are enrolled"
+        "ok", "clients", "the SuperLink knows all 2 that are enrolled"
     )
     assert check_clients(federation, ask_server(federation)) in list(examine(federation))
     api.page = page(nodes={"8": "", "9": ""})

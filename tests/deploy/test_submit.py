@@ -37,7 +37,7 @@ def submitted_settings(machine: Machine) -> dict[str, Any]:
 
 
 def listed(status: str) -> dict[str, Any]:
-    return {"success": True, "runs": [{"status": status}]}
+    return {"success": True, "runs": [{"run-id": "9", "status": status}]}
 
 
 @pytest.mark.parametrize(("status", "code"), [("completed", 0), ("failed", 1), ("stopped", 1)])
@@ -65,7 +65,7 @@ def test_a_run_that_the_superlink_has_forgotten_is_not_looked_for(
     """As after its database was lost: submit looked for the run for ten minutes."""
     unknown = {"success": False, "error-message": "[code: 16] Run ID not found"}
     another = {"success": True, "runs": [{"run-id": "8", "status": "running"}]}
-    machine.answers(run={"success": True, "run-id": "9"}, log={"text": "round 1\n"}, list=[unknown, another])
+    machine.answers(run={"success": True, "run-id": "9"}, log={"text": "round 1\n"}, list=[another, unknown, another])
     assert fairbloom("deploy", "submit") == 2
     said = capsys.readouterr().err
     assert "does not know run 9: was its database lost" in said
@@ -181,7 +181,8 @@ def test_partitions_beyond_the_clients_are_said(
 def test_submit_says_in_its_last_line_why_a_run_failed(
     made: Path, machine: Machine, details: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = {"success": True, "runs": [{"status": "finished:failed", "status-details": details}]}
+    run = {"run-id": "9", "status": "finished:failed", "status-details": details}
+    ended = {"success": True, "runs": [run]}
     machine.answers(run={"success": True, "run-id": "9"}, log={"text": ""}, list=ended)
     assert fairbloom("deploy", "submit") == 1
     last = capsys.readouterr().out.splitlines()[-1]
@@ -440,7 +441,8 @@ def test_a_run_that_nobody_starts_is_said_once_and_waited_for(
     monkeypatch.setattr(runs, "WAITING_SECONDS", 0.2)
     waiting = {"success": True, "runs": [{"run-id": "9", "status": "pending"}]}
     done = {"success": True, "runs": [{"run-id": "9", "status": "finished:completed"}]}
-    machine.answers(run={"success": True, "run-id": "9"}, log={"text": "", "seconds": 1.5}, list=[waiting, done])
+    monkeypatch.setattr(runs, "LOOK_SECONDS", 0.15)
+    machine.answers(run={"success": True, "run-id": "9"}, log={"text": ""}, list=[waiting] * 5 + [done])
     assert fairbloom("deploy", "submit") == 0
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("run 9 has been waiting for 0 s because no SuperExec is running")
@@ -471,8 +473,8 @@ def test_a_superlink_that_is_down_is_one_line_until_it_is_back(
     made: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runs, "AGAIN_SECONDS", 0.01)
-    # after it is back the run is begun anew: pending, then running
-    answers = [UNAVAILABLE] * 3 + [listed("pending"), listed("running"), UNAVAILABLE, listed("finished:completed")]
+    running, over = listed("running"), listed("finished:completed")
+    answers = [UNAVAILABLE] * 3 + [running, running, UNAVAILABLE, UNAVAILABLE, over]
     machine.answers(run={"success": True, "run-id": "9"}, log={"text": "round 1\n"}, list=answers)
     assert fairbloom("deploy", "submit") == 0
     printed = capsys.readouterr()
@@ -480,7 +482,7 @@ def test_a_superlink_that_is_down_is_one_line_until_it_is_back(
     away, back, away_again, back_again = printed.err.splitlines()
     assert away == away_again
     assert away.startswith("lost sight of run 9: the SuperLink's control API at 127.0.0.1:8000 cannot be reached: ")
-    assert (back, back_again) == ("run 9 is back in sight: pending", "run 9 is back in sight: finished:completed")
+    assert (back, back_again) == ("run 9 is back in sight: running", "run 9 is back in sight: finished:completed")
 
 
 def test_a_credential_that_is_no_longer_accepted_ends_the_watch(
