@@ -34,6 +34,7 @@ from benchmarks.flower import PATIENCE, wait_until
 from benchmarks.peer import Signature, signed_head
 from benchmarks.processes import free_port
 from fairbloom.deploy import pki
+from fairbloom.deploy.flower.exchange_pb2 import NextRequest
 from fairbloom.deploy.flower.server import fleet_server as gate
 from fairbloom.deploy.flower.server.fleet import Fleet
 from fairbloom.deploy.flower.server.fleet_server import (
@@ -55,6 +56,10 @@ from tests.deploy.test_fleet import Known
 
 MB = 1 << 20
 DESCRIPTORS = 1000
+FLEET = [f"/flwr.proto.Fleet/{name}" for name in ("PullMessages", "PushObject", "PushMessages", "ActivateNode")]
+EXCHANGE = [f"/fairbloom.exchange.v1.Exchange/{name}" for name in ("Next", "Reply")]
+WAITING = {FLEET[0]: PullMessagesRequest, EXCHANGE[0]: NextRequest}
+"""The calls for work of both services."""
 
 
 class Shared:
@@ -194,13 +199,13 @@ def taken_in(connection: Http2, size: int, **head: Any) -> int:
 # Without a key ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["PullMessages", "PushObject", "PushMessages", "ActivateNode", "NoSuchCall"])
+@pytest.mark.parametrize("path", [*FLEET, *EXCHANGE, "/flwr.proto.Fleet/NoSuchCall"])
 def test_of_a_call_without_a_key_hardly_anything_is_taken_in(server: Server, path: str) -> None:
     connection = server.stranger.http2()
-    assert taken_in(connection, 8 * MB, path=f"/flwr.proto.Fleet/{path}") <= 4 * gate.AHEAD_BYTES
+    assert taken_in(connection, 8 * MB, path=path) <= 4 * gate.AHEAD_BYTES
     assert connection.ended
     assert not connection.gone
-    if path != "NoSuchCall":
+    if not path.endswith("NoSuchCall"):
         assert server.refused() == {"refused: a call of the fleet API without a key"}
 
 
@@ -262,12 +267,13 @@ def test_parts_of_a_large_model_go_through(server: Server) -> None:
     assert server.refused() == set()
 
 
-def test_a_slow_body_of_a_node_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", [FLEET[1], EXCHANGE[1]])
+def test_a_slow_body_of_a_node_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.2)
     node = server.node()
     assert node.beat()
     connection = server.stranger.http2()
-    stream = connection.begin("/flwr.proto.Fleet/PushObject", node.head())
+    stream = connection.begin(path, node.head())
     for _ in range(3):
         connection.push([stream], MB, 0.3, whole=False)
         server.look_for(0.3)
@@ -280,11 +286,13 @@ def test_a_slow_body_of_a_node_is_waited_for(server: Server, monkeypatch: pytest
     assert node.beat()
 
 
+@pytest.mark.parametrize("path", WAITING)
 @pytest.mark.parametrize("size", [gate.SMALL_CALL // 2, gate.SMALL_CALL + 1])
-def test_only_parts_of_replies_are_large(server: Server, size: int) -> None:
+def test_only_parts_of_replies_are_large(server: Server, size: int, path: str) -> None:
     node = server.node()
-    call = node.channel.unary_unary("/flwr.proto.Fleet/PullMessages")
-    filled = PullMessagesRequest(node=node.node).SerializeToString() + b"\xfa\x7f" + _varint(size) + bytes(size)
+    call = node.channel.unary_unary(path)
+    about = {"node": node.node} if path == FLEET[0] else {"node_id": node.node.node_id}
+    filled = WAITING[path](**about).SerializeToString() + b"\xfa\x7f" + _varint(size) + bytes(size)
     if size > gate.SMALL_CALL:
         assert refusal(lambda: call(filled, timeout=PATIENCE)).code() == StatusCode.RESOURCE_EXHAUSTED
     else:
@@ -297,10 +305,11 @@ def _varint(number: int) -> bytes:
     return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
 
 
+@pytest.mark.parametrize("path", [*FLEET, *EXCHANGE])
 @pytest.mark.parametrize("content", [b"", b"\xff\xff\xff"])
-def test_a_body_that_says_nothing_is_an_error(server: Server, content: bytes) -> None:
+def test_a_body_that_says_nothing_is_an_error(server: Server, content: bytes, path: str) -> None:
     node = server.node()
-    call = node.channel.unary_unary("/flwr.proto.Fleet/PullMessages")
+    call = node.channel.unary_unary(path)
     assert refusal(lambda: call(content, timeout=PATIENCE)).code() in (
         StatusCode.INVALID_ARGUMENT,
         StatusCode.UNAUTHENTICATED,
