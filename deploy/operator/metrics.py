@@ -9,7 +9,7 @@ from typing import Any
 from .. import pki
 from ..errors import DeployError
 from .doctor import EXPIRES_SOON_DAYS
-from .federation import Federation
+from .federation import Federation, warn
 from .status import survey
 
 STATES = ("pending", "starting", "running", "finished:completed", "finished:failed", "finished:stopped")
@@ -57,7 +57,8 @@ def measure(federation: Federation) -> Iterator[Metric]:
     yield "authority_days_left", "Days that the authority is still valid", pki.days_left(federation.authority)
     try:
         found = survey(federation)
-    except DeployError:
+    except DeployError as error:
+        warn(str(error))
         yield "up", "Whether the server answers and runs can begin", 0
         return
     yield "up", "Whether the server answers and runs can begin", found["server"]["verdict"] == "ok"

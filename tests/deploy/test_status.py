@@ -189,6 +189,7 @@ def test_metrics_without_a_server_say_so(tmp_path: Path, capsys: pytest.CaptureF
     away = Federation.init(tmp_path / "away", ["localhost"], free_port(), f"127.0.0.1:{free_port()}", 10)
     metrics = measured(away, tmp_path / "fed.prom")
     assert metrics[("up",)] == 0
+    assert "cannot be reached" in capsys.readouterr().err
     assert {name for name, *_ in metrics} == {"up", "keys", "authority_days_left"}
     for file, words in ((tmp_path / "fed.txt", "end with .prom"), (tmp_path / "no" / "fed.prom", "cannot be written")):
         assert fairbloom("deploy", "metrics", "--to", file, "--dir", away.path) == 2
