@@ -33,11 +33,13 @@ def write_metrics(federation: Federation, file: Path) -> None:
     families = []
     for name, meaning, value in measure(federation):
         kind = CounterMetricFamily if name == "refused_attempts" else GaugeMetricFamily
-        by_state = isinstance(value, Mapping)
-        families.append(kind(f"fairbloom_{name}", meaning, labels=["state"] if by_state else []))
-        for state, number in value.items() if by_state else [("", value)]:
-            if number is not None:
-                families[-1].add_metric([state] if by_state else [], number)
+        if isinstance(value, Mapping):
+            family = kind(f"fairbloom_{name}", meaning, labels=["state"])
+            for state, number in value.items():
+                family.add_metric([state], number)
+        else:
+            family = kind(f"fairbloom_{name}", meaning, value)
+        families.append(family)
     collector: Any = SimpleNamespace(collect=lambda: families)
     try:
         write_to_textfile(str(file), collector)
