@@ -321,10 +321,10 @@ def submit(
         run_id = runs.submit(federation, chosen.folder, config)
     print(f"run {run_id}", flush=True)
     if not detach:
-        final = runs.watch(federation, run_id)
-        reason = runs.end_reason(federation, run_id) if runs.exit_code(final) else ""
-        print(f"run {run_id}: {final}{reason and f': {reason}'}")
-        raise typer.Exit(runs.exit_code(final))
+        final, reason = runs.watch(federation, run_id)
+        failed = final != runs.COMPLETED
+        print(f"run {run_id}: {final}{f': {reason}' if failed and reason else ''}")
+        raise typer.Exit(failed)
 
 
 @app.command()

@@ -167,8 +167,8 @@ def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -
     return str(answer["run-id"])
 
 
-def watch(federation: Federation, run_id: str) -> str:
-    """Print a run's log as it comes, over interruptions of the SuperLink and of the run; return its final status.
+def watch(federation: Federation, run_id: str) -> tuple[str, str]:
+    """Print a run's log as it comes, over interruptions of the SuperLink and of the run; return how and why it ended.
 
     DeployError: the SuperLink is away for ten minutes, refuses the operator's credential, or does not know the run.
     """
@@ -177,7 +177,7 @@ def watch(federation: Federation, run_id: str) -> str:
         _await_start(federation, run_id)
         printed = _stream(federation, run_id, printed)
         try:
-            status = run_status(federation, run_id)
+            (run,) = list_runs(federation, run_id)
         except UnauthorizedError:
             raise
         except DeployError as error:
@@ -192,10 +192,11 @@ def watch(federation: Federation, run_id: str) -> str:
                 _say(f"lost sight of run {run_id}: {error}; looking for it until it is back")
             away = True
         else:
+            status = str(run["status"])
             if away:
                 _say(f"run {run_id} is back in sight: {status}")
             if has_ended(status):
-                return status
+                return status, str(run.get("status-details", ""))
             last_seen, away = time.monotonic(), False
         time.sleep(AGAIN_SECONDS)
 
@@ -216,19 +217,6 @@ def stop(federation: Federation, run_id: str = "") -> list[str]:
 def has_ended(status: str) -> bool:
     """Return whether a run of this status is over."""
     return status.startswith("finished")
-
-
-def run_status(federation: Federation, run_id: str) -> str:
-    """Return a run's status, as finished:completed."""
-    return str(list_runs(federation, run_id)[0]["status"])
-
-
-def end_reason(federation: Federation, run_id: str) -> str:
-    """Return why a run has ended, "" where the SuperLink does not know, or does not answer."""
-    try:
-        return str(list_runs(federation, run_id)[0].get("status-details", ""))
-    except DeployError:
-        return ""
 
 
 def is_lost(federation: Federation, run_id: str) -> bool:
@@ -292,8 +280,3 @@ def _stream(federation: Federation, run_id: str, skip: int) -> int:
         finally:
             log.terminate()
     return max(seen, skip)
-
-
-def exit_code(status: str) -> int:
-    """Return 0 where a run has completed, else 1."""
-    return 0 if status == COMPLETED else 1
