@@ -79,13 +79,13 @@ def test_a_reply_in_another_nodes_name_is_refused_and_noted(there: Deployment, w
 
 
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0, 1e300])
-def test_a_reply_that_took_an_impossible_time_is_refused(there: Deployment, whole: bool, seconds: float) -> None:
+def test_a_reply_with_an_impossible_time_is_refused(there: Deployment, whole: bool, seconds: float) -> None:
     """They are summed up for each run; `flwr list` cannot print an infinite sum."""
     mallory = enrolled(there, "mallory", whole=whole)
     reply = message_of(mallory.node.node_id, int(there.submitted_run()))
     error = refusal(mallory.stub.PushMessages, pushed(mallory, reply, seconds=seconds))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert '"refused: a reply that took an impossible time"' in (there.folder / "state" / "audit.jsonl").read_text()
+    assert '"refused: a reply with an impossible time"' in (there.folder / "state" / "audit.jsonl").read_text()
 
 
 def test_deep_and_wide_object_trees_are_refused(there: Deployment, whole: bool) -> None:

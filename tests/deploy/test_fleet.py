@@ -1,6 +1,7 @@
 """The fleet API within limits: what a node may cost the SuperLink, and what takes a refused reply's place."""
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,22 @@ def test_a_message_comes_with_its_parts_where_they_fit(
 
 
 # Whose reply, and how many ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["_created_at", "_ttl"])
+def test_a_reply_whose_time_is_no_number_does_not_end_its_run(place: Place, field: str) -> None:
+    """It is nothing in the database: the run's question for its replies would fail, again and again."""
+    sent = place.send()
+    place.fleet.PullMessages(pull(place.node), Call())
+    reply = reply_to(sent)
+    reply.metadata.__dict__[field] = math.nan
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    with pytest.raises(AbortedError, match="INVALID_ARGUMENT: a reply has possible times alone"):
+        place.push(reply)
+    assert place.refused() == ["refused: a reply with an impossible time"]
+    assert place.link.answers(sent) == []
+    assert all(place.push(reply_to(sent, seed=2)))
+    assert len(place.link.answers(sent)) == 1
 
 
 def test_a_second_reply_is_not_stored(place: Place) -> None:

@@ -45,8 +45,9 @@ the slack, for metrics; the same holds for its objects, which are records, array
 LARGEST_HEAD = 1 << 20
 """Largest head of a reply, in bytes. A head has ids and times, or an error's words; the content comes in parts."""
 
-MOST_SECONDS = 1e8
-"""Longest time that an app may say that it took: a run adds them up, and its sum must stay finite."""
+MOST_SECONDS = 1e10
+"""Largest time of a reply. A run adds up what its apps took; a time that is no number is none in the database, and the
+run could not read its replies any longer."""
 
 REPLY_TOO_LARGE = 413
 """Code of the error that takes the place of a refused reply; Flower's own codes are below 100."""
@@ -352,9 +353,10 @@ class Fleet:
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "one reply a call, with its object tree")
         reply, tree = request.messages_list[0].metadata, request.message_object_trees[0]
-        if not all(0.0 <= seconds <= MOST_SECONDS for seconds in request.clientapp_runtime_list):
-            self._note_refused(caller.node_id, "a reply that took an impossible time")
-            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, f"a reply takes 0 to {MOST_SECONDS:.0f} s")
+        taken, times = request.clientapp_runtime_list, (reply.created_at, reply.ttl)
+        if not all(abs(time) <= MOST_SECONDS for time in (*times, *taken)) or min(taken, default=0.0) < 0.0:
+            self._note_refused(caller.node_id, "a reply with an impossible time")
+            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "a reply has possible times alone")
         if reply.src_node_id != caller.node_id:
             self._note_refused(caller.node_id, "a reply in another node's name")
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "a node answers in its own name alone")

@@ -156,7 +156,7 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
             status, words = translate(path, error)
         except Exception as error:  # whatever it is: the client tries again
             if context.is_active():  # else it has hung up
-                log.error("%s: %s: %s", path, type(error).__name__, error)
+                log.error("%s: %s: %.300s", path, type(error).__name__, error)
             status, words = StatusCode.INTERNAL, "Internal server error."
         return context.abort(status, words)
 
