@@ -1,6 +1,7 @@
 """The fleet API's server: whose call's body is taken in, how much of it, and whose connections last."""
 
 import contextlib
+import logging
 import resource
 import socket
 import threading
@@ -227,6 +228,22 @@ def test_a_client_that_is_not_enrolled_is_told_so(server: Server) -> None:
     error = refusal(server.unknown().activate)
     assert error.code() == StatusCode.FAILED_PRECONDITION
     assert "refused: an unregistered key" in server.refused()
+
+
+def test_calls_that_fail_cannot_fill_the_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """A stranger chooses the path, and a client what it says."""
+    stranger, node = server.unknown(), server.node()
+    for number in range(20):
+        call = stranger.channel.unary_unary(f"/{'x' * 1000}{number}/ActivateNode")
+        assert refusal(lambda call=call: call(b"", timeout=PATIENCE)).code() == StatusCode.FAILED_PRECONDITION
+        beat = SendNodeHeartbeatRequest(node=node.node, heartbeat_interval=1e6 + number)
+        refused = refusal(lambda beat=beat: node.stub.SendNodeHeartbeat(beat, timeout=PATIENCE))
+        assert refused.code() == StatusCode.INVALID_ARGUMENT
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert lines == [
+        "an unknown call: [code: 2004] a node with an unregistered key",
+        "/flwr.proto.Fleet/SendNodeHeartbeat: [code: 2003] Heartbeat interval 1000000.0 is out of bounds [10, 1800].",
+    ]
 
 
 def test_many_calls_on_a_connection_hold_little(server: Server) -> None:

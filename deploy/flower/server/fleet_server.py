@@ -7,6 +7,8 @@ taken in, in its turn and within bounds, and the call is made. Errors of Flower'
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +68,9 @@ OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # clients look every 20 s whether the link is up
     ("grpc.so_reuseport", 0),  # another server on the same port is an error
 )
+
+LOG_SECONDS = 60.0
+"""Least time between two lines of the log about the same kind of failure of the same call."""
 
 SECONDS_EARLY, SECONDS_LATE = 5.0, 305.0
 """How far a client's clock may be ahead of ours, and how old a signature may be."""
@@ -136,7 +141,7 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
     ) -> None:
         self._calls, self._state, self._members = calls, state, members
         self._port, self._connections, self._refusals = port, connections, refusals
-        self._turns = turns
+        self._turns, self._logged = turns, dict[tuple[str, str], float]()
 
     def service(self, details: Any) -> Any:
         """Return a handler that takes in a call's body when it asks for it: gRPC's of unary calls take it in first."""
@@ -153,12 +158,20 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
         except RefusedCallError as refusal:
             status, words = refusal.status, refusal.words
         except FlowerError as error:
-            status, words = translate(path, error)
+            self._log(path, f"[code: {error.code}]", error.message)
+            status, words = translate(error)
         except Exception as error:  # whatever it is: the client tries again
             if context.is_active():  # else it has hung up
-                log.error("%s: %s: %.300s", path, type(error).__name__, error)
+                self._log(path, type(error).__name__, error)
             status, words = StatusCode.INTERNAL, "Internal server error."
         return context.abort(status, words)
+
+    def _log(self, path: str, kind: str, words: object) -> None:
+        """Log a call that failed, once a minute for each kind: who makes calls fail cannot fill the disk."""
+        failed = (path if path in self._calls else "an unknown call", kind)
+        if time.monotonic() - self._logged.get(failed, -math.inf) > LOG_SECONDS:
+            self._logged[failed] = time.monotonic()
+            log.error("%s: %s %.300s", *failed, words)
 
     def identify(self, path: str, head: Mapping[str, Any], context: ServicerContext) -> Caller:
         """Return the registered node that has signed the head of a call."""
@@ -255,9 +268,8 @@ def read(call: Call, bodies: Iterator[bytes]) -> Any:
         raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "the call cannot be read") from None
 
 
-def translate(path: str, error: FlowerError) -> tuple[StatusCode, str]:
+def translate(error: FlowerError) -> tuple[StatusCode, str]:
     """Return the status of an error of Flower's, and the words as Flower's clients read them."""
-    log.error("%s: [code: %d] %s", path, error.code, error.message)
     status, words = STATUS.get(error.code, (StatusCode.INTERNAL, "Internal server error."))
     return status, json.dumps({"code": error.code, "public_message": words, "public_details": error.public_details})
 
