@@ -249,7 +249,7 @@ def main(parent: int) -> None:
         port=port,
         ssl_certfile=federation.certificate,
         ssl_keyfile=federation.certificate_key,
-        log_level="warning",
+        log_level="error",  # a warning for each request that is no HTTP would fill the disk
         # Operators who follow a run's log keep a call open, for which the server would wait when it is to stop.
         timeout_graceful_shutdown=2,
         http="h11",  # in place of a faster parser: it bounds what is read of a call's head
