@@ -71,9 +71,6 @@ NOTED: Mapping[str, tuple[str, Any]] = {
 READABLE = (STATUS_PATH, *(f"/v1/control/{call}" for call in ("list-runs", "list-nodes", "stream-logs")))
 """Calls of an operator who may only read; others are refused, also those that a later Flower adds."""
 
-MAY_CHANGE: Mapping[str, bool] = {"all": True, "read": False}
-"""Whether an operator may make other calls, by `may` in operators.toml."""
-
 
 class Operators:
     """Those who may use the control API, by the SHA-256 of their credentials in operators.toml."""
@@ -89,12 +86,12 @@ class Operators:
         given = hashlib.sha256(token.encode()).hexdigest()
         try:
             known = tomllib.loads(self._file.read_text())  # read each time: what is taken back counts at once
-            all_of = [(name, about["sha256"], MAY_CHANGE[about.get("may", "all")]) for name, about in known.items()]
-            matching = [(name, changes) for name, sha256, changes in all_of if hmac.compare_digest(sha256, given)]
+            may = {name: {"all": True, "read": False}[about.get("may", "all")] for name, about in known.items()}
+            matching = [name for name, about in known.items() if hmac.compare_digest(about["sha256"], given)]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             log.error("%s cannot be used, so nobody is let in: %s", self._file, error)
             return "", False
-        return matching[0] if matching else ("", False)
+        return (matching[0], may[matching[0]]) if matching else ("", False)
 
 
 @lru_cache(maxsize=10)
@@ -150,9 +147,8 @@ class CredentialCheck:
         if reader:
             what, status, detail = "a call of an operator who may only read", 403, "this credential may only read"
         call = scope["path"] if scope["path"] in paths(scope["app"]) else "other"  # what is made up fills logs
-        about = {"call": call, "peer": request.client.host if request.client else ""}
-        about |= {"operator": reader} if reader else {}
-        await run_in_threadpool(partial(self._refusals.note, what, **about))
+        who = {"peer": request.client.host if request.client else "", **({"operator": reader} if reader else {})}
+        await run_in_threadpool(partial(self._refusals.note, what, call=call, **who))
         await JSONResponse({"detail": detail}, status, {"connection": "close"})(scope, receive, send)
 
     async def _note_outcome(self, request: Request, receive: Receive, send: Send) -> None:

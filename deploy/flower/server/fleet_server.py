@@ -69,9 +69,6 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),  # another server on the same port is an error
 )
 
-LOG_SECONDS = 60.0
-"""Least time between two lines of the log about the same kind of failure of the same call."""
-
 SECONDS_EARLY, SECONDS_LATE = 5.0, 305.0
 """How far a client's clock may be ahead of ours, and how old a signature may be."""
 
@@ -169,7 +166,7 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
     def _log(self, path: str, kind: str, words: object) -> None:
         """Log a call that failed, once a minute for each kind: who makes calls fail cannot fill the disk."""
         failed = (path if path in self._calls else "an unknown call", kind)
-        if time.monotonic() - self._logged.get(failed, -math.inf) > LOG_SECONDS:
+        if time.monotonic() - self._logged.get(failed, -math.inf) > 60.0:
             self._logged[failed] = time.monotonic()
             log.error("%s: %s %.300s", *failed, words)
 

@@ -102,8 +102,7 @@ class FleetPort:
 
 def make_app(federation: Federation, connections: Connections, refusals: RefusalLog) -> FastAPI:
     """Return Flower's app behind our door, with our port of the fleet API beside it."""
-    shared: dict[str, Any] = {"connections": connections, "refusals": refusals, "overdue": Overdue()}
-    shared["turns"] = CallLimit()
+    shared: Any = {"connections": connections, "refusals": refusals, "overdue": Overdue(), "turns": CallLimit()}
     host, port = split_address(federation.control)
     config = SuperLinkLifespanConfig(
         host=host,
