@@ -20,7 +20,7 @@ ROOMS: Mapping[str, int] = {
     "client/rules": 1_100,
     "deploy/flower/device": 1_030,
     "deploy/flower/server": 2_350,
-    "deploy/operator": 2_575,
+    "deploy/operator": 2_615,
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,
     "experiments/results": 3_800,
@@ -45,10 +45,10 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 66_650, 83_070
+PACKAGES, TESTS = 66_825, 83_360
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 61_020, 17
+DOCS_WORDS, DEPENDENCIES = 61_710, 17
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
