@@ -341,6 +341,8 @@ def described(docstring: str) -> dict[str, str]:
 
 def parsed(text: str) -> Value:
     """Return a boolean, a number or a string as TOML reads it, .9 too; anything else is taken as it is written."""
+    if re.match(r"[^\"']*[#\n\[{]", text):  # a comment, a second line, a list or a table to TOML
+        return text
     try:
         value = tomllib.loads("value = " + re.sub(r"^([+-]?)\.(?=[0-9])", r"\g<1>0.", text))["value"]
     except tomllib.TOMLDecodeError:

@@ -6,16 +6,17 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def decode_as(cls: type[T], written: Any) -> T:
+def decode_as(cls: type[T], written: Any, *, finite: bool = True) -> T:
     """Return a value of a type from what JSON has of it; KeyError for a missing key, ValueError for other content.
 
-    Numbers are not taken for texts or the other way round, and nothing that is missing gets its default.
+    Numbers are not taken for texts or the other way round, and nothing that is missing gets its default. Settings may
+    be infinite, and other numbers are finite.
     """
     from pydantic import TypeAdapter, ValidationError  # imported late: few commands read such a file
 
     adapter = TypeAdapter(cls)
     try:
-        value = adapter.validate_json(json.dumps(written, allow_nan=False), strict=True)
+        value = adapter.validate_json(json.dumps(written, allow_nan=not finite), strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error

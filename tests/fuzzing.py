@@ -123,11 +123,13 @@ def _altered(value: Structure) -> st.SearchStrategy[Structure]:
     if isinstance(value, bytes):
         return damaged(value)
     if isinstance(value, str):
-        return st.sampled_from([value[:-1], value * 2, value.upper(), f" {value}", value.replace("1", "2"), [value]])
+        others = [value[:-1], value * 2, value.upper(), f" {value}", value.replace("1", "2"), [value]]
+        return st.sampled_from([*others, f"{value} # 1", f"{value}\nseed = 1"])
     if isinstance(value, bool) or value is None:
         return st.sampled_from([not value, str(value), int(value or 0)])
     if isinstance(value, int | float):
-        return st.sampled_from([-value, value + 1, float(value), str(value), value * 10**6, [value], value / 3])
+        others = [-value, value + 1, float(value), str(value), value * 10**6, [value], value / 3]
+        return st.sampled_from([*others, f"{value} # 1", f"{value}\nseed = 1"])
     if isinstance(value, list):
         return st.sampled_from([value[:-1], value * 2, value[::-1], dict(enumerate(value)), str(value)])
     return st.sampled_from([[*value], [*value.values()], {**value, "unheard-of": 1}, str(value)])

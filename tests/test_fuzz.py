@@ -4,6 +4,7 @@ No file may raise another error, mean something else silently, take long or take
 of KINDS; what may happen to its structure is in fuzzing.py.
 """
 
+import contextlib
 import csv
 import io
 import json
@@ -28,10 +29,16 @@ from hypothesis import strategies as st
 from fairbloom.deploy.device.bundles import BundleRefusedError, config_of
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.edge.unpack import BundleError, files_of
+from fairbloom.deploy.errors import DeployError
+from fairbloom.deploy.operator.backup import back_up, restore
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.operator.registry import Registry
+from fairbloom.deploy.operator.registry import EnrolledClient, Registry
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.commands.options import settings_of
 from fairbloom.experiments.recipes.recipe import load_recipe
+from fairbloom.experiments.results.comparison import Plan
+from fairbloom.experiments.results.plans import PlanFile
+from fairbloom.experiments.results.sweep import SweepPlan
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.server.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from fairbloom.server.run_folder import files
@@ -44,7 +51,7 @@ from fairbloom.tasks.files.reading.reader import read_raw
 from fairbloom.tasks.files.reading.table import ColumnHints
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 
-from .fuzzing import MEMORY_BYTES, Kind, Structure, check_mutant, peak_memory
+from .fuzzing import MEMORY_BYTES, Kind, Structure, check_mutant, peak_memory, same
 from .simulation.helpers import run
 from .tasks.tables import csv_of
 
@@ -105,6 +112,11 @@ def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
     return lambda path: json.loads(file.encode(file.read(path.parent)))
 
 
+def read_plan(plan: type[PlanFile]) -> Callable[[Path], Structure]:
+    """Return the reader of a study's plan; JSON writes numbers that are keys as texts."""
+    return lambda path: json.loads(json.dumps(asdict(plan.read(path.parent))))
+
+
 def only(*keys: str) -> Callable[[Structure], Structure]:
     """Return what leaves out the keys that no reader knows."""
     return lambda structure: {key: structure[key] for key in keys}
@@ -119,6 +131,11 @@ def read_settings(path: Path) -> Structure:
         given = tomllib.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise FairbloomError("Flower and the command line refuse other TOML") from error
+    return taken_of(given)
+
+
+def taken_of(given: Mapping[str, Any]) -> Structure:
+    """Return what a run takes of settings."""
     settings = Settings.of(given)
     check_used(given, [settings.method], settings.task)
     taken = settings.run_config()
@@ -167,6 +184,38 @@ def rows_of(structure: Structure) -> Structure:
     header = [text_of(name) for name in structure["header"]]
     assert len({*header}) == len(header)
     return [dict(zip(header, map(text_of, row), strict=True)) for row in structure["rows"]]
+
+
+def spelt(structure: Structure) -> list[str]:
+    """Return the words of --set for [key, value] pairs."""
+    return [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in structure]
+
+
+def words(structure: Structure) -> bytes:
+    lines = spelt(structure)
+    if any("\0" in line for line in lines):
+        raise ValueError  # no command line has such a word
+    return as_json(lines)
+
+
+def read_words(path: Path) -> Structure:
+    try:
+        lines = [str(line) for line in json.loads(path.read_bytes())]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FairbloomError("which holds no words") from error
+    return taken_of(settings_of(lines))
+
+
+def meant_by(structure: Structure) -> Structure:
+    """Return what words say, as Python reads them; a key that has two values is refused."""
+    found: dict[str, Structure] = {}
+    for line in spelt(structure):
+        key, _, text = (part.strip() for part in line.partition("="))
+        with contextlib.suppress(ValueError, RecursionError):
+            read = NOT_IN_JSON[text] if text in NOT_IN_JSON else json.loads(text)
+            text = read if isinstance(read, str | int | float) else text
+        assert same(found.setdefault(key, text), text)
+    return found
 
 
 def text_of(cell: Structure) -> str:
@@ -224,6 +273,27 @@ def config_in(structure: Structure) -> Structure:
     return dict(flat(project["tool"]["flwr"]["app"].get("config", {})))
 
 
+def backup() -> Structure:
+    """Return what a federation's backup holds, as [name, content] pairs."""
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation.init(Path(folder, "fed"), ["fl.example.org"], 9443, "127.0.0.1:8000", 30)
+        federation.registry.save(EnrolledClient(**{key: each for key, each in ENROLLED.items() if key != "former"}))
+        back_up(federation, file := Path(folder, "copy.tar.gz"))
+        with tarfile.open(file) as there:
+            return [[entry.name, there.extractfile(entry).read()] for entry in there]
+
+
+def read_backup(path: Path) -> Structure:
+    """Return the files of a restored federation that are not made anew where a backup lacks them."""
+    with tempfile.TemporaryDirectory() as folder:
+        restored = restore(path, Path(folder, "new")).federation.path
+        return {name: (restored / name).read_bytes() for name in KEPT if (restored / name).exists()}
+
+
+def kept_in(structure: Structure) -> Structure:
+    return {name: content for name, content in dict(structure).items() if name in KEPT}
+
+
 def without_folder(structure: Structure) -> Structure:
     return {name.partition("/")[2]: content for name, content in structure}
 
@@ -249,6 +319,8 @@ SETTINGS = {
     **{"attack": "sign-flip", "attackers": "client-1", "attack-strength": 0.5, "defence": "nnm", "max-share": 0.9},
     **{"device": "cpu", "optimizer": "sgd", "evaluate-every": 2, "personal-lambda": 0.0, "scores": ""},
 }
+NOT_IN_JSON = {"nan": np.nan, "inf": np.inf, "+inf": np.inf, "-inf": -np.inf}
+"""What the command line reads as numbers, and JSON does not."""
 PREPROCESSING = Preprocessing(
     form="table",
     columns=(InputColumn("age", "number", center=50.0, scale=2.5), InputColumn("ward", "category", ("a", "b"), True)),
@@ -288,6 +360,23 @@ RECIPE = {
     "settings": {"task": "digits", "clients": 4, "num-rounds": 2},
     "rows": [{"label": "FedAvg", "settings": {"method": "fedavg"}}],
 }
+KEPT = ("federation.toml", "ca.crt", "ca.key", "server.crt", "server.key", "clients/site-a.toml")
+PLAN = {
+    "runs": {"fedavg": ["runs/a-seed1", "runs/a-seed2"], "FedFV (alpha=0.2)": ["runs/b-seed1", "runs/b-seed2"]},
+    **{"seeds": [1, 2], "baseline": "fedavg"},
+    "methods": {"fedavg": {}, "FedFV (alpha=0.2)": {"fedfv.alpha": 0.2, "clients": 4, "average-models": True}},
+    "failed": {"FedFV (alpha=0.2)": {"2": {"reason": "it diverged", "diverged": True}}},
+}
+SWEEP = {
+    **{"title": "FedFV", "criterion": "mean", "seeds": [1, 2], "searched": [1], "baseline": "fedavg"},
+    "points": [
+        {
+            **{"row": "fedfv", "settings": {"method": "fedfv", "fedfv.alpha": 0.2}, "point": {"fedfv.alpha": 0.2}},
+            **{"folder": "fedfv-0.2", "rounds": 3, "evaluated": "global", "pruned": False, "fault": ""},
+        }
+    ],
+    **{"notes": ["validation-share = 0.2"], "ended": True},
+}
 CSV = {"header": csv_of(1).split("\n")[0].split(","), "rows": [row.split(",") for row in csv_of(12).split("\n")[1:-1]]}
 SCORES = [asdict(Score("accuracy", percent=True)), asdict(Score("mae", higher_is_better=False))]
 DELIVERED = asdict(Delivered("ab12", 3, {"site-a": "", "site-b": "the disk is full"}))
@@ -326,6 +415,9 @@ KINDS: Mapping[str, Kind] = {
     "a finished table": Kind("rounds.csv", ROUNDS, table, partial(read_rounds, finished=True), rows_of),
     "a begun table": Kind("rounds.csv", ROUNDS, table, partial(read_rounds, finished=False), whole_rows_of),
     "the settings of a run": Kind("settings.toml", SETTINGS, toml, read_settings, names_file=False),
+    "the words of --set": Kind(
+        "words.json", [[*each] for each in SETTINGS.items()], words, read_words, meant_by, names_file=False
+    ),
     "the settings of a client": Kind("client.toml", CLIENT, toml, read_client, client_of, names_file=False),
     "an enrolled client": Kind("site-a.toml", ENROLLED, toml, read_enrolled, enrolled_of),
     "a federation": Kind(
@@ -356,6 +448,9 @@ KINDS: Mapping[str, Kind] = {
         sealed=True,
         names_file=False,
     ),
+    "a backup": Kind("copy.tar.gz", backup(), packed, read_backup, kept_in, DeployError, sealed=True),
+    "the plan of a comparison": Kind("comparison.json", PLAN, as_json, read_plan(Plan)),
+    "the plan of a sweep": Kind("sweep.json", SWEEP, as_json, read_plan(SweepPlan)),
     "a table of data": Kind("site-a.csv", CSV, table, read_csv, columns_of),
 }
 

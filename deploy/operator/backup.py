@@ -131,15 +131,16 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
     try:
         with _kept_from_serving(folder), _replaced_content(folder) as draft:
             about = _unpack(file, draft)
-            add_missing_files(draft)
-            draft_federation = Federation(draft)
-            if names:
-                _move(draft_federation, names[0])
+            with _explain_content(file, draft):
+                add_missing_files(draft)
                 draft_federation = Federation(draft)
-            struck_off = _strike_off(draft_federation, _revoked_keys(folder))
-            token = draft_federation.read_token()
-            write_flower_home(draft / "flower", draft_federation.control, folder / "ca.crt", token)
-            write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
+                if names:
+                    _move(draft_federation, names[0])
+                    draft_federation = Federation(draft)
+                struck_off = _strike_off(draft_federation, _revoked_keys(folder))
+                token = draft_federation.read_token()
+                write_flower_home(draft / "flower", draft_federation.control, folder / "ca.crt", token)
+                write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
     except OSError as error:
         raise DeployError(f"{folder} cannot be made from {file}: {error}") from error
     federation = Federation(folder)
@@ -209,6 +210,15 @@ def _about(entry: tarfile.TarInfo, content: IO[bytes], damaged: str) -> dict[str
 
 
 # The folder ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _explain_content(file: Path, draft: Path) -> Iterator[None]:
+    """Let errors name the backup, and not the draft, which is gone by then."""
+    try:
+        yield
+    except DeployError as error:
+        raise DeployError(f"{file} cannot be restored: {str(error).replace(f'{draft}/', '')}") from error
 
 
 @contextlib.contextmanager

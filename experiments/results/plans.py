@@ -3,12 +3,11 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 from fairbloom.server.run_folder.errors import RunFolderError, explain_read_errors, explain_write_errors
 from fairbloom.system.files import write_whole
+from fairbloom.system.values import decode_as
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -35,8 +34,4 @@ class PlanFile:
         if not file.exists():
             raise RunFolderError(f"{folder} holds no {cls.kind}: it has no {cls.file}")
         with explain_read_errors(file, f"Run the same {cls.command} again, which writes it again"):
-            try:
-                return TypeAdapter(cls).validate_python(json.loads(file.read_bytes()))
-            except ValidationError as error:
-                fault: Any = error.errors()[0]
-                raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+            return decode_as(cls, json.loads(file.read_bytes()), finite=False)

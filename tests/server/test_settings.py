@@ -419,7 +419,7 @@ def test_a_value_is_read_as_toml_and_else_as_a_string(text: str, value: object) 
     assert type(parsed(text)) is type(value)
 
 
-@pytest.mark.parametrize("text", ["2024-01-01", "12:30:00", "{a = 1}", "[1, 2]"])
+@pytest.mark.parametrize("text", ["2024-01-01", "12:30:00", "{a = 1}", "[1, 2]", "3 # x", "3\nb = 1", "[" * 9999])
 def test_a_value_that_is_no_number_boolean_or_string_is_taken_as_written(text: str) -> None:
     """A run folder may be called 2024-01-01."""
     assert parsed(text) == text

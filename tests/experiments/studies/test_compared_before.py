@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import load_comparison
 from tests.simulation.helpers import table
 
@@ -75,14 +76,14 @@ def test_a_method_of_a_user_that_is_gone_is_left_out_of_the_next_comparison(
     assert load_comparison("cmp").methods == ("FedAvg",)
 
 
-def test_a_comparison_that_an_earlier_version_wrote_is_compared_anew(compared: Path, tmp_path: Path) -> None:
-    """Its file does not say what the methods have of their own."""
+def test_a_comparison_whose_plan_is_damaged_is_compared_anew(compared: Path, tmp_path: Path) -> None:
     out = tmp_path / "cmp"
     shutil.copytree(compared, out)
     about = json.loads((out / "comparison.json").read_text())
     del about["methods"]
     (out / "comparison.json").write_text(json.dumps(about))
-    assert load_comparison(out).methods == ("FedAvg", "FedFV")
+    with pytest.raises(FairbloomError, match=r"has no 'methods'\. Run the same fairbloom compare again"):
+        load_comparison(out)
     assert fairbloom("compare", "--methods", "fedfv", *SMALL, "--out", out) == 0
     assert load_comparison(out).methods == ("FedFV",)
 

@@ -172,6 +172,7 @@ def comparison(out: Path) -> Path:
         "baseline": "FedAvg",
         "seeds": [0],
         "runs": {"FedAvg": ["runs/fedavg-seed0"], "FedFV": ["runs/fedfv-seed0"]},
+        **{"methods": {}, "failed": {}},
     }
     run(out / "runs" / "fedavg-seed0", method="fedavg")
     (out / "comparison.json").write_text(json.dumps(plan))
