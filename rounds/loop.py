@@ -11,6 +11,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.names import LOSS_BEFORE, SNAPSHOT, TRAIN_LOSS
+from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import (
@@ -41,7 +42,7 @@ from .limits import (
     usable_sizes,
 )
 from .method import Method
-from .opposition import has_lost_common_direction, opposing
+from .opposition import FEWEST_CLIENTS, Products
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
@@ -459,8 +460,8 @@ class Rounds:
         except ValueError as reason:
             client, share = largest_share(parts)
             raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason
-        if "gram" in vars(cohort):  # which the method has asked for: others do not pay for it
-            self._note_opposing(cohort, coefficients[..., : cohort.size])
+        if cohort.size >= FEWEST_CLIENTS:
+            self._note_opposing(cohort, coefficients[..., : cohort.size], trained.updates.vectors)
         probed = self._probe(seen, own, trained)
         remembered = method.remember(seen, own, probed)
         if mixing is not None:
@@ -506,18 +507,23 @@ class Rounds:
             extra = {"client": self._decided_by, "round": cohort.round}
             log.warning(words, self._decided_by, cohort.round, extra=extra)
 
-    def _note_opposing(self, cohort: Cohort, coefficients: FloatArray) -> None:
+    def _note_opposing(self, cohort: Cohort, coefficients: FloatArray, vectors: Vectors) -> None:
         """Note and log who opposes the others round after round, and a step that has lost the common direction."""
-        gram, progress = cohort.gram[: cohort.size, : cohort.size], self._method.progress
-        before, progress.opposition = progress.opposition.named, progress.opposition.after(cohort.names, gram)
+        progress = self._method.progress
+        if "gram" in vars(cohort):  # which the method, or its defence, has asked for: others do not pay for it
+            products = Products.of_gram(cohort.gram[: cohort.size, : cohort.size])
+        else:
+            products = Products.of_sample(vectors, generator(self._method.seed, "opposition", cohort.round))
+        opposing = products.opposing
+        before, progress.opposition = progress.opposition.named, progress.opposition.after(cohort.names, opposing)
         named = progress.opposition.named
         for name in sorted(set(named).difference(before)):
             opposed, rounds = progress.opposition.counts[name]
             words = "client %s has opposed the mean of the others in %d of %d rounds: it is hostile, or badly served"
             log.warning(words, name, opposed, rounds, extra={"client": name, "round": cohort.round})
         self._decided_by = self._decided_by or next((name for name in cohort.names if name in named), "")
-        if coefficients.ndim == 1 and has_lost_common_direction(coefficients, gram):
-            against = [name for name, opposes in zip(cohort.names, opposing(gram), strict=True) if opposes]
+        if coefficients.ndim == 1 and products.has_lost(coefficients):
+            against = [name for name, opposes in zip(cohort.names, opposing, strict=True) if opposes]
             if new := {*(against or [""])} - self._lost_to:  # said once of each client, not in each round
                 self._lost_to |= new
                 words = "the step of round %d has next to nothing of what the updates have in common; against it: %s"

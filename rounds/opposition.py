@@ -1,18 +1,61 @@
 """Clients whose updates oppose the mean of the others in most rounds: hostile, or honest and badly served."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
-from .updates import FloatArray
+from .updates import CHUNK_COLUMNS, FloatArray, Vectors
 
 FEWEST_ROUNDS = 5
 """With fewer rounds, a client is not named: single rounds go by chance."""
 
+FEWEST_CLIENTS = 3
+"""Of two clients with opposite updates, nobody can say which one opposes the other."""
+
 LOST_SHARE = 0.05
 """A step has lost the common direction when it goes less than this share as far along the mean update as the mean."""
+
+SAMPLED_CHUNKS = 4
+"""Where no Gram matrix is there, at most so many parts of CHUNK_COLUMNS numbers are read of each update."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of a round's updates with their sum, and with themselves, each of shape (m,)."""
+
+    with_sum: FloatArray
+    squares: FloatArray
+
+    @classmethod
+    def of_gram(cls, gram: FloatArray) -> "Products":
+        """Return those that a Gram matrix has."""
+        return cls(gram.sum(axis=1), np.diagonal(gram))
+
+    @classmethod
+    def of_sample(cls, vectors: Vectors, random: Generator) -> "Products":
+        """Return those of at most SAMPLED_CHUNKS parts at equal distances: of a small model, of all of it."""
+        every = max(1, math.ceil(vectors.size / CHUNK_COLUMNS / SAMPLED_CHUNKS))
+        products = np.zeros((2, len(vectors)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _, chunk in vectors.chunks(vectors.few, every, int(random.integers(every))):
+                products[0] += chunk @ (vectors.scales.astype(chunk.dtype) @ chunk)
+                products[1] += np.vecdot(chunk, chunk)
+            return cls(products[0] * vectors.scales, products[1] * vectors.scales**2)
+
+    @property
+    def opposing(self) -> FloatArray:
+        """Whether an update's inner product with the sum of the others is negative, for each."""
+        return np.asarray(self.with_sum - self.squares < 0.0)
+
+    def has_lost(self, coefficients: FloatArray) -> bool:
+        """Return whether a step Σ c_k u_k has next to nothing of the mean update, which is not zero itself."""
+        common = float(self.with_sum.sum()) / len(self.squares)
+        least = LOST_SHARE * common * float(coefficients.sum())
+        return common > 0.0 and float(coefficients @ self.with_sum) < least
 
 
 @dataclass(frozen=True)
@@ -21,12 +64,12 @@ class Opposition:
 
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def after(self, names: Sequence[str], gram: FloatArray) -> "Opposition":
-        """Return it after a round with the updates of these clients, from their Gram matrix."""
-        counts = dict(self.counts)
-        for name, opposes in zip(names, opposing(gram), strict=True):
-            before, rounds = counts.get(name, (0, 0))
-            counts[name] = before + bool(opposes), rounds + 1
+    def after(self, names: Sequence[str], opposing: FloatArray) -> "Opposition":
+        """Return it after a round with the updates of these clients, of which some oppose the others."""
+        counts = {**dict.fromkeys(names, (0, 0)), **self.counts}
+        for name, opposes in zip(names, opposing.tolist(), strict=True):
+            before, rounds = counts[name]
+            counts[name] = before + opposes, rounds + 1
         return Opposition(counts)
 
     @property
@@ -43,15 +86,3 @@ class Opposition:
     def of_state(cls, state: Mapping[str, Any]) -> "Opposition":
         """Continue from what `state_dict` returned."""
         return cls({name: (int(opposed), int(rounds)) for name, (opposed, rounds) in state.items()})
-
-
-def opposing(gram: FloatArray) -> FloatArray:
-    """Return for each update whether its inner product with the sum of the others is negative, shape (m,)."""
-    return np.asarray(gram.sum(axis=1) - np.diagonal(gram) < 0.0)
-
-
-def has_lost_common_direction(coefficients: FloatArray, gram: FloatArray) -> bool:
-    """Return whether a step Σ c_k u_k has next to nothing of the mean update, which is not zero itself."""
-    sums, weight = gram.sum(axis=1), float(coefficients.sum())
-    common = float(sums.sum()) / len(gram)
-    return common > 0.0 and float(coefficients @ sums) < LOST_SHARE * common * weight

@@ -120,16 +120,19 @@ class Vectors:
         """Whether there are so few numbers that products are made in float64."""
         return len(self) * self.size <= EXACT_NUMBERS
 
-    def chunks(self, exact: bool) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield CHUNK_COLUMNS of all rows at a time, shape (m, ≤ CHUNK_COLUMNS), unscaled; in float64 if `exact`."""
+    def chunks(self, exact: bool, every: int = 1, first: int = 0) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield CHUNK_COLUMNS of all rows at a time, shape (m, ≤ CHUNK_COLUMNS), unscaled; in float64 if `exact`.
+
+        With `every`, it is one chunk of so many, from number `first` on.
+        """
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
-        matrix = self._as_they_lie(dtype)
+        matrix, chosen = self._as_they_lie(dtype), islice(places(self.size), first, None, every)
         if matrix is not None:
-            for place in places(self.size):
+            for place in chosen:
                 yield place, matrix[:, place]
             return
         buffer = np.empty((len(self), min(CHUNK_COLUMNS, self.size)), dtype)
-        for place in places(self.size):
+        for place in chosen:
             yield place, self._columns(place, buffer)
 
     def each_chunk(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:

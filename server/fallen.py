@@ -52,7 +52,8 @@ def describe_fall(rows: Sequence[dict[str, str]], score: Score, serves: str, cha
     if gained < LEAST_POINTS or means[last] - chance >= SHARE * gained:
         return ""
     deciders = Counter(row["decided_by"] for row in rows if int(row["round"]) > best and row.get("decided_by"))
-    who = "; ".join(f"client {name} decided {times} of the rounds since" for name, times in deciders.most_common(3))
+    named = deciders.most_common(3)
+    who = "; ".join(f"client {name} decided or opposed {times} of the rounds since" for name, times in named)
     return (
         f"the model has fallen: its mean test {score.name} is {score.written(means[last])} at the end, and was "
         f"{score.written(means[best])} after round {best}{f'; {who}' if who else ''}. {BEST.name} holds the "

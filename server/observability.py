@@ -125,7 +125,7 @@ class Metrics:
         )
         self._decided = Counter(
             "fairbloom_decided_rounds",
-            "Rounds of three clients or more that one decided",
+            "Rounds of three or more clients that one decided, or opposed as most of its rounds",
             ["client"],
             registry=registry,
         )

@@ -276,6 +276,16 @@ def test_the_opposing_client_is_named_with_both_readings(turned: Path, tmp_path:
         assert "hostile, or it is honest and badly served" in page
 
 
+@pytest.mark.parametrize("method", ["fedavg", "qfedavg", "afl", "fedlf"])
+def test_methods_without_a_gram_matrix_name_it_too(tmp_path: Path, method: str) -> None:
+    assert fairbloom.load(run(tmp_path / "run", **TURNED | {"method": method})).opposing == (HOSTILE,)
+
+
+def test_of_two_clients_neither_is_named(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", **TURNED | {"clients": 2, "attack_strength": 1.0})
+    assert {row["decided_by"] for row in table(folder / "rounds.csv")} == {""}
+
+
 # Where no client may attack -----------------------------------------------------------------------------------------
 
 

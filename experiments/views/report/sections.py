@@ -313,10 +313,10 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
 
 
 def _absences_section(scene: Scene) -> Section:
-    """Return who was refused, missing or offline, why replies were refused, and who decided a round alone."""
+    """Return who was refused, missing or offline, why replies were refused, and who decided or opposed rounds."""
     kinds: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
         **{kind: partial(parse_absent, kind=kind) for kind in ABSENT},
-        "decided alone": lambda row: [row["decided_by"]] if row.get("decided_by") else [],
+        "decided or opposed": lambda row: [row["decided_by"]] if row.get("decided_by") else [],
         "shortened": lambda row: parse_names(row.get("clipped", "")),
         "lost its state": lambda row: parse_names(row.get("lost_states", "")),
     }
@@ -335,7 +335,7 @@ def _absences_section(scene: Scene) -> Section:
     ]
     blocks: list[Block] = [Note(taken_back)] if taken_back else []
     if not rows:
-        blocks.append(Note(["No client was refused, missing or offline in any round, and none decided a round alone."]))
+        blocks.append(Note(["No client was refused, missing or offline in any round; none decided or opposed one."]))
         return Section("absences", "Absences and refusals", "", blocks)
     there = [i for i, _ in enumerate(kinds) if any(counts[i] for _, _, counts in rows)]
     shown = sorted(rows, key=lambda row: -sum(row[2]))[:LISTED]
@@ -345,7 +345,7 @@ def _absences_section(scene: Scene) -> Section:
     ]
     note = f"{len(rows) - len(shown)} more are in the runs' {ROUNDS.name}. " if len(rows) > len(shown) else ""
     note += "Refused: a reply that could not be used. Missing: no reply in time. "
-    note += "Decided alone: nearly all of a round's step was one client's."
+    note += "Decided or opposed: nearly all of a step was this client's, or it opposes the others in most rounds."
     headings = ["method", "client", *([*kinds][i] for i in there)]
     table = Table("absences", "In how many rounds clients were absent, over all seeds", headings, cells, note)
     blocks.append(table)

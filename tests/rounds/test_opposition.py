@@ -1,0 +1,59 @@
+"""Who opposes the others: by a Gram matrix, or by a sample of the updates' numbers."""
+
+import numpy as np
+import pytest
+
+from fairbloom.rounds.opposition import FEWEST_ROUNDS, SAMPLED_CHUNKS, Opposition, Products
+from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray, Vectors
+
+
+def turned(d: int) -> FloatArray:
+    """Return similar updates of d numbers, of which the second is turned and half as long."""
+    random = np.random.default_rng(d)
+    rows = random.normal(size=d) + 3.0 * random.normal(size=(5, d))
+    rows[1] *= -0.5
+    return np.asarray(rows)
+
+
+@pytest.mark.parametrize("d", [0, 1, 300, SAMPLED_CHUNKS * CHUNK_COLUMNS])
+def test_the_sample_of_a_small_model_is_all_of_it(d: int) -> None:
+    rows, scales = turned(d), np.array([1.0, 2.0, 0.5, 1.0, 4.0])
+    found = Products.of_sample(Vectors((rows,), scales), np.random.default_rng(1))
+    due = Products.of_gram((scales[:, None] * rows) @ (scales[:, None] * rows).T)
+    np.testing.assert_allclose(found.with_sum, due.with_sum, rtol=1e-9)
+    np.testing.assert_allclose(found.squares, due.squares, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sample_names_who_opposes_in_any_part(dtype: type[np.floating]) -> None:
+    vectors = Vectors((turned(600_000).astype(dtype),), np.ones(5))
+    for seed in range(9):
+        opposing = Products.of_sample(vectors, np.random.default_rng(seed)).opposing
+        np.testing.assert_array_equal(opposing, [False, True, False, False, False])
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 4, 5, 9, 31])
+def test_each_part_is_read_in_some_round(chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, read = list[int](), Vectors.chunks
+
+    def noted(self: Vectors, *where: int) -> object:
+        for place, chunk in read(self, *where):
+            seen.append(place.start)
+            yield place, chunk
+
+    monkeypatch.setattr(Vectors, "chunks", noted)
+    vectors = Vectors((np.ones((1, chunks * CHUNK_COLUMNS - 1), np.float32),), np.ones(1))
+    for seed in range(50):
+        before = len(seen)
+        Products.of_sample(vectors, np.random.default_rng(seed))
+        assert len(seen) - before <= SAMPLED_CHUNKS
+    assert len({*seen}) == chunks
+
+
+def test_a_client_is_named_for_most_of_enough_rounds() -> None:
+    opposition = Opposition()
+    for number in range(FEWEST_ROUNDS):
+        assert opposition.named == ()
+        opposition = opposition.after(["a", "b", "c"], np.array([number % 2 == 0, True, number > 2]))
+    assert opposition.named == ("a", "b")
+    assert Opposition.of_state(opposition.state_dict()) == opposition
