@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import floor
 
 from .parameters import SettingsError
@@ -85,9 +86,9 @@ def attackers_of(settings: RunSettings, clients: Sequence[str]) -> tuple[str, ..
     return tuple(sorted(sorted(clients)[place] for place in drawn))
 
 
-def share_in(attackers: str) -> float | None:
-    """Return the share of the clients that the setting `attackers` asks for, None where it names them.
+def share_in(attackers: str) -> Fraction | None:
+    """Return the share of the clients that the setting `attackers` asks for, exactly; None where it names them.
 
     A share has a decimal point, so that clients may be called 1 and 2.
     """
-    return float(attackers) if re.fullmatch(r"[+-]?\d*\.\d+", attackers.strip()) else None
+    return Fraction(attackers.strip()) if re.fullmatch(r"[+-]?\d*\.\d+", attackers.strip()) else None

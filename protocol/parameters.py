@@ -244,7 +244,9 @@ class Parameter:
         return ""
 
     def _taken(self, value: object) -> Value | None:
-        """Return a value in the parameter's type, None where it is impossible."""
+        """Return a value in the parameter's type, None where it is impossible; a name, or a share, may be a number."""
+        if Mark.NAMES in self.marks and type(value) in (int, float):
+            return str(value)
         if self.kind in (bool, str):
             right: Value | None = value if isinstance(value, bool | str) and type(value) is self.kind else None
             if isinstance(self.allowed, Pattern | Pairs) and right not in self.allowed:

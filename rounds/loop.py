@@ -521,7 +521,8 @@ class Rounds:
             opposed, rounds = progress.opposition.counts[name]
             words = "client %s has opposed the mean of the others in %d of %d rounds: it is hostile, or badly served"
             log.warning(words, name, opposed, rounds, extra={"client": name, "round": cohort.round})
-        self._decided_by = self._decided_by or next((name for name in cohort.names if name in named), "")
+        against = [cohort.names[place] for place in np.argsort(products.cosines, kind="stable")]  # the clearest first
+        self._decided_by = self._decided_by or next((name for name in against if name in named), "")
         if coefficients.ndim == 1 and products.has_lost(coefficients):
             against = [name for name, opposes in zip(cohort.names, opposing, strict=True) if opposes]
             if new := {*(against or [""])} - self._lost_to:  # said once of each client, not in each round

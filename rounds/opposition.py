@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,18 @@ class Products:
                 products[1] += np.vecdot(chunk, chunk)
             return cls(products[0] * vectors.scales, products[1] * vectors.scales**2)
 
+    @cached_property
+    def cosines(self) -> FloatArray:
+        """Each update's cosine with the sum of the others; 0 where one of the two is zero."""
+        others = np.maximum(self.with_sum.sum() - 2.0 * self.with_sum + self.squares, 0.0)
+        lengths = np.sqrt(self.squares) * np.sqrt(others)
+        products = self.with_sum - self.squares
+        return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0.0)
+
     @property
     def opposing(self) -> FloatArray:
-        """Whether an update's inner product with the sum of the others is negative, for each."""
-        return np.asarray(self.with_sum - self.squares < 0.0)
+        """Whether an update goes against the sum of the others, for each."""
+        return np.asarray(self.cosines < 0.0)
 
     def has_lost(self, coefficients: FloatArray) -> bool:
         """Return whether a step Σ c_k u_k has next to nothing of the mean update, which is not zero itself."""

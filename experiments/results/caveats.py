@@ -93,10 +93,12 @@ def _opposing(runs: Sequence[Run]) -> list[str]:
     named = {name for run in runs for name in run.opposing}
     if not named:
         return []
+    either = "either the client is hostile, or it is honest and badly served by what serves the others"
+    if len(named) > 1:
+        either = "each is hostile, or honest and badly served by what serves the others, or all have little in common"
     return [
-        f"The updates of {join_names(sorted(named), 5)} went against the mean of the others in most rounds: either "
-        "the client is hostile, or it is honest and badly served by what serves the others. Look at its data before "
-        "you leave it out."
+        f"The updates of {join_names(sorted(named), 5)} went against the mean of the others in most rounds: {either}. "
+        "Look at the data before you leave a client out."
     ]
 
 

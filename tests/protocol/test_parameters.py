@@ -18,7 +18,7 @@ ADVICE: list[tuple[str, Any, str, Value | None]] = [
     ("fraction", "0,5", "write decimals with a point, 0.5; allowed is float", 0.5),
     ("fraction", "0.5", "leave quotes out, 0.5; allowed is float", 0.5),
     ("num-rounds", 1e3, "write 1000; allowed is int", 1000),
-    ("training-clients", 7, "put it in quotes, as in --set 'training-clients=\"7\"'; allowed is str", "7"),
+    ("model", 7, "put it in quotes, as in --set 'model=\"7\"'; allowed is str", "7"),
     ("pooled", "True", "write true or false; allowed is bool", True),
     ("engine", "LOOP", "did you mean loop (upper and lower case matter)? allowed is auto, ", "loop"),
     ("engine", "Lop", "did you mean loop? allowed is auto, ", "loop"),
@@ -33,6 +33,11 @@ def test_a_likely_mistake_is_answered_with_what_to_write(key: str, value: object
         assert SETTINGS[key].checked(remedy) == remedy
     if quoted := re.search(r"--set '(.+)';", str(refusal.value)):
         assert parse_assignments([quoted[1]]) == {key: remedy}
+
+
+@pytest.mark.parametrize(("value", "taken"), [(7, "7"), (0.25, "0.25"), ("a,7", "a,7")])
+def test_names_and_shares_of_clients_may_be_numbers(value: object, taken: str) -> None:
+    assert SETTINGS["attackers"].checked(value) == SETTINGS["training-clients"].checked(value) == taken
 
 
 @pytest.mark.parametrize("value", ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}])

@@ -32,6 +32,14 @@ def test_a_sample_names_who_opposes_in_any_part(dtype: type[np.floating]) -> Non
         np.testing.assert_array_equal(opposing, [False, True, False, False, False])
 
 
+def test_cosines_are_those_with_the_sum_of_the_others() -> None:
+    rows = np.vstack([turned(40), np.zeros(40)])
+    others = rows.sum(axis=0) - rows
+    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(others, axis=1)
+    due = np.divide((rows * others).sum(axis=1), lengths, out=np.zeros(6), where=lengths > 0.0)
+    np.testing.assert_allclose(Products.of_gram(rows @ rows.T).cosines, due, atol=1e-12)
+
+
 @pytest.mark.parametrize("chunks", [1, 3, 4, 5, 9, 31])
 def test_each_part_is_read_in_some_round(chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, read = list[int](), Vectors.chunks

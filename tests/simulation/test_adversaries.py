@@ -106,11 +106,12 @@ def test_every_attack_is_known_once_and_on_the_page() -> None:
 def test_a_share_of_the_clients_is_drawn_from_the_seed() -> None:
     clients = [str(number) for number in range(10)]
 
-    def drawn(attackers: str, seed: int = 1) -> tuple[str, ...]:
+    def drawn(attackers: str | float, seed: int = 1) -> tuple[str, ...]:
         settings = RunSettings.of({"attack": "ipm", "attackers": attackers, "seed": seed})
         return attackers_of(settings, clients)
 
-    assert len(drawn("0.39")) == 3
+    assert len(drawn("0.39")) == len(drawn(0.39)) == 3
+    assert len(attackers_of(RunSettings.of({"attack": "ipm", "attackers": 0.29}), clients * 10)) == 29
     assert drawn("0.39") == drawn("0.39")
     assert len({drawn("0.39", seed) for seed in range(9)}) > 1
     assert drawn("2, 1") == ("1", "2")
@@ -279,6 +280,14 @@ def test_the_opposing_client_is_named_with_both_readings(turned: Path, tmp_path:
 @pytest.mark.parametrize("method", ["fedavg", "qfedavg", "afl", "fedlf"])
 def test_methods_without_a_gram_matrix_name_it_too(tmp_path: Path, method: str) -> None:
     assert fairbloom.load(run(tmp_path / "run", **TURNED | {"method": method})).opposing == (HOSTILE,)
+
+
+def test_of_several_opposing_clients_the_clearest_decides(tmp_path: Path) -> None:
+    """Three times its update leaves nothing in common, so that honest clients are named, too."""
+    loaded = fairbloom.load(run(tmp_path / "run", **TURNED | {"method": "fedavg", "attack_strength": 3.0}))
+    assert len(loaded.opposing) > 1
+    assert [row["decided_by"] for row in table(tmp_path / "run/rounds.csv")][4:] == [HOSTILE] * 4
+    assert "each is hostile, or honest and badly served" in str(summary_of(loaded))
 
 
 def test_of_two_clients_neither_is_named(tmp_path: Path) -> None:
