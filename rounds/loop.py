@@ -42,7 +42,7 @@ from .limits import (
     usable_sizes,
 )
 from .method import Method
-from .opposition import FEWEST_CLIENTS, Products
+from .opposition import FEWEST_CLIENTS, Products, add_round, opposing_often
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
@@ -514,21 +514,20 @@ class Rounds:
             products = Products.of_gram(cohort.gram[: cohort.size, : cohort.size])
         else:
             products = Products.of_sample(vectors, generator(self._method.seed, "opposition", cohort.round))
-        opposing = products.opposing
-        before, progress.opposition = progress.opposition.named, progress.opposition.after(cohort.names, opposing)
-        named = progress.opposition.named
-        for name in sorted(set(named).difference(before)):
-            opposed, rounds = progress.opposition.counts[name]
+        ascending = sorted(zip(products.cosines.tolist(), cohort.names, strict=True))
+        against = [name for cosine, name in ascending if cosine < 0.0]  # the clearest first
+        before, progress.opposition = progress.opposition, add_round(progress.opposition, cohort.names, against)
+        named = opposing_often(progress.opposition)
+        for name in sorted(set(named).difference(opposing_often(before))):
             words = "client %s has opposed the mean of the others in %d of %d rounds: it is hostile, or badly served"
-            log.warning(words, name, opposed, rounds, extra={"client": name, "round": cohort.round})
-        against = [cohort.names[place] for place in np.argsort(products.cosines, kind="stable")]  # the clearest first
-        self._decided_by = self._decided_by or next((name for name in against if name in named), "")
-        if coefficients.ndim == 1 and products.has_lost(coefficients):
-            against = [name for name, opposes in zip(cohort.names, opposing, strict=True) if opposes]
-            if new := {*(against or [""])} - self._lost_to:  # said once of each client, not in each round
-                self._lost_to |= new
-                words = "the step of round %d has next to nothing of what the updates have in common; against it: %s"
-                log.warning(words, cohort.round, ", ".join(against) or "nobody alone", extra={"round": cohort.round})
+            extra = {"client": name, "round": cohort.round}
+            log.warning(words, name, *progress.opposition[name], extra=extra)
+        self._decided_by = self._decided_by or next((name for _, name in ascending if name in named), "")
+        new = {*(against or [""])} - self._lost_to  # said once of each client, not in each round
+        if new and coefficients.ndim == 1 and products.has_lost(coefficients):
+            self._lost_to |= new
+            words = "the step of round %d has next to nothing of what the updates have in common; against it: %s"
+            log.warning(words, cohort.round, ", ".join(against) or "nobody alone", extra={"round": cohort.round})
 
     def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes.

@@ -21,7 +21,6 @@ from .declarations import check_declarations
 from .defences import NONE, TRIMMED_MEAN, WEIGHING, Defence
 from .fits import REQUIREMENTS
 from .lengths import Lengths
-from .opposition import Opposition
 from .options import OPTIONS, checking
 from .options import Options as Options
 from .progress import SERVER_OPTIMIZER, Progress
@@ -447,11 +446,10 @@ class Method:
             "memory": copy.deepcopy(self.memory),
             "first-counts": dict(self.progress.first_counts),
             "lengths": self.progress.lengths.state_dict(),
+            "opposition": {name: [*counts] for name, counts in self.progress.opposition.items()},
         }
         state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
         state |= {"roster": dict(self.progress.roster)} if fits.ROSTER in self.requires else {}
-        if self.progress.opposition.counts:
-            state["opposition"] = self.progress.opposition.state_dict()
         if self.server_optimizer is not None:
             state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
         state |= {"states": self.progress.states.state_dict()} if self.keeps_states else {}
@@ -481,7 +479,7 @@ class Method:
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
             history=History.of_state(state["history"]) if "history" in state else History(),
             roster=dict(state.get("roster", {})),
-            opposition=Opposition.of_state(state.get("opposition", {})),
+            opposition={name: (int(o), int(r)) for name, (o, r) in state["opposition"].items()},
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
             states=States.of_state(state["states"]) if "states" in state else States(),
         )

@@ -1,10 +1,9 @@
 """Clients whose updates oppose the mean of the others in most rounds: hostile, or honest and badly served."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -22,6 +21,10 @@ LOST_SHARE = 0.05
 
 SAMPLED_CHUNKS = 4
 """Where no Gram matrix is there, at most so many parts of CHUNK_COLUMNS numbers are read of each update."""
+
+
+Counts = Mapping[str, tuple[int, int]]
+"""In how many rounds each client has opposed the others, and in how many it has taken part."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,6 @@ class Products:
         products = self.with_sum - self.squares
         return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0.0)
 
-    @property
-    def opposing(self) -> FloatArray:
-        """Whether an update goes against the sum of the others, for each."""
-        return np.asarray(self.cosines < 0.0)
-
     def has_lost(self, coefficients: FloatArray) -> bool:
         """Return whether a step Σ c_k u_k has next to nothing of the mean update, which is not zero itself."""
         common = float(self.with_sum.sum()) / len(self.squares)
@@ -67,31 +65,13 @@ class Products:
         return common > 0.0 and float(coefficients @ self.with_sum) < least
 
 
-@dataclass(frozen=True)
-class Opposition:
-    """How often each client has opposed the others: the rounds in which it has, and all of its rounds."""
+def add_round(counts: Counts, names: Collection[str], opposing: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return the counts after a round with the updates of clients, of whom some oppose the others."""
+    before = {**dict.fromkeys(names, (0, 0)), **counts}
+    return before | {name: (before[name][0] + (name in opposing), before[name][1] + 1) for name in names}
 
-    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def after(self, names: Sequence[str], opposing: FloatArray) -> "Opposition":
-        """Return it after a round with the updates of these clients, of which some oppose the others."""
-        counts = {**dict.fromkeys(names, (0, 0)), **self.counts}
-        for name, opposes in zip(names, opposing.tolist(), strict=True):
-            before, rounds = counts[name]
-            counts[name] = before + opposes, rounds + 1
-        return Opposition(counts)
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        """The clients that have opposed the others in most of their rounds, in the order of names."""
-        often = (name for name, (opposed, rounds) in self.counts.items() if 2 * opposed > rounds >= FEWEST_ROUNDS)
-        return tuple(sorted(often))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts, in plain values."""
-        return {name: [*counts] for name, counts in self.counts.items()}
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> "Opposition":
-        """Continue from what `state_dict` returned."""
-        return cls({name: (int(opposed), int(rounds)) for name, (opposed, rounds) in state.items()})
+def opposing_often(counts: Counts) -> tuple[str, ...]:
+    """Return the clients that have opposed the others in most of their rounds, in the order of names."""
+    often = (name for name, (opposed, rounds) in counts.items() if 2 * opposed > rounds >= FEWEST_ROUNDS)
+    return tuple(sorted(often))

@@ -18,7 +18,7 @@ from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Mark, Value
-from fairbloom.rounds.opposition import Opposition
+from fairbloom.rounds.opposition import opposing_often
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.fairness import summarize
@@ -357,7 +357,7 @@ class Run(Shown):
         """The clients that have gone against the mean of the others in most rounds, as a whole checkpoint says."""
         if not any(row.get("decided_by") for row in self._rounds):
             return ()  # they would be named there
-        return Opposition.of_state(self._last_state().get("opposition", {})).named
+        return opposing_often(self._last_state().get("opposition", {}))
 
     def _last_state(self) -> Mapping[str, Any]:
         """Return the method's memory after the last round that a checkpoint holds, empty where there is none."""

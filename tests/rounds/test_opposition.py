@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fairbloom.rounds.opposition import FEWEST_ROUNDS, SAMPLED_CHUNKS, Opposition, Products
+from fairbloom.rounds.opposition import FEWEST_ROUNDS, SAMPLED_CHUNKS, Counts, Products, add_round, opposing_often
 from fairbloom.rounds.updates import CHUNK_COLUMNS, FloatArray, Vectors
 
 
@@ -28,8 +28,8 @@ def test_the_sample_of_a_small_model_is_all_of_it(d: int) -> None:
 def test_a_sample_names_who_opposes_in_any_part(dtype: type[np.floating]) -> None:
     vectors = Vectors((turned(600_000).astype(dtype),), np.ones(5))
     for seed in range(9):
-        opposing = Products.of_sample(vectors, np.random.default_rng(seed)).opposing
-        np.testing.assert_array_equal(opposing, [False, True, False, False, False])
+        cosines = Products.of_sample(vectors, np.random.default_rng(seed)).cosines
+        np.testing.assert_array_equal(cosines < 0.0, [False, True, False, False, False])
 
 
 def test_cosines_are_those_with_the_sum_of_the_others() -> None:
@@ -59,9 +59,9 @@ def test_each_part_is_read_in_some_round(chunks: int, monkeypatch: pytest.Monkey
 
 
 def test_a_client_is_named_for_most_of_enough_rounds() -> None:
-    opposition = Opposition()
+    counts: Counts = {}
     for number in range(FEWEST_ROUNDS):
-        assert opposition.named == ()
-        opposition = opposition.after(["a", "b", "c"], np.array([number % 2 == 0, True, number > 2]))
-    assert opposition.named == ("a", "b")
-    assert Opposition.of_state(opposition.state_dict()) == opposition
+        assert opposing_often(counts) == ()
+        counts = add_round(counts, ["a", "b", "c"], [*["a"] * (number % 2 == 0), "b", *["c"] * (number > 2)])
+    assert opposing_often(counts) == ("a", "b")
+    assert counts["c"] == (2, FEWEST_ROUNDS)
