@@ -27,7 +27,7 @@ from .aggregation import (
 )
 from .clients import Clients, Replies, Reports, Trained
 from .cohort import Cohort, Probed
-from .defences import trimmed_mean
+from .defences import WEIGHING, trimmed_mean
 from .fits import ROSTER
 from .lengths import Usual, largest_share
 from .limits import (
@@ -454,7 +454,8 @@ class Rounds:
             lengths = np.concatenate([lengths, trained.second.lengths])
         parts = parts_of(cohort, coefficients, lengths)
         ends = trained.updates.layout.ends
-        self._note_decider(cohort, parts, lambda places: share_along(coefficients, vectors, places, ends))
+        if method.defence is None or method.defence.name not in WEIGHING:  # which is to choose whom the step follows
+            self._note_decider(cohort, parts, lambda places: share_along(coefficients, vectors, places, ends))
         try:
             after, step, moments = self._stepped(trained, cohort, coefficients, vectors, float(lengths.max()))
         except ValueError as reason:

@@ -290,6 +290,12 @@ def test_of_several_opposing_clients_the_clearest_decides(tmp_path: Path) -> Non
     assert "each is hostile, or honest and badly served" in str(summary_of(loaded))
 
 
+def test_krum_decides_no_round_for_a_client(tmp_path: Path) -> None:
+    """It chooses one in each round, so only who opposes the others is named."""
+    folder = run(tmp_path / "run", **TURNED | {"method": "fedavg", "defence": "krum"})
+    assert [row["decided_by"] for row in table(folder / "rounds.csv")] == [""] * 4 + [HOSTILE] * 4
+
+
 def test_of_two_clients_neither_is_named(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", **TURNED | {"clients": 2, "attack_strength": 1.0})
     assert {row["decided_by"] for row in table(folder / "rounds.csv")} == {""}
