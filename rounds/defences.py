@@ -17,16 +17,8 @@ from fairbloom.protocol.streams import generator
 from .cohort import Cohort
 from .updates import FloatArray, Vectors
 
-TOLERATED_SHARE = 4
-"""Without a tolerance, one client of this many may be hostile, and at least one."""
-
-BUCKET = 2
-"""Updates of a bucket: what its authors recommend."""
-
 CENTRED_CLIPS = 3
-MEDIAN_STEPS, MEDIAN_TOLERANCE = 200, 1e-12
-"""Steps of Weiszfeld's iteration, which ends earlier where no weight changes by more than the tolerance."""
-
+"""Steps of centred clipping."""
 
 NONE, BUCKETING, TRIMMED_MEAN = "none", "bucketing", "trimmed-mean"
 MIXING = ("clip", "nnm", BUCKETING, "arc")
@@ -53,7 +45,7 @@ class Defence:
 
     def tolerated(self, m: int) -> int:
         """Return f for a round with m updates: below m/2, whatever was asked for."""
-        return min(self.tolerance or max(1, m // TOLERATED_SHARE), (m - 1) // 2)
+        return min(self.tolerance or max(1, m // 4), (m - 1) // 2)
 
     def mixing(self, cohort: Cohort) -> FloatArray | None:
         """Return M for all rows of a round, None where the updates stay as they came; kept rows always do."""
@@ -105,18 +97,16 @@ def mixed(cohort: Cohort, mixing: FloatArray) -> Cohort:
 def capped(coefficients: FloatArray, largest: float) -> FloatArray:
     """Return coefficients of which none is more than a share of their sum of absolute values, which stays.
 
-    What is taken from those above the share goes to the others, in proportion to theirs.
+    What is taken from those above the share goes to the others, in proportion to theirs, or evenly where these are 0.
     """
     sizes = np.abs(coefficients)
     total, over = sizes.sum(), np.zeros(len(sizes), bool)
-    if total == 0.0 or largest * len(sizes) <= 1.0:
-        return coefficients if total == 0.0 else np.sign(coefficients) * total / len(sizes)
+    largest = max(largest, 1.0 / len(sizes))
     while (more := (sizes > largest * total * (1.0 + 1e-12)) & ~over).any():
         over |= more
         sizes[over] = largest * total
-        rest = sizes[~over].sum()
-        if rest > 0.0:
-            sizes[~over] *= (total - sizes[over].sum()) / rest
+        left, rest = max(0.0, total - sizes[over].sum()), sizes[~over]
+        sizes[~over] = left * (rest / rest.sum() if rest.any() else 1.0 / max(1, len(rest)))
     return np.asarray(np.where(coefficients < 0.0, -sizes, sizes))
 
 
@@ -165,13 +155,13 @@ def nearest_neighbours(gram: FloatArray, tolerance: int) -> FloatArray:
 
 
 def buckets(order: NDArray[np.int64]) -> FloatArray:
-    """Return the matrix that replaces each update by the mean of its bucket: BUCKET of them, next in this order.
+    """Return the matrix that replaces each update by the mean of its bucket: two of them, next in this order.
 
     Source: Karimireddy, He and Jaggi, Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022,
     Algorithm 1. Departures: each bucket's mean stands for each of its clients, so that a method can weigh clients.
     """
     bucket = np.empty(len(order), np.int64)
-    bucket[order] = np.arange(len(order)) // BUCKET
+    bucket[order] = np.arange(len(order)) // 2
     same = (bucket[:, None] == bucket[None, :]).astype(np.float64)
     return np.asarray(same / same.sum(axis=1, keepdims=True))
 
@@ -201,11 +191,11 @@ def geometric_median(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     m = len(gram)
     weights = np.full(m, 1.0 / m)
     least = 1e-6 * float(np.sqrt(np.median(np.diagonal(gram))))  # smooths: a distance of 0 would have all the weight
-    for _ in range(MEDIAN_STEPS):
+    for _ in range(200):
         distances = np.sqrt(np.maximum(_to(weights, gram), 0.0))
         closer = 1.0 / np.maximum(distances, least or 1.0)
         before, weights = weights, closer / closer.sum()
-        if np.abs(weights - before).max() <= MEDIAN_TOLERANCE:
+        if np.abs(weights - before).max() <= 1e-12:
             break
     return weights
 

@@ -42,7 +42,7 @@ from .limits import (
     usable_sizes,
 )
 from .method import Method
-from .opposition import FEWEST_CLIENTS, Products, add_round, opposing_often
+from .opposition import Products, add_round, opposing_often
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
@@ -461,7 +461,7 @@ class Rounds:
         except ValueError as reason:
             client, share = largest_share(parts)
             raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason
-        if cohort.size >= FEWEST_CLIENTS:
+        if cohort.size > 2:  # of two with opposite updates, nobody can say which one opposes the other
             self._note_opposing(cohort, coefficients[..., : cohort.size], trained.updates.vectors)
         probed = self._probe(seen, own, trained)
         remembered = method.remember(seen, own, probed)

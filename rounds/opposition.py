@@ -13,12 +13,6 @@ from .updates import CHUNK_COLUMNS, FloatArray, Vectors
 FEWEST_ROUNDS = 5
 """With fewer rounds, a client is not named: single rounds go by chance."""
 
-FEWEST_CLIENTS = 3
-"""Of two clients with opposite updates, nobody can say which one opposes the other."""
-
-LOST_SHARE = 0.05
-"""A step has lost the common direction when it goes less than this share as far along the mean update as the mean."""
-
 SAMPLED_CHUNKS = 4
 """Where no Gram matrix is there, at most so many parts of CHUNK_COLUMNS numbers are read of each update."""
 
@@ -59,9 +53,9 @@ class Products:
         return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0.0)
 
     def has_lost(self, coefficients: FloatArray) -> bool:
-        """Return whether a step Σ c_k u_k has next to nothing of the mean update, which is not zero itself."""
+        """Return whether a step Σ c_k u_k goes less than a twentieth as far along the mean update as the mean does."""
         common = float(self.with_sum.sum()) / len(self.squares)
-        least = LOST_SHARE * common * float(coefficients.sum())
+        least = 0.05 * common * float(coefficients.sum())
         return common > 0.0 and float(coefficients @ self.with_sum) < least
 
 

@@ -600,7 +600,7 @@ class Updates:
     def _unscaled_squares(self) -> FloatArray:
         """The squared norms as the rows lie, remembered until a row comes or goes, since they cost a pass over all."""
         if self._squares is None:
-            self._squares = unscaled_squares(self.vectors)
+            self._squares, _ = squares_and_products(self.vectors)
         return self._squares
 
     def gram(self, vectors: Vectors, *, exact: bool) -> FloatArray:
@@ -714,7 +714,7 @@ def gram_matrices(vectors: Vectors, ends: Sequence[int], *, exact: bool = False)
 
 
 def squares_and_products(vectors: Vectors, ends: Sequence[int] = ()) -> tuple[FloatArray, FloatArray]:
-    """Return what `unscaled_squares` does, and the unscaled products of `gram_matrices`, in one pass."""
+    """Return each vector's squared norm, and the products of `gram_matrices`, all without scales, in one pass."""
 
     def work(place: slice, block: NDArray[Any]) -> tuple[FloatArray, list[tuple[int, NDArray[Any]]]]:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
@@ -770,16 +770,6 @@ def _equal_vectors(vectors: Vectors, gram: FloatArray) -> Iterator[tuple[int, in
         twin = first.setdefault((digest.digest(), vectors.scales[row]), row)
         if twin != row:
             yield row, twin
-
-
-def squared_norms(vectors: Vectors) -> FloatArray:
-    """Return the squared norm of each vector, shape (m,), accumulated in float64."""
-    return unscaled_squares(vectors) * vectors.scales**2
-
-
-def unscaled_squares(vectors: Vectors) -> FloatArray:
-    """Return the squared norm of each vector as it lies, without its scale, shape (m,), accumulated in float64."""
-    return squares_and_products(vectors)[0] if len(vectors) else np.zeros(0)
 
 
 def _squares(block: NDArray[Any]) -> NDArray[Any]:

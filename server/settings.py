@@ -108,11 +108,9 @@ class Settings(RunSettings):
     def check_attack(self) -> None:
         """Raise SettingsError where a setting of an attack, or of a defence, is unknown or has no effect."""
         if not self.attack:
-            for key, value in (("attackers", self.attackers), ("attack-strength", self.attack_strength)):
-                if value:
+            for key in ("attackers", "attack-strength", "attack-from"):
+                if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
                     raise SettingsError(f"{key} = {value!r} has no effect: name an attack by attack, as in sign-flip")
-            if self.attack_from > 1:
-                raise SettingsError(f"attack-from = {self.attack_from} has no effect: name an attack by attack")
             return
         known = ATTACKS.get(self.attack)
         if known is None and not is_import_string(self.attack):

@@ -31,9 +31,6 @@ Vector = NDArray[np.float64]
 STALE = "stale"
 """The name of the update that a stale client replies again, among what it keeps between rounds."""
 
-SEARCHED = 20
-"""How many strengths the optimal attacks try."""
-
 
 @dataclass(frozen=True)
 class Sight:
@@ -135,7 +132,7 @@ def _farthest(sight: Sight, start: Vector, along: Vector) -> Vector:
     if not slope:
         return start
     most = (-offset + np.sqrt(max(0.0, offset**2 + slope**2 * (longest**2 - square**2)))) / slope**2
-    tried = [start + strength * along for strength in np.linspace(0.0, max(0.0, float(most)), SEARCHED)]
+    tried = [start + strength * along for strength in np.linspace(0.0, max(0.0, float(most)), 20)]
     return max(tried, key=moved)
 
 

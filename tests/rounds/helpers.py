@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
+from fairbloom.rounds.updates import FloatArray, Vectors, squares_and_products
 from fairbloom.strategies import METHODS, FairStrategy, Round
 from tests.strategies.helpers import (
     ARGUMENTS,
@@ -74,3 +75,7 @@ def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
     grid = MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault})
     result, (only,) = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1)
     return result, only
+
+
+def squared_norms(vectors: Vectors) -> FloatArray:
+    return squares_and_products(vectors)[0] * vectors.scales**2

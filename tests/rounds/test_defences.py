@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import defences
@@ -141,7 +141,10 @@ def test_two_clients_cannot_be_defended(name: str) -> None:
     assert defence.mixing(cohort) is None
 
 
-@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=12), st.floats(0.01, 1.0))
+@given(st.lists(st.floats(0.0, 100.0, allow_subnormal=False), min_size=1, max_size=12), st.floats(0.01, 1.0))
+@example([0.0, 1.0], 0.5)
+@example([0.0, 0.0, 2.0], 0.6)
+@example([5e-324, 1.0], 0.6)
 def test_no_capped_weight_is_beyond_its_share(sizes: list[float], largest: float) -> None:
     after = capped(np.array(sizes), largest)
     total = sum(sizes)

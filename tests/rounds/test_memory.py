@@ -23,9 +23,10 @@ from fairbloom.rounds.updates import (
     Vectors,
     combine,
     gram_matrix,
-    squared_norms,
     weighted_sum,
 )
+
+from .helpers import squared_norms
 
 TINY = 1e-9
 """A budget of one byte."""

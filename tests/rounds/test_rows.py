@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from fairbloom.rounds import updates
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.screening import Refusals
-from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices, gram_matrix, squared_norms
+from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices, gram_matrix
+
+from .helpers import squared_norms
 
 BUFFERS = ("mean",)
 TIED = {"twin": "a"}
