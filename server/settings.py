@@ -360,7 +360,7 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
     if given.get("pooled"):
         if deployed:
             raise SettingsError(POOLED_IN_ONE_PROCESS)
-        for key in ("fraction", "training-clients", "sampling"):
+        for key in ("fraction", "training-clients", "sampling", "attack", "defence"):
             if key in given:
                 raise SettingsError(
                     f"{key} has no effect with pooled = true, as one client a round trains: leave it out"

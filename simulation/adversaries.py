@@ -190,8 +190,13 @@ class Adversaries:
 
     def __init__(self, settings: RunSettings, clients: Sequence[str], method: Method) -> None:
         self.names = frozenset(attackers_of(settings, clients))
-        if self.names.issuperset(clients):
+        training = method.training_clients or clients
+        if self.names.issuperset(training):
             raise FairbloomError(f"attackers = {settings.attackers!r} are all clients: leave an honest one")
+        if self.names.isdisjoint(training):
+            raise FairbloomError(
+                f"attackers = {settings.attackers!r}: none is among training-clients: name one"
+            )
         check_effect(settings, method)
         self._seed, self._from, self._name = settings.seed, settings.attack_from, settings.attack
         known = ATTACKS.get(settings.attack)

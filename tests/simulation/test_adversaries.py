@@ -132,10 +132,18 @@ def test_a_lie_that_no_one_reads_is_refused(tmp_path: Path, attack: str, needs: 
         run(tmp_path / "run", method="fedmgda", attack=attack, attackers=HOSTILE)
 
 
-def test_a_tolerance_of_half_a_round_is_refused(tmp_path: Path) -> None:
-    words = "defence-tolerance = 2: it must be less than half of the 4 clients of a round: lower it, or raise fraction"
+@pytest.mark.parametrize(("tolerance", "fraction", "clients"), [(2, 0.8, 4), (0, 0.4, 2)])
+def test_a_tolerance_of_half_a_round_is_refused(tmp_path: Path, tolerance: int, fraction: float, clients: int) -> None:
+    words = (
+        rf"defence-tolerance = {tolerance}: .* less than half of the {clients} clients of a round, .* raise"
+    )
     with pytest.raises(FairbloomError, match=words):
-        run(tmp_path / "run", defence="nnm", defence_tolerance=2, fraction=0.8)
+        run(tmp_path / "run", defence="nnm", defence_tolerance=tolerance, fraction=fraction)
+
+
+def test_attackers_that_never_train_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="attackers = 'client-1': none is among training-clients: name"):
+        run(tmp_path / "run", attack="scale", attackers=HOSTILE, training_clients="client-0,client-2,client-3")
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------
@@ -203,11 +211,11 @@ def test_before_its_first_round_an_attack_changes_nothing(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("method", ["fedfv", "fedmgda", "fedmgdaplus"])
-def test_nnm_keeps_accuracy_under_a_half_flip(tmp_path: Path, method: str, seed: int) -> None:
-    """FedMGDA needs a bound on weights: the shortest mixture is the attacker's, half as long as the others."""
+def test_nnm_keeps_accuracy_under_plausible_attacks(tmp_path: Path, method: str, seed: int) -> None:
+    """Methods of shortest mixtures need a bound on weights: the shortest one is the attacker's."""
     plain = TURNED | {"clients": 4, "num_rounds": 50, "method": method, "batch_size": 32, "learning_rate": 0.05}
     plain |= {"seed": seed, "engine": "stacked"}
-    bound = {"fedmgda.epsilon": 0.25} if method == "fedmgda" else {}
+    defended = {"defence": "nnm"} | ({} if method == "fedfv" else {f"{method}.epsilon": 0.125})
     honest = {"attack": "", "attack_strength": 0.0, "attackers": "", "training_clients": "client-0,client-2,client-3"}
 
     def mean(name: str, **changes: Any) -> float:
@@ -215,7 +223,8 @@ def test_nnm_keeps_accuracy_under_a_half_flip(tmp_path: Path, method: str, seed:
         return float(np.mean([value for client, value in final.items() if client != HOSTILE]))
 
     without = mean("without", **honest)
-    assert mean("defended", defence="nnm", **bound) >= without - 5.0
+    assert mean("defended", **defended) >= without - 5.0
+    assert mean("ipm", attack="ipm", attack_strength=2.0, **defended) >= without - 5.0
     assert mean("undefended") < without - 20.0
 
 
