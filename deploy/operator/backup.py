@@ -131,18 +131,19 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
     try:
         with _kept_from_serving(folder), _replaced_content(folder) as draft:
             about = _unpack(file, draft)
-            with _explain_content(file, draft):
-                add_missing_files(draft)
+            add_missing_files(draft)
+            draft_federation = Federation(draft)
+            if names:
+                _move(draft_federation, names[0])
                 draft_federation = Federation(draft)
-                if names:
-                    _move(draft_federation, names[0])
-                    draft_federation = Federation(draft)
-                struck_off = _strike_off(draft_federation, _revoked_keys(folder))
-                token = draft_federation.read_token()
-                write_flower_home(draft / "flower", draft_federation.control, folder / "ca.crt", token)
-                write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
+            struck_off = _strike_off(draft_federation, _revoked_keys(folder))
+            token = draft_federation.read_token()
+            write_flower_home(draft / "flower", draft_federation.control, folder / "ca.crt", token)
+            write_public(draft / draft_federation.unit.name, server_unit(folder).encode())
     except OSError as error:
         raise DeployError(f"{folder} cannot be made from {file}: {error}") from error
+    except DeployError as error:  # which may name a file of the draft, and that is gone
+        raise DeployError(re.sub(rf"{re.escape(str(folder))}/{DRAFT}[^/]+", lambda _: str(file), str(error))) from error
     federation = Federation(folder)
     federation.note("restore", file=str(file.absolute()), made=str(about["made"]))
     if names:
@@ -210,15 +211,6 @@ def _about(entry: tarfile.TarInfo, content: IO[bytes], damaged: str) -> dict[str
 
 
 # The folder ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _explain_content(file: Path, draft: Path) -> Iterator[None]:
-    """Let errors name the backup, and not the draft, which is gone by then."""
-    try:
-        yield
-    except DeployError as error:
-        raise DeployError(f"{file} cannot be restored: {str(error).replace(f'{draft}/', '')}") from error
 
 
 @contextlib.contextmanager
