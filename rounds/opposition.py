@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.random import Generator
 
 from .updates import CHUNK_COLUMNS, FloatArray, Vectors
 
@@ -34,7 +33,7 @@ class Products:
         return cls(gram.sum(axis=1), np.diagonal(gram))
 
     @classmethod
-    def of_sample(cls, vectors: Vectors, random: Generator) -> "Products":
+    def of_sample(cls, vectors: Vectors, random: np.random.Generator) -> "Products":
         """Return those of at most SAMPLED_CHUNKS parts at equal distances: of a small model, of all of it."""
         every = max(1, math.ceil(vectors.size / CHUNK_COLUMNS / SAMPLED_CHUNKS))
         products = np.zeros((2, len(vectors)))

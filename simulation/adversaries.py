@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fairbloom.client.states import ClientStates
@@ -58,8 +57,8 @@ class Sight:
     honest: Vector
     strength: float
     number: int
-    random: Generator
-    common: Generator
+    random: np.random.Generator
+    common: np.random.Generator
     step: Callable[[Vector], Vector]
 
 
@@ -194,9 +193,7 @@ class Adversaries:
         if self.names.issuperset(training):
             raise FairbloomError(f"attackers = {settings.attackers!r} are all clients: leave an honest one")
         if self.names.isdisjoint(training):
-            raise FairbloomError(
-                f"attackers = {settings.attackers!r}: none is among training-clients: name one"
-            )
+            raise FairbloomError(f"attackers = {settings.attackers!r}: none is among training-clients: name one")
         check_effect(settings, method)
         self._seed, self._from, self._name = settings.seed, settings.attack_from, settings.attack
         known = ATTACKS.get(settings.attack)
