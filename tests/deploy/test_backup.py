@@ -345,18 +345,10 @@ def test_what_is_no_backup_is_refused_and_leaves_nothing(
     assert {each.name for each in tmp_path.iterdir()} == {"federation", "copy.tar.gz", "changed.tar.gz"}
 
 
-def test_a_file_that_was_cut_off_or_flipped_anywhere_is_refused(federation: Federation, tmp_path: Path) -> None:
+def test_a_backup_with_the_checksum_of_another_is_refused(federation: Federation, tmp_path: Path) -> None:
     file, new = tmp_path / "copy.tar.gz", tmp_path / "new"
     back_up(federation, file)
     whole = file.read_bytes()
-    for share in (0.0, 0.1, 0.5, 0.9):
-        file.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(DeployError):
-            restore(file, new)
-    for left in (1, 8, 9, 40):
-        file.write_bytes(whole[:-left])
-        with pytest.raises(DeployError):
-            restore(file, new)
     plain = bytearray(gzip.decompress(whole))
     plain[len(plain) // 2] ^= 1
     wrong = gzip.compress(bytes(plain), mtime=0)

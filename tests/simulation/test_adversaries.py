@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 
 import fairbloom
 from fairbloom.client.app import app
+from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.report import write_report
 from fairbloom.experiments.views.summary import summary_of
@@ -306,6 +307,7 @@ def test_deployed_clients_do_not_attack(tmp_path: Path) -> None:
     words = "attack: clients attack on one machine only: leave it out with deployed clients, or use fairbloom run"
     with pytest.raises(SettingsError, match=words):
         check_used({"attack": "scale", "attackers": HOSTILE}, ["fedavg"], "digits", deployed=True)
+    assert not {"attack", "attackers"}.intersection(accepted_settings({"attack": "label-flip", "attackers": HOSTILE}))
     settings = dict(small(tmp_path / "run", attack="scale", attackers=HOSTILE).run_config())
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
     with pytest.raises(SettingsError, match=words):
