@@ -38,7 +38,7 @@ class Products:
         every = max(1, math.ceil(vectors.size / CHUNK_COLUMNS / SAMPLED_CHUNKS))
         products = np.zeros((2, len(vectors)))
         with np.errstate(over="ignore", invalid="ignore"):
-            for _, chunk in vectors.chunks(vectors.few, every, int(random.integers(every))):
+            for _, chunk in vectors.chunks(False, every, int(random.integers(every))):
                 products[0] += chunk @ (vectors.scales.astype(chunk.dtype) @ chunk)
                 products[1] += np.vecdot(chunk, chunk)
             return cls(products[0] * vectors.scales, products[1] * vectors.scales**2)
