@@ -109,7 +109,7 @@ def test_nothing_of_a_run_stays_on_anothers_cluster(tmp_path: Path, monkeypatch:
         },
         {"method": "fedavg", "pooled": True},
         {"method": "scaffold", "personal_lambda": 0.5},
-        {"method": "fedfv", "attack": "stale", "attackers": "client-1", "defence": "bucketing"},
+        {"method": "fedfv", "attack": "stale", "attackers": "client-1", "defence": "bucketing", "fraction": 0.6},
     ],
     ids=["rounds as set", "pooled data", "states of clients", "an attack and a defence"],
 )
