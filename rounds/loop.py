@@ -521,8 +521,7 @@ class Rounds:
         named = opposing_often(progress.opposition)
         for name in sorted(set(named).difference(opposing_often(before))):
             words = "client %s has opposed the mean of the others in %d of %d rounds: it is hostile, or badly served"
-            extra = {"client": name, "round": cohort.round}
-            log.warning(words, name, *progress.opposition[name], extra=extra)
+            log.warning(words, name, *progress.opposition[name], extra={"client": name, "round": cohort.round})
         self._decided_by = self._decided_by or next((name for _, name in ascending if name in named), "")
         new = {*(against or [""])} - self._lost_to  # said once of each client, not in each round
         if new and coefficients.ndim == 1 and products.has_lost(coefficients):

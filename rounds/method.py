@@ -446,8 +446,9 @@ class Method:
             "memory": copy.deepcopy(self.memory),
             "first-counts": dict(self.progress.first_counts),
             "lengths": self.progress.lengths.state_dict(),
-            "opposition": {name: [*counts] for name, counts in self.progress.opposition.items()},
         }
+        opposition = {name: [*counts] for name, counts in self.progress.opposition.items()}
+        state |= {"opposition": opposition} if opposition else {}
         state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
         state |= {"roster": dict(self.progress.roster)} if fits.ROSTER in self.requires else {}
         if self.server_optimizer is not None:
@@ -479,7 +480,7 @@ class Method:
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
             history=History.of_state(state["history"]) if "history" in state else History(),
             roster=dict(state.get("roster", {})),
-            opposition={name: (int(o), int(r)) for name, (o, r) in state["opposition"].items()},
+            opposition={name: (int(o), int(r)) for name, (o, r) in state.get("opposition", {}).items()},
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
             states=States.of_state(state["states"]) if "states" in state else States(),
         )
