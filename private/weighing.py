@@ -79,7 +79,7 @@ class Weighing(ABC):
 
     def share(self, own: Own, opened: Sums) -> float:
         """Return p_k."""
-        return self.weight(own) / opened[WEIGHT] if opened[WEIGHT] > 0.0 else 0.0
+        return _ratio(self.weight(own), opened[WEIGHT])
 
     @abstractmethod
     def names(self, step: int) -> tuple[str, ...]:
@@ -93,9 +93,9 @@ class Weighing(ABC):
     def coefficient(self, own: Own, opened: Sums) -> float:
         """Return c_k."""
 
-    @abstractmethod
     def part(self, own: Own, opened: Sums) -> float:
         """Return this client's part of the coefficients' denominator, or of their sum: all parts sum to 1."""
+        return self.coefficient(own, opened)
 
     def total(self, opened: Sums) -> float:
         """Return C."""
@@ -115,59 +115,63 @@ class Weighing(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriorWeighing(Weighing):
-    """c_k = p_k."""
+class RatioWeighing(Weighing):
+    """c_k = a_k / Σ b: one step opens the sums of all b and of all a_k ‖u_k‖."""
 
-    kind = "prior"
+    denominator: ClassVar[str]
+    """The name of Σ b."""
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        return WEIGHT, TOTAL
+    def numerator(self, own: Own) -> float:
+        """Return a_k."""
+        return self.weight(own)
 
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        w = self.weight(own)
-        return {WEIGHT: w, TOTAL: w * own.length}
-
-    def coefficient(self, own: Own, opened: Sums) -> float:
-        """Return c_k."""
-        return self.share(own, opened)
-
-    part = coefficient
-
-    def total(self, opened: Sums) -> float:
-        """Return C."""
-        return opened[TOTAL] / opened[WEIGHT]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormalisedWeighing(Weighing):
-    """c_k = η p_k / ‖u_k‖, over the clients that moved."""
-
-    kind = "normalised"
-    step_size: float = 1.0
+    def summand(self, own: Own) -> float:
+        """Return b_k."""
+        return self.numerator(own)
 
     def names(self, step: int) -> tuple[str, ...]:
         """Return the names of a step's sums."""
-        return WEIGHT, "moved"
+        return tuple(dict.fromkeys((WEIGHT, self.denominator, TOTAL)))
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
         """Return this client's numbers of a step."""
-        w = self.weight(own)
-        return {WEIGHT: w, "moved": w * (own.length > 0.0)}
+        contribution = self.numerator(own) * own.length
+        return {WEIGHT: self.weight(own), self.denominator: self.summand(own), TOTAL: contribution}
 
     def coefficient(self, own: Own, opened: Sums) -> float:
         """Return c_k."""
-        return self.step_size * self.part(own, opened) / own.length if own.length > 0.0 else 0.0
+        return _ratio(self.numerator(own), opened[self.denominator])
 
     def part(self, own: Own, opened: Sums) -> float:
         """Return this client's part of the denominator."""
-        moved = opened["moved"]
-        return self.weight(own) / moved if moved > 0.0 and own.length > 0.0 else 0.0
+        return _ratio(self.summand(own), opened[self.denominator])
 
     def total(self, opened: Sums) -> float:
         """Return C."""
-        return self.step_size if opened["moved"] > 0.0 else 0.0
+        return _ratio(opened[TOTAL], opened[self.denominator])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorWeighing(RatioWeighing):
+    """c_k = p_k."""
+
+    kind, denominator = "prior", WEIGHT
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalisedWeighing(RatioWeighing):
+    """c_k = η p_k / ‖u_k‖, over the clients that moved."""
+
+    kind, denominator = "normalised", "moved"
+    step_size: float = 1.0
+
+    def numerator(self, own: Own) -> float:
+        """Return a_k."""
+        return self.step_size * _ratio(self.weight(own), own.length)
+
+    def summand(self, own: Own) -> float:
+        """Return b_k."""
+        return self.weight(own) * (own.length > 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,10 +191,10 @@ class LossWeighing(Weighing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiltedWeighing(LossWeighing):
+class TiltedWeighing(RatioWeighing, LossWeighing):
     """c_k ∝ p_k e^(tilt F_k)."""
 
-    kind = "tilted"
+    kind, denominator = "tilted", "tilted"
     tilt: float = 1.0
 
     def __post_init__(self) -> None:
@@ -200,28 +204,10 @@ class TiltedWeighing(LossWeighing):
                 "lower one of them"
             )
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        return WEIGHT, "tilted", TOTAL
-
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        a = self._numerator(own)
-        return {WEIGHT: self.weight(own), "tilted": a, TOTAL: a * own.length}
-
-    def _numerator(self, own: Own) -> float:
+    def numerator(self, own: Own) -> float:
+        """Return a_k."""
         w, F = np.array([self.weight(own)]), np.array([self.loss(own)])
         return float(tilt_weights(w, F, self.tilt, self.loss_bound if self.tilt > 0.0 else 0.0)[0])
-
-    def coefficient(self, own: Own, opened: Sums) -> float:
-        """Return c_k."""
-        return self._numerator(own) / opened["tilted"] if opened["tilted"] > 0.0 else 0.0
-
-    part = coefficient
-
-    def total(self, opened: Sums) -> float:
-        """Return C."""
-        return opened[TOTAL] / opened["tilted"] if opened["tilted"] > 0.0 else 0.0
 
     def format_of(self, name: str) -> FixedPoint:
         """Return the format of a sum."""
@@ -230,10 +216,10 @@ class TiltedWeighing(LossWeighing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerWeighing(LossWeighing):
+class PowerWeighing(RatioWeighing, LossWeighing):
     """c_k = L F_k^q / Σ h of the gradients L u_k; or, with the learning rate η_k, of the gradients u_k / η_k."""
 
-    kind = "power"
+    kind, denominator = "power", "h"
     q: float = 1.0
     lipschitz: float = 1.0
     by_rate: bool = False
@@ -247,14 +233,13 @@ class PowerWeighing(LossWeighing):
         if self.format_of(TOTAL).limbs(FIELD_LIMB) > MAX_LIMBS:
             raise ValueError(f"q = {self.q:g} needs more digits than a private sum has: lower it")
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        return WEIGHT, "h", TOTAL
+    def numerator(self, own: Own) -> float:
+        """Return a_k."""
+        return self._terms(own)[0] * self._factor(own)
 
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        powers, h = self._terms(own)
-        return {WEIGHT: self.weight(own), "h": h, TOTAL: powers * self._factor(own) * own.length}
+    def summand(self, own: Own) -> float:
+        """Return b_k."""
+        return self._terms(own)[1]
 
     def _factor(self, own: Own) -> float:
         """Return the factor of the update in the gradient: L, or 1/η_k."""
@@ -265,18 +250,6 @@ class PowerWeighing(LossWeighing):
         squares = np.array([(own.length * self._factor(own)) ** 2])
         powers, h = power_terms(F, squares, self.q, self.lipschitz, self.loss_bound)
         return float(powers[0]), float(h[0])
-
-    def coefficient(self, own: Own, opened: Sums) -> float:
-        """Return c_k."""
-        return self._terms(own)[0] * self._factor(own) / opened["h"] if opened["h"] > 0.0 else 0.0
-
-    def part(self, own: Own, opened: Sums) -> float:
-        """Return this client's part of the denominator."""
-        return self._terms(own)[1] / opened["h"] if opened["h"] > 0.0 else 0.0
-
-    def total(self, opened: Sums) -> float:
-        """Return C."""
-        return opened[TOTAL] / opened["h"] if opened["h"] > 0.0 else 0.0
 
     def format_of(self, name: str) -> FixedPoint:
         """Return the format of a sum."""
@@ -322,8 +295,6 @@ class DeviationWeighing(LossWeighing):
         mean = opened["above"] / opened[WEIGHT] if self.above_only else 0.0
         return penalised(self.share(own, opened), self._above(own, opened) - mean, self.beta)
 
-    part = coefficient
-
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyWeighing(Weighing):
@@ -361,8 +332,6 @@ class AccuracyWeighing(Weighing):
         return (
             self.alpha_share * self._logarithm(own, opened) / opened["logarithms"] + (1 - self.alpha_share) * by_rounds
         )
-
-    part = coefficient
 
     @property
     def alpha_share(self) -> float:
@@ -436,8 +405,6 @@ class TailWeighing(LossWeighing):
             raise RefusedError(f"small cohort: {clients} clients are in the tail, and {FEWEST} are the fewest")
         return 1.0 / clients if self._bin(own, digits) >= quantile else 0.0
 
-    part = coefficient
-
     def format_of(self, name: str) -> FixedPoint:
         """Return the format of a sum."""
         return FLAG if name.startswith("bin ") else super().format_of(name)
@@ -466,8 +433,6 @@ class MeanWeighing(Weighing):
     def coefficient(self, own: Own, opened: Sums) -> float:
         """Return c_k."""
         return 0.0
-
-    part = coefficient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -669,6 +634,11 @@ def duality_gap(
         s[k] += min(upper[k] - lower[k], left)
         left = max(left - (upper[k] - lower[k]), 0.0)
     return float((x - s) @ gradient)
+
+
+def _ratio(part: float, whole: float) -> float:
+    """Return a part of a whole; 0 where nothing is there to be divided."""
+    return part / whole if whole > 0.0 else 0.0
 
 
 def rarity(value: N, total: float) -> N:
