@@ -12,6 +12,7 @@ from fairbloom.private.client import PrivateClient, State, Work, change_of
 from fairbloom.private.errors import RefusedError
 from fairbloom.private.keys import Authority, Identity, key_of_device, read_identity
 from fairbloom.private.packing import pack, unpack
+from fairbloom.private.weighing import MeanWeighing
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
@@ -61,8 +62,8 @@ def identity_of(node: Mapping[str, Any]) -> tuple[Identity, Authority]:
         ) from error
 
 
-def private_client(node: Mapping[str, Any], tier: str) -> PrivateClient:
-    """Return the client of a device in a run with this privacy.
+def private_client(node: Mapping[str, Any], tier: str, run: str) -> PrivateClient:
+    """Return the client of a device in a run with this privacy, and with this name if it is known already.
 
     ReportableError where the device has no identity or nowhere to keep what it answered.
     """
@@ -70,7 +71,7 @@ def private_client(node: Mapping[str, Any], tier: str) -> PrivateClient:
     if not folder:
         raise ReportableError("it has no state-dir, in which it notes what it has answered: set one")
     Path(str(folder)).mkdir(parents=True, exist_ok=True)
-    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), tier, torchjd_weights)
+    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), tier, torchjd_weights, run)
 
 
 def torchjd_weights(name: str, arguments: Mapping[str, float], gram: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -90,9 +91,12 @@ def work_in_private(local: LocalClient, received: StateDict, content: Mapping[st
     """Do the work of a private round's terms; return the received model's digest with what became of it."""
     model, terms = arrays_of(received), Terms.of(content["work"])
     digest = bytes.fromhex(digest_arrays(model))
-    trainable, others = content["trainable"], content["others"]
-    if not trainable:
+    if content["weighing"]["kind"] == MeanWeighing.kind:
         return digest, Work(_noted("test-examples", terms, local.evaluate(received, terms)))
+    trainable, others = content["trainable"], content["others"]
+    parameters = {name for name, _ in local.model.named_parameters(remove_duplicate=False)}
+    if wrong := parameters.intersection(others):  # of what is averaged beside the update, no cap hides a client
+        raise RefusedError(f"the terms have {min(wrong)}, which is trained, averaged beside the update")
     done = local.train(received, terms)
     trained = arrays_of(done.arrays)
     update = _flat(model, trainable) - _flat(trained, trainable)

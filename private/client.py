@@ -1,19 +1,22 @@
 """What a client answers in a private round, and what it checks before it does."""
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.errors import ReportableError
+
 from .errors import RefusedError
 from .field import PRIME, Words, add, agree, combine, multiply, share, total
 from .keys import Authority, Identity, RoundKey, digest, seal, sign, unseal, verify
 from .masks import add_mask
 from .numbers import FIELD_LIMB, WORD_LIMB, FixedPoint, Masked, bound_of, quantise, to_field, to_words
-from .packing import pack, unpack
+from .packing import binary, pack, unpack
 from .rules import (
     EXTRA,
     FEWEST,
@@ -83,19 +86,21 @@ class PrivateClient:
     """One client's half of the protocol. It answers a round's exchanges in order, each once.
 
     Every exchange has the state loaded, checked, changed and saved before the answer leaves. Of what the
-    `tier` of privacy hides, nothing is opened; `weights` computes weightings of TorchJD.
+    `tier` of privacy hides, nothing is opened; `weights` computes weightings of TorchJD. `run` is the name of its run,
+    "" where the first exchange says it.
     """
 
-    def __init__(self, identity: Identity, authority: Authority, store: Store, tier: str, weights: Weights) -> None:
+    def __init__(
+        self, identity: Identity, authority: Authority, store: Store, tier: str, weights: Weights, run: str = ""
+    ) -> None:
         self._identity, self._authority, self._store = identity, authority, store
-        self._tier, self._weights = tier, weights
+        self._tier, self._weights, self.run = tier, weights, run
 
     def answer(self, exchange: str, request: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:
         """Answer an exchange; `work` does what terms ask, and returns the digest of the received model with it.
 
         RefusedError names the check that fails.
         """
-        body = unpack(bytes(request["body"]))
         answers = {
             "keys": self._keys,
             "open": self._open,
@@ -103,11 +108,16 @@ class PrivateClient:
             "vector": self._vector,
             "unmask": self._unmask,
         }
-        if exchange == "work":
-            return self._work(body, work)
-        if exchange not in answers:
-            raise RefusedError(f"there is no exchange {exchange!r}")
-        return answers[exchange](body)
+        with _refusing_malformed(exchange):
+            body = unpack(binary(request["body"]))
+            if exchange != "work":
+                if exchange not in answers:
+                    raise RefusedError(f"there is no exchange {exchange!r}")
+                return answers[exchange](body)
+            state, weighing = self._begin_work(body)
+        done = work(binary(body["terms"]))  # whose errors are not the server's
+        with _refusing_malformed(exchange):
+            return self._share_work(state, weighing, *done)
 
     # Exchange by exchange --------------------------------------------------------------------------------------------
 
@@ -115,6 +125,9 @@ class PrivateClient:
         state, position = self._store.load(), Position.of(body["position"])
         if position.federation != self._authority.federation:
             raise RefusedError("the exchange is of another federation")
+        if self.run not in ("", position.run):
+            raise RefusedError(f"position: this is the run {self.run!r}, and the exchange is of {position.run!r}")
+        self.run = position.run
         journal = {**state.get("journal", {})}
         place = f"{position.purpose} {position.run}"
         before, attempt, opened = journal.get(place, [0, 0, 0])
@@ -130,13 +143,13 @@ class PrivateClient:
             )
         journal[place] = [position.round, position.attempt, opened]
         channel, mask = RoundKey.new(), RoundKey.new()
-        context = context_of(position, bytes(body["model"]), bytes(body["terms"]))
+        context = context_of(position, binary(body["model"]), binary(body["terms"]))
         self._store.save(
             {
                 "journal": journal,
                 "position": position.plain(),
-                "model": bytes(body["model"]),
-                "terms": bytes(body["terms"]),
+                "model": body["model"],
+                "terms": body["terms"],
                 "next": "work",
                 "channel": channel.private,
                 "mask": mask.private,
@@ -145,11 +158,11 @@ class PrivateClient:
         signature = sign(self._identity.private, signed_keys(context, channel.public, mask.public))
         return {"body": pack(Member(self._identity.certificate, channel.public, mask.public, signature).plain())}
 
-    def _work(self, body: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:
+    def _begin_work(self, body: Message) -> tuple[State, Weighing]:
         state = self._expect("work", body)
         context = _context(state)
         cohort = self._check_cohort(body["cohort"], state, context)
-        terms = bytes(body["terms"])
+        terms = binary(body["terms"])
         if digest(terms) != state["terms"]:
             raise RefusedError("the terms are not those for which keys were asked")
         names = tuple(each.name for each in cohort)
@@ -157,9 +170,14 @@ class PrivateClient:
         weighted_names(weighing, names)
         if weighing.tier not in ("sums", self._tier):
             raise RefusedError(f"privacy = {self._tier!r}: the terms would open {weighing.tier}, too")
+        if (purpose := state["position"]["purpose"]) != weighing.purpose:
+            raise RefusedError(f"purpose: what the terms would open is not for {purpose}")
         state["next"] = "nothing"  # a client that fails at its work takes no part in what follows
         self._store.save(state)
-        model, done = work(terms)
+        state["cohort"] = [each.plain() for each in cohort]
+        return state, weighing
+
+    def _share_work(self, state: State, weighing: Weighing, model: bytes, done: Work) -> dict[str, bytes]:
         if model != state["model"]:
             raise RefusedError("the model is not the one for which keys were asked")
         length = float(np.sqrt(np.dot(done.update, done.update)))
@@ -168,7 +186,6 @@ class PrivateClient:
         state |= {
             "next": "open",
             "step": 1,
-            "cohort": [each.plain() for each in cohort],
             "weighing": weighing.spec(),
             "metrics": {name: float(done.metrics[name]) for name in _needed(weighing)},
             "length": length,
@@ -176,11 +193,11 @@ class PrivateClient:
             "others": [[change.astype("<f8").tobytes(), bound] for change, bound in done.others],
             "seed": seed,
             "opened": {},
-            "alive": list(names),
+            "alive": _names(state),
         }
         secret, row = [*_limbs(seed), *_limbs(state["mask"])], NO_ROW
         if isinstance(weighing, GramWeighing):
-            row = weighing.row(done.update, length, digest("sketch", context, state["cohort"]))
+            row = weighing.row(done.update, length, digest("sketch", _context(state), state["cohort"]))
         return self._shared(state, "work", secret, row)
 
     def _open(self, body: Message) -> dict[str, bytes]:
@@ -202,7 +219,7 @@ class PrivateClient:
         sent, received, context = body["shares"], dict[str, bytes](), _context(state)
         channels = {each.name: each.channel for each in map(Member.of, state["cohort"])}
         key, number = RoundKey(state["channel"]), 0 if step == 1 else step
-        own = bytes(state.pop("kept"))
+        own = state.pop("kept")
         for sender in alive:
             if sender == me:
                 received[me] = own
@@ -210,11 +227,11 @@ class PrivateClient:
                 raise RefusedError(f"the shares of {sender} are missing")
             else:
                 secret = key.exchange(channels[sender])
-                received[sender] = unseal(secret, context, sender, me, number, bytes(sent[sender]))
+                received[sender] = unseal(secret, context, sender, me, number, binary(sent[sender]))
         before = 2 * SECRET_WORDS if step == 1 else 0
         count, width = words_in(formats), 0
         if isinstance(weighing, GramWeighing):
-            width = weighing.width(len(bytes(state["update"])) // 8)
+            width = weighing.width(len(state["update"]) // 8)
         rows = np.array([words_of(received[sender], before + count + width)[before:] for sender in alive], np.uint64)
         sums = total(rows[:, :count])
         if isinstance(weighing, GramWeighing):
@@ -352,6 +369,17 @@ class PrivateClient:
         return Own(state["length"], state["metrics"], self._identity.name, tuple(state["alive"]))
 
 
+@contextmanager
+def _refusing_malformed(exchange: str) -> Iterator[None]:
+    """Refuse requests that are not what the exchange asks for, without a word of what they met here."""
+    try:
+        yield
+    except ReportableError:
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise RefusedError(f"malformed: the request of the exchange {exchange!r} cannot be used") from error
+
+
 def open_sums(
     cohort: Sequence[Any],
     context: bytes,
@@ -364,14 +392,14 @@ def open_sums(
     members = {each.name: (place, each) for place, each in enumerate(map(Member.of, cohort), 1)}
     places, rows, count = list[int](), list[Words](), words_in(formats)
     for name in sorted(replies):
-        content, signature = map(bytes, replies[name])
+        content, signature = map(binary, replies[name])
         if name not in alive:
             raise RefusedError(f"split sums: {name} takes no part and has no share of the sums")
         place, member = members[name]
         if not verify(member.certificate.key, signature, signed_reply(context, "open", step, alive, content)):
             raise RefusedError(f"split sums: the share of {name} is not signed for this list of those who take part")
         places.append(place)
-        rows.append(words_of(bytes(unpack(content)["sum"]), count))
+        rows.append(words_of(binary(unpack(content)["sum"]), count))
     need = threshold(len(members))
     if len(rows) < fewest_left(len(members)):
         raise RefusedError(f"{len(rows)} shares of the sums are too few: {fewest_left(len(members))} are needed")
@@ -398,8 +426,9 @@ def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, fl
     # A hostile client can make C negative: then nothing of the others is sent.
     whole, c, kappa = max(0.0, weighing.total(opened)), weighing.coefficient(own, opened), weighing.kappa(clients)
     contribution = abs(c) * own.length
-    capped = contribution > kappa * whole * (1.0 + 1e-9)  # an epsilon of 2/m reaches the cap, up to rounding
-    scale = kappa * whole / contribution if capped else 1.0
+    most = min(kappa * whole, max(0.0, whole - contribution))  # no more than all others together
+    capped = contribution > most * (1.0 + 1e-9)  # an epsilon of 2/m reaches the cap, up to rounding
+    scale = most / contribution if capped else 1.0
     bound = bound_of(kappa, whole, update.size)
     random = np.random.Generator(np.random.SFC64(int.from_bytes(secrets.token_bytes(32), "little")))
     prior = weighing.share(own, opened)

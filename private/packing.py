@@ -17,6 +17,13 @@ def unpack(content: bytes) -> Any:
     return json.loads(content, object_hook=_decode)
 
 
+def binary(value: object) -> bytes:
+    """Return a value that is bytes; TypeError for others: of a number, `bytes` would make as many zeros."""
+    if not isinstance(value, bytes):
+        raise TypeError(f"{type(value).__name__} in place of bytes")
+    return value
+
+
 def _encode(value: object) -> dict[str, str]:
     if isinstance(value, bytes):
         return {BYTES: base64.b64encode(value).decode()}

@@ -73,14 +73,6 @@ def fewest_left(participants: int) -> int:
     return max(FEWEST, threshold(participants))
 
 
-def cap(participants: int) -> float:
-    """Return κ, the largest share of a client in Σ |c_k| ‖u_k‖.
-
-    5/m of ten clients or more. Of fewer, a half: 5/5 would let the server single one client out.
-    """
-    return min(0.5, 5.0 / participants)
-
-
 @dataclass(frozen=True)
 class Member:
     """A participant as the cohort knows it: its certificate, its public keys of the round, its signature of these."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .errors import RefusedError
 from .masks import sketch
 from .numbers import FIELD_LIMB, MAX_LIMBS, FixedPoint
-from .rules import FEWEST, MOST, cap
+from .rules import EVALUATE, FEWEST, MOST, TRAIN
 
 SMALLEST_LOSS, SMALLEST_ACCURACY = 1e-10, 1e-6
 """Floors of a loss that is raised to a power, and of an accuracy of which the logarithm is taken."""
@@ -25,9 +25,6 @@ COUNT, FLAG, NUMBER = FixedPoint(44, 0), FixedPoint(8, 0), FixedPoint(60, 60)
 
 PRODUCT = FixedPoint(0, 40)
 """The format of inner products of rows."""
-
-LARGEST_SHARE = 0.75
-"""The largest share of a client in Σ |c_k| ‖u_k‖ that clients accept of coefficients from the server."""
 
 TORCHJD = frozenset({"alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "mgda", "upgrad"})
 """TorchJD's weightings that follow from the Gram matrix alone and treat all clients alike."""
@@ -62,6 +59,7 @@ class Weighing(ABC):
     kind: ClassVar[str]
     tier: ClassVar[str] = "sums"
     """The tier of privacy that shows what it opens; each tier shows sums."""
+    purpose: ClassVar[str] = TRAIN
     metrics: ClassVar[tuple[str, ...]] = ()
     """The metrics that it needs besides the number of examples."""
     steps: ClassVar[int] = 1
@@ -103,7 +101,7 @@ class Weighing(ABC):
 
     def kappa(self, participants: int) -> float:
         """Return κ, the largest share of a client in C."""
-        return cap(participants)
+        return FEWEST / participants
 
     def format_of(self, name: str) -> FixedPoint:
         """Return the format of a sum."""
@@ -414,7 +412,7 @@ class TailWeighing(LossWeighing):
 class MeanWeighing(Weighing):
     """No coefficient: an evaluation opens the count, the sums and the sums of squares of scores, and their means."""
 
-    kind = "mean"
+    kind, purpose = "mean", EVALUATE
     scores: Sequence[str] = ()
 
     def names(self, step: int) -> tuple[str, ...]:
@@ -534,7 +532,7 @@ class GramWeighing(Weighing):
 
     def kappa(self, participants: int) -> float:
         """Return κ: of unit updates 3/m, which no client exceeds with an epsilon of at most 2/m."""
-        return min(super().kappa(participants), 3.0 / participants if self.unit else 1.0)
+        return 3.0 / participants if self.unit else super().kappa(participants)
 
     def check(self, own: Own, opened: Sums, weights: Weights) -> None:
         """Raise RefusedError where the coefficients are not those that follow from the opened Gram matrix."""
@@ -542,9 +540,6 @@ class GramWeighing(Weighing):
         if lengths[own.cohort.index(own.name)] != NUMBER.value(NUMBER.integer(own.length)):
             raise RefusedError("split sums: the length that was opened for this client is not that of its update")
         c = self.coefficients(own.cohort, opened)
-        contributions = np.abs(c) * lengths
-        if not contributions.max() <= LARGEST_SHARE * contributions.sum():
-            raise RefusedError("one-hot coefficients: almost all of the sum would be the update of one client")
         if self.torchjd:
             right = weights(self.torchjd, self.arguments, cosines * np.outer(lengths, lengths))
             if not np.abs(c - right).max() <= 1e-6 * max(1.0, np.abs(right).max()):

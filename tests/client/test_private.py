@@ -1,6 +1,7 @@
 """A device's part in private rounds, through Flower's messages: each answer comes from a state that is on disk."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from flwr.common.constant import ErrorCode
 from fairbloom.client.app import app
 from fairbloom.deploy.pki import make_node_key
 from fairbloom.private.keys import Authority, issue, new_signing_key, write_identity
-from fairbloom.private.packing import unpack
+from fairbloom.private.packing import pack, unpack
+from fairbloom.private.server import Task
 from fairbloom.private.weighing import GramWeighing
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.flower import FlowerClients, record_of
+from fairbloom.rounds.private import PrivateRounds
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.run_folder.files import CLIENTS as CLIENT_ROWS
@@ -138,10 +141,13 @@ def test_no_reply_of_a_private_run_has_a_number_of_a_device(tmp_path: Path) -> N
     assert said == {"name", "honours", "packs", "authority", "body", "signature", "vector"}
 
 
+@pytest.mark.parametrize("later", ["sums", "none"])
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
-def test_a_forged_server_gets_no_number_by_plain_messages(kind: str, tmp_path: Path) -> None:
-    """Of a private run: what a server that says that the run is a plain one gets is up to the limits of the owner."""
+def test_a_forged_server_gets_no_number_by_plain_messages(kind: str, later: str, tmp_path: Path) -> None:
+    """Not even if the run's settings say later that it is a plain one: before its first round, owners' limits count."""
     folder, grid = trained(tmp_path, **{"num-rounds": 1})
+    for context in grid.contexts.values():
+        context.run_config |= {"privacy": later}
     measure = ["loss-before", "loss-after", "update-norm"]
     config = {"server-round": 2, "measure": measure, "about": True, "fairbloom-protocol": PROTOCOL}
     content = RecordDict({"config": ConfigRecord({**config})})
@@ -168,6 +174,44 @@ def test_a_run_of_sums_opens_no_angles(tmp_path: Path, monkeypatch: pytest.Monke
     (row,) = ROUNDS.read(folder)
     assert row["replies_used"] == "0"
     assert "privacy = 'sums': the terms would open angles, too" in row["refused"]
+
+
+def refusals(grid: Devices, folder: Path, **settings: Any) -> str:
+    """Return why devices refuse a second run of this server, which goes by the same number."""
+    chosen = Settings.of({**SETTINGS, "num-rounds": 1, "unused-rounds": 0, **settings, "out": str(folder)})
+    rows = ROUNDS.read(federate(chosen, lambda method: FlowerClients(method, grid, 30.0, protocol=PROTOCOL)))
+    assert {row["replies_used"] for row in rows} == {"0"}
+    return rows[-1]["refused"]
+
+
+def test_a_private_run_opens_no_more_than_it_began_with(tmp_path: Path) -> None:
+    _, grid = trained(tmp_path, **{"num-rounds": 1})
+    for context in grid.contexts.values():
+        context.run_config |= {"privacy": "angles"}
+    angles = {**ANGLES, "method": "fedmgdaplus", "num-rounds": 2}
+    (tmp_path / "run").rename(tmp_path / "sums")
+    assert "privacy = 'sums': the terms would open angles, too" in refusals(grid, tmp_path / "run", **angles)
+
+
+def test_a_private_run_keeps_its_name(tmp_path: Path) -> None:
+    """By another name, a server would have the sums of a round again, over other clients."""
+    _, grid = trained(tmp_path, **{"num-rounds": 1})
+    assert "position: this is the run" in refusals(grid, tmp_path / "another")
+
+
+def test_what_is_trained_is_not_averaged_beside_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cap limits a client's part of what is averaged beside it."""
+    honest = PrivateRounds._task
+
+    def task(rounds: PrivateRounds, purpose: str, *others: Any) -> Task:
+        made = honest(rounds, purpose, *others)
+        content = unpack(made.terms)
+        return replace(made, terms=pack({**content, "others": content["trainable"][:1]}))
+
+    monkeypatch.setattr(PrivateRounds, "_task", task)
+    folder, _ = trained(tmp_path, **{"num-rounds": 1, "unused-rounds": 0})
+    (row,) = ROUNDS.read(folder)
+    assert "which is trained, averaged beside the update" in row["refused"]
 
 
 def test_what_a_device_keeps_is_its_journal_alone(tmp_path: Path) -> None:
@@ -211,7 +255,7 @@ def test_an_identity_of_another_key_serves_plain_runs_alone(tmp_path: Path) -> N
     assert int(row["replies_used"]) == 7
     plain = Settings.of({**SETTINGS, "num-rounds": 1, "privacy": "none", "out": str(tmp_path / "plain")})
     for context in grid.contexts.values():
-        context.run_config = plain.run_config()
+        context.run_config, context.state = plain.run_config(), RecordDict()
     (row,) = ROUNDS.read(federate(plain, clients, deployed=True))
     assert int(row["replies_used"]) == 8
 

@@ -81,11 +81,12 @@ class Federation:
                 self.replies.append((name, client, replies[client]))
         return Answers(replies, refused)
 
-    def task(self, weighing: Weighing, number: int = 1, attempt: int = 1, purpose: str = "train") -> Task:
+    def task(self, weighing: Weighing, number: int = 1, attempt: int = 1) -> Task:
         """Return what a round is about."""
         terms = pack({"weighing": weighing.spec()})
         weigh = partial(self.weigh, weighing) if isinstance(weighing, GramWeighing) else None
-        return Task(Position("test", "run", number, attempt, purpose), MODEL, terms, weighing, self.size, (), weigh)
+        position = Position("test", "run", number, attempt, weighing.purpose)
+        return Task(position, MODEL, terms, weighing, self.size, (), weigh)
 
     def run(
         self, weighing: Weighing | None = None, *, number: int = 1, attempt: int = 1, vectors: bool = True

@@ -76,7 +76,8 @@ def error(weighing: GramWeighing, federation: Federation, step: Any, rows: Array
     c = coefficients(weighing, rows @ rows.T, lengths)
     whole = np.abs(c) @ lengths
     shares = np.abs(c) * lengths / whole
-    c = np.where(shares > weighing.kappa(len(c)), c * weighing.kappa(len(c)) / np.maximum(shares, 1e-300), c)
+    most = np.minimum(weighing.kappa(len(c)), 1.0 - shares)
+    c = np.where(shares > most, c * most / np.maximum(shares, 1e-300), c)
     return float(np.linalg.norm(step - c @ updates) / whole)
 
 
@@ -172,7 +173,6 @@ def test_equal_updates_are_summed() -> None:
 def test_clients_accept_what_an_honest_server_makes(
     m: int, d: int, seed: int, epsilon: float, unit: bool, spread: float
 ) -> None:
-    """Only a sum that is almost one client's may be refused."""
     random = np.random.default_rng(seed)
     rows = random.normal(size=(m, d)) * 10.0 ** random.uniform(-spread, spread, size=(m, 1))
     names = [f"client-{place:02}" for place in range(m)]
@@ -183,10 +183,6 @@ def test_clients_accept_what_an_honest_server_makes(
     sums |= {f"length {k}": NUMBER.value(NUMBER.integer(lengths[k])) for k in range(m)}
     whole = [NUMBER.integer(each) for each in weigh(weighing, names, sums)]
     sums |= {name: NUMBER.value(each) for name, each in weighing.given(names, whole).items()}
-    whole = np.abs(weighing.coefficients(names, sums)) * lengths
-    if whole.max() > 0.74 * whole.sum():
-        assert epsilon == 1.0 or spread
-        return
     weighing.check(Own(float(lengths[2]), {}, names[2], tuple(names)), sums, torchjd_weights)
 
 
@@ -242,7 +238,7 @@ def refusals(kind: str, change: Any) -> dict[str, str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_hot_coefficients_of_angles_are_refused(kind: str) -> None:
     change = lambda c, lengths: np.eye(len(c))[3]  # noqa: E731
-    assert "one-hot coefficients" in refusals(kind, change)[VICTIM]
+    assert "the coefficients " in refusals(kind, change)[VICTIM]
 
 
 @pytest.mark.parametrize("kind", KINDS)

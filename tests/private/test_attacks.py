@@ -11,9 +11,16 @@ from fairbloom.private.client import MemoryStore, PrivateClient
 from fairbloom.private.errors import RefusedError, SkippedError
 from fairbloom.private.keys import Authority, Identity, digest, issue, new_signing_key, sign
 from fairbloom.private.packing import pack, unpack
-from fairbloom.private.rules import Member, cap, fewest_left, signed_keys, threshold
+from fairbloom.private.rules import Member, fewest_left, signed_keys, threshold
 from fairbloom.private.server import PrivateServer
-from fairbloom.private.weighing import DeviationWeighing, PriorWeighing, TiltedWeighing
+from fairbloom.private.weighing import (
+    AccuracyWeighing,
+    DeviationWeighing,
+    PowerWeighing,
+    PriorWeighing,
+    TiltedWeighing,
+    Weighing,
+)
 
 from .federation import MODEL, Federation
 
@@ -258,15 +265,44 @@ def test_a_second_sum_over_others_is_refused() -> None:
         federation.clients[VICTIM].answer("open", {"body": pack(shorter)}, federation.work(VICTIM))
 
 
-def test_one_hot_coefficients_are_capped() -> None:
-    """Terms that single out one client give the server at most half of that client's part of the sum."""
-    federation = Federation(5)
-    federation.metrics["client-002"]["loss-before"] = 12.0
-    opened = federation.run(TiltedWeighing(tilt=50.0, loss_bound=12.0))
+@pytest.mark.parametrize(
+    "weighing",
+    [
+        TiltedWeighing(tilt=50.0, loss_bound=12.0),
+        AccuracyWeighing(alpha=0.0, beta=1.0, rounds=dict.fromkeys(Federation().names, 1.0) | {VICTIM: 1e12}),
+        PowerWeighing(q=30.0, loss_bound=12.0),
+    ],
+    ids=lambda each: each.kind,
+)
+def test_one_hot_coefficients_of_sums_show_nobody(weighing: Weighing) -> None:
+    """Terms that single out one client give the server nothing of that client: it sends no more than all others."""
+    federation = Federation(8, 2000)
+    federation.metrics[VICTIM]["loss-before"] = 12.0
+    opened = federation.run(weighing)
     assert opened.capped == 1
-    assert opened.step is not None
-    update = federation.updates["client-002"]
-    assert np.linalg.norm(opened.step) == pytest.approx(cap(5) * np.linalg.norm(update), rel=1e-4)
+    assert np.linalg.norm(opened.step) < 1e-6 * np.linalg.norm(federation.updates[VICTIM])
+
+
+def test_a_model_that_moves_one_client_alone_shows_nothing() -> None:
+    """A server may choose the model so that the updates of all others are zero."""
+    federation = Federation(8, 2000)
+    federation.updates |= {name: np.zeros(2000) for name in federation.names if name != VICTIM}
+    opened = federation.run()
+    assert opened.capped == 1
+    assert not np.any(opened.step)
+
+
+def test_no_client_is_more_than_half_of_a_sum() -> None:
+    federation = Federation(8, 2000)
+    federation.metrics[VICTIM]["num-examples"] = 1e5
+    opened = federation.run(PriorWeighing(prior="examples"))
+    weights = {name: federation.metrics[name]["num-examples"] for name in federation.names}
+    lengths = {name: np.linalg.norm(federation.updates[name]) for name in federation.names}
+    others = sum(weights[name] * lengths[name] for name in federation.names if name != VICTIM)
+    weights[VICTIM] = others / lengths[VICTIM]
+    total = sum(federation.metrics[name]["num-examples"] for name in federation.names)
+    expected = sum(weights[name] / total * federation.updates[name] for name in federation.names)
+    assert opened.step == pytest.approx(expected, abs=1e-5)
 
 
 def test_numbers_that_are_not_finite_keep_a_client_out() -> None:

@@ -164,13 +164,13 @@ def test_rounds_of_too_few_or_too_many_are_skipped(clients: int, words: str) -> 
 
 
 def test_a_share_beyond_the_cap_is_scaled_down_once() -> None:
-    federation = Federation(10, 200)
-    federation.metrics["client-004"]["num-examples"] = 1e6
+    federation = Federation(30, 200)
+    federation.metrics["client-004"]["num-examples"] = 1500.0
     opened = federation.run(PriorWeighing(prior="examples"))
     assert opened.capped == 1
     c = coefficients("prior", federation, federation.names)
     lengths = np.array([np.linalg.norm(federation.updates[each]) for each in federation.names])
-    c = np.minimum(c, 0.5 * (c @ lengths) / lengths)
+    c = np.minimum(c, (c @ lengths) / 6.0 / lengths)
     expected = c @ np.array([federation.updates[each] for each in federation.names])
     assert opened.step == pytest.approx(expected, abs=1e-4)
 
