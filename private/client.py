@@ -18,10 +18,10 @@ from .masks import add_mask
 from .numbers import FIELD_LIMB, WORD_LIMB, FixedPoint, Masked, bound_of, quantise, to_field, to_words
 from .packing import binary, pack, unpack
 from .rules import (
+    EVALUATE,
     EXTRA,
     FEWEST,
     SECRET_LIMBS,
-    TRAIN,
     Member,
     Position,
     buffer_bound,
@@ -37,12 +37,15 @@ from .rules import (
     words_in,
     words_of,
 )
-from .weighing import GramWeighing, Own, Weighing, Weights, weighing_of, weighted_names
+from .weighing import AscentWeighing, GramWeighing, Own, Weighing, Weights, weighing_of, weighted_names
 
 Message = Mapping[str, Any]
 State = dict[str, Any]
 
 SECRET_WORDS = SECRET_LIMBS.limbs(FIELD_LIMB)
+
+KEPT_WEIGHTS = 20
+"""Versions of λ that a client keeps, for a server that goes back to an earlier checkpoint."""
 
 NO_ROW = np.empty(0, np.int64)
 
@@ -128,7 +131,7 @@ class PrivateClient:
         if self.run not in ("", position.run):
             raise RefusedError(f"position: this is the run {self.run!r}, and the exchange is of {position.run!r}")
         self.run = position.run
-        journal = {**state.get("journal", {})}
+        journal = state.get("journal", {})
         place = f"{position.purpose} {position.run}"
         before, attempt, opened = journal.get(place, [0, 0, 0])
         if position.round == opened:
@@ -141,12 +144,12 @@ class PrivateClient:
                 f"position: round {position.round}, attempt {position.attempt} is not after round {before}, "
                 f"attempt {attempt}"
             )
-        journal[place] = [position.round, position.attempt, opened]
+        state["journal"] = {**journal, place: [position.round, position.attempt, opened]}
         channel, mask = RoundKey.new(), RoundKey.new()
         context = context_of(position, binary(body["model"]), binary(body["terms"]))
         self._store.save(
-            {
-                "journal": journal,
+            _lasting(state)
+            | {
                 "position": position.plain(),
                 "model": body["model"],
                 "terms": body["terms"],
@@ -172,6 +175,11 @@ class PrivateClient:
             raise RefusedError(f"privacy = {self._tier!r}: the terms would open {weighing.tier}, too")
         if (purpose := state["position"]["purpose"]) != weighing.purpose:
             raise RefusedError(f"purpose: what the terms would open is not for {purpose}")
+        if isinstance(weighing, AscentWeighing) and weighing.since:
+            kept = state["weights"].get(state["position"]["run"], {})
+            if str(weighing.since) not in kept:
+                raise RefusedError(f"weights: this client has none of round {weighing.since}")
+            state["lam"] = kept[str(weighing.since)]
         state["next"] = "nothing"  # a client that fails at its work takes no part in what follows
         self._store.save(state)
         state["cohort"] = [each.plain() for each in cohort]
@@ -208,7 +216,7 @@ class PrivateClient:
         if step == 1:
             if not set(alive) <= set(names):
                 raise RefusedError("the list of those who take part names clients that are not in the cohort")
-            if len(alive) < fewest_left(len(names)):
+            if len(alive) < fewest_of(weighing, len(names)):
                 raise RefusedError(f"small cohort: {len(alive)} of {len(names)} clients are too few to open a sum")
             state["alive"] = alive
         if alive != state["alive"]:
@@ -241,25 +249,31 @@ class PrivateClient:
             sums[at] = add(sums[at], products[of])
         if step == 1:
             state["secrets"] = {sender: content[: 8 * before] for sender, content in received.items()}
-        steps, position = weighing.steps, Position.of(state["position"])
-        purpose, place = position.purpose, f"{position.purpose} {position.run}"
+        position = Position.of(state["position"])
+        place = f"{position.purpose} {position.run}"
         state["journal"] = {**state["journal"], place: [position.round, position.attempt, position.round]}
-        state["next"] = "share" if step < steps else "vector" if purpose == TRAIN else "nothing"
+        state["next"] = "nothing" if weighing.purpose == EVALUATE else "share or vector"
         return self._signed(state, "open", {"sum": sums.astype("<u8").tobytes()}, step)
 
     def _share(self, body: Message) -> dict[str, bytes]:
         state = self._expect("share", body)
-        self._take_opened(state, body["opened"])
+        self._take_opened(state, body["opened"], ended=False)
         state |= {"step": state["step"] + 1, "next": "open"}
         return self._shared(state, "share", [])
 
     def _vector(self, body: Message) -> dict[str, bytes]:
         state = self._expect("vector", body)
-        self._take_opened(state, body["opened"])
-        weighing, own = weighing_of(state["weighing"]), self._own(state)
+        weighing, own = self._take_opened(state, body["opened"], ended=True), self._own(state)
         if isinstance(weighing, GramWeighing):
             state["opened"] |= weighing.given(own.cohort, body.get("coefficients"))
             weighing.check(own, values_of(weighing, state["opened"]), self._weights)
+        if isinstance(weighing, AscentWeighing):
+            run, number = state["position"]["run"], state["position"]["round"]
+            older = state["weights"].get(run, {})
+            used = sorted(made for made in map(int, older) if made <= weighing.since)[-KEPT_WEIGHTS:]
+            lam = weighing.next_lam(own, values_of(weighing, state["opened"]))
+            kept = {str(made): older[str(made)] for made in used} | {str(number): lam}
+            state["weights"] = {**state["weights"], run: kept}
         words, bound = masked_words(state, weighing, own)
         cohort = [Member.of(each) for each in state["cohort"]]
         info = mask_context(_context(state), cohort, own.cohort, state["opened"], bound)
@@ -283,7 +297,7 @@ class PrivateClient:
             raise RefusedError(f"alive and lost: {min(both)} is named as both")
         if set(alive) | set(lost) != set(state["alive"]):
             raise RefusedError("alive and lost together are not those who take part")
-        if len(alive) < fewest_left(len(_names(state))):
+        if len(alive) < fewest_of(weighing_of(state["weighing"]), len(_names(state))):
             raise RefusedError(f"small cohort: {len(alive)} clients are too few to unmask a sum")
         if self._identity.name not in alive:
             raise RefusedError("the list of those whose vector came lacks this client")
@@ -293,7 +307,7 @@ class PrivateClient:
             "keys": {name: kept[name][half:] for name in lost},
         }
         context = _context(state)
-        self._store.save({"journal": state["journal"]})  # what belonged to the round is gone
+        self._store.save(_lasting(state))  # what belonged to the round is gone
         content = pack(reply)
         signature = sign(self._identity.private, signed_reply(context, "unmask", 0, state["alive"], content))
         return {"body": content, "signature": signature}
@@ -305,7 +319,7 @@ class PrivateClient:
         state = {**self._store.load()}
         if state.get("position") != Position.of(body["position"]).plain():
             raise RefusedError("position: the exchange is not of the round that this client is in")
-        if state["next"] != exchange:
+        if exchange not in state["next"].split(" or "):
             raise RefusedError(f"order: {exchange} does not come now, but {state['next']}")
         return state
 
@@ -354,19 +368,24 @@ class PrivateClient:
     def _signed(self, state: State, exchange: str, reply: Message, step: int = 0) -> dict[str, bytes]:
         """Save the state, then return a signed reply."""
         over = state["next"] == "nothing"  # then what belonged to the round goes
-        self._store.save({"journal": state["journal"]} if over else state)
+        self._store.save(_lasting(state) if over else state)
         content = pack(reply)
         message = signed_reply(_context(state), exchange, step, state["alive"], content)
         return {"body": content, "signature": sign(self._identity.private, message)}
 
-    def _take_opened(self, state: State, replies: Mapping[str, Sequence[bytes]]) -> None:
-        """Interpolate the sums of the last step from the signed replies of those who take part."""
-        formats, step = formats_of(weighing_of(state["weighing"]), state["step"]), state["step"]
+    def _take_opened(self, state: State, replies: Mapping[str, Sequence[bytes]], *, ended: bool) -> Weighing:
+        """Interpolate the sums of a step, which is the last one or not, from the signed replies to it."""
+        weighing, step = weighing_of(state["weighing"]), state["step"]
+        formats = formats_of(weighing, step)
         opened = open_sums(state["cohort"], _context(state), state["alive"], step, formats, replies)
         state["opened"] = {**state["opened"], **opened}
+        if weighing.ended(step, values_of(weighing, state["opened"])) != ended:
+            raise RefusedError(f"order: step {step} is {'not ' if ended else ''}the last one")
+        return weighing
 
     def _own(self, state: State) -> Own:
-        return Own(state["length"], state["metrics"], self._identity.name, tuple(state["alive"]))
+        lam = state.get("lam", 0.0)
+        return Own(state["length"], state["metrics"], self._identity.name, tuple(state["alive"]), lam)
 
 
 @contextmanager
@@ -414,6 +433,11 @@ def formats_of(weighing: Weighing, step: int) -> dict[str, FixedPoint]:
     return {name: weighing.format_of(name) for name in weighing.names(step)}
 
 
+def fewest_of(weighing: Weighing, participants: int) -> int:
+    """Return how many participants must answer each exchange."""
+    return participants if weighing.whole else fewest_left(participants)
+
+
 def values_of(weighing: Weighing, opened: Mapping[str, int]) -> dict[str, float]:
     """Return opened sums as numbers."""
     return {name: weighing.format_of(name).value(whole) for name, whole in opened.items()}
@@ -437,7 +461,7 @@ def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, fl
         parts.append(quantise(np.frombuffer(change, "<f8") * prior, limit, clients, random))
     numbers = (prior, weighing.part(own, opened))
     parts.append(to_words([limb for number in numbers for limb in EXTRA.split(number, WORD_LIMB)]))
-    parts.append(to_words([int(capped), int(not weighing.exact(own))]))
+    parts.append(to_words([int(capped), int(not weighing.exact(own, opened))]))
     return np.concatenate(parts), bound
 
 
@@ -455,6 +479,11 @@ def _check_finite(done: Work, length: float, weighing: Weighing) -> None:
 
 def _needed(weighing: Weighing) -> tuple[str, ...]:
     return ("num-examples", *weighing.metrics, *getattr(weighing, "scores", ()))
+
+
+def _lasting(state: State) -> State:
+    """Return what outlasts a round: which ones the client answered, and the weights that it kept, by run."""
+    return {"journal": state.get("journal", {}), "weights": state.get("weights", {})}
 
 
 def _limbs(secret: bytes) -> list[int]:

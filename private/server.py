@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .client import SECRET_WORDS, formats_of, open_sums, values_of
+from .client import SECRET_WORDS, fewest_of, formats_of, open_sums, values_of
 from .errors import RefusedError, SkippedError
 from .field import Words, combine
 from .keys import Authority, RoundKey, digest
@@ -23,7 +23,6 @@ from .rules import (
     Member,
     Position,
     context_of,
-    fewest_left,
     mask_context,
     threshold,
     words_of,
@@ -111,25 +110,28 @@ class PrivateServer:
         """
         try:
             return self._run(names, vectors=vectors)
+        except RefusedError as error:
+            raise SkippedError(str(error)) from None
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             # Nothing bounds what the bytes of a hostile client make of the sums.
             raise SkippedError(f"an answer of a client cannot be used ({type(error).__name__})") from error
 
     def _run(self, names: Sequence[str], *, vectors: bool) -> Opened:
+        if self._task.weighing.whole:
+            names = self._all(names)
         cohort = self._meet(names)
         alive, shares = self._work(cohort)
         opened, replies = dict[str, int](), dict[str, Sequence[bytes]]()
         plain = [each.plain() for each in cohort]
-        for step in range(1, self._task.weighing.steps + 1):
+        weighing, step = self._task.weighing, 0
+        while not (step and weighing.ended(step, values_of(weighing, opened))):
+            step += 1
             if step > 1:
                 shares = self._share(cohort, alive, replies)
-            formats = formats_of(self._task.weighing, step)
+            formats = formats_of(weighing, step)
             replies = self._open(cohort, alive, step, shares)
-            try:
-                opened |= open_sums(plain, self._context, alive, step, formats, replies)
-            except RefusedError as error:
-                raise SkippedError(str(error)) from None
-        task, sums = self._task, values_of(self._task.weighing, opened)
+            opened |= open_sums(plain, self._context, alive, step, formats, replies)
+        task, sums = self._task, values_of(weighing, opened)
         if not vectors:
             return Opened(sums, tuple(alive))
         request: dict[str, Any] = {"opened": dict(replies)}
@@ -137,6 +139,15 @@ class PrivateServer:
             request["coefficients"] = [NUMBER.integer(each) for each in task.weigh(alive, sums)]
             opened |= task.weighing.given(alive, request["coefficients"])
         return self._sum(cohort, alive, opened, request)
+
+    def _all(self, names: Sequence[str]) -> Sequence[str]:
+        """Return all clients that the terms name; SkippedError where one is absent."""
+        clients: Sequence[str] = getattr(self._task.weighing, "clients", ())
+        if absent := sorted(set(clients).difference(names)):
+            raise SkippedError(
+                f"{absent[0]} is absent, and all {len(clients)} clients of the first round must take part"
+            )
+        return clients
 
     # Exchange by exchange --------------------------------------------------------------------------------------------
 
@@ -149,7 +160,8 @@ class PrivateServer:
             raise SkippedError(f"{len(names)} clients are to take part, and a private round has at most {MOST}")
         request = {"model": task.model, "terms": digest(task.terms)}
         found = list[Member]()
-        for name, reply in self._ask("keys", _same(names, request), FEWEST).items():
+        fewest = len(names) if task.weighing.whole else FEWEST
+        for name, reply in self._ask("keys", _same(names, request), fewest).items():
             try:
                 member = Member.of(unpack(reply["body"]))
                 if member.name != name:
@@ -159,15 +171,15 @@ class PrivateServer:
                 self.refused[name] = str(error)
             else:
                 found.append(member)
-        if len(found) < FEWEST:
-            raise SkippedError(self._too_few(len(found), "keys", FEWEST))
+        if len(found) < fewest:
+            raise SkippedError(self._too_few(len(found), "keys", fewest))
         return sorted(found, key=lambda each: each.name)
 
     def _work(self, cohort: Sequence[Member]) -> tuple[list[str], dict[str, Any]]:
         """Let the cohort work; return those that take part, in order, and their encrypted shares by sender."""
         names = [each.name for each in cohort]
         request = {"cohort": [each.plain() for each in cohort], "terms": self._task.terms}
-        replies = self._ask("work", _same(names, request), fewest_left(len(cohort)))
+        replies = self._ask("work", _same(names, request), self._fewest(cohort))
         return sorted(replies), {name: unpack(reply["body"])["shares"] for name, reply in replies.items()}
 
     def _open(
@@ -181,7 +193,7 @@ class PrivateServer:
             }
             for name in self._reachable(alive)
         }
-        replies = self._ask("open", requests, fewest_left(len(cohort)))
+        replies = self._ask("open", requests, self._fewest(cohort))
         return {name: [reply["body"], reply["signature"]] for name, reply in replies.items()}
 
     def _share(
@@ -196,7 +208,7 @@ class PrivateServer:
         self, cohort: Sequence[Member], alive: Sequence[str], opened: Mapping[str, int], request: Mapping[str, Any]
     ) -> Opened:
         """Ask for the masked vectors and for what unmasks their sum."""
-        task, fewest = self._task, fewest_left(len(cohort))
+        task, fewest = self._task, self._fewest(cohort)
         vectors = self._ask("vector", _same(self._reachable(alive), request), fewest)
         words = task.size + sum(size for size, _ in task.bounds) + EXTRA_WORDS
         total, came = np.zeros(words, np.uint32), list[str]()
@@ -233,6 +245,10 @@ class PrivateServer:
         if len(answers.replies) < fewest:
             raise SkippedError(self._too_few(len(answers.replies), exchange, fewest))
         return dict(answers.replies)
+
+    def _fewest(self, cohort: Sequence[Member]) -> int:
+        """Return how many of the cohort must answer each exchange."""
+        return fewest_of(self._task.weighing, len(cohort))
 
     def _reachable(self, alive: Collection[str]) -> list[str]:
         """Return those that take part and have answered all exchanges up to now."""

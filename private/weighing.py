@@ -44,6 +44,8 @@ class Own:
     name: str = ""
     cohort: tuple[str, ...] = ()
     """The clients over which sums are taken, A."""
+    lam: float = 0.0
+    """The weight λ_k that the client kept in the round that the terms name."""
 
 
 Sums = Mapping[str, float]
@@ -63,6 +65,8 @@ class Weighing(ABC):
     metrics: ClassVar[tuple[str, ...]] = ()
     """The metrics that it needs besides the number of examples."""
     steps: ClassVar[int] = 1
+    whole: ClassVar[bool] = False
+    """Whether all of its `clients` take part in each round, or the round is skipped."""
 
     prior: str = "uniform"
     """What p_k is proportional to: "examples" or "uniform"."""
@@ -107,7 +111,11 @@ class Weighing(ABC):
         """Return the format of a sum."""
         return COUNT if name == WEIGHT else NUMBER
 
-    def exact(self, own: Own) -> bool:
+    def ended(self, step: int, opened: Sums) -> bool:
+        """Return whether this step is the last one, as its sums say."""
+        return step >= self.steps
+
+    def exact(self, own: Own, opened: Sums) -> bool:
         """Return whether no number of the client was beyond its bound."""
         return True
 
@@ -183,7 +191,7 @@ class LossWeighing(Weighing):
         """Return F_k, at most the bound."""
         return min(max(own.metrics["loss-before"], 0.0), self.loss_bound)
 
-    def exact(self, own: Own) -> bool:
+    def exact(self, own: Own, opened: Sums) -> bool:
         """Return whether the loss is within its bounds."""
         return 0.0 <= own.metrics["loss-before"] <= self.loss_bound
 
@@ -335,6 +343,80 @@ class AccuracyWeighing(Weighing):
     def alpha_share(self) -> float:
         """The weight of the accuracy, of both weights together."""
         return self.alpha / (self.alpha + self.beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AscentWeighing(LossWeighing):
+    """AFL's c_k = λ_k. Clients keep their λ, the projection of λ + γF on the simplex, as a version of the round.
+
+    The first step opens Σ γF, each further one the number, the sum and the sum of squares of those λ + γF that are
+    above the threshold which follows, until none is below it.
+
+    Source: Michelot, A finite algorithm for finding the projection of a point onto the canonical simplex of R^n,
+    Journal of Optimization Theory and Applications 50, 1986.
+    """
+
+    kind, steps, whole = "ascent", 8, True
+    gamma: float = 0.1
+    since: int = 0
+    """The round whose λ clients go on from; 0: the prior."""
+    clients: Sequence[str] = ()
+
+    def names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's sums."""
+        if step == 1:
+            return WEIGHT, "mass", "number 1", "above 1"
+        return f"number {step}", f"above {step}", f"squares {step}", *((TOTAL,) if step == 2 else ())
+
+    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
+        """Return this client's numbers of a step."""
+        if step == 1:
+            gain = self.gamma * self.loss(own)
+            return {WEIGHT: self.weight(own), "mass": own.lam, "number 1": 1.0, "above 1": gain}
+        moved = self._moved(own, opened)
+        above = moved if moved > self._threshold(step - 1, opened) else 0.0
+        found = {f"number {step}": float(above > 0.0), f"above {step}": above, f"squares {step}": above * above}
+        return found | ({TOTAL: self.coefficient(own, opened) * own.length} if step == 2 else {})
+
+    def ended(self, step: int, opened: Sums) -> bool:
+        """Return whether none was below the threshold."""
+        return step >= self.steps or (step > 1 and opened[f"number {step}"] == opened[f"number {step - 1}"])
+
+    def _moved(self, own: Own, opened: Sums) -> float:
+        return self.coefficient(own, opened) + self.gamma * self.loss(own)
+
+    def _threshold(self, step: int, opened: Sums) -> float:
+        """Return τ, by which the sum of what is above is beyond 1; the first step leaves out Σ λ = 1."""
+        return (opened[f"above {step}"] - (step > 1)) / opened[f"number {step}"]
+
+    def coefficient(self, own: Own, opened: Sums) -> float:
+        """Return c_k = λ_k; RefusedError where a client has changed its own, so that all do not sum to 1."""
+        if not self.since:
+            return self.share(own, opened)
+        if abs(opened["mass"] - 1.0) > 1e-9:
+            raise RefusedError(f"weights: those of all clients sum to {opened['mass']:g} in place of 1")
+        return own.lam / opened["mass"]
+
+    def next_lam(self, own: Own, opened: Sums) -> float:
+        """Return λ_k for the next round: the present one where the projection is not reached or shows too few."""
+        if not self._spread(opened):
+            return self.coefficient(own, opened)
+        return max(self._moved(own, opened) - self._threshold(self._last(opened), opened), 0.0)
+
+    def _last(self, opened: Sums) -> int:
+        return max(step for step in range(1, self.steps + 1) if f"number {step}" in opened)
+
+    def _spread(self, opened: Sums) -> bool:
+        """Return whether λ leaves five clients or more, and is not the update of few: Σ λ² is at most a half."""
+        last = self._last(opened)
+        number, above, squares = (opened[f"{name} {last}"] for name in ("number", "above", "squares"))
+        # Σ (v − τ)², as τ times their number is Σ v − 1
+        after = squares - self._threshold(last, opened) * (above + 1.0)
+        return number == opened[f"number {last - 1}"] and number >= FEWEST and after <= 0.5
+
+    def exact(self, own: Own, opened: Sums) -> bool:
+        """Return whether the loss is within its bounds, and λ was moved."""
+        return super().exact(own, opened) and self._spread(opened)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -563,7 +645,7 @@ KINDS: Mapping[str, type[Weighing]] = {
     each.kind: each
     for each in (
         *(PriorWeighing, NormalisedWeighing, TiltedWeighing, PowerWeighing),
-        *(DeviationWeighing, AccuracyWeighing, MeanWeighing, GramWeighing, TailWeighing),
+        *(DeviationWeighing, AccuracyWeighing, AscentWeighing, MeanWeighing, GramWeighing, TailWeighing),
     )
 }
 """The weighings by the kind that their specs name."""
@@ -588,6 +670,8 @@ def weighted_names(weighing: Weighing, cohort: Collection[str]) -> None:
     """Raise RefusedError where a weighing by name lacks a client of the cohort."""
     if isinstance(weighing, GramWeighing) and not set(cohort) <= set(weighing.clients):
         raise RefusedError("the terms do not name each client of the cohort")
+    if weighing.whole and set(cohort) != set(getattr(weighing, "clients", ())):
+        raise RefusedError("small cohort: not all clients that the terms name are in it")
     rounds = getattr(weighing, "rounds", None)
     if rounds is not None and (not set(cohort) <= rounds.keys() or any(not rounds[name] >= 1 for name in cohort)):
         raise RefusedError("the terms do not say how often each client of the cohort took part")

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 
 from fairbloom.client.private import torchjd_weights
-from fairbloom.private.client import MemoryStore, PrivateClient, Work, change_of
+from fairbloom.client.states import state_folder
+from fairbloom.private.client import MemoryStore, PrivateClient, State, Work, change_of
 from fairbloom.private.errors import RefusedError
 from fairbloom.private.keys import Authority, Identity, issue, new_signing_key
-from fairbloom.private.packing import unpack
+from fairbloom.private.packing import pack, unpack
 from fairbloom.private.server import Answers
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.updates import Model
+from fairbloom.system.files import make_folder, write_private
 
 from .clients import LocalClients
 
@@ -30,11 +32,24 @@ class PrivateLocalClients:
         self._engine, self._tier = engine, tier
         self._secret, public = new_signing_key()
         self.authority = Authority("in process", public)
-        self._private: dict[str, PrivateClient] = {}
+        self._private: dict[str, tuple[PrivateClient, MemoryStore]] = {}
+        folder = state_folder(engine.settings)
+        self._path = None if folder is None else folder / ".weights"  # no client's folder is called so
+        there = self._path is not None and self._path.exists()
+        self._weights: State = unpack(self._path.read_bytes()) if self._path is not None and there else {}
 
     def __getattr__(self, name: str) -> Any:
         """Return what the engine has: all but the exchanges of a round is its own."""
         return getattr(self._engine, name)
+
+    def keep(self, since: int) -> None:
+        """Store what is each client's own, the weights of AFL among it."""
+        for name, (_, store) in self._private.items():
+            self._weights[name] = store.state.get("weights", {})
+        if any(self._weights.values()) and self._path is not None:
+            make_folder(self._path.parent)
+            write_private(self._path, pack(self._weights))
+        self._engine.keep(since)
 
     def ask(
         self, exchange: str, requests: Mapping[str, Mapping[str, bytes]], model: Model | None, terms: Terms
@@ -55,10 +70,10 @@ class PrivateLocalClients:
         if name not in self._private:
             private, public = new_signing_key()
             certificate = issue(self._secret, self.authority.federation, name, public, "")
-            self._private[name] = PrivateClient(
-                Identity(private, certificate), self.authority, MemoryStore(), self._tier, torchjd_weights
-            )
-        return self._private[name]
+            identity, store = Identity(private, certificate), MemoryStore({"weights": self._weights.get(name, {})})
+            client = PrivateClient(identity, self.authority, store, self._tier, torchjd_weights)
+            self._private[name] = client, store
+        return self._private[name][0]
 
     def _worked(
         self, request: Mapping[str, bytes], names: Sequence[str], model: Model, terms: Terms

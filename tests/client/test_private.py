@@ -92,7 +92,7 @@ def arrays(folder: Path) -> Any:
     return last[0]
 
 
-@pytest.mark.parametrize("method", ["term", "semivred", "ditto", "fedfa"])
+@pytest.mark.parametrize("method", ["term", "semivred", "ditto", "fedfa", "afl"])
 def test_private_messages_give_the_run_in_one_process(method: str, tmp_path: Path) -> None:
     folder, grid = trained(tmp_path, method=method)
     plain = simulate(Settings.of({**SETTINGS, "method": method, "privacy": "none", "out": str(tmp_path / "plain")}))

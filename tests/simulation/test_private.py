@@ -25,6 +25,7 @@ SUMS = {
     "semivred": {},
     "fedfa": {},
     "ditto": {},
+    "afl": {"afl.gamma": 0.02},
 }
 """The methods that need sums alone."""
 
@@ -105,10 +106,12 @@ def test_records_say_nothing_of_single_clients(tmp_path: Path) -> None:
     assert {"mean", "std"} == set(private.opened())
 
 
-def test_a_continued_private_run_ends_like_a_whole_one(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", "fedfa", rounds=4)
-    trained(tmp_path / "parts", "fedfa", rounds=2)
-    parts = trained(tmp_path / "parts", "fedfa", rounds=4)
+@pytest.mark.parametrize("method", ["fedfa", "afl"])
+def test_a_continued_private_run_ends_like_a_whole_one(method: str, tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", method, rounds=4)
+    trained(tmp_path / "parts", method, rounds=2)
+    parts = trained(tmp_path / "parts", method, rounds=4)
+    assert parts.rounds["replies_used"].tolist() == [10] * 4
     assert parts.rounds[MEAN].to_numpy() == pytest.approx(whole.rounds[MEAN].to_numpy(), abs=0.5)
 
 
@@ -228,6 +231,11 @@ def test_settings_that_need_single_clients_are_refused(key: str, value: object, 
 def test_a_loss_bound_without_privacy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="loss-bound = 2 has no effect without privacy"):
         trained(tmp_path, "term", "none", **{"loss-bound": 2.0})
+
+
+def test_private_afl_refuses_to_draw_some_of_the_clients(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"fraction = 0.5: all clients of AFL take part in each round"):
+        trained(tmp_path, "afl", fraction=0.5)
 
 
 def test_methods_are_not_compared_by_private_runs(tmp_path: Path) -> None:
