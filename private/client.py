@@ -337,6 +337,8 @@ class PrivateClient:
             raise RefusedError("the cohort has other keys of this client")
         for each in cohort:
             each.check(self._authority, context)
+            RoundKey(state["channel"]).exchange(each.channel)
+            RoundKey(state["mask"]).exchange(each.mask)  # a key of low order is refused before anything is shared
         return cohort
 
     def _shared(

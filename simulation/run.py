@@ -19,7 +19,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data
 
 from .choice import Choice, choose, ray_clients
-from .clients import OnTrained
+from .clients import LocalClients, OnTrained
 from .dispatch.processes import processors_here
 from .loop import DebuggedClients, LoopClients
 from .private import PrivateLocalClients
@@ -64,19 +64,17 @@ def simulate(
             agreed_config = {**config, AGREED: agreed, "fraction": method.fraction_train}
             recorded = ENGINE.read(folder)
             if debug:
-                debugged = DebuggedClients(method, agreed_config)
-                return PrivateLocalClients(
-                    debugged, settings.privacy
-                ) if settings.privacy != "none" else debugged, recorded or {}
+                return private(DebuggedClients(method, agreed_config)), recorded or {}
             choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
             if on_trained is not None:
                 clients.on_trained = on_trained
-            if settings.privacy != "none":
-                return PrivateLocalClients(clients, settings.privacy), asdict(choice)
             # A cluster's places are known now; when the run continues, the shards are to be the same.
-            return clients, asdict(choice if choice.workers else replace(choice, workers=clients.processes))
+            return private(clients), asdict(choice if choice.workers else replace(choice, workers=clients.processes))
+
+        def private(clients: LocalClients) -> Clients:
+            return clients if settings.privacy == "none" else PrivateLocalClients(clients, settings.privacy)
 
         first = DebuggedClients if debug else LoopClients
         return federate(settings, lambda method: first(method, config), on_round, engine=engine)
