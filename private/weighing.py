@@ -26,6 +26,9 @@ COUNT, FLAG, NUMBER = FixedPoint(44, 0), FixedPoint(8, 0), FixedPoint(60, 60)
 PRODUCT = FixedPoint(0, 40)
 """The format of inner products of rows."""
 
+SMALLEST_SKETCH = 256
+"""Inner products of sketches with fewer numbers than clients would give the sketches themselves."""
+
 TORCHJD = frozenset({"alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "mgda", "upgrad"})
 """TorchJD's weightings that follow from the Gram matrix alone and treat all clients alike."""
 
@@ -537,7 +540,7 @@ class GramWeighing(Weighing):
     def __post_init__(self) -> None:
         if not all(isinstance(name, str) for name in self.clients) or len(set(self.clients)) < len(self.clients):
             raise ValueError("the clients are not distinct names")
-        if len(self.clients) > MOST or not 0 <= self.sketch <= 1 << 20:
+        if len(self.clients) > MOST or (self.sketch and not SMALLEST_SKETCH <= self.sketch <= 1 << 20):
             raise ValueError(f"more than {MOST} clients, or a sketch of {self.sketch} numbers")
         if not self.epsilon >= 0.0 or not self.step_size > 0.0:
             raise ValueError(f"epsilon = {self.epsilon} or step size = {self.step_size} is out of range")

@@ -8,6 +8,7 @@ from typing import Any, Self
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.private.rules import FEWEST
+from fairbloom.private.weighing import SMALLEST_SKETCH
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
@@ -226,9 +227,15 @@ class Settings(RunSettings):
                 f"angles-sketch = {self.angles_sketch} has no effect with privacy = {self.privacy!r}: set "
                 "privacy=angles, or leave it out"
             )
+        if 0 < self.angles_sketch < SMALLEST_SKETCH:
+            raise SettingsError(
+                f"angles-sketch = {self.angles_sketch} is too small to hide the sketches: set it to 1024, or at least "
+                f"{SMALLEST_SKETCH}"
+            )
         if self.privacy == "none":
             return
-        for key in ("pooled", "validation-share", "early-stopping", "client-rule", "attack", "defence", "max-share"):
+        single = ("pooled", "validation-share", "early-stopping", "client-rule", "control-variates")
+        for key in (*single, "attack", "defence", "max-share"):
             if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
                 raise SettingsError(
                     f"{key} = {value!r} does not work with privacy = {self.privacy!r}, which hides single clients' "

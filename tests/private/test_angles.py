@@ -330,6 +330,7 @@ def test_a_length_that_another_client_changed_is_refused(monkeypatch: pytest.Mon
         ({"epsilon": float("nan")}, "out of range"),
         ({"step_size": 0.0}, "out of range"),
         ({"sketch": -1}, "a sketch of"),
+        ({"sketch": 8}, "a sketch of"),
         ({"torchjd": "krum"}, "torchjd:krum is none of"),
     ],
 )

@@ -21,6 +21,7 @@ from fairbloom.private.weighing import (
     TiltedWeighing,
     Weighing,
 )
+from tests.checkout import ROOT
 
 from .federation import MODEL, Federation
 
@@ -197,6 +198,29 @@ def test_a_split_list_of_alive_and_lost_is_refused() -> None:
         request["alive"].remove("client-000")
 
     assert "together are not those who take part" in refusal("unmask", change)
+
+
+def test_a_client_alive_for_some_and_lost_for_others_is_neither() -> None:
+    """Too few shares of its seed, and too few of its key: the sum stays masked."""
+    federation = Federation()
+
+    def forge(asked: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
+        if asked == "unmask" and client > VICTIM:
+            request.update(alive=[name for name in request["alive"] if name != VICTIM], lost=[VICTIM])
+        return request
+
+    federation.forge = forge
+    with pytest.raises(SkippedError):
+        federation.run()
+    assert federation.server.refused == {}
+
+
+def test_no_part_of_flowers_secure_aggregation_is_imported() -> None:
+    """It unmasks a client that is named both alive and lost, and leaves keys unauthenticated."""
+    packages = ("private", "client", "rounds", "server", "simulation", "strategies", "deploy", "protocol")
+    sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    assert len(sources) > 200
+    assert not [path for path in sources if "secure_aggregation" in path.read_text() or "secagg" in path.read_text()]
 
 
 def test_too_many_lost_are_refused() -> None:

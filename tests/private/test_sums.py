@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.private import measure
 from fairbloom.private.errors import SkippedError
 from fairbloom.private.weighing import (
     AccuracyWeighing,
@@ -33,7 +34,7 @@ WEIGHINGS: dict[str, Weighing] = {
     "power of a gradient": PowerWeighing(q=1.0, lipschitz=10.0, by_rate=True),
     "deviation": DeviationWeighing(prior="examples"),
     "deviation above": DeviationWeighing(prior="examples", above_only=True),
-    "accuracy": AccuracyWeighing(rounds=dict.fromkeys(NAMES, 3.0)),
+    "accuracy": AccuracyWeighing(rounds={f"client-{number:03}": 3.0 for number in range(100)}),
 }
 
 
@@ -75,6 +76,43 @@ def test_the_step_is_that_of_the_method(name: str) -> None:
     opened = federation.run(WEIGHINGS[name])
     assert (opened.capped, opened.beyond) == (0, 0)
     assert error(name, federation, opened.step, NAMES) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "most"), [(30, 2e-5), (100, 1e-4)])
+@pytest.mark.parametrize("name", WEIGHINGS)
+def test_the_step_of_many_is_that_of_the_method(name: str, clients: int, most: float) -> None:
+    federation = Federation(clients, 2000)
+    opened = federation.run(WEIGHINGS[name])
+    c = coefficients(name, federation, federation.names)
+    lengths = np.array([np.linalg.norm(federation.updates[each]) for each in federation.names])
+    shares = np.abs(c) * lengths / (np.abs(c) @ lengths)
+    assert opened.capped == (shares > 5.0 / clients).sum()
+    if not opened.capped:
+        assert error(name, federation, opened.step, federation.names) < most
+
+
+@pytest.mark.slow
+def test_a_million_numbers_cost_what_the_page_says() -> None:
+    """Masks and quantisation take 50 ms; a client sends four bytes a number and 120 kB besides."""
+    assert min(measure(1_000_000, 9) for _ in range(3)) < 50.0
+    federation = Federation(10, 1_000_000)
+    federation.run()
+    sent = [reply for _, client, reply in federation.replies if client == NAMES[0]]
+    assert sum(len(content) for reply in sent for content in reply.values()) < 4_000_000 + 120_000
+
+
+def test_vectors_of_a_round_are_uniform_and_say_nothing() -> None:
+    """Bounds are those of p = 1e-6, as the operating system's random numbers differ from run to run."""
+    federation = Federation(8, 50_000)
+    federation.run()
+    vectors = {client: reply["vector"] for exchange, client, reply in federation.replies if exchange == "vector"}
+    assert len(vectors) == 8
+    for client, vector in vectors.items():
+        words = np.frombuffer(vector, "<u4")[:50_000]
+        counts = np.bincount(words >> np.uint32(24), minlength=256)
+        assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 376.0
+        assert abs(np.corrcoef(words.astype(np.float64), federation.updates[client])[0, 1]) < 5.0 / 50_000**0.5
 
 
 @pytest.mark.parametrize("size", [1, 7, 300_000])

@@ -1,16 +1,24 @@
 """Private runs in one process: they learn what plain runs learn, and their records say nothing of single clients."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from fairbloom import run
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
+from fairbloom.private.client import PrivateClient, State, Work
+from fairbloom.private.server import Opened
+from fairbloom.private.weighing import Weighing
+from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.private import PrivateRounds, check_private
 from fairbloom.strategies import METHODS
+from fairbloom.strategies.term import TERM
 from tests.experiments.helpers import fairbloom
 
 SUMS = {
@@ -73,12 +81,55 @@ def test_a_private_run_learns_what_a_plain_one_does(method: str, tier: str, tmp_
         assert ours[name] == pytest.approx(array, abs=2e-4)
 
 
+@pytest.fixture
+def errors(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The error of each private step, in units of C: the plain step is that of a copy of the method."""
+    found, works, plain = list[float](), dict[str, Work](), list[Method]()
+    share_work, stepped_by = PrivateClient._share_work, PrivateRounds._stepped_by
+
+    def record(client: PrivateClient, state: State, weighing: Weighing, model: bytes, done: Work) -> dict[str, bytes]:
+        works[client._identity.name] = done
+        return share_work(client, state, weighing, model, done)
+
+    def compare(rounds: PrivateRounds, number: int, layout: Any, opened: Opened, names: Any) -> Any:
+        if not plain:
+            plain.append(copy.deepcopy(rounds._method))
+        done, (method,) = [works[name] for name in opened.cohort], plain
+        U = np.array([each.update for each in done])
+        n = np.array([each.metrics["num-examples"] for each in done])
+        cohort = Cohort(
+            round=number,
+            num_rounds=50,
+            names=opened.cohort,
+            counts=n,
+            prior=n / n.sum() if method.weighting == "examples" else np.full(len(n), 1.0 / len(n)),
+            draws=np.ones(len(n)),
+            metrics={name: np.array([each.metrics[name] for each in done]) for name in method.needs},
+            gram_of=lambda: U @ U.T,
+            grams_of=lambda: U[None] @ U[None].transpose(0, 2, 1),
+            squared_norms_of=lambda: (U**2).sum(axis=1),
+        )
+        c = method.weigh(cohort)
+        method.remember(cohort, c, {})
+        whole = np.abs(c) @ np.linalg.norm(U, axis=1)
+        found.append(float(np.linalg.norm(opened.step - c @ U) / whole))
+        return stepped_by(rounds, number, layout, opened, names)
+
+    monkeypatch.setattr(PrivateClient, "_share_work", record)
+    monkeypatch.setattr(PrivateRounds, "_stepped_by", compare)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 @pytest.mark.parametrize(("method", "tier"), TIERS)
-def test_fifty_private_rounds_end_where_plain_ones_do(method: str, tier: str, model: str, tmp_path: Path) -> None:
+def test_fifty_private_rounds_end_where_plain_ones_do(
+    method: str, tier: str, model: str, tmp_path: Path, errors: list[float]
+) -> None:
     settings = {"rounds": 50, "model": model, "evaluate-every": 10}
     private = trained(tmp_path / "private", method, tier, **settings)
+    assert len(errors) == 50
+    assert max(errors) < 2e-5
     plain = trained(tmp_path / "plain", method, "none", **settings)
     last = private.rounds[MEAN].iloc[-1], plain.rounds[MEAN].iloc[-1]
     assert last[0] == pytest.approx(last[1], abs=0.5)
@@ -188,6 +239,11 @@ def test_a_large_model_needs_a_sketch_for_angles(tmp_path: Path, monkeypatch: py
     assert sketched.rounds[MEAN].iloc[-1] == pytest.approx(plain.rounds[MEAN].iloc[-1], abs=5.0)
 
 
+def test_a_sketch_that_its_products_would_show_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="angles-sketch = 100 is too small to hide the sketches: set it to 1024"):
+        trained(tmp_path, "fedmgda", "angles", angles_sketch=100)
+
+
 @pytest.mark.parametrize("tier", ["none", "sums"])
 def test_a_sketch_without_angles_is_refused(tier: str, tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match=r"angles-sketch = 1024 has no effect with privacy = .*set privacy=angles"):
@@ -213,19 +269,59 @@ def test_a_refusal_names_reason_and_tier(method: str, words: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("update-limit", 5.0),
-        ("loss-limit", 5.0),
-        ("max-growth", 2.0),
-        ("clip-updates", 2.0),
-        ("control-variates", True),
-        ("validation-share", 0.2),
-        ("enrolled-sizes", "client-0=5"),
-        ("pooled", True),
+        *(("update-limit", 5.0), ("loss-limit", 5.0), ("max-growth", 2.0), ("clip-updates", 2.0)),
+        *(("enrolled-sizes", "client-0=5"), ("control-variates", True), ("client-rule", "tests.client.rules:Rule")),
+        *(("validation-share", 0.2), ("pooled", True), ("attack", "sign-flip"), ("defence", "nnm"), ("max-share", 0.5)),
+        ("threshold", "together"),
     ],
 )
 def test_settings_that_need_single_clients_are_refused(key: str, value: object, tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match=rf"(?s){key}.*(leave|hides)|{key.replace('-', '_')}|privacy"):
+    words = rf"^{key}( = \S+)? .*privacy = 'sums'.*: leave (it out|one)"
+    with pytest.raises(FairbloomError, match=words):
         trained(tmp_path, "fedavg", **{key: value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("function", ["train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"])
+def test_private_methods_refuse_users_aggregation_of_metrics(function: str) -> None:
+    method = METHODS["term"](**{function: lambda *given: {}})
+    with pytest.raises(ValueError, match=rf"{function} needs single clients' numbers, which privacy = 'sums' hides"):
+        check_private(method, "sums")
+
+
+class Own(TERM):
+    """A user's method, which weighs otherwise than the one whose sums it inherits."""
+
+    def weigh(self, cohort: Cohort) -> Any:
+        """Return the prior."""
+        return cohort.prior
+
+
+@pytest.mark.parametrize("tier", ["sums", "angles", "counts"])
+def test_a_users_method_that_declares_no_sums_is_refused(tier: str, tmp_path: Path) -> None:
+    words = (
+        rf"privacy = '{tier}': Own needs numbers, updates or states of single clients: no tier of privacy shows that"
+    )
+    with pytest.raises(FairbloomError, match=words):
+        trained(tmp_path, "tests.simulation.test_private:Own", tier)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "tier"), [("term", "sums"), ("fedmgdaplus", "angles")])
+def test_a_hundred_clients_make_a_private_round(method: str, tier: str, tmp_path: Path, errors: list[float]) -> None:
+    epsilon = {"fedmgdaplus.epsilon": 0.02} if tier == "angles" else {}
+    private = trained(tmp_path, method, tier, clients=100, rounds=2, **epsilon)
+    assert private.rounds["replies_used"].tolist() == [100, 100]
+    assert max(errors) < 1e-4
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize(("method", "tier"), [("term", "sums"), ("fedmgdaplus", "angles"), ("afl", "sums")])
+def test_ray_computes_private_rounds(method: str, tier: str, tmp_path: Path) -> None:
+    rayed = trained(tmp_path / "ray", method, tier, engine="ray")
+    looped = trained(tmp_path / "loop", method, tier)
+    assert rayed.rounds["replies_used"].tolist() == [10, 10, 10]
+    assert rayed.rounds[MEAN].to_numpy() == pytest.approx(looped.rounds[MEAN].to_numpy(), abs=0.5)
 
 
 def test_a_loss_bound_without_privacy_is_refused(tmp_path: Path) -> None:
