@@ -212,7 +212,10 @@ def test_a_client_alive_for_some_and_lost_for_others_is_neither() -> None:
     federation.forge = forge
     with pytest.raises(SkippedError):
         federation.run()
-    assert federation.server.refused == {}
+    replies = [unpack(reply["body"]) for exchange, _, reply in federation.replies if exchange == "unmask"]
+    assert len(replies) == 8
+    for kind in ("seeds", "keys"):
+        assert sum(VICTIM in reply[kind] for reply in replies) == 4 < threshold(8)
 
 
 def test_no_part_of_flowers_secure_aggregation_is_imported() -> None:
