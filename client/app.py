@@ -39,8 +39,8 @@ KEPT = "kept"
 """A record of Flower's context that holds a version of what a client keeps is called by this, the name of what is kept,
 and the round that made it: kept:personal:3."""
 
-PRIVACY = "privacy"
-"""The setting that says what the server sees; a client notes it in its context, with the name of a private run."""
+PRIVACY, EVALUATION = "privacy", "evaluation"
+"""The settings that say what the server sees; a client notes them in its context, with the name of a private run."""
 
 PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
@@ -75,7 +75,7 @@ def query(message: Message, context: Context) -> Message:
     with redact_data_errors(context):
         name, about = describe_data(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
-    if privacy_of(context) != "none":
+    if setting_of(context, PRIVACY) != "none":
         del answer[wire.NUM_EXAMPLES], about["examples"]
         with suppress(ReportableError):  # its answer to the first exchange says why it has none
             answer[wire.AUTHORITY] = _authority(context)
@@ -90,6 +90,7 @@ def query(message: Message, context: Context) -> Message:
 def _answer_in_private(exchange: str, message: Message, context: Context) -> Message:
     """Reply in one of the exchanges of a private round: docs/privacy.md."""
     from fairbloom.private.packing import unpack
+    from fairbloom.private.weighing import tiers_of
 
     from .private import private_client, work_in_private
 
@@ -106,9 +107,10 @@ def _answer_in_private(exchange: str, message: Message, context: Context) -> Mes
             raise ReportableError(f"the exchange {exchange!r} of a private round has no request")
         request = {"body": body}
         noted = context.state.config_records.get(wire.PRIVATE, ConfigRecord())
-        client = private_client(context.node_config, privacy_of(context), str(noted.get(wire.RUN, "")))
+        said = {key: setting_of(context, key) for key in (PRIVACY, EVALUATION)}
+        client = private_client(context.node_config, tiers_of(*said.values()), str(noted.get(wire.RUN, "")))
         reply = client.answer(exchange, request, work)
-        context.state[wire.PRIVATE] = ConfigRecord({PRIVACY: privacy_of(context), wire.RUN: client.run})
+        context.state[wire.PRIVATE] = ConfigRecord({**said, wire.RUN: client.run})
         return Message(RecordDict({wire.PRIVATE: ConfigRecord({**reply})}), reply_to=message)
 
 
@@ -153,7 +155,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def _answer(message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]) -> Message:
     """Reply with what a client makes of the received model, or ask for the frozen parameters that it lacks."""
     with redact_data_errors(context):
-        if (privacy := privacy_of(context)) != "none":
+        if (privacy := setting_of(context, PRIVACY)) != "none":
             raise ReportableError(
                 f"privacy = {privacy!r}: in a private run this client answers the exchanges of private rounds alone, "
                 "and no message that shows its own update or numbers"
@@ -181,10 +183,10 @@ def is_deployed(context: Context) -> bool:
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
 
 
-def privacy_of(context: Context) -> str:
-    """Return what the server of a run may see; that of a private run stays what it was in the first exchange."""
+def setting_of(context: Context, key: str) -> str:
+    """Return what a setting says that the server of a run may see: it stays what it was in a first private exchange."""
     noted = context.state.config_records.get(wire.PRIVATE, {})
-    return str(noted.get(PRIVACY, context.run_config.get(PRIVACY, "none")))
+    return str(noted.get(key, context.run_config.get(key, "none")))
 
 
 def client_of(context: Context, agreed: str = "", server_round: int | None = None) -> LocalClient:

@@ -1,6 +1,6 @@
 """A device's part in private rounds: its identity, what it keeps on disk between exchanges, and its work."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,8 @@ def identity_of(node: Mapping[str, Any]) -> tuple[Identity, Authority]:
         ) from error
 
 
-def private_client(node: Mapping[str, Any], tier: str, run: str) -> PrivateClient:
-    """Return the client of a device in a run with this privacy, and with this name if it is known already.
+def private_client(node: Mapping[str, Any], tiers: Sequence[str], run: str) -> PrivateClient:
+    """Return the client of a device in a run that opens this, and with this name if it is known already.
 
     ReportableError where the device has no identity or nowhere to keep what it answered.
     """
@@ -71,7 +71,7 @@ def private_client(node: Mapping[str, Any], tier: str, run: str) -> PrivateClien
     if not folder:
         raise ReportableError("it has no state-dir, in which it notes what it has answered: set one")
     Path(str(folder)).mkdir(parents=True, exist_ok=True)
-    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), tier, torchjd_weights, run)
+    return PrivateClient(*found, FileStore(Path(str(folder), STATE)), tiers, torchjd_weights, run)
 
 
 def torchjd_weights(name: str, arguments: Mapping[str, float], gram: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -89,15 +89,21 @@ class PrivateClient:
     """One client's half of the protocol. It answers a round's exchanges in order, each once.
 
     Every exchange has the state loaded, checked, changed and saved before the answer leaves. Of what the
-    `tier` of privacy hides, nothing is opened; `weights` computes weightings of TorchJD. `run` is the name of its run,
+    `tiers` of privacy hide, nothing is opened; `weights` computes weightings of TorchJD. `run` is the name of its run,
     "" where the first exchange says it.
     """
 
     def __init__(
-        self, identity: Identity, authority: Authority, store: Store, tier: str, weights: Weights, run: str = ""
+        self,
+        identity: Identity,
+        authority: Authority,
+        store: Store,
+        tiers: Sequence[str],
+        weights: Weights,
+        run: str = "",
     ) -> None:
         self._identity, self._authority, self._store = identity, authority, store
-        self._tier, self._weights, self.run = tier, weights, run
+        self._tiers, self._weights, self.run = tiers, weights, run
 
     def answer(self, exchange: str, request: Message, work: Callable[[bytes], tuple[bytes, Work]]) -> dict[str, bytes]:
         """Answer an exchange; `work` does what terms ask, and returns the digest of the received model with it.
@@ -171,8 +177,8 @@ class PrivateClient:
         names = tuple(each.name for each in cohort)
         weighing = weighing_of(unpack(terms)["weighing"])
         weighted_names(weighing, names)
-        if weighing.tier not in ("sums", self._tier):
-            raise RefusedError(f"privacy = {self._tier!r}: the terms would open {weighing.tier}, too")
+        if weighing.tier not in ("sums", *self._tiers):
+            raise RefusedError(f"privacy = {self._tiers[0]!r}: the terms would open {weighing.tier}, too")
         if (purpose := state["position"]["purpose"]) != weighing.purpose:
             raise RefusedError(f"purpose: what the terms would open is not for {purpose}")
         if isinstance(weighing, AscentWeighing) and weighing.since:
@@ -437,7 +443,7 @@ def formats_of(weighing: Weighing, step: int) -> dict[str, FixedPoint]:
 
 def fewest_of(weighing: Weighing, participants: int) -> int:
     """Return how many participants must answer each exchange."""
-    return participants if weighing.whole else fewest_left(participants)
+    return participants if weighing.whole else max(weighing.fewest, fewest_left(participants))
 
 
 def values_of(weighing: Weighing, opened: Mapping[str, int]) -> dict[str, float]:

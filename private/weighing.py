@@ -26,6 +26,9 @@ COUNT, FLAG, NUMBER = FixedPoint(44, 0), FixedPoint(8, 0), FixedPoint(60, 60)
 PRODUCT = FixedPoint(0, 40)
 """The format of inner products of rows."""
 
+BINS, COUNTS_OF_SCORES = 1001, "counts of scores"
+"""How many bins a score has in an evaluation by counts, each a tenth of a point wide; what opens them besides sums."""
+
 SMALLEST_SKETCH = 256
 """Inner products of sketches with fewer numbers than clients would give the sketches themselves."""
 
@@ -68,6 +71,8 @@ class Weighing(ABC):
     metrics: ClassVar[tuple[str, ...]] = ()
     """The metrics that it needs besides the number of examples."""
     steps: ClassVar[int] = 1
+    fewest: ClassVar[int] = FEWEST
+    """How many clients it needs."""
     whole: ClassVar[bool] = False
     """Whether all of its `clients` take part in each round, or the round is skipped."""
 
@@ -499,10 +504,23 @@ class MeanWeighing(Weighing):
 
     kind, purpose = "mean", EVALUATE
     scores: Sequence[str] = ()
+    binned: Sequence[str] = ()
+    """Those of the scores, shares in [0, 1], of which the clients in each of `BINS` bins are counted, too."""
+
+    @property
+    def tier(self) -> str:  # type: ignore[override] # it depends on the fields
+        """Sums, or counts of scores."""
+        return COUNTS_OF_SCORES if self.binned else "sums"
+
+    @property
+    def fewest(self) -> int:  # type: ignore[override] # it depends on the fields
+        """Ten where scores are counted."""
+        return 2 * FEWEST if self.binned else FEWEST
 
     def names(self, step: int) -> tuple[str, ...]:
         """Return the names of a step's sums."""
-        return WEIGHT, *(f"{name}/{of}" for name in self.scores for of in ("sum", "squares", "weighted"))
+        sums = (f"{name}/{of}" for name in self.scores for of in ("sum", "squares", "weighted"))
+        return WEIGHT, *sums, *(bin_of(name, place) for name in self.binned for place in range(BINS))
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
         """Return this client's numbers of a step."""
@@ -511,7 +529,14 @@ class MeanWeighing(Weighing):
         for name in self.scores:
             x = own.metrics[name]
             found |= {f"{name}/sum": x, f"{name}/squares": x * x, f"{name}/weighted": n * x}
+        for name in self.binned:
+            place = round(min(max(own.metrics[name], 0.0), 1.0) * (BINS - 1))
+            found |= dict.fromkeys((bin_of(name, each) for each in range(BINS)), 0.0) | {bin_of(name, place): 1.0}
         return found
+
+    def format_of(self, name: str) -> FixedPoint:
+        """Return the format of a sum."""
+        return FLAG if "/bin " in name else super().format_of(name)
 
     def coefficient(self, own: Own, opened: Sums) -> float:
         """Return c_k."""
@@ -669,8 +694,20 @@ def weighing_of(spec: Mapping[str, Any]) -> Weighing:
     return weighing
 
 
+def tiers_of(privacy: str, evaluation: str) -> tuple[str, ...]:
+    """Return what the settings of a run open besides sums."""
+    return (privacy, COUNTS_OF_SCORES) if evaluation == "counts" else (privacy,)
+
+
+def bin_of(score: str, place: int) -> str:
+    """Return the name of the number of clients with a score in a bin."""
+    return f"{score}/bin {place}"
+
+
 def weighted_names(weighing: Weighing, cohort: Collection[str]) -> None:
-    """Raise RefusedError where a weighing by name lacks a client of the cohort."""
+    """Raise RefusedError where a weighing by name lacks a client of the cohort, or the cohort is too small for it."""
+    if len(cohort) < weighing.fewest:
+        raise RefusedError(f"small cohort: {len(cohort)} clients, and what is opened needs {weighing.fewest}")
     if isinstance(weighing, GramWeighing) and not set(cohort) <= set(weighing.clients):
         raise RefusedError("the terms do not name each client of the cohort")
     if weighing.whole and set(cohort) != set(getattr(weighing, "clients", ())):

@@ -289,6 +289,9 @@ class RunSettings(BaseModel):
     loss_bound: Annotated[float, Range("(0, inf)")] = Field(
         16.0, description="Largest training loss that a private method distinguishes; larger ones count as this"
     )
+    evaluation: Annotated[str, Choices("sums", "counts"), Mark.SENT_TO_CLIENTS] = Field(
+        "sums", description="What a private evaluation opens: sums, or also how many clients have which score (counts)"
+    )
     angles_sketch: Annotated[int, Range("[0, 65536]")] = Field(
         0, description="Numbers of a sketch that stands for each update in privacy=angles, as in 1024; 0: exact angles"
     )

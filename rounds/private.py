@@ -91,8 +91,8 @@ class PrivateRounds(Rounds):
     ----------
     run
         The run's name, which clients sign their keys for.
-    scores
-        What evaluations measure, by name on the wire.
+    scores, binned
+        What evaluations measure, by name on the wire, and of which they count clients in bins.
     loss_bound
         The largest loss that a method distinguishes.
     sketch
@@ -108,11 +108,13 @@ class PrivateRounds(Rounds):
         *others: Any,
         run: str,
         scores: Sequence[str],
+        binned: Sequence[str],
         loss_bound: float,
         sketch: int = 0,
     ) -> None:
         super().__init__(method, clients, *others)
-        self._run, self._scores, self._loss_bound, self._sketch = run, scores, loss_bound, sketch
+        self._run, self._loss_bound, self._sketch = run, loss_bound, sketch
+        self._weighing_of_scores = MeanWeighing(scores=tuple(scores), binned=tuple(binned))
 
     def train_round(self, number: int, model: Model, measure: Sequence[str]) -> tuple[Model | None, Metrics]:
         """Draw clients, open the sum of their weighted updates, and take the step."""
@@ -185,7 +187,7 @@ class PrivateRounds(Rounds):
         names, terms = self.draw_evaluation(number, ())
         if not names:
             return None
-        weighing = MeanWeighing(scores=tuple(self._scores))
+        weighing = self._weighing_of_scores
         channel = _Channel(self.clients, model, terms)
         server = PrivateServer(self._task(EVALUATE, terms, model, weighing), self.clients.authority, channel)
         found = dict[str, float]()
@@ -195,7 +197,9 @@ class PrivateRounds(Rounds):
             log.warning("round %d is not evaluated: %s", number, skipped)
         else:
             clients, sums = len(opened.cohort), opened.sums
-            for name in self._scores:
+            bins = {name: count for name, count in sums.items() if "/bin " in name and count}
+            self.opened = {**(self.opened or {}), **bins}
+            for name in weighing.scores:
                 mean = sums[f"{name}/sum"] / clients
                 variance = max(0.0, sums[f"{name}/squares"] / clients - mean * mean)
                 found[name] = sums[f"{name}/weighted"] / sums[WEIGHT]

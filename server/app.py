@@ -182,6 +182,12 @@ def federate(
                     "leave one of the two out"
                 )
             measured = measured_in_private(task, settings)
+            binned = [each for each in measured if each in (score.name, f"{score.name}-{PERSONAL}")]
+            if settings.evaluation == "counts" and not score.percent:
+                raise SettingsError(
+                    f"evaluation = 'counts' counts shares, and the score {score.name} is none: choose another score, "
+                    "such as accuracy, or leave evaluation out"
+                )
             private = private_clients(clients, settings.privacy)
             rounds = PrivateRounds(
                 method,
@@ -189,6 +195,7 @@ def federate(
                 *others,
                 run=name_in_private(path),
                 scores=measured,
+                binned=binned if settings.evaluation == "counts" else (),
                 loss_bound=settings.loss_bound,
                 sketch=settings.angles_sketch,
             )

@@ -222,6 +222,15 @@ class Settings(RunSettings):
             raise SettingsError(
                 f"loss-bound = {self.loss_bound:g} has no effect without privacy: set privacy=sums, or leave it out"
             )
+        if self.privacy == "none" and self.evaluation != "sums":
+            raise SettingsError(
+                f"evaluation = {self.evaluation!r} has no effect without privacy: set privacy=sums, or leave it out"
+            )
+        if self.evaluation == "counts" and 0 < self.clients < 2 * FEWEST:
+            raise SettingsError(
+                f"evaluation = 'counts' with clients = {self.clients} would show single clients' scores: leave it out, "
+                f"or have at least {2 * FEWEST} clients"
+            )
         if self.privacy != "angles" and self.angles_sketch:
             raise SettingsError(
                 f"angles-sketch = {self.angles_sketch} has no effect with privacy = {self.privacy!r}: set "

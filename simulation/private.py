@@ -28,8 +28,8 @@ class PrivateLocalClients:
     Whoever runs this process sees everything that the clients compute.
     """
 
-    def __init__(self, engine: LocalClients, tier: str) -> None:
-        self._engine, self._tier = engine, tier
+    def __init__(self, engine: LocalClients, *tiers: str) -> None:
+        self._engine, self._tiers = engine, tiers
         self._secret, public = new_signing_key()
         self.authority = Authority("in process", public)
         self._private: dict[str, tuple[PrivateClient, MemoryStore]] = {}
@@ -71,7 +71,7 @@ class PrivateLocalClients:
             private, public = new_signing_key()
             certificate = issue(self._secret, self.authority.federation, name, public, "")
             identity, store = Identity(private, certificate), MemoryStore({"weights": self._weights.get(name, {})})
-            client = PrivateClient(identity, self.authority, store, self._tier, torchjd_weights)
+            client = PrivateClient(identity, self.authority, store, self._tiers, torchjd_weights)
             self._private[name] = client, store
         return self._private[name][0]
 

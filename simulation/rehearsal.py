@@ -89,6 +89,8 @@ def _sent_in_private(settings: Settings) -> Iterator[tuple[str, Mapping[str, str
     metrics = [f"the bins of {name}" if weighing.tier == "counts" else name for name in weighing.metrics]
     weighed = ", ".join(("the number of its examples", "the length of its update", *metrics))
     measured = ", ".join(measured_in_private(load_task(settings.run_config()), settings))
+    if settings.evaluation == "counts":
+        measured += ", the bin that its score is in"
     keys = "two fresh public keys, signed, with the certificate of its name"
     shares = "shares, encrypted for each other client of the round, of numbers of which sums alone are opened"
     own = "its share of each of these sums"

@@ -9,6 +9,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fairbloom.client.device import choose_device
+from fairbloom.private.weighing import tiers_of
 from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
@@ -74,7 +75,8 @@ def simulate(
             return private(clients), asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 
         def private(clients: LocalClients) -> Clients:
-            return clients if settings.privacy == "none" else PrivateLocalClients(clients, settings.privacy)
+            tiers = tiers_of(settings.privacy, settings.evaluation)
+            return clients if settings.privacy == "none" else PrivateLocalClients(clients, *tiers)
 
         first = DebuggedClients if debug else LoopClients
         return federate(settings, lambda method: first(method, config), on_round, engine=engine)

@@ -275,11 +275,12 @@ class Run(Shown):
         return bool(self.settings.get("privacy", "none") != "none")
 
     def opened(self) -> dict[str, float]:
-        """Return what a private run says of its last evaluated round: mean and standard deviation over clients."""
+        """Return what a private run says of its last evaluated round over clients: mean, std, and what was counted."""
         column = self.score.column(self.serves)
         for row in reversed(self._rounds if self.private else []):
             if row.get(f"{column}_mean"):
-                return {measure: float(row[f"{column}_{measure}"]) for measure in ("mean", "std")}
+                found = {each: row.get(f"{column}_{each}") for each in ("mean", "std", "worst_10", "best_10")}
+                return {measure: float(cell) for measure, cell in found.items() if cell}
         return {}
 
     def final(

@@ -71,8 +71,9 @@ def _of_run(run: Run) -> Page:
         worst = ", ".join(f"{name} {run.score.written(final[name])}{shares.get(name, '')}" for name in shown)
         blocks = [measures_table(run), Note([f"worst served: {worst}"]), *_groups(run), Note(caveats_of_run(run))]
     elif opened := run.opened():
-        mean, std = (run.score.written(opened[measure]) for measure in ("mean", "std"))
-        blocks = [Note([f"{run.score.name} over the clients: mean {mean}, standard deviation {std}", PRIVATE_RUN])]
+        words = {"mean": "mean", "std": "standard deviation", "worst_10": "worst 10 %", "best_10": "best 10 %"}
+        said = ", ".join(f"{words[measure]} {run.score.written(value)}" for measure, value in opened.items())
+        blocks = [Note([f"{run.score.name} over the clients: {said}", PRIVATE_RUN])]
     return Page(title, "", (), [("run folder", str(run.folder))], [_section(*blocks)])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from fairbloom.private.weighing import BINS
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score, accuracy_first
 from fairbloom.protocol.thresholds import THRESHOLD
@@ -204,12 +205,21 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
         if finished.private is not None and f"{metric}-mean" in finished.private:
             mean, std = score.cells([finished.private[f"{metric}-mean"], finished.private[f"{metric}-std"]])
             measures |= {f"{score.column(model)}_mean": mean, f"{score.column(model)}_std": std}
+            if counted := _counted(finished.private, f"{metric}/bin "):
+                spread = summarize(counted, lower_is_better=not score.higher_is_better)
+                measures = {f"{score.column(model)}_{measure}": value for measure, value in spread.items()} | measures
         if values := scores_by_client(finished, score, metric):
             spread = summarize(values, lower_is_better=not score.higher_is_better)
             measures |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}
     if values := scores_by_client(finished, score, f"{score.name}-{names.VALIDATION}"):
         measures[mean_column(score, validated=True)] = summarize(values)["mean"]
     return measures
+
+
+def _counted(opened: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Return a score in percent for each client that a private evaluation has counted in a bin, without names."""
+    bins = {int(name.removeprefix(prefix)): int(count) for name, count in opened.items() if name.startswith(prefix)}
+    return {f"{place} {each}": 100.0 * place / (BINS - 1) for place, count in bins.items() for each in range(count)}
 
 
 def _honest(finished: Round, reports: Mapping[str, Report]) -> Iterator[tuple[str, Report]]:

@@ -35,7 +35,7 @@ class Federation:
     """Clients with random updates and losses; `forge` changes what the server sends, `replies` is its transcript."""
 
     def __init__(self, clients: int = 8, size: int = 50, seed: int = 0, tier: str = "sums") -> None:
-        self.tier = tier
+        self.tiers = (tier,)
         random = np.random.default_rng(seed)
         self.secret, public = new_signing_key()
         self.authority = Authority("test", public)
@@ -60,7 +60,7 @@ class Federation:
         """Return a client with a fresh certificate and an empty memory."""
         private, public = new_signing_key()
         identity = Identity(private, issue(self.secret, "test", name, public, ""))
-        return PrivateClient(identity, self.authority, MemoryStore(), self.tier, torchjd_weights)
+        return PrivateClient(identity, self.authority, MemoryStore(), self.tiers, torchjd_weights)
 
     def work(self, name: str) -> Callable[[bytes], tuple[bytes, Work]]:
         """Return what a client's local work makes."""

@@ -159,7 +159,7 @@ def test_a_share_off_the_polynomial_is_refused() -> None:
     private, public = new_signing_key()
     certificate = issue(federation.secret, "test", "client-000", public, "")
     colluder = PrivateClient(
-        Identity(private, certificate), federation.authority, MemoryStore(), "sums", torchjd_weights
+        Identity(private, certificate), federation.authority, MemoryStore(), ["sums"], torchjd_weights
     )
     federation.clients["client-000"] = colluder
 

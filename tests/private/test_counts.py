@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairbloom.private.errors import RefusedError, SkippedError
 from fairbloom.private.packing import unpack
-from fairbloom.private.weighing import Own, TailWeighing
+from fairbloom.private.weighing import COUNTS_OF_SCORES, MeanWeighing, Own, TailWeighing
 
 from .federation import Federation
 
@@ -106,6 +106,32 @@ def test_a_client_lost_at_the_vector_leaves_the_others_mean() -> None:
     tail = sorted(losses, key=losses.__getitem__)[-7:-1]
     expected = np.mean([federation.updates[name] for name in tail], axis=0)
     assert opened.step == pytest.approx(expected, abs=1e-4)
+
+
+def test_scores_are_counted_in_bins_of_a_tenth_of_a_point() -> None:
+    federation = Federation(12)
+    federation.tiers = ("sums", COUNTS_OF_SCORES)
+    federation.clients = {name: federation.client(name) for name in federation.names}
+    opened = federation.run(MeanWeighing(scores=("accuracy-after",), binned=("accuracy-after",)), vectors=False)
+    scores = [round(1000 * federation.metrics[name]["accuracy-after"]) for name in federation.names]
+    for place in range(1001):
+        assert opened.sums[f"accuracy-after/bin {place}"] == scores.count(place)
+
+
+def test_a_run_of_sums_counts_no_scores() -> None:
+    federation = Federation(12)
+    with pytest.raises(SkippedError, match="privacy = 'sums': the terms would open counts of scores, too"):
+        federation.run(MeanWeighing(binned=("accuracy-after",)), vectors=False)
+
+
+@pytest.mark.parametrize("exchange", ["keys", "work"])
+def test_scores_of_fewer_than_ten_clients_are_not_counted(exchange: str) -> None:
+    federation = Federation(10)
+    federation.tiers = ("sums", COUNTS_OF_SCORES)
+    federation.clients = {name: federation.client(name) for name in federation.names}
+    federation.forge = lambda asked, client, request: None if (asked, client) == (exchange, "client-003") else request
+    with pytest.raises(SkippedError, match=r"9 clients answered|small cohort: 9"):
+        federation.run(MeanWeighing(scores=("accuracy-after",), binned=("accuracy-after",)), vectors=False)
 
 
 def test_a_run_of_sums_opens_no_counts() -> None:

@@ -157,6 +157,30 @@ def test_records_say_nothing_of_single_clients(tmp_path: Path) -> None:
     assert {"mean", "std"} == set(private.opened())
 
 
+@pytest.mark.parametrize("method", ["term", "ditto"])
+def test_an_evaluation_by_counts_shows_worst_and_best_clients(method: str, tmp_path: Path) -> None:
+    private = trained(tmp_path / "private", method, evaluation="counts", partition="dirichlet", clients=12)
+    plain = trained(tmp_path / "plain", method, "none", partition="dirichlet", clients=12)
+    model = "personal" if method == "ditto" else "global"
+    for measure in ("worst_10", "best_10", "worst", "best"):
+        ours, theirs = (run.rounds[f"test_accuracy_of_{model}_model_{measure}"].to_numpy() for run in (private, plain))
+        assert ours == pytest.approx(theirs, abs=0.05 + 1e-9)
+    assert len(private.clients) == 0
+    assert {"mean", "std", "worst_10", "best_10"} == set(private.opened())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"clients": 9}, "evaluation = 'counts' with clients = 9 would show single clients' scores: leave it out"),
+        ({"privacy": "none"}, "evaluation = 'counts' has no effect without privacy: set privacy=sums"),
+    ],
+)
+def test_counts_of_scores_that_cannot_be_are_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        trained(tmp_path, "term", evaluation="counts", **settings)
+
+
 @pytest.mark.parametrize("method", ["fedfa", "afl"])
 def test_a_continued_private_run_ends_like_a_whole_one(method: str, tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole", method, rounds=4)
@@ -313,6 +337,7 @@ def test_a_hundred_clients_make_a_private_round(method: str, tier: str, tmp_path
 
 
 @pytest.mark.federation
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
 @pytest.mark.parametrize(("method", "tier"), [("term", "sums"), ("fedmgdaplus", "angles"), ("afl", "sums")])
 def test_ray_computes_private_rounds(method: str, tier: str, tmp_path: Path) -> None:
     rayed = trained(tmp_path / "ray", method, tier, engine="ray")
