@@ -51,7 +51,9 @@ class Position:
         except TypeError:
             raise RefusedError("the position of the exchange is incomplete") from None
         numbers, words = (position.round, position.attempt), (position.federation, position.run, position.purpose)
-        if any(type(each) is not int for each in numbers) or any(type(each) is not str for each in words):
+        if any(type(each) is not int for each in numbers) or any(
+            type(each) is not str or len(each) > 255 for each in words
+        ):
             raise RefusedError("the position of the exchange is none")
         if position.purpose not in (TRAIN, EVALUATE):
             raise RefusedError(f"the purpose {position.purpose!r} is neither train nor evaluate")

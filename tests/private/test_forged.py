@@ -231,6 +231,16 @@ def test_certificates_in_a_cohort_are_checked(federation_name: str, name: str, e
     assert words in federation.server.refused.get(VICTIM, "")
 
 
+@pytest.mark.parametrize("change", [{"run": "x" * 256}, {"run": 7}, {"round": "1"}, {"attempt": True}, {"more": 1}])
+def test_a_position_that_is_none_is_refused(change: dict[str, Any]) -> None:
+    """A device keeps what it answered by the run's name: a long one would fill its disk."""
+    federation = Federation(CLIENTS, 20)
+    position = federation.task(PriorWeighing()).position.plain() | change
+    body = pack({"position": position, "model": b"", "terms": b""})
+    with pytest.raises(RefusedError, match="the position of the exchange is"):
+        federation.clients[VICTIM].answer("keys", {"body": body}, federation.work(VICTIM))
+
+
 @pytest.mark.parametrize("change", [{"run": "another"}, {"attempt": 2}, {"round": 2}, {"purpose": "evaluate"}])
 @pytest.mark.parametrize("exchange", EXCHANGES[1:])
 def test_an_exchange_of_another_position_is_refused(exchange: str, change: dict[str, Any]) -> None:
