@@ -136,7 +136,6 @@ class PrivateClient:
             raise RefusedError("the exchange is of another federation")
         if self.run not in ("", position.run):
             raise RefusedError(f"position: this is the run {self.run!r}, and the exchange is of {position.run!r}")
-        self.run = position.run
         journal = state.get("journal", {})
         place = f"{position.purpose} {position.run}"
         before, attempt, opened = journal.get(place, [0, 0, 0])
@@ -150,12 +149,12 @@ class PrivateClient:
                 f"position: round {position.round}, attempt {position.attempt} is not after round {before}, "
                 f"attempt {attempt}"
             )
-        state["journal"] = {**journal, place: [position.round, position.attempt, opened]}
         channel, mask = RoundKey.new(), RoundKey.new()
         context = context_of(position, binary(body["model"]), binary(body["terms"]))
         self._store.save(
             _lasting(state)
             | {
+                "journal": {**journal, place: [position.round, position.attempt, opened]},
                 "position": position.plain(),
                 "model": body["model"],
                 "terms": body["terms"],
@@ -164,6 +163,7 @@ class PrivateClient:
                 "mask": mask.private,
             }
         )
+        self.run = position.run
         signature = sign(self._identity.private, signed_keys(context, channel.public, mask.public))
         return {"body": pack(Member(self._identity.certificate, channel.public, mask.public, signature).plain())}
 
