@@ -153,6 +153,55 @@ def enroll(
         warn(f"where data are dealt to clients: {far}")
 
 
+@app.command(epilog="Example: fairbloom deploy token hospital-7 > hospital-7.token")
+def token(
+    client: Annotated[str, typer.Argument(metavar="[CLIENT]", help="The name that the device gets.")] = "",
+    clients: Annotated[
+        int, typer.Option(metavar="N", help="For N devices that choose their names, in place of one by its name.")
+    ] = 0,
+    hours: Annotated[float, typer.Option(help="How long the token is good.")] = 24,
+    approval: Annotated[
+        bool, typer.Option("--approve", help="Each device waits for fairbloom deploy approve.")
+    ] = False,
+    days: KeyDaysOption = 398,
+    examples: Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")] = 0,
+    revoke: Annotated[str, typer.Option(metavar="ID", help="Revoke a token.")] = "",
+    folder: DirOption = HERE,
+) -> None:
+    """Print a join token, with which a device enrols itself once: fairbloom client join. Keep it secret.
+
+    Without a name and --clients, list the tokens that are still good, by their ids.
+    """
+    from .operator import joining
+    from .operator.federation import Federation
+
+    federation = Federation(folder)
+    if revoke:
+        print(f"{joining.revoke_token(federation, revoke).id} is revoked; clients that have joined by it stay")
+    elif client or clients:
+        about = {"clients": clients or 1, "hours": hours, "approve": approval, "days": days, "examples": examples}
+        print(joining.make_token(federation, client, **about), end="")
+    else:
+        print("\n".join(joining.describe_tokens(federation)) or "no join token is good: name a client, or --clients N")
+
+
+@app.command(epilog="Example: fairbloom deploy approve hospital-7")
+def approve(
+    client: Annotated[str, typer.Argument(metavar="[CLIENT]", help="The name that the device has asked for.")] = "",
+    folder: DirOption = HERE,
+) -> None:
+    """Let a device join that waits for it, or list those that wait. Compare its key with what the device prints."""
+    from .operator import joining
+    from .operator.federation import Federation
+
+    federation = Federation(folder)
+    if client:
+        joining.approve(federation, client)
+        print(f"{client} is enrolled")
+        return
+    print("\n".join(map(joining.describe_waiting, joining.find_waiting(federation))) or "no device waits for approval")
+
+
 @app.command(epilog="Example: fairbloom deploy rotate hospital-7 --request hospital-7.request")
 def rotate(
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],

@@ -51,10 +51,7 @@ class KeyPair:
 
 def make_node_key() -> KeyPair:
     """Return a new key pair of a node, on the curve P-384."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    private = _to_openssh(key)
-    return KeyPair(private, public, public_key(key_of_device(private)))
+    return _pair_of(ec.generate_private_key(ec.SECP384R1()))
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,11 @@ class Request:
     public: bytes
     name: str
     signing: bytes
+
+
+def write_request(keys: KeyPair, name: str) -> str:
+    """Return the line by which a device asks to be enrolled; `read_request` says what is in it."""
+    return " ".join(filter(None, (keys.public.decode(), name, keys.signing.hex())))
 
 
 def read_request(text: str, source: str) -> Request:
@@ -100,8 +102,8 @@ def fingerprint(public: bytes) -> str:
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
-def check_node_key(path: Path) -> None:
-    """Raise PkiError where a file holds no private key of a node."""
+def read_node_key(path: Path) -> KeyPair:
+    """Return the key pair of a node from the file of its private key; PkiError where it holds none."""
     remedy = "take the key of the bundle, or make a new one with fairbloom client keys and have it enrolled"
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
@@ -111,6 +113,7 @@ def check_node_key(path: Path) -> None:
         raise PkiError(f"{path} is not a private key in OpenSSH format ({error}): {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != ec.SECP384R1.name:
         raise PkiError(f"{path} is not a key of the kind {NODE_KEY}: {remedy}")
+    return _pair_of(key)
 
 
 def normalise_host(host: str) -> str:
@@ -266,6 +269,8 @@ def _to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
 
 
-def _to_openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pair_of(key: ec.EllipticCurvePrivateKey) -> KeyPair:
     encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    return key.private_bytes(encoding, serialization.PrivateFormat.OpenSSH, plain)
+    private = key.private_bytes(encoding, serialization.PrivateFormat.OpenSSH, plain)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return KeyPair(private, public, public_key(key_of_device(private)))

@@ -36,15 +36,17 @@ class ClientSettings:
     """Settings of one client, as in client.toml, with hyphens there.
 
     `ca`, `key`, `name`, `data_dir` and `state_dir` are "" for none. A run cannot set `data_dir` and `state_dir`. With
-    `insecure` there is no TLS: anyone on the way reads and changes models. `isolated` answers each message in a
-    separate process. `bundles` is "ours" to run the installed app and no code of the server, or "any"; `app`, `allow`
-    and `limits` (see `fairbloom.client.limits.Limits`) are for "ours".
+    `insecure` there is no TLS: anyone on the way reads and changes models. With `renew_keys` the client replaces its
+    key before its end. `isolated` answers each message in a separate process. `bundles` is "ours" to run the installed
+    app and no code of the server, or "any"; `app`, `allow` and `limits` (see `fairbloom.client.limits.Limits`) are for
+    "ours".
     """
 
     superlink: str
     ca: str = ""
     key: str = ""
     insecure: bool = False
+    renew_keys: bool = True
     partition_id: int = 0
     name: str = ""
     data_dir: str = ""
@@ -128,7 +130,7 @@ class ClientSettings:
             from .. import pki  # loads a library that the loop does without
 
             try:
-                pki.check_node_key(Path(self.key))
+                pki.read_node_key(Path(self.key))
             except pki.PkiError as error:
                 raise ClientError(f"key = {error}") from error
         from fairbloom.client.limits import Limits, LimitsError  # not in the loop, either

@@ -42,7 +42,7 @@ FILES = (
 )
 """What is kept of a federation's folder, in addition to clients' files, the audit log and the database."""
 
-FOLDERS = ("clients", "bundles", "flower", "state", SERVER_UNIT.name, "lost+found")
+FOLDERS = ("clients", "bundles", "tokens", "flower", "state", SERVER_UNIT.name, "lost+found")
 """What else a federation's folder, or the volume that it is on, may hold."""
 
 DRAFT = ".restored-"

@@ -9,13 +9,12 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import tomli_w
-
 from fairbloom.system.files import write_private, write_public
 
 from .. import pki
+from ..bundle import device_files
 from ..errors import DeployError
-from .federation import UNIT, Federation, warn
+from .federation import Federation, warn
 from .registry import EnrolledClient
 
 
@@ -34,20 +33,13 @@ def remove_bundle(federation: Federation, name: str) -> None:
 
 def write_bundle(federation: Federation, client: EnrolledClient, keys: pki.KeyPair, unpack: bool) -> Path:
     """Write a client's bundle, packed or as a folder, into the federation's folder; return where it is."""
-    settings = {"superlink": federation.superlink, "ca": "ca.crt", "key": "key", "name": client.name}
-    files = {
-        "ca.crt": (federation.authority.read_bytes(), 0o644),
-        "client.toml": (tomli_w.dumps(settings | {"partition-id": client.partition_id}).encode(), 0o644),
-        UNIT.name: (UNIT.read_bytes(), 0o644),
-    }
-    if keys.private:
-        files["key"] = (keys.private, 0o600)
-    if keys.signing and federation.authority_key.exists():
-        authority = (federation.authority, federation.authority_key)
-        files["identity"] = (pki.make_identity(*authority, client.name, client.expires, keys.signing), 0o644)
-    else:
+    if not (identity := make_identity(federation, client, keys.signing)):
         why = f"{federation.authority_key} is not here" if keys.signing else "its request has no key for these"
         warn(f"{client.name} cannot take part in private runs: {why}; fairbloom deploy rotate makes another bundle")
+    about = (federation.superlink, federation.authority.read_bytes(), client.name, client.partition_id, identity)
+    files = {name: (content, 0o644) for name, content in sorted(device_files(*about).items())}
+    if keys.private:
+        files["key"] = (keys.private, 0o600)
     folder, packed = _bundle_paths(federation, client.name)
     remove_bundle(federation, client.name)
     if not unpack:
@@ -57,6 +49,13 @@ def write_bundle(federation: Federation, client: EnrolledClient, keys: pki.KeyPa
     for name, (content, mode) in files.items():
         (write_private if mode == 0o600 else write_public)(folder / name, content)
     return folder
+
+
+def make_identity(federation: Federation, client: EnrolledClient, signing: bytes) -> bytes:
+    """Return a client's identity in private runs; b"" where it has no key for these, or the authority's is not here."""
+    if not signing or not federation.authority_key.exists():
+        return b""
+    return pki.make_identity(federation.authority, federation.authority_key, client.name, client.expires, signing)
 
 
 def export(federation: Federation, name: str) -> bytes:

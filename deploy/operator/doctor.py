@@ -132,7 +132,7 @@ def check_expiry(what: str, certificate: Path) -> CheckResult:
 def check_device_key(key: Path) -> CheckResult:
     """Check that a device's private key is one, and its owner's alone."""
     try:
-        pki.check_node_key(key)
+        pki.read_node_key(key)
     except pki.PkiError as error:
         return fault("private key", str(error))
     if key.stat().st_mode & 0o077:

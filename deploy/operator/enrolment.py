@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 
 from fairbloom.errors import FairbloomError
 
@@ -26,13 +27,23 @@ KEY_DAYS = 398.0
 LONGEST_DAYS = 36_500.0
 
 
+class Nodes(Protocol):
+    """Where the SuperLink keeps which keys it lets in: its control API, or its state itself."""
+
+    def register(self, name: str, public_key: bytes) -> str:
+        """Register a client's public key, in OpenSSH format; return the number of its node."""
+
+    def unregister(self, node_id: str) -> None:
+        """Strike a node off."""
+
+
 def enroll(
     federation: Federation,
     name: str,
     partition_id: int | None,
     unpack: bool,
     *,
-    request: Path | None = None,
+    request: Path | pki.Request | None = None,
     days: float = KEY_DAYS,
     examples: int = 0,
 ) -> Path:
@@ -42,34 +53,59 @@ def enroll(
     end, `examples` 0 where their number is not known, `partition_id` None for the first that is free.
     """
     with federation.audited("enroll", client=name) as about:
-        if not NAME.fullmatch(name):
-            raise DeployError(f"client {name!r}: {NAME_RULE}")
         check_days(days, LONGEST_DAYS, or_never=True)
         for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
             if number < 0:
                 raise DeployError(f"{option} {number}: it is counted from 0")
-        federation.registry.check_new(name)
+        check_name(federation, name)
         keys = _choose_keys(federation, name, request)
         _retire(federation)
-        node_id = _register(federation, name, keys.public)
-        with _unregister_on_failure(federation, node_id), federation.registry.locked():
-            federation.registry.check_new(name)  # another command may have been quicker
-            taken = {client.partition_id for client in federation.clients if not client.revoked}
-            before = {client.name: client for client in federation.clients}.get(name)
-            enrolled = EnrolledClient(
-                name=name,
-                node_id=node_id,
-                partition_id=min({*range(len(taken) + 1)} - taken) if partition_id is None else partition_id,
-                public_key=keys.public.decode(),
-                enrolled=_now(),
-                expires=_in_days(days) if days else "",
-                examples=examples,
-                former=before.all_former if before else (),
-            )
-            bundle = write_bundle(federation, enrolled, keys, unpack)
-            federation.registry.save(enrolled)
-        about |= _key_facts(enrolled)
+        with control_api.connected(federation) as api:
+            about_key = (name, keys.public, days)
+            with new_client(federation, api, *about_key, examples=examples, partition_id=partition_id) as enrolled:
+                bundle = write_bundle(federation, enrolled, keys, unpack)
+        about |= key_facts(enrolled)
     return bundle
+
+
+def check_name(federation: Federation, name: str) -> None:
+    """Raise DeployError where no new client may have a name."""
+    if not NAME.fullmatch(name):
+        raise DeployError(f"client {name!r}: {NAME_RULE}")
+    federation.registry.check_new(name)
+
+
+@contextlib.contextmanager
+def new_client(
+    federation: Federation,
+    nodes: Nodes,
+    name: str,
+    public_key: bytes,
+    days: float,
+    *,
+    examples: int,
+    partition_id: int | None = None,
+) -> Iterator[EnrolledClient]:
+    """Register a key and give the client that has it, who is enrolled once the block succeeds."""
+    with federation.registry.locked(), contextlib.ExitStack() as undo:
+        check_name(federation, name)  # another command may have been quicker
+        check_key(federation, name, public_key)
+        node_id = nodes.register(name, public_key)
+        undo.enter_context(_unregister_on_failure(nodes, node_id))
+        taken = {client.partition_id for client in federation.clients if not client.revoked}
+        before = {client.name: client for client in federation.clients}.get(name)
+        enrolled = EnrolledClient(
+            name=name,
+            node_id=node_id,
+            partition_id=min({*range(len(taken) + 1)} - taken) if partition_id is None else partition_id,
+            public_key=public_key.decode(),
+            enrolled=now(),
+            expires=in_days(days) if days else "",
+            examples=examples,
+            former=before.all_former if before else (),
+        )
+        yield enrolled
+        federation.registry.save(enrolled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,21 +253,24 @@ def rotate(
         check_days(days, LONGEST_DAYS, or_never=True)
         check_days(overlap, LONGEST_DAYS, or_never=True, option="--overlap")
         keys = _choose_keys(federation, name, request)
-        node_id = _register(federation, name, keys.public)
-        with _unregister_on_failure(federation, node_id), federation.registry.locked():
+        with control_api.connected(federation) as api, federation.registry.locked():
             client = federation.find_client(name)
-            until = min(filter(None, (client.expires, _in_days(overlap))), key=datetime.fromisoformat)
-            old = FormerKey(node_id=client.node_id, public_key=client.public_key, expires=until)
-            rotated = replace(
-                client,
-                node_id=node_id,
-                public_key=keys.public.decode(),
-                expires=_in_days(days) if days else "",
-                former=(*client.former, old),
-            )
-            bundle = write_bundle(federation, rotated, keys, unpack)
-            federation.registry.save(rotated)
-        about |= {**_key_facts(rotated), "old-node-id": old.node_id, "old-expires": until}
+            check_key(federation, name, keys.public)
+            node_id = api.register(name, keys.public)
+            with _unregister_on_failure(api, node_id):
+                until = min(filter(None, (client.expires, in_days(overlap))), key=datetime.fromisoformat)
+                old = FormerKey(node_id=client.node_id, public_key=client.public_key, expires=until)
+                rotated = replace(
+                    client,
+                    node_id=node_id,
+                    public_key=keys.public.decode(),
+                    key_made=now(),
+                    expires=in_days(days) if days else "",
+                    former=(*client.former, old),
+                )
+                bundle = write_bundle(federation, rotated, keys, unpack)
+                federation.registry.save(rotated)
+        about |= {**key_facts(rotated), "old-node-id": old.node_id, "old-expires": until}
     _retire(federation)
     return bundle
 
@@ -243,40 +282,43 @@ def revoke(federation: Federation, name: str) -> EnrolledClient:
         federation.registry.locked(),
     ):  # or a rotation could slip through
         client = federation.find_client(name)
-        about |= _key_facts(client)
+        about |= key_facts(client)
         for key in client.keys:
             _unregister(federation, key.node_id)
-        former = tuple(replace(old, unregistered=old.unregistered or _now()) for old in client.former)
-        federation.registry.save(replace(client, revoked=_now(), former=former))
+        former = tuple(replace(old, unregistered=old.unregistered or now()) for old in client.former)
+        federation.registry.save(replace(client, revoked=now(), former=former))
         remove_bundle(federation, name)
     _retire(federation)
     return client
 
 
-def _choose_keys(federation: Federation, name: str, request: Path | None) -> pki.KeyPair:
+def _choose_keys(federation: Federation, name: str, request: Path | pki.Request | None) -> pki.KeyPair:
     """Return the key that a device asks for, without its private half, or a new pair."""
     if request is None:
         return pki.make_node_key()
-    try:
-        asked = pki.read_request(request.read_text(), str(request))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DeployError(f"--request {request} cannot be read: {error}") from None
+    asked = request if isinstance(request, pki.Request) else _read_request(request)
     if asked.name != name:
         raise DeployError(f"--request {request} is of client {asked.name!r}, not {name!r}: was the file mixed up?")
-    for client in federation.clients:
-        known = {client.public_key, *(old.public_key for old in client.former)}
-        if asked.public.decode() in known:
-            owner = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
-            raise DeployError(
-                f"--request {request}: {owner}, has had this key: make another on the device with "
-                f"fairbloom client keys {name}"
-            )
+    check_key(federation, name, asked.public)
     return pki.KeyPair(private=b"", public=asked.public, signing=asked.signing)
 
 
-def _register(federation: Federation, name: str, public_key: bytes) -> str:
-    with control_api.connected(federation) as api:
-        return api.register(name, public_key)
+def _read_request(file: Path) -> pki.Request:
+    try:
+        return pki.read_request(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"--request {file} cannot be read: {error}") from None
+
+
+def check_key(federation: Federation, name: str, public_key: bytes) -> None:
+    """Raise DeployError where a client has, or has had, the key that is to be one's of this name."""
+    for client in federation.clients:
+        if public_key.decode() in client.public_keys:
+            owner = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
+            raise DeployError(
+                f"the request of {name}: {owner}, has had this key: make another on the device with "
+                f"fairbloom client keys {name}"
+            )
 
 
 def _unregister(federation: Federation, node_id: str) -> None:
@@ -308,31 +350,33 @@ def _retire_one(federation: Federation, key: ClientKey) -> None:
     _unregister(federation, key.node_id)
     with federation.registry.locked():
         client = federation.find_client(key.client)
-        former = (replace(old, unregistered=_now()) if old.node_id == key.node_id else old for old in client.former)
+        former = (replace(old, unregistered=now()) if old.node_id == key.node_id else old for old in client.former)
         federation.registry.save(replace(client, former=tuple(former)))
     federation.note("unregister", client=key.client, **{"node-id": key.node_id})
 
 
 @contextlib.contextmanager
-def _unregister_on_failure(federation: Federation, node_id: str) -> Iterator[None]:
+def _unregister_on_failure(nodes: Nodes, node_id: str) -> Iterator[None]:
     """Unregister a node where the block fails: it would be nobody's."""
     try:
         yield
     except BaseException:
-        with contextlib.suppress(DeployError), control_api.connected(federation) as api:
-            api.unregister(node_id)
+        with contextlib.suppress(DeployError):
+            nodes.unregister(node_id)
         raise
 
 
-def _now() -> str:
+def now() -> str:
+    """Return this moment, as a client's file has it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _in_days(days: float) -> str:
+def in_days(days: float) -> str:
+    """Return the moment that is so many days ahead."""
     return (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
 
 
-def _key_facts(client: EnrolledClient) -> dict[str, str | int | float | None]:
+def key_facts(client: EnrolledClient) -> dict[str, str | int | float | None]:
     """Return what the audit log says of a client's key."""
     return {
         "node-id": client.node_id,

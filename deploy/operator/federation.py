@@ -15,6 +15,7 @@ from fairbloom.system.files import write_public
 
 from .. import pki
 from ..arguments import EVERY_ADDRESS, check_days, check_host, check_port, join_address, parse_address
+from ..bundle import UNIT
 from ..errors import DeployError as DeployError
 from ..processes import first_names
 from . import audit
@@ -22,8 +23,8 @@ from .folder import CONNECTION as CONNECTION
 from .folder import add_missing_files, create_folder, write_flower_home
 from .registry import ClientKey as ClientKey
 from .registry import EnrolledClient, Registry
+from .tokens import Tokens
 
-UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-client.service"
 SERVER_UNIT = UNIT.with_name("fairbloom-server.service")
 
 
@@ -57,6 +58,7 @@ class Federation:
         self.state = path / "state"
         self.database = self.state / "superlink.db"
         self.registry = Registry(path / "clients")
+        self.tokens = Tokens(path / "tokens")
 
     @classmethod
     def init(

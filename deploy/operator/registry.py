@@ -4,7 +4,7 @@ import math
 import os
 import tomllib
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import tomli_w
@@ -13,6 +13,9 @@ from fairbloom.system.files import write_public
 from fairbloom.system.lock import Lock, exclusive_lock
 
 from ..errors import DeployError
+
+RENEWAL_DAYS = 30.0
+"""How long before its end a client's key is renewed, at most a third of its life."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class ClientKey:
     client: str
     node_id: str
     public_key: str
+    made: str
     expires: str
     current: bool
 
@@ -39,13 +43,20 @@ class ClientKey:
         """Return whether this key is no longer good."""
         return bool(self.expires) and datetime.fromisoformat(self.expires) <= now
 
+    def is_due(self, now: datetime) -> bool:
+        """Return whether it is time for the client's next key."""
+        if not (self.current and self.made and self.expires):
+            return False
+        end = datetime.fromisoformat(self.expires)
+        return end - now < min(timedelta(days=RENEWAL_DAYS), (end - datetime.fromisoformat(self.made)) / 3)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnrolledClient:
     """One client as the operator knows it.
 
-    `expires` and `revoked` are dates, "" for never; `examples` is 0 where it was not given; `former` has its earlier
-    keys, oldest first.
+    `expires` and `revoked` are dates, "" for never; `key_made` is when its key was registered, "" for `enrolled`;
+    `examples` is 0 where it was not given; `former` has its earlier keys, oldest first.
     """
 
     name: str
@@ -53,6 +64,7 @@ class EnrolledClient:
     partition_id: int
     public_key: str
     enrolled: str
+    key_made: str = ""
     revoked: str = ""
     expires: str = ""
     examples: int = 0
@@ -67,6 +79,11 @@ class EnrolledClient:
         return (*self.former, last)
 
     @property
+    def public_keys(self) -> list[str]:
+        """All keys that this client has had."""
+        return [self.public_key, *(old.public_key for old in self.former)]
+
+    @property
     def node_ids(self) -> list[str]:
         """All numbers that this client has had at the SuperLink."""
         return [self.node_id, *(old.node_id for old in self.former)]
@@ -76,9 +93,10 @@ class EnrolledClient:
         """The keys that are registered for this client, the current one first."""
         held = [(self.node_id, self.public_key, self.expires)]
         held += [(old.node_id, old.public_key, old.expires) for old in self.former if not old.unregistered]
+        made = self.key_made or self.enrolled
         return [
-            ClientKey(client=self.name, node_id=node_id, public_key=public_key, expires=expires, current=number == 0)
-            for number, (node_id, public_key, expires) in enumerate(held)
+            ClientKey(client=self.name, node_id=node, public_key=key, made=made, expires=expires, current=number == 0)
+            for number, (node, key, expires) in enumerate(held)
         ]
 
 
@@ -112,6 +130,10 @@ class Registry:
             found += [client.public_key] * bool(client.revoked)
             found += [old.public_key for old in client.former if old.unregistered or client.revoked]
         return found
+
+    def known_keys(self) -> set[str]:
+        """Return all public keys that clients have, or have had."""
+        return {key for client in self.clients() for key in client.public_keys}
 
     def check_new(self, name: str) -> None:
         """Raise DeployError where a client has this name, or one that differs in case alone."""
@@ -152,7 +174,7 @@ class Registry:
             for number in client.node_ids:
                 if not number.isdecimal():
                     raise ValueError(f"{number!r} is not a node's number at the SuperLink")
-            for moment in (client.expires, *(old.expires for old in former)):
+            for moment in (client.enrolled, client.key_made, client.expires, *(old.expires for old in former)):
                 if moment and datetime.fromisoformat(moment).tzinfo is None:
                     raise ValueError(f"{moment} lacks a time zone")
             if f"{client.name}.toml" != entry.name:

@@ -24,6 +24,7 @@ from ..processes import duration
 from ..server.overview import UNKNOWN
 from .doctor import ask_server, check_client_keys, check_server
 from .federation import Federation
+from .joining import describe_waiting, find_waiting
 from .registry import EnrolledClient
 
 RECENT_RUNS = 5
@@ -65,6 +66,7 @@ def survey(federation: Federation) -> dict[str, Any]:
             "runs": dict(Counter(run["status"] for run in runs)),
             **{key.replace("_", "-"): page.about.get(key) for key in COUNTED},
         },
+        "waiting": find_waiting(federation),
         "turned-away": page.about.get("turned-away"),
         "disk": page.about.get("disk"),
         "certificate-days": page.certificate_days,
@@ -169,6 +171,7 @@ def render(found: Mapping[str, Any], everyone: bool = False) -> RenderableType:
     for run in over:
         for name, reason in (run["not-kept-by"] or {}).items():
             parts.append(_line(f"run {run['run-id']} is not kept by {escape_unprintable(name)}", reason, warn=True))
+    parts += [_line("waits for deploy approve", describe_waiting(each), warn=True) for each in found["waiting"]]
     parts += [_line("turned away", _describe_attempt(each)) for each in found["turned-away"] or ()]
     parts.append(_line("disk", _describe_disk(found["disk"])))
     days = found["certificate-days"]

@@ -27,6 +27,9 @@ class Members(Protocol):
     def expired(self, node_id: int) -> str:
         """Return since when the node's key is no longer good, "" where it is."""
 
+    def is_due(self, node_id: int) -> bool:
+        """Return whether it is time for the node's next key."""
+
 
 class EnrolledMembers:
     """Who is enrolled, by the files of a federation's folder, which are read again when they change."""
@@ -47,6 +50,11 @@ class EnrolledMembers:
         """Return since when the node's key is no longer good, "" where it is."""
         key = self._known().get(node_id)
         return key.expires if key and key.expired(datetime.now(UTC)) else ""
+
+    def is_due(self, node_id: int) -> bool:
+        """Return whether it is time for the node's next key."""
+        key = self._known().get(node_id)
+        return key is not None and key.is_due(datetime.now(UTC))
 
     def _known(self) -> dict[int, ClientKey]:
         """Return the keys by node, as the files said a second ago at the most."""

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy import pki
+from fairbloom.deploy.device import joining
 from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.flower.operator import control_api
+from fairbloom.deploy.server import members
 from fairbloom.system.files import write_private
 from tests.experiments.helpers import fairbloom
 
 from .commands import Machine, answering
+from .door import Door
+from .state import SuperLinkState
 
 
 @pytest.fixture
@@ -48,3 +52,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
     sys.modules.pop("tried_app", None)
+
+
+@pytest.fixture(scope="session")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SuperLink's database, which takes Flower a second or two to make."""
+    file = tmp_path_factory.mktemp("database") / "superlink.db"
+    SuperLinkState(file)
+    return file
+
+
+@pytest.fixture
+def door(new_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    monkeypatch.setattr(members, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(joining, "ASK_SECONDS", 0.1)
+    monkeypatch.chdir(tmp_path)
+    made = Door(tmp_path, new_database)
+    yield made
+    made.stop()

@@ -47,16 +47,19 @@ from tests.deploy.state import (
 
 
 class Known:
-    """Members of whom all keys are good but those in `old`."""
+    """Members of whom all keys are good but those in `old`, and those in `due` end soon."""
 
     def __init__(self) -> None:
-        self.old: set[int] = set()
+        self.old, self.due = set[int](), set[int]()
 
     def name_of(self, node_id: int) -> str:
         return "site-a"
 
     def expired(self, node_id: int) -> str:
         return "2026-01-02" if node_id in self.old else ""
+
+    def is_due(self, node_id: int) -> bool:
+        return node_id in self.due
 
 
 class Place:

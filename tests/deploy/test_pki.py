@@ -234,8 +234,8 @@ def test_a_fingerprint_is_the_one_that_ssh_prints() -> None:
 def test_a_device_key_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(pki.PkiError, match="key is not a private key in OpenSSH format"):
-        pki.check_node_key(tmp_path / "key")
+        pki.read_node_key(tmp_path / "key")
     with pytest.raises(pki.PkiError, match="none cannot be read"):
-        pki.check_node_key(tmp_path / "none")
+        pki.read_node_key(tmp_path / "none")
     (tmp_path / "key").write_bytes(pki.make_node_key().private)
-    pki.check_node_key(tmp_path / "key")
+    pki.read_node_key(tmp_path / "key")

@@ -1,4 +1,4 @@
-"""Private rounds of real processes: six devices with identities from their bundles, and one that is killed."""
+"""Private rounds of real processes: six devices with identities, one of a renewed key, and one that is killed."""
 
 import time
 from collections.abc import Iterator
@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
+from fairbloom.deploy.operator.federation import Federation
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+
+from .door import end_soon
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +37,9 @@ SETTINGS: dict[str, Any] = {
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
         give_own_key(runtime, CLIENTS[-1])
+        end_soon(Federation(runtime.folder), CLIENTS[0])
         runtime.start_clients(*CLIENTS)
+        wait_until(lambda: "key renewed" in (runtime.folder / "state" / "audit.jsonl").read_text())
         yield runtime
 
 

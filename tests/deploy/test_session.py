@@ -20,9 +20,11 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.contexts import MOST_RUNS, Contexts
+from fairbloom.deploy.device.instance import Instance
 from fairbloom.deploy.flower.device import session as session_module
 from fairbloom.deploy.flower.device.fleet import ClosedError, RefusedError, RunOverError, UnknownNodeError
 from fairbloom.deploy.flower.device.messages import Answer, Task, pack
+from fairbloom.deploy.flower.device.renewal import Renewal
 from fairbloom.deploy.flower.device.session import LONGEST_SECONDS, SHORTEST_SECONDS, PollPause, Session
 from fairbloom.deploy.flower.device.worker import CrashedError, DroppedError
 from fairbloom.flower import deserialize, identify, serialize
@@ -100,11 +102,16 @@ def asked(run_id: int = 1, number: int = 0) -> Any:
     return found
 
 
+def session_of(superlink: Any, worker: Any, contexts: Contexts) -> Session:
+    client = ClientSettings(superlink="localhost:1", insecure=True)
+    return Session(superlink, worker, contexts, Renewal(client, Instance("")))
+
+
 def served(superlink: Any, worker: Any, contexts: Contexts | None = None) -> list[Any]:
     """Let a client answer all messages; return the replies."""
     identify(run_id=1, node_id=2, task_id=0)
     with pytest.raises(ClosedError):
-        Session(superlink, worker, contexts or Contexts("")).serve()
+        session_of(superlink, worker, contexts or Contexts("")).serve()
     return list(superlink.sent)
 
 
@@ -157,7 +164,7 @@ def test_an_idle_worker_is_ended_once_its_run_is_over(monkeypatch: pytest.Monkey
     served(superlink, worker)
     assert (worker.runs, worker.ended) == (True, 0)
     superlink.asked, superlink.over = [None, None], {1}
-    session = Session(superlink, worker, Contexts(""))  # type: ignore[arg-type]
+    session = session_of(superlink, worker, Contexts(""))
     session._run = run_to_proto(run_of(b"one"))
     with pytest.raises(ClosedError):
         session.serve()
@@ -199,7 +206,7 @@ def test_a_node_that_is_no_longer_known_ends_its_connection() -> None:
     superlink = Superlink(asked(), asked())
     superlink.refusal = UnknownNodeError("UNAUTHENTICATED: Invalid node ID")
     with pytest.raises(UnknownNodeError):
-        Session(superlink, Counting(), Contexts("")).serve()  # type: ignore[arg-type]
+        session_of(superlink, Counting(), Contexts("")).serve()
 
 
 # No port ------------------------------------------------------------------------------------------------------------
@@ -259,7 +266,7 @@ def test_a_refused_heartbeat_ends_connection_and_work() -> None:
     )
     fleet.connect, fleet.pull = lambda: None, lambda: closed.wait() and _closed()
     worker: Any = SimpleNamespace(working="7/a", drop=lambda name, reason: ended.append(name))
-    session = Session(fleet, worker, Contexts(""))
+    session = session_of(fleet, worker, Contexts(""))
     session.connect()
     with pytest.raises(RefusedError, match="the heartbeat was refused: UNAUTHENTICATED: the key was revoked"):
         session.serve()

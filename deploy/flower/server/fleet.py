@@ -23,7 +23,7 @@ from grpc import StatusCode
 
 from fairbloom.flower import ErrorCode, set_message_id
 from fairbloom.logs import log
-from fairbloom.protocol.names import DROP_HEADER, VERSION_HEADER, WIRE_HEADER, WORK_HEADER
+from fairbloom.protocol.names import DROP_HEADER, RENEW_HEADER, VERSION_HEADER, WIRE_HEADER, WORK_HEADER
 from fairbloom.protocol.version import WIRE
 
 from ...device.instance import HEADER
@@ -154,17 +154,18 @@ class Fleet:
         """Let a node's new process replace the one before; return whether it is another instance.
 
         The process before has ended if it was the same instance, but Flower counts it as connected for another minute.
+        The first one with a renewed key may be any.
         """
         instance = str(caller.head.get(HEADER, ""))
         if not 0 < len(instance) <= 64:
             return False
         place = signed(caller.node_id)
         known = [row["instance"] for row in self._state.query(tables.INSTANCE_OF, {"node_id": place})]
-        if known == [instance]:
+        if known in ([instance], [""]):
             with contextlib.suppress(FlowerError):  # it was not connected
                 fleet_handlers.deactivate_node(fleet_pb2.DeactivateNodeRequest(node_id=caller.node_id), self._state)
         self._state.query(tables.KEEP_INSTANCE, {"node_id": place, "instance": instance})
-        return known not in ([], [instance])
+        return known not in ([], [""], [instance])
 
     def deactivate(self, request: Any, caller: Caller) -> Any:
         """Note that a node goes."""
@@ -173,8 +174,10 @@ class Fleet:
     def take_heartbeat(self, request: Any, caller: Caller) -> Any:
         """Take a node's sign of life; what it works on and nobody waits for, it drops."""
         run_id, _, message_id = str(caller.head.get(WORK_HEADER, "")).partition("/")
-        if reason := self._drop_reason(caller.node_id, run_id, message_id):
-            caller.context.set_trailing_metadata(((DROP_HEADER, reason),))
+        said = {DROP_HEADER: self._drop_reason(caller.node_id, run_id, message_id)}
+        said[RENEW_HEADER] = "now" if self._members.is_due(caller.node_id) else ""
+        if headers := tuple((name, words) for name, words in said.items() if words):
+            caller.context.set_trailing_metadata(headers)
         interval, now = request.heartbeat_interval, datetime.now(UTC)
         beat = {"node_id": signed(caller.node_id), "until": now.timestamp() + BEATS_MISSED * interval}
         known = 0.0 < interval <= LONGEST_INTERVAL and self._state.query(tables.BEAT, {**beat, "at": now.isoformat()})

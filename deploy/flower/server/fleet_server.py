@@ -97,12 +97,16 @@ class RefusedCallError(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """The registered node that makes a call, and what the call's head says by name."""
+    """The registered node that makes a call, and what the call's head says by name.
+
+    A device that joins has a `token`, by its id, and no number yet.
+    """
 
     node_id: int
     key: bytes
     head: Mapping[str, Any]
     context: ServicerContext
+    token: str = ""
 
     @property
     def peer(self) -> str:
@@ -114,13 +118,15 @@ class Caller:
 class Call:
     """A call that clients may make: the class of its body, of at most `largest` bytes, and who answers it.
 
-    `wait` waits, with the first answer, until there may be another one, and returns whether there is.
+    `wait` waits, with the first answer, until there may be another one, and returns whether there is. `admit` returns,
+    for a call's head and peer, the id of the token that takes the place of a registered key.
     """
 
     request: Any
     answer: Callable[[Any, Caller], Any]
     largest: int = SMALL_CALL
     wait: Callable[[Any, Caller], bool] | None = None
+    admit: Callable[[Mapping[str, Any], str], str] | None = None
 
 
 class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
@@ -171,11 +177,13 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
             log.error("%s: %s %.300s", *failed, words)
 
     def identify(self, path: str, head: Mapping[str, Any], context: ServicerContext) -> Caller:
-        """Return the registered node that has signed the head of a call."""
+        """Return the registered node, or the device with a token, that has signed the head of a call."""
         key, peer = signed_key(head), context.peer()
         if not key:
             self._refusals.note("a call of the fleet API without a key", peer=peer)
             raise RefusedCallError(StatusCode.UNAUTHENTICATED, "Invalid signature, or the clock is wrong")
+        if (call := self._calls.get(path)) and call.admit:  # its connection stays a stranger's, with their limits
+            return Caller(0, key, head, context, call.admit(head, peer))
         node_id = self._state.get_node_id_by_public_key(key)
         if node_id is None and path.endswith("/ActivateNode"):
             self._refusals.note("an unregistered key", peer=peer)
@@ -194,11 +202,12 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
             words = f"the key of client {name} was good until {since}: the operator replaces it (deploy rotate {name})"
             raise RefusedCallError(StatusCode.UNAUTHENTICATED, words)
         call = self._calls[path]
-        turn = (caller.node_id, call.largest)  # by size: signs of life do not wait behind a slow reply
+        turn = (caller.token or caller.node_id, call.largest)  # by size: signs of life do not wait behind a slow reply
         try:
             with self._turns.slot(turn):
                 request = read(call, bodies)
-                self._check_named(request, caller)
+                if not caller.token:
+                    self._check_named(request, caller)
                 answer = call.answer(request, caller)
             if call.wait and call.wait(answer, caller):
                 with self._turns.slot(turn):

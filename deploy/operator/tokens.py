@@ -1,0 +1,120 @@
+"""Join tokens: texts with a secret, by which devices have themselves enrolled. A hash of the secret stays here."""
+
+import hashlib
+import hmac
+import math
+import re
+import secrets
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import tomli_w
+
+from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.lock import Lock, exclusive_lock
+
+from ..errors import DeployError
+
+SECRET = re.compile(r"([0-9a-f]{8})\.([A-Za-z0-9_-]{43})")
+"""What a device shows: the id of its token and the secret."""
+
+REMEDY = "ask the federation's operator for another (fairbloom deploy token)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A join token, for the client `name`, or for `clients` that choose their names.
+
+    With `approve`, the operator has a say in each. `days` and `examples` are those of `enroll`. `requests` has the
+    request of each device that has used it, by the client's name: this device may repeat its call.
+    """
+
+    id: str
+    sha256: str
+    made: str
+    expires: str
+    days: float
+    name: str = ""
+    clients: int = 1
+    approve: bool = False
+    examples: int = 0
+    revoked: str = ""
+    requests: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, name: str, request: str) -> None:
+        """Raise DeployError unless this token is good for a device's request to be a client of this name."""
+        this = f"the join token {self.id}"
+        if self.revoked:
+            raise DeployError(f"{this} was revoked on {self.revoked}: {REMEDY}")
+        if self.requests.get(name) == request:
+            return
+        if datetime.fromisoformat(self.expires) <= datetime.now(UTC):
+            raise DeployError(f"{this} was good until {self.expires}: {REMEDY}")
+        if self.name and self.name != name:
+            raise DeployError(f"{this} is for the client {self.name!r}, not {name!r}: {REMEDY}")
+        if name in self.requests:
+            raise DeployError(
+                f"another device has come as {name!r} by {this}: {REMEDY}, and say so if none should have"
+            )
+        if len(self.requests) >= self.clients:
+            raise DeployError(f"{this} is used up: it was for {self.clients} client(s): {REMEDY}")
+
+
+class Tokens:
+    """The tokens that were ever made, in the folder of their files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def all(self) -> list[Token]:
+        """Return all, the oldest first."""
+        found = (self.read(file.stem) for file in self.folder.glob("*.toml"))
+        return sorted((token for token in found if token), key=lambda token: token.made)
+
+    def read(self, number: str) -> Token | None:
+        """Return the token with this id, None where there is none."""
+        file = self.folder / f"{number}.toml"
+        try:
+            return Token(**tomllib.loads(file.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise DeployError(f"{file} cannot be used: {error}; delete it, and make another token") from None
+
+    def find(self, shown: str) -> Token | None:
+        """Return the token that a device shows, None where it guesses; both take the same time."""
+        matched = SECRET.fullmatch(shown)
+        number, secret = matched.groups() if matched else ("", "")
+        token = self.read(number) if number else None
+        is_right = hmac.compare_digest(hash_secret(secret), token.sha256 if token else hash_secret(""))
+        return token if is_right and matched else None
+
+    def save(self, token: Token) -> None:
+        """Write a token's file, whole or not at all."""
+        make_folder(self.folder)
+        write_private(self.folder / f"{token.id}.toml", tomli_w.dumps(asdict(token)).encode())
+
+    def waiting(self, known_keys: set[str]) -> Iterator[tuple[Token, str, str]]:
+        """Yield the token, name and request of each device that waits for approval: none of these keys is its own."""
+        for token in self.all():
+            for name, request in token.requests.items() if token.approve and not token.revoked else ():
+                if " ".join(request.split()[:2]) not in known_keys:
+                    yield token, name, request
+
+    def locked(self) -> Lock:
+        """Keep other commands and devices from using tokens."""
+        make_folder(self.folder)
+        return exclusive_lock(self.folder / ".lock", seconds=math.inf)
+
+
+def new_secret() -> tuple[str, str]:
+    """Return the id and the secret of a new token."""
+    return secrets.token_hex(4), secrets.token_urlsafe(32)
+
+
+def hash_secret(secret: str) -> str:
+    """Return what is kept of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()

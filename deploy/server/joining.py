@@ -1,0 +1,106 @@
+"""Devices that have themselves enrolled by a join token, and that replace their keys before these end."""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from .. import pki
+from ..errors import DeployError
+from ..operator import enrolment
+from ..operator.device_bundle import make_identity, remove_bundle
+from ..operator.federation import Federation
+from ..operator.registry import EnrolledClient, FormerKey
+from ..operator.tokens import REMEDY
+
+
+class Nodes(enrolment.Nodes, Protocol):
+    """Where the SuperLink keeps which keys it lets in."""
+
+    def replace_key(self, node_id: str, public_key: bytes) -> None:
+        """Let a node in by another key, and by the one before no longer."""
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A client, and its identity in private runs: b"" for none."""
+
+    client: EnrolledClient
+    identity: bytes
+
+
+def admit(federation: Federation, nodes: Nodes, number: str, asked: pki.Request, peer: str) -> Enrolled | None:
+    """Enrol the device of a request by a token; None: it waits for the operator's approval. DeployError: it is refused.
+
+    The token names the device before the device is enrolled: whatever ends this halfway, the device may ask again, and
+    no other one may.
+    """
+    name, line = asked.name, pki.write_request(pki.KeyPair(b"", asked.public, asked.signing), asked.name)
+    with federation.tokens.locked():
+        token = federation.tokens.read(number)
+        if token is None:
+            raise DeployError(f"the join token {number} was deleted: {REMEDY}")
+        token.check(name, line)
+        client = {each.name: each for each in federation.clients}.get(name)
+        if name in token.requests and client and client.public_key == asked.public.decode() and not client.revoked:
+            return Enrolled(client, make_identity(federation, client, asked.signing))
+        enrolment.check_name(federation, name)
+        enrolment.check_key(federation, name, asked.public)
+        if name not in token.requests:
+            others = {waiting for _, waiting, _ in federation.tokens.waiting(federation.registry.known_keys())}
+            if name in others:
+                raise DeployError(f"another device waits to be client {name!r}: choose another name")
+            federation.tokens.save(replace(token, requests={**token.requests, name: line}))
+            if token.approve:
+                about = {"key": pki.fingerprint(asked.public), "token": number, "peer": peer}
+                federation.note("join asked", client=name, **about)
+        if token.approve:
+            return None
+        key = (name, asked.public, token.days)
+        with enrolment.new_client(federation, nodes, *key, examples=token.examples) as client:
+            identity = make_identity(federation, client, asked.signing)
+        federation.note("join", client=name, token=number, peer=peer, **enrolment.key_facts(client))
+    return Enrolled(client, identity)
+
+
+def renew(federation: Federation, nodes: Nodes, node_id: str, asked: pki.Request) -> Enrolled:
+    """Replace a node's key by that of a request, once it is time; a device that repeats its call is answered again."""
+    with federation.registry.locked():
+        client = next((each for each in federation.clients if each.node_id == node_id and not each.revoked), None)
+        if client is None:
+            raise DeployError("this key was replaced by the operator: unpack the bundle that belongs to the new one")
+        if client.public_key != asked.public.decode():
+            client = _replace_key(federation, nodes, client, asked)
+        return Enrolled(client, make_identity(federation, client, asked.signing))
+
+
+def _replace_key(federation: Federation, nodes: Nodes, client: EnrolledClient, asked: pki.Request) -> EnrolledClient:
+    current = client.keys[0]
+    if not current.is_due(datetime.now(UTC)):
+        raise DeployError(f"the key of client {client.name} is good until {client.expires or 'ever'}: it is too early")
+    if asked.signing and not federation.authority_key.exists():
+        raise DeployError(
+            f"the authority's key is not on the server, so that client {client.name} would lose its identity in "
+            f"private runs: the operator replaces its key (fairbloom deploy rotate {client.name})"
+        )
+    enrolment.check_key(federation, client.name, asked.public)
+    life = datetime.fromisoformat(client.expires) - datetime.fromisoformat(current.made)
+    made = enrolment.now()
+    renewed = replace(
+        client,
+        public_key=asked.public.decode(),
+        key_made=made,
+        expires=(datetime.fromisoformat(made) + life).isoformat(),
+        former=(
+            *client.former,
+            FormerKey(node_id=client.node_id, public_key=client.public_key, expires=made, unregistered=made),
+        ),
+    )
+    nodes.replace_key(client.node_id, asked.public)
+    try:
+        federation.registry.save(renewed)
+    except BaseException:
+        nodes.replace_key(client.node_id, client.public_key.encode())
+        raise
+    remove_bundle(federation, client.name)  # its key is no longer good
+    federation.note("key renewed", client=client.name, **enrolment.key_facts(renewed))
+    return renewed
