@@ -3,6 +3,7 @@
 #
 #   ./install.sh --bundle site-1.tar.gz --wheels FOLDER     offline, from what wheels.sh has gathered
 #   ./install.sh --bundle site-1.tar.gz --source CHECKOUT   from a checkout and the network
+#   ./install.sh --join TOKEN --wheels FOLDER               with a join token, as --name NAME if it has none
 #   ./install.sh --wheels FOLDER                            upgrade; bundle, data and personal models stay
 #   ./install.sh --uninstall                                keeps bundle, data and personal models
 #
@@ -19,7 +20,7 @@ set -euo pipefail
 umask 022
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-bundle='' keys='' wheels='' source='' torch='' system_torch='' index='' python=python3 data='' service=yes root='' uninstall=''
+bundle='' keys='' join='' name='' wheels='' source='' torch='' system_torch='' index='' python=python3 data='' service=yes root='' uninstall=''
 user=fairbloom
 
 say() { printf 'install: %s\n' "$*"; }
@@ -28,11 +29,13 @@ fail() { printf 'install: %s\n' "$*" >&2; exit 1; }
 read_options() {
   while [ $# -gt 0 ]; do
     case $1 in
-      --bundle | --keys | --wheels | --source | --torch | --index | --python | --data-dir | --root)
+      --bundle | --keys | --join | --name | --wheels | --source | --torch | --index | --python | --data-dir | --root)
         [ $# -gt 1 ] || fail "$1 needs a value"
         case $1 in
           --bundle) bundle=$2 ;;
           --keys) keys=$2 ;;
+          --join) join=$2 ;;
+          --name) name=$2 ;;
           --wheels) wheels=$2 ;;
           --source) source=$2 ;;
           --torch) torch=$2 ;;
@@ -60,17 +63,19 @@ check() {
   [ -n "$wheels$source" ] || is_installed || fail "say where Fairbloom comes from: --wheels FOLDER or --source CHECKOUT"
   [ -z "$wheels" ] || compgen -G "$wheels/fairbloom-*.whl" > /dev/null || fail "--wheels $wheels: there is no fairbloom wheel in it (wheels.sh)"
   [ -z "$bundle" ] || [ -z "$keys" ] || fail "--keys makes the key for which a bundle is made: give --bundle later"
+  [ -z "$join" ] || [ -z "$bundle$keys" ] || fail "--join makes the key and brings the settings: leave --keys and --bundle out"
+  [ -z "$join" ] || [ -f "$join" ] || fail "--join $join: there is no such file"
   [ -z "$bundle" ] || check_bundle
   [ -z "$data" ] || check_data
   [ -z "$keys" ] || [ ! -e "$etc/key" ] || fail "$etc/key is there already, and a federation may know this device by it: delete it first"
-  [ -n "$bundle$keys" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (the federation's operator makes it), or begin with --keys NAME"
+  [ -n "$bundle$keys$join" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (the federation's operator makes it), or begin with --keys NAME or --join TOKEN"
   local free
   free=$(df -Pk "$(nearest "$opt")" | awk 'NR == 2 {print int($4 / 1024)}')
   [ -z "$wheels$source" ] || [ "$free" -ge 3000 ] || fail "$free MB are free for $opt: 3000 MB are needed"
 }
 
 is_installed() { # and this command is about bundle or keys, for which the libraries can stay
-  [ -n "$bundle$keys" ] && [ -x "$opt/venv/bin/python" ]
+  [ -n "$bundle$keys$join" ] && [ -x "$opt/venv/bin/python" ]
 }
 
 check_bundle() {
@@ -142,7 +147,8 @@ install_libraries() { # into a new folder; the old one serves until the new one 
 }
 
 make_folders() {
-  install -d -m 750 -o root -g "$user" "$etc"
+  # The client replaces its key and identity there, and nobody else's files.
+  install -d -m 1770 -o root -g "$user" "$etc"
   install -d -m 700 -o "$user" -g "$user" "$state"
 }
 
@@ -151,6 +157,14 @@ make_keys() {
   chown "$user:$user" "$etc/key"
   chmod 644 "$etc/$keys.request"
   say "the line above is the request; once the bundle has come back: $0 --bundle FILE"
+}
+
+join_federation() {
+  local token
+  token=$(realpath "$join")
+  (cd / && "$opt/venv/bin/python" -P -m fairbloom.deploy client join "$token" --to "$etc" ${name:+--name "$name"}) || exit 1
+  chown "$user:$user" "$etc/key"
+  [ ! -f "$etc/identity" ] || chown "$user:$user" "$etc/identity"
 }
 
 install_bundle() {
@@ -204,6 +218,7 @@ main() {
   [ -z "$wheels$source" ] || install_libraries
   make_folders
   if [ -n "$keys" ]; then make_keys; exit; fi
+  [ -z "$join" ] || join_federation
   install_bundle
   install_service
   cd "$state" # its disk is the one to look at

@@ -23,11 +23,11 @@ def _bundle_paths(federation: Federation, name: str) -> tuple[Path, Path]:
     return federation.path / "bundles" / name, federation.path / "bundles" / f"{name}.tar.gz"
 
 
-def remove_bundle(federation: Federation, name: str) -> None:
+def remove_bundle(federation: Federation, name: str, *, unpacked: bool = True) -> None:
     """Delete a client's bundle from the federation's folder, if it is there."""
     folder, packed = _bundle_paths(federation, name)
     packed.unlink(missing_ok=True)
-    if folder.is_dir():
+    if unpacked and folder.is_dir():
         shutil.rmtree(folder)
 
 

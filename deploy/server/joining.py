@@ -101,6 +101,6 @@ def _replace_key(federation: Federation, nodes: Nodes, client: EnrolledClient, a
     except BaseException:
         nodes.replace_key(client.node_id, client.public_key.encode())
         raise
-    remove_bundle(federation, client.name)  # its key is no longer good
+    remove_bundle(federation, client.name, unpacked=False)  # its key is no longer good; a client may run from a folder
     federation.note("key renewed", client=client.name, **enrolment.key_facts(renewed))
     return renewed

@@ -206,6 +206,81 @@ def test_of_devices_that_use_a_token_at_once_one_joins(door: Door) -> None:
     assert len(door.federation.clients) == 1
 
 
+# Tokens -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("token", "a", "--clients", "2"), "--clients 2: a token is for one client by its name, or for 1 to 10000"),
+        (("token", "--clients", "-1"), "--clients -1: a token is for one"),
+        (("token", "a", "--hours", "0"), "--hours 0: it must be more than 0, and at most 8784"),
+        (("token", "a", "--hours", "nan"), "--hours nan: it must be more than 0"),
+        (("token", "a", "--days", "-1"), "--days -1: it must be 0 or more"),
+        (("token", "a", "--examples", "-1"), "--examples -1: it is counted from 0"),
+        (("token", "a/b"), "client 'a/b': use up to 63 letters"),
+        (("token", "--revoke", "../x"), "there is no join token '../x' to revoke; there are: none"),
+        (("approve", "a"), "no device waits to be client 'a'; waiting are: none"),
+    ],
+)
+def test_a_token_that_cannot_be_is_named(
+    door: Door, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", *words, "--dir", door.federation.path) == 2
+    assert message in capsys.readouterr().err
+    assert not door.federation.tokens.all()
+    assert len(door.noted("refused")) == 1
+
+
+def test_tokens_that_are_good_are_listed(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ("--dir", door.federation.path)
+    assert fairbloom("deploy", "token", *place) == 0
+    assert "no join token is good" in capsys.readouterr().out
+    door.join(door.token("used"))
+    door.token("late", hours=1e-6)
+    several, one = door.token(clients=3), door.token("a", approve=True)
+    door.join(several, "b")
+    capsys.readouterr()
+    assert fairbloom("deploy", "token", *place) == 0
+    listed = capsys.readouterr().out.splitlines()
+    ids = [device.read_token(file).token[:8] for file in (several, one)]
+    assert [line[: line.index(", good")] for line in sorted(listed)] == sorted(
+        [f"{ids[0]}: 1 of 3 clients", f"{ids[1]}: a"]
+    )
+    assert fairbloom("deploy", "token", "--revoke", ids[0], *place) == 0
+    assert "is revoked; clients that have joined by it stay" in capsys.readouterr().out
+    refused(lambda: door.join(several, "c"), "was revoked")
+    assert [line["event"] for line in door.noted("token")] == ["token"] * 4 + ["token revoked"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        ("", "it lacks 'superlink'"),
+        ("ssh-rsa AAAA", "is not a join token: "),
+        ('superlink = 1\ntoken = ""\nname = ""\nca = ""\n', "holds something other than texts"),
+        ('superlink = "a:1"\ntoken = "x"\nname = "a"\nca = "none"\n', "it holds no certificate"),
+    ],
+)
+def test_a_file_that_is_no_token_is_named(tmp_path: Path, text: str | None, words: str) -> None:
+    file = tmp_path / "token"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ClientError, match=r"token|ca\.crt") as error:
+        device.join(file, "", tmp_path / "device")
+    assert words in str(error.value)
+
+
+def test_a_device_that_has_joined_or_has_no_name_says_so(door: Door, tmp_path: Path) -> None:
+    several = door.token(clients=2)
+    with pytest.raises(ClientError, match="choose a name by --name"):
+        door.join(several)
+    door.join(several, "a")
+    with pytest.raises(ClientError, match=r"client.toml is there already: start it by fairbloom client"):
+        door.join(several, "a")
+
+
 # Approval -----------------------------------------------------------------------------------------------------------
 
 
