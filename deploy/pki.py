@@ -96,6 +96,12 @@ def read_request(text: str, source: str) -> Request:
     return Request(public, name, bytes.fromhex("".join(signing)))
 
 
+def registered_form(public: bytes) -> bytes:
+    """Return a public key in OpenSSH format as the SuperLink keeps it."""
+    key = serialization.load_ssh_public_key(public)
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
 def fingerprint(public: bytes) -> str:
     """Return the fingerprint of a public key in OpenSSH format, as ssh-keygen -l prints it."""
     digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()

@@ -2,7 +2,6 @@
 
 import time
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +19,19 @@ ASK_SECONDS = 10.0
 """The pause before a device asks again whether it is approved, or a server that it could not reach."""
 
 
-@dataclass(frozen=True)
-class JoinToken:
-    """What the text of a token says: `name` is "" where the device chooses it."""
-
-    superlink: str
-    token: str
-    name: str
-    ca: str
-
-
-def read_token(file: Path) -> JoinToken:
-    """Return what a token's file says; ClientError names the file and the remedy."""
+def read_token(file: Path) -> dict[str, str]:
+    """Return what a token's file says: superlink, token, name ("" where the device chooses it) and ca."""
     remedy = "save what fairbloom deploy token printed, whole"
     try:
         said = tomllib.loads(file.read_text())
         if not all(isinstance(said[key], str) for key in ("superlink", "token", "name", "ca")):
             raise ValueError("it holds something other than texts")
-        return JoinToken(**said)
+        return said
     except OSError as error:
         raise ClientError(f"{file} cannot be read: {error.strerror}") from None
     except KeyError as error:
         raise ClientError(f"{file} is not a join token: it lacks {error}; {remedy}") from None
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ClientError(f"{file} is not a join token: {error}; {remedy}") from None
 
 
@@ -52,7 +41,7 @@ def join(file: Path, name: str, folder: Path | None) -> Path:
     ClientError: the server refuses the device, or its files cannot be used.
     """
     token = read_token(file)
-    name = name or token.name
+    name = name or token["name"]
     if not name:
         raise ClientError(f"{file} names no client: choose a name by --name, hospital-7 say")
     folder = folder or Path(name)
@@ -61,12 +50,12 @@ def join(file: Path, name: str, folder: Path | None) -> Path:
         raise ClientError(f"{config} is there already: start it by fairbloom client {config}, or give another --to")
     keys = find_or_make(folder, name)
     try:
-        write_public(folder / "ca.crt", token.ca.encode())
+        write_public(folder / "ca.crt", token["ca"].encode())
         settings = ClientSettings.of(
-            {"superlink": token.superlink, "ca": str(folder / "ca.crt"), "key": str(folder / "key"), "name": name}
+            {"superlink": token["superlink"], "ca": str(folder / "ca.crt"), "key": str(folder / "key"), "name": name}
         )
-        answer = _ask(settings, token.token, keys)
-        files = device_files(token.superlink, token.ca.encode(), name, answer.partition_id, answer.identity)
+        answer = _ask(settings, token["token"], keys)
+        files = device_files(token["superlink"], token["ca"].encode(), name, answer.partition_id, answer.identity)
         for each, content in files.items():  # client.toml last
             write_public(folder / each, content)
     except OSError as error:

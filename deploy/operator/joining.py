@@ -1,5 +1,6 @@
 """What the operator does about devices that join: makes and revokes tokens, and approves requests."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from ..errors import DeployError
 from ..processes import first_names
 from .enrolment import KEY_DAYS, LONGEST_DAYS, check_name, enroll, in_days, now
 from .federation import Federation
-from .tokens import Token, hash_secret, new_secret
+from .tokens import ID, Token, hash_secret
 
 MOST_CLIENTS, MOST_HOURS = 10_000, 24.0 * 366
 """How many devices a token may be for, and how long it may be good."""
@@ -41,7 +42,7 @@ def make_token(
             raise DeployError(f"--hours {hours:g}: it must be more than 0, and at most {MOST_HOURS:g}")
         if examples < 0:
             raise DeployError(f"--examples {examples}: it is counted from 0")
-        number, secret = new_secret()
+        number, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
         token = Token(
             id=number,
             sha256=hash_secret(secret),
@@ -65,7 +66,7 @@ def make_token(
 def revoke_token(federation: Federation, number: str) -> Token:
     """Revoke a token: no device is enrolled by it any more, nor are those that wait for approval."""
     with federation.audited("token revoked", token=number), federation.tokens.locked():
-        token = federation.tokens.read(number) if number.isalnum() else None
+        token = federation.tokens.read(number) if ID.fullmatch(number) else None
         if token is None or token.revoked:
             known = first_names(each.id for each in federation.tokens.all() if not each.revoked) or "none"
             raise DeployError(f"there is no join token {number!r} to revoke; there are: {known}")

@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import math
 import re
-import secrets
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,8 +17,8 @@ from fairbloom.system.lock import Lock, exclusive_lock
 
 from ..errors import DeployError
 
-SECRET = re.compile(r"([0-9a-f]{8})\.([A-Za-z0-9_-]{43})")
-"""What a device shows: the id of its token and the secret."""
+ID = re.compile("[0-9a-f]{8}")
+"""A token's id, which is no secret."""
 
 REMEDY = "ask the federation's operator for another (fairbloom deploy token)"
 
@@ -43,6 +42,9 @@ class Token:
     examples: int = 0
     revoked: str = ""
     requests: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        datetime.fromisoformat(self.expires)
 
     def check(self, name: str, request: str) -> None:
         """Raise DeployError unless this token is good for a device's request to be a client of this name."""
@@ -85,12 +87,10 @@ class Tokens:
             raise DeployError(f"{file} cannot be used: {error}; delete it, and make another token") from None
 
     def find(self, shown: str) -> Token | None:
-        """Return the token that a device shows, None where it guesses; both take the same time."""
-        matched = SECRET.fullmatch(shown)
-        number, secret = matched.groups() if matched else ("", "")
-        token = self.read(number) if number else None
-        is_right = hmac.compare_digest(hash_secret(secret), token.sha256 if token else hash_secret(""))
-        return token if is_right and matched else None
+        """Return the token that a device shows, ID.SECRET, None where it guesses; a better guess takes no longer."""
+        number, _, secret = shown.partition(".")
+        token = self.read(number) if ID.fullmatch(number) else None
+        return token if token and hmac.compare_digest(hash_secret(secret), token.sha256) else None
 
     def save(self, token: Token) -> None:
         """Write a token's file, whole or not at all."""
@@ -108,11 +108,6 @@ class Tokens:
         """Keep other commands and devices from using tokens."""
         make_folder(self.folder)
         return exclusive_lock(self.folder / ".lock", seconds=math.inf)
-
-
-def new_secret() -> tuple[str, str]:
-    """Return the id and the secret of a new token."""
-    return secrets.token_hex(4), secrets.token_urlsafe(32)
 
 
 def hash_secret(secret: str) -> str:

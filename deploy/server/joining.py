@@ -1,8 +1,8 @@
 """Devices that have themselves enrolled by a join token, and that replace their keys before these end."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from .. import pki
 from ..errors import DeployError
@@ -12,23 +12,16 @@ from ..operator.federation import Federation
 from ..operator.registry import EnrolledClient, FormerKey
 from ..operator.tokens import REMEDY
 
+Enrolled = tuple[EnrolledClient, bytes]
+"""A client, and its identity in private runs: b"" for none."""
 
-class Nodes(enrolment.Nodes, Protocol):
-    """Where the SuperLink keeps which keys it lets in."""
-
-    def replace_key(self, node_id: str, public_key: bytes) -> None:
-        """Let a node in by another key, and by the one before no longer."""
-
-
-@dataclass(frozen=True)
-class Enrolled:
-    """A client, and its identity in private runs: b"" for none."""
-
-    client: EnrolledClient
-    identity: bytes
+ReplaceKey = Callable[[str, bytes], None]
+"""Lets a node, by its number, in by another public key, and by the one before no longer."""
 
 
-def admit(federation: Federation, nodes: Nodes, number: str, asked: pki.Request, peer: str) -> Enrolled | None:
+def admit(
+    federation: Federation, nodes: enrolment.Nodes, number: str, peer: str, asked: pki.Request
+) -> Enrolled | None:
     """Enrol the device of a request by a token; None: it waits for the operator's approval. DeployError: it is refused.
 
     The token names the device before the device is enrolled: whatever ends this halfway, the device may ask again, and
@@ -42,7 +35,7 @@ def admit(federation: Federation, nodes: Nodes, number: str, asked: pki.Request,
         token.check(name, line)
         client = {each.name: each for each in federation.clients}.get(name)
         if name in token.requests and client and client.public_key == asked.public.decode() and not client.revoked:
-            return Enrolled(client, make_identity(federation, client, asked.signing))
+            return client, make_identity(federation, client, asked.signing)
         enrolment.check_name(federation, name)
         enrolment.check_key(federation, name, asked.public)
         if name not in token.requests:
@@ -59,21 +52,23 @@ def admit(federation: Federation, nodes: Nodes, number: str, asked: pki.Request,
         with enrolment.new_client(federation, nodes, *key, examples=token.examples) as client:
             identity = make_identity(federation, client, asked.signing)
         federation.note("join", client=name, token=number, peer=peer, **enrolment.key_facts(client))
-    return Enrolled(client, identity)
+    return client, identity
 
 
-def renew(federation: Federation, nodes: Nodes, node_id: str, asked: pki.Request) -> Enrolled:
+def renew(federation: Federation, replace_key: ReplaceKey, node_id: int, asked: pki.Request) -> Enrolled:
     """Replace a node's key by that of a request, once it is time; a device that repeats its call is answered again."""
     with federation.registry.locked():
-        client = next((each for each in federation.clients if each.node_id == node_id and not each.revoked), None)
+        client = next((each for each in federation.clients if each.node_id == str(node_id) and not each.revoked), None)
         if client is None:
             raise DeployError("this key was replaced by the operator: unpack the bundle that belongs to the new one")
         if client.public_key != asked.public.decode():
-            client = _replace_key(federation, nodes, client, asked)
-        return Enrolled(client, make_identity(federation, client, asked.signing))
+            client = _give_key(federation, replace_key, client, asked)
+        return client, make_identity(federation, client, asked.signing)
 
 
-def _replace_key(federation: Federation, nodes: Nodes, client: EnrolledClient, asked: pki.Request) -> EnrolledClient:
+def _give_key(
+    federation: Federation, replace_key: ReplaceKey, client: EnrolledClient, asked: pki.Request
+) -> EnrolledClient:
     current = client.keys[0]
     if not current.is_due(datetime.now(UTC)):
         raise DeployError(f"the key of client {client.name} is good until {client.expires or 'ever'}: it is too early")
@@ -85,21 +80,15 @@ def _replace_key(federation: Federation, nodes: Nodes, client: EnrolledClient, a
     enrolment.check_key(federation, client.name, asked.public)
     life = datetime.fromisoformat(client.expires) - datetime.fromisoformat(current.made)
     made = enrolment.now()
-    renewed = replace(
-        client,
-        public_key=asked.public.decode(),
-        key_made=made,
-        expires=(datetime.fromisoformat(made) + life).isoformat(),
-        former=(
-            *client.former,
-            FormerKey(node_id=client.node_id, public_key=client.public_key, expires=made, unregistered=made),
-        ),
-    )
-    nodes.replace_key(client.node_id, asked.public)
+    old = FormerKey(node_id=client.node_id, public_key=client.public_key, expires=made, unregistered=made)
+    end = (datetime.fromisoformat(made) + life).isoformat()
+    about = {"public_key": asked.public.decode(), "key_made": made, "expires": end}
+    renewed = replace(client, former=(*client.former, old), **about)
+    replace_key(client.node_id, asked.public)
     try:
         federation.registry.save(renewed)
     except BaseException:
-        nodes.replace_key(client.node_id, client.public_key.encode())
+        replace_key(client.node_id, client.public_key.encode())
         raise
     remove_bundle(federation, client.name, unpacked=False)  # its key is no longer good; a client may run from a folder
     federation.note("key renewed", client=client.name, **enrolment.key_facts(renewed))

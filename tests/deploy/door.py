@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import free_port
+from fairbloom.deploy import pki
 from fairbloom.deploy.device import joining as device
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.outage import Outage
@@ -15,7 +16,7 @@ from fairbloom.deploy.flower.device.fleet import Fleet as Connection
 from fairbloom.deploy.flower.server.fleet import Fleet
 from fairbloom.deploy.flower.server.fleet_server import Pipeline, fleet_server
 from fairbloom.deploy.flower.server.joining import Joining
-from fairbloom.deploy.flower.server.registration import StateNodes, register_enrolled, registered_form
+from fairbloom.deploy.flower.server.registration import StateNodes, register_enrolled
 from fairbloom.deploy.operator import audit, enrolment, joining
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
@@ -90,7 +91,7 @@ class Door:
 
     def revoke(self, name: str) -> None:
         client = self.clients()[name]
-        self.link.state.strike_off(registered_form(client.public_key))
+        self.link.state.strike_off(pki.registered_form(client.public_key.encode()))
         self.federation.registry.save(replace(client, revoked=enrolment.now()))
 
 

@@ -66,7 +66,7 @@ def test_a_device_joins_by_a_token_and_connects(door: Door) -> None:
 
 def test_of_the_secret_the_server_keeps_only_a_hash(door: Door) -> None:
     file = door.token("a")
-    secret = device.read_token(file).token.partition(".")[2]
+    secret = device.read_token(file)["token"].partition(".")[2]
     door.join(file)
     kept = b"".join(path.read_bytes() for path in door.federation.path.rglob("*") if path.is_file())
     assert len(secret) == 43
@@ -243,7 +243,7 @@ def test_tokens_that_are_good_are_listed(door: Door, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert fairbloom("deploy", "token", *place) == 0
     listed = capsys.readouterr().out.splitlines()
-    ids = [device.read_token(file).token[:8] for file in (several, one)]
+    ids = [device.read_token(file)["token"][:8] for file in (several, one)]
     assert [line[: line.index(", good")] for line in sorted(listed)] == sorted(
         [f"{ids[0]}: 1 of 3 clients", f"{ids[1]}: a"]
     )
@@ -348,7 +348,7 @@ def called(door: Door, key: Any, token: str, body: bytes) -> grpc.StatusCode:
 
 
 def test_a_guessed_secret_is_refused(door: Door) -> None:
-    token = device.read_token(door.token("a")).token
+    token = device.read_token(door.token("a"))["token"]
     key: Any = load_ssh_private_key(pki.make_node_key().private, None)
     number, _, secret = token.partition(".")
     for guess in (
@@ -386,14 +386,14 @@ def test_of_a_body_without_a_token_hardly_anything_is_taken_in(door: Door) -> No
     ],
 )
 def test_a_body_that_is_no_request_is_refused(door: Door, body: bytes, status: grpc.StatusCode) -> None:
-    token = device.read_token(door.token("a")).token
+    token = device.read_token(door.token("a"))["token"]
     key: Any = load_ssh_private_key(pki.make_node_key().private, None)
     assert called(door, key, token, body) == status
     assert not door.federation.tokens.all()[0].requests
 
 
 def test_a_request_for_anothers_key_is_refused(door: Door) -> None:
-    token = device.read_token(door.token("a")).token
+    token = device.read_token(door.token("a"))["token"]
     key: Any = load_ssh_private_key(pki.make_node_key().private, None)
     body = exchange_pb2.JoinRequest(request=pki.write_request(pki.make_node_key(), "a")).SerializeToString()
     assert called(door, key, token, body) == grpc.StatusCode.FAILED_PRECONDITION
@@ -406,6 +406,6 @@ def test_many_refusals_are_a_line_a_minute(door: Door) -> None:
     shown: Any = load_ssh_private_key(key.private, None)
     body = exchange_pb2.JoinRequest(request=pki.write_request(key, "a")).SerializeToString()
     for _ in range(20):
-        assert called(door, shown, device.read_token(file).token, body) == grpc.StatusCode.FAILED_PRECONDITION
+        assert called(door, shown, device.read_token(file)["token"], body) == grpc.StatusCode.FAILED_PRECONDITION
         assert called(door, shown, "0" * 8 + "." + "A" * 43, body) == grpc.StatusCode.UNAUTHENTICATED
     assert len(door.noted("refused")) == 2

@@ -16,7 +16,7 @@ from grpc import StatusCode
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.server import superlink
-from fairbloom.deploy.flower.server.registration import register_enrolled, registered_form
+from fairbloom.deploy.flower.server.registration import register_enrolled
 from fairbloom.deploy.flower.server.superlink import is_file
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
@@ -49,7 +49,7 @@ def started(federation: Federation) -> SuperLinkState:
 
 
 def node_of(link: SuperLinkState, public_key: str) -> int | None:
-    found: int | None = link.state.get_node_id_by_public_key(registered_form(public_key))
+    found: int | None = link.state.get_node_id_by_public_key(pki.registered_form(public_key.encode()))
     return found
 
 
@@ -116,7 +116,7 @@ def test_a_key_that_the_superlink_struck_off_is_not_registered_by_older_files(fe
 def test_a_key_that_was_registered_by_hand_gets_the_number_of_the_file(federation: Federation) -> None:
     client = enrolled(federation, "site-a", 7)
     link = SuperLinkState(federation.database)
-    public_key = registered_form(client.public_key)
+    public_key = pki.registered_form(client.public_key.encode())
     other = link.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 30, name="site-a")
     assert link.state.get_node_id_by_public_key(public_key) == other
     register_enrolled(link.state, federation.registry, federation.state)

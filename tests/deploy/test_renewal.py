@@ -277,7 +277,7 @@ def test_a_server_that_cannot_write_keeps_the_old_key(
     with monkeypatch.context() as patch:
         patch.setattr(type(door.federation.registry), "save", fail)
         with pytest.raises(OSError, match="Read-only"):
-            renew(door.federation, door.nodes, door.clients()["a"].node_id, request_of_new_key())
+            renew(door.federation, door.nodes.replace_key, int(door.clients()["a"].node_id), request_of_new_key())
     joined.renew()
     assert len(door.noted("key renewed")) == 1
 

@@ -275,3 +275,31 @@ def test_a_refused_heartbeat_ends_connection_and_work() -> None:
 
 def _closed() -> None:
     raise ClosedError
+
+
+# The next key -------------------------------------------------------------------------------------------------------
+
+
+class Due:
+    """Stands for a key that is always to be renewed; keeps how many messages were answered each time."""
+
+    is_due = True
+
+    def __init__(self) -> None:
+        self.answered = list[int]()
+
+    def run(self, superlink: Any) -> None:
+        self.answered.append(len(superlink.sent))
+
+
+def test_a_key_is_renewed_between_messages_and_in_no_private_round() -> None:
+    exchanges = ("query.keys", "train.work", "query.open", "train.vector", "query.unmask", "train")
+    messages = [asked(1, number) for number in range(len(exchanges))]
+    for each, kind in zip(messages, exchanges, strict=True):
+        each.metadata.__dict__["_message_type"] = kind
+    superlink, renewal = Superlink(*messages), Due()
+    identify(run_id=1, node_id=2, task_id=0)
+    session: Any = Session(superlink, Counting(), Contexts(""), renewal)  # type: ignore[arg-type]
+    with pytest.raises(ClosedError):
+        session.serve()
+    assert renewal.answered == [0, 5, 6]

@@ -19,6 +19,7 @@ import httpx
 from ...device.connectivity import tls_context
 from ...errors import ClientError, DeployError, UnauthorizedError, UnreachableError
 from ...operator.federation import Federation
+from ...pki import registered_form
 from ..gate import check_version
 
 Nodes = Mapping[str, Mapping[str, str]]
@@ -34,13 +35,7 @@ class ControlApi:
 
     def register(self, name: str, public_key: bytes) -> str:
         """Register a client's public key, in OpenSSH format; return the number of its node."""
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
-        key = serialization.load_ssh_public_key(public_key)
-        if not isinstance(key, EllipticCurvePublicKey):
-            raise DeployError(f"the public key of client {name} is of another kind than a node's")
-        written = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        written = registered_form(public_key)
         return str(self._answered("register a client", "RegisterNode", public_key=written, name=name).node_id)
 
     def unregister(self, node_id: str) -> None:

@@ -18,7 +18,7 @@ from ...server.joining import Enrolled, admit, renew
 from ...server.refusals import RefusalLog
 from .. import exchange_pb2
 from .fleet_server import Call, Caller, RefusedCallError
-from .registration import StateNodes, registered_form
+from .registration import StateNodes
 
 LARGEST_REQUEST = 1 << 12
 """Largest call of these, in bytes: a request has 350."""
@@ -46,30 +46,26 @@ class Joining:
 
     def join(self, request: Any, caller: Caller) -> Any:
         """Enrol the device that calls, or have it wait."""
-        return self._answer("a join", request, caller, partial(admit, self._federation, self._nodes, caller.token))
+        return self._answer(
+            "a join", request, caller, partial(admit, self._federation, self._nodes, caller.token, caller.peer)
+        )
 
     def renew(self, request: Any, caller: Caller) -> Any:
         """Replace the key of the node that calls."""
-        node_id = str(caller.node_id)
+        replace_key = self._nodes.replace_key
+        return self._answer("a renewal", request, caller, partial(renew, self._federation, replace_key, caller.node_id))
 
-        def renew_key(asked: pki.Request, peer: str) -> Enrolled:
-            return renew(self._federation, self._nodes, node_id, asked)
-
-        return self._answer("a renewal", request, caller, renew_key)
-
-    def _answer(
-        self, what: str, request: Any, caller: Caller, enrol: Callable[[pki.Request, str], Enrolled | None]
-    ) -> Any:
+    def _answer(self, what: str, request: Any, caller: Caller, enrol: Callable[[pki.Request], Enrolled | None]) -> Any:
         try:
             asked = pki.read_request(request.request, "the request of this device")
-            if caller.token and registered_form(asked.public.decode()) != caller.key:
+            if caller.token and pki.registered_form(asked.public) != caller.key:
                 raise pki.PkiError("the request of this device is for another key than it has: repeat the command")
-            enrolled = enrol(asked, caller.peer)
+            enrolled = enrol(asked)
         except FairbloomError as error:
             self._refusals.note(what, reason=str(error), peer=caller.peer)
             raise RefusedCallError(StatusCode.FAILED_PRECONDITION, str(error)) from None
         if enrolled is None:
             return exchange_pb2.EnrolledResponse(waits=True)
-        client = enrolled.client
+        client, identity = enrolled
         about = {"partition_id": client.partition_id, "expires": client.expires}
-        return exchange_pb2.EnrolledResponse(identity=enrolled.identity, **about)
+        return exchange_pb2.EnrolledResponse(identity=identity, **about)

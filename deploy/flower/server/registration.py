@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
-
 from fairbloom.logs import log
 
 from ... import pki
@@ -25,14 +23,14 @@ def register_enrolled(state: RunState, registry: Registry, state_folder: Path) -
     """Register enrolled keys that are missing, under their old numbers; unregister revoked ones."""
     enrolled = registry.keys()
     for key in enrolled:  # first: the key before of a node that has renewed it is not to be struck off with the node
-        if state.replace_key(int(key.node_id), registered_form(key.public_key)):
+        if state.replace_key(int(key.node_id), pki.registered_form(key.public_key.encode())):
             _note(state_folder, "key renewed again", client=key.client, **{"node-id": key.node_id})
     for public_key in registry.revoked_keys():
-        if state.strike_off(registered_form(public_key)):
+        if state.strike_off(pki.registered_form(public_key.encode())):
             _note(state_folder, "key struck off again", key=pki.fingerprint(public_key.encode()))
     again = []
     for key in enrolled:
-        if state.register(registered_form(key.public_key), key.client, int(key.node_id)):
+        if state.register(pki.registered_form(key.public_key.encode()), key.client, int(key.node_id)):
             _note(state_folder, "key registered again", client=key.client, **{"node-id": key.node_id})
             again.append(key.client)
     if again:
@@ -48,7 +46,7 @@ class StateNodes:
     def register(self, name: str, public_key: bytes) -> str:
         """Register a client's public key, in OpenSSH format; return the number of its node."""
         try:
-            return str(self._state.add_node(registered_form(public_key.decode()), name))
+            return str(self._state.add_node(pki.registered_form(public_key), name))
         except ValueError as error:
             raise DeployError(f"the key of client {name} cannot be registered: {error}") from None
 
@@ -58,14 +56,8 @@ class StateNodes:
 
     def replace_key(self, node_id: str, public_key: bytes) -> None:
         """Let a node in by another key, and by the one before no longer."""
-        if not self._state.replace_key(int(node_id), registered_form(public_key.decode())):
+        if not self._state.replace_key(int(node_id), pki.registered_form(public_key)):
             raise DeployError(f"node {node_id} cannot have this key: it is another one's")
-
-
-def registered_form(public_key: str) -> bytes:
-    """Return a public key in OpenSSH format as the SuperLink keeps it."""
-    key = serialization.load_ssh_public_key(public_key.encode())
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _note(folder: Path, event: str, **about: str) -> None:
