@@ -19,7 +19,7 @@ from ..flower.operator import control_api
 from ..processes import first_names
 from .device_bundle import remove_bundle, write_bundle
 from .federation import Federation, warn
-from .registry import ClientKey, EnrolledClient, FormerKey
+from .registry import ClientKey, EnrolledClient, FormerKey, check_key, check_name
 
 KEY_DAYS = 398.0
 """How long a client's key is good unless the operator says otherwise."""
@@ -57,7 +57,7 @@ def enroll(
         for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
             if number < 0:
                 raise DeployError(f"{option} {number}: it is counted from 0")
-        check_name(federation, name)
+        check_name(federation.clients, name)
         keys = _choose_keys(federation, name, request)
         _retire(federation)
         with control_api.connected(federation) as api:
@@ -66,13 +66,6 @@ def enroll(
                 bundle = write_bundle(federation, enrolled, keys, unpack)
         about |= key_facts(enrolled)
     return bundle
-
-
-def check_name(federation: Federation, name: str) -> None:
-    """Raise DeployError where no new client may have a name."""
-    if not NAME.fullmatch(name):
-        raise DeployError(f"client {name!r}: {NAME_RULE}")
-    federation.registry.check_new(name)
 
 
 @contextlib.contextmanager
@@ -88,12 +81,13 @@ def new_client(
 ) -> Iterator[EnrolledClient]:
     """Register a key and give the client that has it, who is enrolled once the block succeeds."""
     with federation.registry.locked(), contextlib.ExitStack() as undo:
-        check_name(federation, name)  # another command may have been quicker
-        check_key(federation, name, public_key)
+        clients = federation.clients
+        check_name(clients, name)  # another command may have been quicker
+        check_key(clients, name, public_key)
         node_id = nodes.register(name, public_key)
         undo.enter_context(_unregister_on_failure(nodes, node_id))
-        taken = {client.partition_id for client in federation.clients if not client.revoked}
-        before = {client.name: client for client in federation.clients}.get(name)
+        taken = {client.partition_id for client in clients if not client.revoked}
+        before = {client.name: client for client in clients}.get(name)
         enrolled = EnrolledClient(
             name=name,
             node_id=node_id,
@@ -255,7 +249,7 @@ def rotate(
         keys = _choose_keys(federation, name, request)
         with control_api.connected(federation) as api, federation.registry.locked():
             client = federation.find_client(name)
-            check_key(federation, name, keys.public)
+            check_key(federation.clients, name, keys.public)
             node_id = api.register(name, keys.public)
             with _unregister_on_failure(api, node_id):
                 until = min(filter(None, (client.expires, in_days(overlap))), key=datetime.fromisoformat)
@@ -299,7 +293,7 @@ def _choose_keys(federation: Federation, name: str, request: Path | pki.Request 
     asked = request if isinstance(request, pki.Request) else _read_request(request)
     if asked.name != name:
         raise DeployError(f"--request {request} is of client {asked.name!r}, not {name!r}: was the file mixed up?")
-    check_key(federation, name, asked.public)
+    check_key(federation.clients, name, asked.public)
     return pki.KeyPair(private=b"", public=asked.public, signing=asked.signing)
 
 
@@ -308,17 +302,6 @@ def _read_request(file: Path) -> pki.Request:
         return pki.read_request(file.read_text(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise DeployError(f"--request {file} cannot be read: {error}") from None
-
-
-def check_key(federation: Federation, name: str, public_key: bytes) -> None:
-    """Raise DeployError where a client has, or has had, the key that is to be one's of this name."""
-    for client in federation.clients:
-        if public_key.decode() in client.public_keys:
-            owner = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
-            raise DeployError(
-                f"the request of {name}: {owner}, has had this key: make another on the device with "
-                f"fairbloom client keys {name}"
-            )
 
 
 def _unregister(federation: Federation, node_id: str) -> None:

@@ -13,8 +13,9 @@ from .. import pki
 from ..arguments import check_days
 from ..errors import DeployError
 from ..processes import first_names
-from .enrolment import KEY_DAYS, LONGEST_DAYS, check_name, enroll, in_days, now
+from .enrolment import KEY_DAYS, LONGEST_DAYS, enroll, in_days, now
 from .federation import Federation
+from .registry import check_name
 from .tokens import ID, Token, hash_secret
 
 MOST_CLIENTS, MOST_HOURS = 10_000, 24.0 * 366
@@ -35,7 +36,7 @@ def make_token(
     with federation.audited("token", client=name or None) as about:
         check_days(days, LONGEST_DAYS, or_never=True)
         if name:
-            check_name(federation, name)
+            check_name(federation.clients, name)
         if not 1 <= clients <= MOST_CLIENTS or (name and clients > 1):
             raise DeployError(f"--clients {clients}: a token is for one client by its name, or for 1 to {MOST_CLIENTS}")
         if not 0 < hours <= MOST_HOURS:
@@ -88,7 +89,7 @@ def describe_tokens(federation: Federation) -> list[str]:
 
 def find_waiting(federation: Federation) -> list[dict[str, Any]]:
     """Return who waits for the operator's approval: name, fingerprint of the key, and token."""
-    waiting = federation.tokens.waiting(federation.registry.known_keys())
+    waiting = federation.tokens.waiting(federation.clients)
     return [
         {"client": name, "key": pki.fingerprint(request.encode()), "token": token.id}
         for token, name, request in waiting
@@ -103,7 +104,7 @@ def describe_waiting(each: Mapping[str, Any]) -> str:
 def approve(federation: Federation, name: str) -> Path:
     """Enrol a device that waits; it learns that when it asks again. Return the path of its bundle."""
     with federation.audited("approve", client=name) as about, federation.tokens.locked():
-        found = federation.tokens.waiting(federation.registry.known_keys())
+        found = federation.tokens.waiting(federation.clients)
         waiting = {each: (token, request) for token, each, request in found}
         if name not in waiting:
             raise DeployError(f"no device waits to be client {name!r}; waiting are: {first_names(waiting) or 'none'}")

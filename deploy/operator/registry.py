@@ -3,6 +3,7 @@
 import math
 import os
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import tomli_w
 from fairbloom.system.files import write_public
 from fairbloom.system.lock import Lock, exclusive_lock
 
+from ..arguments import NAME, NAME_RULE
 from ..errors import DeployError
 
 RENEWAL_DAYS = 30.0
@@ -131,22 +133,6 @@ class Registry:
             found += [old.public_key for old in client.former if old.unregistered or client.revoked]
         return found
 
-    def known_keys(self) -> set[str]:
-        """Return all public keys that clients have, or have had."""
-        return {key for client in self.clients() for key in client.public_keys}
-
-    def check_new(self, name: str) -> None:
-        """Raise DeployError where a client has this name, or one that differs in case alone."""
-        for client in self.clients():
-            if client.name == name and not client.revoked:
-                raise DeployError(f"client {name!r} is enrolled already: revoke it first, or choose another name")
-            if client.name != name and client.name.lower() == name.lower():
-                state = "revoked" if client.revoked else "enrolled"
-                raise DeployError(
-                    f"client {name!r} differs from client {client.name!r}, which is {state}, in case alone: "
-                    "choose another name"
-                )
-
     def save(self, client: EnrolledClient) -> None:
         """Write a client's file, whole or not at all."""
         about = asdict(client)
@@ -188,3 +174,29 @@ class Registry:
             ) from None
         self._parsed[entry.name] = version, client
         return client
+
+
+def check_name(clients: Sequence[EnrolledClient], name: str) -> None:
+    """Raise DeployError where no new client may have a name: it is none, another one's, or differs in case alone."""
+    if not NAME.fullmatch(name):
+        raise DeployError(f"client {name!r}: {NAME_RULE}")
+    for client in clients:
+        if client.name == name and not client.revoked:
+            raise DeployError(f"client {name!r} is enrolled already: revoke it first, or choose another name")
+        if client.name != name and client.name.lower() == name.lower():
+            state = "revoked" if client.revoked else "enrolled"
+            raise DeployError(
+                f"client {name!r} differs from client {client.name!r}, which is {state}, in case alone: "
+                "choose another name"
+            )
+
+
+def check_key(clients: Sequence[EnrolledClient], name: str, public_key: bytes) -> None:
+    """Raise DeployError where a client has, or has had, the key that is to be one's of this name."""
+    for client in clients:
+        if public_key.decode() in client.public_keys:
+            owner = f"client {client.name!r}" + (", which is revoked" if client.revoked else "")
+            raise DeployError(
+                f"the request of {name}: {owner}, has had this key: make another on the device with "
+                f"fairbloom client keys {name}"
+            )

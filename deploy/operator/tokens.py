@@ -5,7 +5,7 @@ import hmac
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.lock import Lock, exclusive_lock
 
 from ..errors import DeployError
+from .registry import EnrolledClient
 
 ID = re.compile("[0-9a-f]{8}")
 """A token's id, which is no secret."""
@@ -97,12 +98,16 @@ class Tokens:
         make_folder(self.folder)
         write_private(self.folder / f"{token.id}.toml", tomli_w.dumps(asdict(token)).encode())
 
-    def waiting(self, known_keys: set[str]) -> Iterator[tuple[Token, str, str]]:
-        """Yield the token, name and request of each device that waits for approval: none of these keys is its own."""
-        for token in self.all():
-            for name, request in token.requests.items() if token.approve and not token.revoked else ():
-                if " ".join(request.split()[:2]) not in known_keys:
-                    yield token, name, request
+    def waiting(self, clients: Sequence[EnrolledClient]) -> list[tuple[Token, str, str]]:
+        """Return the token, name and request of each device that waits for approval: no client has its key."""
+        asked = [token for token in self.all() if token.approve and not token.revoked]
+        known = {key for client in clients for key in client.public_keys} if asked else set[str]()
+        return [
+            (token, name, request)
+            for token in asked
+            for name, request in token.requests.items()
+            if " ".join(request.split()[:2]) not in known
+        ]
 
     def locked(self) -> Lock:
         """Keep other commands and devices from using tokens."""

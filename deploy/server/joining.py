@@ -9,7 +9,7 @@ from ..errors import DeployError
 from ..operator import enrolment
 from ..operator.device_bundle import make_identity, remove_bundle
 from ..operator.federation import Federation
-from ..operator.registry import EnrolledClient, FormerKey
+from ..operator.registry import EnrolledClient, FormerKey, check_key, check_name
 from ..operator.tokens import REMEDY
 
 Enrolled = tuple[EnrolledClient, bytes]
@@ -33,14 +33,14 @@ def admit(
         if token is None:
             raise DeployError(f"the join token {number} was deleted: {REMEDY}")
         token.check(name, line)
-        client = {each.name: each for each in federation.clients}.get(name)
+        clients = federation.clients
+        client = {each.name: each for each in clients}.get(name)
         if name in token.requests and client and client.public_key == asked.public.decode() and not client.revoked:
             return client, make_identity(federation, client, asked.signing)
-        enrolment.check_name(federation, name)
-        enrolment.check_key(federation, name, asked.public)
+        check_name(clients, name)
+        check_key(clients, name, asked.public)
         if name not in token.requests:
-            others = {waiting for _, waiting, _ in federation.tokens.waiting(federation.registry.known_keys())}
-            if name in others:
+            if name in {waiting for _, waiting, _ in federation.tokens.waiting(clients)}:
                 raise DeployError(f"another device waits to be client {name!r}: choose another name")
             federation.tokens.save(replace(token, requests={**token.requests, name: line}))
             if token.approve:
@@ -77,13 +77,17 @@ def _give_key(
             f"the authority's key is not on the server, so that client {client.name} would lose its identity in "
             f"private runs: the operator replaces its key (fairbloom deploy rotate {client.name})"
         )
-    enrolment.check_key(federation, client.name, asked.public)
+    check_key(federation.clients, client.name, asked.public)
     life = datetime.fromisoformat(client.expires) - datetime.fromisoformat(current.made)
     made = enrolment.now()
     old = FormerKey(node_id=client.node_id, public_key=client.public_key, expires=made, unregistered=made)
-    end = (datetime.fromisoformat(made) + life).isoformat()
-    about = {"public_key": asked.public.decode(), "key_made": made, "expires": end}
-    renewed = replace(client, former=(*client.former, old), **about)
+    renewed = replace(
+        client,
+        public_key=asked.public.decode(),
+        key_made=made,
+        expires=(datetime.fromisoformat(made) + life).isoformat(),
+        former=(*client.former, old),
+    )
     replace_key(client.node_id, asked.public)
     try:
         federation.registry.save(renewed)
