@@ -19,14 +19,18 @@ ASK_SECONDS = 10.0
 """The pause before a device asks again whether it is approved, or a server that it could not reach."""
 
 
+SAYS = ("superlink", "token", "name", "ca")
+"""What the text of a token says; `name` is "" where the device chooses it."""
+
+
 def read_token(file: Path) -> dict[str, str]:
-    """Return what a token's file says: superlink, token, name ("" where the device chooses it) and ca."""
+    """Return what a token's file says; ClientError names the file and the remedy."""
     remedy = "save what fairbloom deploy token printed, whole"
     try:
         said = tomllib.loads(file.read_text())
-        if not all(isinstance(said[key], str) for key in ("superlink", "token", "name", "ca")):
+        if not all(isinstance(said[key], str) for key in SAYS):
             raise ValueError("it holds something other than texts")
-        return said
+        return {key: said[key] for key in SAYS}
     except OSError as error:
         raise ClientError(f"{file} cannot be read: {error.strerror}") from None
     except KeyError as error:

@@ -49,7 +49,7 @@ def make_token(
             sha256=hash_secret(secret),
             made=now(),
             expires=in_days(hours / 24),
-            days=days,
+            days=float(days),
             name=name,
             clients=clients,
             approve=approve,

@@ -21,6 +21,9 @@ from .registry import EnrolledClient
 ID = re.compile("[0-9a-f]{8}")
 """A token's id, which is no secret."""
 
+TYPES: Mapping[str, type] = {"days": float, "clients": int, "examples": int, "approve": bool, "requests": dict}
+"""The types of what a token's file says, where it is no text."""
+
 REMEDY = "ask the federation's operator for another (fairbloom deploy token)"
 
 
@@ -45,7 +48,8 @@ class Token:
     requests: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        datetime.fromisoformat(self.expires)
+        if datetime.fromisoformat(self.expires).tzinfo is None:
+            raise ValueError(f"{self.expires} lacks a time zone")
 
     def check(self, name: str, request: str) -> None:
         """Raise DeployError unless this token is good for a device's request to be a client of this name."""
@@ -81,10 +85,14 @@ class Tokens:
         """Return the token with this id, None where there is none."""
         file = self.folder / f"{number}.toml"
         try:
-            return Token(**tomllib.loads(file.read_text()))
+            said = tomllib.loads(file.read_text())
+            for key, value in [*said.items(), *(("request", line) for line in dict(said.get("requests", {})).values())]:
+                if type(value) is not TYPES.get(key, str):
+                    raise ValueError(f"{key} = {value!r} is of another type")
+            return Token(**said)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise DeployError(f"{file} cannot be used: {error}; delete it, and make another token") from None
 
     def find(self, shown: str) -> Token | None:

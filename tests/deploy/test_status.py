@@ -361,6 +361,7 @@ def made_up(**run: Any) -> dict[str, Any]:
             **{"online": 1, "away": 1, "never-seen": 0, "revoked": 0},
             **{"oldest-contact": "2026-01-01 00:00:00Z", "versions": {"1.2": 1, "not known": 1}},
         },
+        "waiting": [{"client": "site-c", "key": "SHA256:abc", "token": "0123abcd"}],
         "turned-away": None,
         "disk": None,
         "certificate-days": None,
@@ -385,6 +386,7 @@ def test_refused_replies_absences_and_versions_are_shown() -> None:
     assert "1.2" in text
     assert "not known" in text  # the version of site-b
     assert "client keys: expire soon: site-b" in text
+    assert "waits for deploy approve: site-c: key SHA256:abc, token 0123abcd" in text
 
 
 def test_runs_that_are_over_say_what_became_of_them() -> None:
