@@ -135,9 +135,7 @@ def test_a_lie_that_no_one_reads_is_refused(tmp_path: Path, attack: str, needs: 
 
 @pytest.mark.parametrize(("tolerance", "fraction", "clients"), [(2, 0.8, 4), (0, 0.4, 2)])
 def test_a_tolerance_of_half_a_round_is_refused(tmp_path: Path, tolerance: int, fraction: float, clients: int) -> None:
-    words = (
-        rf"defence-tolerance = {tolerance}: .* less than half of the {clients} clients of a round, .* raise"
-    )
+    words = rf"defence-tolerance = {tolerance}: .* less than half of the {clients} clients of a round, .* raise"
     with pytest.raises(FairbloomError, match=words):
         run(tmp_path / "run", defence="nnm", defence_tolerance=tolerance, fraction=fraction)
 
