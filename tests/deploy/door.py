@@ -24,6 +24,7 @@ from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.members import EnrolledMembers
 from fairbloom.deploy.server.overdue import Overdue
+from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 from fairbloom.private.keys import Authority, Identity, key_of_device, read_identity
 
@@ -49,7 +50,7 @@ class Door:
         self.nodes = StateNodes(self.link.state)
         calls = {**fleet.calls(), **Joining(self.federation, self.nodes, refusals).calls()}
         connections = Connections({self.port: 100}, 1000, refusals)
-        pipeline = Pipeline(calls, self.link.state, members, self.port, connections, refusals)
+        pipeline = Pipeline(calls, self.link.state, members, self.port, connections, refusals, CallLimit())
         place = self.federation
         files = [file.read_bytes() for file in (place.authority, place.certificate, place.certificate_key)]
         self.server = fleet_server(pipeline, f"127.0.0.1:{self.port}", (files[0], files[1], files[2]), 100)

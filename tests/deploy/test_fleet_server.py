@@ -240,9 +240,10 @@ def test_calls_that_fail_cannot_fill_the_log(server: Server, caplog: pytest.LogC
         refused = refusal(lambda beat=beat: node.stub.SendNodeHeartbeat(beat, timeout=PATIENCE))
         assert refused.code() == StatusCode.INVALID_ARGUMENT
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    beat = "/flwr.proto.Fleet/SendNodeHeartbeat"
     assert lines == [
         "an unknown call: [code: 2004] a node with an unregistered key",
-        "/flwr.proto.Fleet/SendNodeHeartbeat: [code: 2003] Heartbeat interval 1000000.0 is out of bounds [10, 1800].",
+        f"{beat}: [code: 2003] a heartbeat interval of 1000000.0 s is outside (10.0, 1800.0)",
     ]
 
 

@@ -58,8 +58,9 @@ SUPERLINK = 1
 VERSION = re.compile(r"[A-Za-z0-9.+!_-]{1,40}")
 """What a node may say of its version."""
 
-BEATS_MISSED, LONGEST_INTERVAL = 2, 1800.0
-"""After how many intervals without a heartbeat a node counts as gone, as with Flower, and the longest, in seconds."""
+BEATS_MISSED, INTERVALS = 2, (10.0, 1800.0)
+"""After how many intervals without a heartbeat a node counts as gone, and the shortest and the longest interval, in
+seconds: Flower's."""
 
 REMEMBERED = 10_000
 """How many replies under way have their sizes in memory. The oldest is forgotten, and looked up if it goes on."""
@@ -179,8 +180,10 @@ class Fleet:
         if headers := tuple((name, words) for name, words in said.items() if words):
             caller.context.set_trailing_metadata(headers)
         interval, now = request.heartbeat_interval, datetime.now(UTC)
+        if not INTERVALS[0] <= interval <= INTERVALS[1]:
+            raise FlowerError(2003, f"a heartbeat interval of {interval} s is outside {INTERVALS}")
         beat = {"node_id": signed(caller.node_id), "until": now.timestamp() + BEATS_MISSED * interval}
-        known = 0.0 < interval <= LONGEST_INTERVAL and self._state.query(tables.BEAT, {**beat, "at": now.isoformat()})
+        known = self._state.query(tables.BEAT, {**beat, "at": now.isoformat()})
         return heartbeat_pb2.SendNodeHeartbeatResponse(success=bool(known))
 
     def _drop_reason(self, node_id: int, run_id: str, message_id: str) -> str:
