@@ -185,7 +185,7 @@ def is_deployed(context: Context) -> bool:
 
 def setting_of(context: Context, key: str) -> str:
     """Return what a setting says that the server of a run may see: it stays what it was in a first private exchange."""
-    noted = context.state.config_records.get(wire.PRIVATE, {})
+    noted: Mapping[str, Any] = context.state.config_records.get(wire.PRIVATE, {})
     return str(noted.get(key, context.run_config.get(key, "none")))
 
 
