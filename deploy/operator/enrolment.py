@@ -37,28 +37,30 @@ class Nodes(Protocol):
         """Strike a node off."""
 
 
-def enroll(
-    federation: Federation,
-    name: str,
-    partition_id: int | None,
-    unpack: bool,
-    *,
-    request: Path | pki.Request | None = None,
-    days: float = KEY_DAYS,
-    examples: int = 0,
-) -> Path:
-    """Register a client's public key and write the device's bundle; return its path.
+@dataclass(frozen=True, kw_only=True)
+class Applicant:
+    """A client that is to be enrolled.
 
-    Without a request, keys are made here, and the private key is in the bundle alone. `days` is 0 for a key without
-    end, `examples` 0 where their number is not known, `partition_id` None for the first that is free.
+    Without a request, keys are made here, and the private key is in the bundle alone. `examples` is 0 where their
+    number is not known, `partition_id` None for the first that is free.
     """
+
+    name: str
+    partition_id: int | None = None
+    examples: int = 0
+    request: Path | pki.Request | None = None
+
+
+def enroll(federation: Federation, applicant: Applicant, unpack: bool, *, days: float = KEY_DAYS) -> Path:
+    """Register a client's public key and write the device's bundle; return its path. 0 `days`: a key without end."""
+    name, examples, partition_id = applicant.name, applicant.examples, applicant.partition_id
     with federation.audited("enroll", client=name) as about:
         check_days(days, LONGEST_DAYS, or_never=True)
         for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
             if number < 0:
                 raise DeployError(f"{option} {number}: it is counted from 0")
         check_name(federation.clients, name)
-        keys = _choose_keys(federation, name, request)
+        keys = _choose_keys(federation, name, applicant.request)
         _retire(federation)
         with control_api.connected(federation) as api:
             about_key = (name, keys.public, days)
@@ -100,16 +102,6 @@ def new_client(
         )
         yield enrolled
         federation.registry.save(enrolled)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Applicant:
-    """A client that is to be enrolled; the fields are those of `enroll`."""
-
-    name: str
-    partition_id: int | None = None
-    examples: int = 0
-    request: Path | None = None
 
 
 LIST_COLUMNS = ("client", "examples", "partition-id", "request")
@@ -179,12 +171,7 @@ def enroll_all(
             yield each.name, None
             continue
         try:
-            bundle = enroll(
-                *(federation, each.name, each.partition_id, unpack),
-                request=each.request,
-                days=days,
-                examples=each.examples,
-            )
+            bundle = enroll(federation, each, unpack, days=days)
         except FairbloomError as error:
             if len(applicants) == 1:
                 raise

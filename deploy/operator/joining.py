@@ -13,7 +13,7 @@ from .. import pki
 from ..arguments import check_days
 from ..errors import DeployError
 from ..processes import first_names
-from .enrolment import KEY_DAYS, LONGEST_DAYS, enroll, in_days, now
+from .enrolment import KEY_DAYS, LONGEST_DAYS, Applicant, enroll, in_days, now
 from .federation import Federation
 from .registry import check_name
 from .tokens import ID, Token, hash_secret
@@ -111,4 +111,5 @@ def approve(federation: Federation, name: str) -> Path:
         token, request = waiting[name]
         about["token"] = token.id
         asked = pki.read_request(request, f"the request of {name}")
-        return enroll(federation, name, None, False, request=asked, days=token.days, examples=token.examples)
+        applicant = Applicant(name=name, examples=token.examples, request=asked)
+        return enroll(federation, applicant, unpack=False, days=token.days)

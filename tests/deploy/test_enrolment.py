@@ -288,7 +288,7 @@ def test_of_two_that_enrol_a_name_at_once_one_does_and_the_others_key_is_taken_b
 ) -> None:
     def enroll(name: str) -> str:
         try:
-            enrolment.enroll(Federation(made), name, None, unpack=False)
+            enrolment.enroll(Federation(made), enrolment.Applicant(name=name), unpack=False)
         except DeployError as error:
             return str(error)
         return ""
