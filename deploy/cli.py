@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -179,8 +180,8 @@ def token(
     if revoke:
         print(f"{joining.revoke_token(federation, revoke).id} is revoked; clients that have joined by it stay")
     elif client or clients:
-        about = {"clients": clients or 1, "hours": hours, "approve": approval, "days": days, "examples": examples}
-        print(joining.make_token(federation, client, **about), end="")
+        made = partial(joining.make_token, clients=clients or 1, hours=hours, approve=approval)
+        print(made(federation, client, days=days, examples=examples), end="")
     else:
         print("\n".join(joining.describe_tokens(federation)) or "no join token is good: name a client, or --clients N")
 
