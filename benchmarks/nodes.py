@@ -8,17 +8,19 @@ Used by `python -m benchmarks.superlink`, as `python -m benchmarks.nodes HOST:PO
 
 import argparse
 import threading
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fairbloom.deploy.device.bundles import Installed
-from fairbloom.deploy.device.client import APP
+from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.contexts import Contexts
+from fairbloom.deploy.device.instance import Instance
 from fairbloom.deploy.device.outage import Outage
 from fairbloom.deploy.flower.device.app_process import answer
 from fairbloom.deploy.flower.device.fleet import Fleet
 from fairbloom.deploy.flower.device.messages import Answer, Task
+from fairbloom.deploy.flower.device.renewal import Renewal
 from fairbloom.deploy.flower.device.session import Session
 
 READY = "nodes: ready"
@@ -39,7 +41,7 @@ class Here:
 
     runs, working = False, ""
 
-    def __init__(self, app: Installed, turn: threading.Lock, settings: Mapping[str, str | int]) -> None:
+    def __init__(self, app: Installed, turn: threading.Lock, settings: Mapping[str, Any]) -> None:
         self._app, self._turn, self._settings = app, turn, settings
 
     def answer(self, task: Task, name: str) -> Answer:
@@ -64,10 +66,10 @@ def main() -> None:
     app, turn = Installed.of(APP, ()), threading.Lock()
     threads = []
     for bundle in chosen.bundles:
-        partition = tomllib.loads((bundle / "client.toml").read_text())["partition-id"]
-        settings = {"partition-id": partition, "state-dir": str(bundle / "state")}
-        fleet = Fleet(chosen.address, chosen.ca, str(bundle / "key"), bundle.name, Outage())
-        session = Session(fleet, Here(app, turn, settings), Contexts(""))
+        given = {"superlink": chosen.address, "ca": chosen.ca, "state-dir": str(bundle / "state")}
+        client = ClientSettings.of(given, bundle / "client.toml")
+        fleet = Fleet(client.superlink, client.ca, client.key, bundle.name, Outage())
+        session = Session(fleet, Here(app, turn, client.node()), Contexts(""), Renewal(client, Instance(client.key)))
         session.connect()
         threads.append(threading.Thread(target=session.serve, name=bundle.name, daemon=True))
     print(READY, flush=True)

@@ -134,7 +134,6 @@ class Fleet:
         self._whole = True  # until the SuperLink says that it does not know messages that travel whole
         self._hold(_load_key(key) if key else generate_key_pairs()[0])
         self._introduction = ((VERSION_HEADER, __version__), (WIRE_HEADER, str(WIRE)), (HEADER, instance))
-        self._signed: tuple[datetime, tuple[tuple[str, str | bytes], ...]] = datetime.min.replace(tzinfo=UTC), ()
         self._closed = threading.Event()
         self.node = node_pb2.Node()
 
@@ -154,6 +153,7 @@ class Fleet:
 
     def _hold(self, key: ec.EllipticCurvePrivateKey) -> None:
         self._key, self._public = key, public_key_to_bytes(key.public_key())
+        self._signed: tuple[datetime, tuple[tuple[str, str | bytes], ...]] = datetime.min.replace(tzinfo=UTC), ()
 
     # The node -------------------------------------------------------------------------------------------------------
 
