@@ -49,7 +49,8 @@ class Products:
         others = np.maximum(self.with_sum.sum() - 2.0 * self.with_sum + self.squares, 0.0)
         lengths = np.sqrt(self.squares) * np.sqrt(others)
         products = self.with_sum - self.squares
-        return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0.0)
+        cosines: FloatArray = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0.0)
+        return cosines
 
     def has_lost(self, coefficients: FloatArray) -> bool:
         """Return whether a step Σ c_k u_k goes less than a twentieth as far along the mean update as the mean does."""

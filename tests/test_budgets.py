@@ -15,12 +15,13 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "client": 3_450,
+    "client": 3_460,
     "client/fair": 1_200,
     "client/rules": 1_100,
-    "deploy/flower/device": 1_030,
-    "deploy/flower/server": 2_350,
-    "deploy/operator": 2_615,
+    "deploy/device": 1_050,
+    "deploy/flower/device": 1_135,
+    "deploy/flower/server": 2_575,
+    "deploy/operator": 2_915,
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,
     "experiments/results": 3_800,
@@ -29,15 +30,15 @@ ROOMS: Mapping[str, int] = {
     "experiments/views/report": 2_600,
     "prediction": 1_100,
     "prediction/export": 1_200,
-    "private": 2_090,
-    "protocol": 1_860,
-    "rounds": 6_155,
-    "server": 1_980,
-    "server/run_folder": 2_365,
-    "simulation": 1_620,
+    "private": 2_260,
+    "protocol": 1_870,
+    "rounds": 6_160,
+    "server": 1_995,
+    "server/run_folder": 2_370,
+    "simulation": 1_635,
     "simulation/dispatch": 1_150,
     "simulation/stacked": 1_250,
-    "strategies": 3_725,
+    "strategies": 3_745,
     "tasks": 2_940,
     "tasks/datasets": 1_150,
     "tasks/files": 2_500,
@@ -45,10 +46,10 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 66_825, 83_360
+PACKAGES, TESTS = 68_080, 85_480
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 61_710, 17
+DOCS_WORDS, DEPENDENCIES = 62_560, 17
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")

@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message
 from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2, run_pb2
+from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.supercore.error import FlowerError
 from flwr.superlink.servicer.fleet import fleet_handlers
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -243,7 +244,7 @@ class Fleet:
                 self._store_error(answered, ErrorCode.CLIENT_APP_CRASHED, f"the node received the message {times}")
                 return self._next(node_id)
             about = {**row, "run_id": unsigned(row["run_id"]), "src_node_id": SUPERLINK, "dst_node_id": node_id}
-            return message_pb2.Message(metadata=message_pb2.Metadata(**about), content={})
+            return message_pb2.Message(metadata=message_pb2.Metadata(**about), content=RecordDict())
         return None
 
     def _count_received(self, node_id: int, message_id: str = "", times: int = 1) -> None:
