@@ -365,6 +365,7 @@ def split_pairs(text: str, example: str) -> dict[str, str]:
     return pairs
 
 
+@cache
 def key_of(name: str) -> str:
     """Return what a run config calls a parameter of this name in Python."""
     return name.replace("_", "-")

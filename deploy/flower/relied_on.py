@@ -192,6 +192,7 @@ RELIED_ON = (
             f"{STORE_FACTORY}:SqlObjectStore.get_object_tree": "object_id",
             f"{STORE_FACTORY}:SqlObjectStore.preregister": "run_id object_tree",
             f"{INFLATABLE}:validate_object_content": "content",
+            f"{OBJECTS}:get_object_children_ids_from_object_content": "object_content",
             f"{SQL}:SQLITE_PRAGMAS": "",
             f"{STATE}.session": "",
             f"{STATE}.query": "query data",

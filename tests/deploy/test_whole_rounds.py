@@ -11,10 +11,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from fairbloom.deploy.flower.server import grid
+from fairbloom.deploy.flower.server import grid, tables
 from fairbloom.deploy.flower.server.control import WholeMessages
 from fairbloom.deploy.flower.server.grid import COLLECT_PATH, SEND_PATH, UNREADABLE_REPLY, WholeGrid
-from tests.deploy.state import Call, content, head, parts, pull, reply_to
+from tests.deploy.state import AbortedError, Call, content, head, parts, pull, reply_to
 from tests.deploy.test_fleet import Place
 
 
@@ -133,6 +133,37 @@ def test_a_reply_that_is_no_message_is_an_error_of_its_sender(place: Place, run:
     found = {reply.metadata.src_node_id: reply for reply in run.collect([ours, theirs])}
     assert found[place.node].error.code == UNREADABLE_REPLY
     assert found[place.other].has_content()
+
+
+def test_a_message_of_a_run_that_is_over_is_handed_to_nobody(place: Place, run: Run) -> None:
+    run.send(place.node)
+    place.link.state.stop_run(place.run)
+    for _ in range(tables.MAX_DELIVERIES + 2):
+        assert not place.fleet.PullMessages(pull(place.node), Call()).messages_list
+
+
+def test_a_reply_whose_tree_lies_about_its_parts_is_refused(place: Place, run: Run) -> None:
+    (ours,) = run.send(place.node)
+    reply = reply_to(ours)
+    tree = get_object_tree(reply)
+    del tree.children[0].children[0].children[:]
+    with pytest.raises(AbortedError, match="other parts"):
+        place.fleet.PushMessages(head(reply, tree=tree), Call(), parts(reply))
+    assert all(place.push(reply))
+
+
+def test_what_another_client_has_announced_stops_no_reply(place: Place, run: Run) -> None:
+    """A reply with a record that everybody can foresee, of which somebody says first that it has other parts."""
+    ours, theirs = run.send(place.node, place.other)
+    honest, hostile = reply_to(ours, seed=7), reply_to(theirs, seed=7)
+    tree = get_object_tree(hostile)
+    del tree.children[0].children[0].children[:]
+    place.fleet.whole = False
+    place.fleet.PushMessages(head(hostile, tree=tree), Call())
+    place.fleet.whole = True
+    assert all(place.push(honest))
+    (found,) = run.collect([ours])
+    assert found.content["arrays"].object_id == honest.content["arrays"].object_id
 
 
 def test_a_message_takes_a_few_statements(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

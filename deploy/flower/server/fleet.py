@@ -242,7 +242,7 @@ class Fleet:
                 answered = {**row, "reply_to_message_id": row["message_id"], "src_node_id": row["dst_node_id"]}
                 times = f"{MAX_DELIVERIES} times, and ended each time before it had answered"
                 self._store_error(answered, ErrorCode.CLIENT_APP_CRASHED, f"the node received the message {times}")
-                return self._next(node_id)
+                continue
             about = {**row, "run_id": unsigned(row["run_id"]), "src_node_id": SUPERLINK, "dst_node_id": node_id}
             return message_pb2.Message(metadata=message_pb2.Metadata(**about), content=RecordDict())
         return None
@@ -399,6 +399,8 @@ class Fleet:
             self._state.query(tables.BEGIN, {**session, **known, "node_id": signed(caller.node_id), "allowed": allowed})
             if response.objects_to_push:
                 self._state.query(tables.HIDE, known)
+        if not response.objects_to_push:  # another session had brought its parts
+            self._state.note_reply()
         return response
 
     def _store_whole(self, request: Any, given: Mapping[str, bytes], allowed: int) -> None:

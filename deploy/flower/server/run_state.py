@@ -20,7 +20,11 @@ from flwr.common.serde import message_to_proto
 from flwr.proto import message_pb2
 from flwr.server.superlink.linkstate.linkstate_factory import SqlLinkState  # type: ignore[attr-defined]
 from flwr.supercore.error import FlowerError
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_children_ids_from_object_content,
+    get_object_tree,
+)
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 from flwr.supercore.object_store.object_store_factory import SqlObjectStore  # type: ignore[attr-defined]
 from sqlalchemy.exc import OperationalError, TimeoutError
@@ -268,8 +272,7 @@ class RunState(PassingFaults, SqlLinkState):
                 stored = is_good and self.query(tables.SEND, {**row, "dst_node_id": signed(about.dst_node_id)})
                 taken.append(about.message_id if stored else "")
                 trees += [tree] * bool(stored)
-            missing = self.store.preregister(run_id, *trees)
-            self.store.fill({name: parts[name] for name in missing})
+            self.store.take(run_id, trees, parts)
             sizes = []
             for tree in trees:
                 names = {*identifiers(tree)}
@@ -312,8 +315,7 @@ class RunState(PassingFaults, SqlLinkState):
         with self.session():
             stored = bool(self.query(tables.STORE_REPLY, row))
             if stored:
-                missing = self.store.preregister(about.run_id, tree)
-                self.store.fill({name: parts[name] for name in missing})
+                self.store.take(about.run_id, [tree], parts)
         return stored
 
     def store_error(self, error: Message) -> None:
@@ -339,22 +341,47 @@ class RunStore(PassingFaults, SqlObjectStore):
     Flower makes several statements for each part; here a few do for all parts of a message.
     """
 
-    def preregister(self, run_id: int, *object_tree: Any) -> list[str]:
-        """Announce the parts of messages; return which of them are not here, in order."""
-        children = children_of(object_tree)
+    def preregister(self, run_id: int, object_tree: Any) -> list[str]:
+        """Announce the parts of a message; return which of them are not here, in order."""
+        return self._announce(run_id, children_of([object_tree]))
+
+    def take(self, run_id: int, trees: Iterable[Any], parts: Mapping[str, bytes]) -> None:
+        """Store messages whose parts are all here; ValueError where one is not what its id or its tree says."""
+        children = children_of(trees)
+        for name, below in children.items():
+            validate_object_content(parts[name])
+            if {*get_object_children_ids_from_object_content(parts[name])} != below:
+                raise ValueError(f"object {name} has other parts than its tree says")
+        rows = []
+        for name in self._announce(run_id, children, checked=True):
+            if hashlib.sha256(parts[name]).hexdigest() != name:
+                raise ValueError(f"object {name} has other content")
+            rows.append({"object_id": name, "content": parts[name]})
+        if rows:
+            self.query(tables.FILL, rows)
+
+    def _announce(self, run_id: int, children: Mapping[str, set[str]], *, checked: bool = False) -> list[str]:
+        """Announce objects, each with its parts; return which are not here, in order.
+
+        A client may announce an object with other parts than it has: once they are checked, these are put right.
+        """
         ids = {"ids": json.dumps([*children])}
         with self.session():
             new = {row["object_id"] for row in self.query(tables.ANNOUNCE, ids)}  # a write: nobody else writes now
-            pairs = [(parent, child) for parent in new for child in children[parent]]
+            known = defaultdict[str, set[str]](set)
+            if len(new) < len(children):
+                for row in self.query(tables.CHILDREN, {"ids": json.dumps([*(children.keys() - new)])}):
+                    known[row["parent_id"]].add(row["child_id"])
+            wrong = {name for name in children.keys() - new if known[name] != children[name]}
+            if wrong and not checked:
+                raise ValueError("an object is known with other parts")
+            for name in wrong:
+                self.query(tables.DISOWN, {"parent_id": name})
+                self._count_parents(dict.fromkeys(known[name], -1))
+            pairs = [(parent, child) for parent in new | wrong for child in children[parent]]
             if pairs:
                 self.query(tables.ADOPT, [{"parent_id": parent, "child_id": child} for parent, child in pairs])
                 self._count_parents(Counter(child for _, child in pairs))
-            if len(new) < len(children):
-                known = defaultdict[str, set[str]](set)
-                for row in self.query(tables.CHILDREN, {"ids": json.dumps([*(children.keys() - new)])}):
-                    known[row["parent_id"]].add(row["child_id"])
-                if any(known[name] != children[name] for name in children.keys() - new):
-                    raise ValueError("an object is known with other parts")
             self.query(tables.OF_RUN, {"run_id": signed(run_id), **ids})
             absent = new if len(new) == len(children) else {row["object_id"] for row in self.query(tables.ABSENT, ids)}
         return [name for name in children if name in absent]
@@ -371,15 +398,6 @@ class RunStore(PassingFaults, SqlObjectStore):
             return message_pb2.ObjectTree(object_id=name, children=map(tree_of, children[name]))
 
         return tree_of(object_id)
-
-    def fill(self, parts: Mapping[str, bytes]) -> None:
-        """Store parts that were announced; ValueError where one is not what its id says."""
-        for name, content in parts.items():
-            if hashlib.sha256(content).hexdigest() != name:
-                raise ValueError(f"object {name} has other content")
-            validate_object_content(content)
-        if parts:
-            self.query(tables.FILL, [{"object_id": name, "content": content} for name, content in parts.items()])
 
     def sizes(self, roots: Iterable[str]) -> dict[str, int]:
         """Return the parts of messages that are here, each with its bytes."""

@@ -115,15 +115,18 @@ FROM message_ins WHERE dst_node_id = :node_id AND created_at + ttl > :now
 AND EXISTS (SELECT 1 FROM objects WHERE object_id = message_ins.message_id)
 AND NOT EXISTS (SELECT 1 FROM object_push_session_roots WHERE root_object_id = message_ins.message_id)
 AND NOT EXISTS (SELECT 1 FROM message_res WHERE reply_to_message_id = message_ins.message_id)
-AND EXISTS (SELECT 1 FROM node WHERE node_id = :node_id AND status != 'unregistered')"""
-"""The messages of a node, which asks when it has nothing to do: those that it has not answered, whether it was handed
-them before or not. Their parts are here: it would ask for each in vain, again and again. It gets none if its key is
-revoked while its call is held."""
+AND EXISTS (SELECT 1 FROM node WHERE node_id = :node_id AND status != 'unregistered')
+AND EXISTS (SELECT 1 FROM run JOIN task ON task.task_id = run.primary_task_id
+WHERE run.run_id = message_ins.run_id AND task.finished_at IS NULL)"""
+"""The messages of a node, which asks when it has nothing to do: those of runs that go on which it has not answered,
+whether it was handed them before or not. Their parts are here: it would ask for each in vain, again and again. It gets
+none if its key is revoked while its call is held."""
 
 HAS_MAIL = f"SELECT 1 {MAIL}"
 NEXT = f"""
 SELECT message_id, group_id, run_id, dst_node_id, created_at, ttl, message_type {MAIL}
-ORDER BY created_at, message_id LIMIT 1"""
+ORDER BY created_at, message_id LIMIT 2"""
+"""A second one, in case the first is answered by an error."""
 WAITED_FOR = """
 SELECT 1 FROM message_ins WHERE message_id = :message_id AND dst_node_id = :node_id AND created_at + ttl > :now"""
 
@@ -199,6 +202,7 @@ ANSWERED = (
 ANNOUNCE = """
 INSERT INTO objects (object_id, content, is_available, ref_count)
 SELECT value, x'', 0, 0 FROM json_each(:ids) WHERE true ON CONFLICT DO NOTHING RETURNING object_id"""
+DISOWN = "DELETE FROM object_children WHERE parent_id = :parent_id"
 ADOPT = "INSERT INTO object_children (parent_id, child_id) VALUES (:parent_id, :child_id)"
 COUNT_PARENTS = "UPDATE objects SET ref_count = max(0, ref_count + :number) WHERE object_id = :object_id"
 OF_RUN = "INSERT OR IGNORE INTO run_objects (run_id, object_id) SELECT :run_id, value FROM json_each(:ids)"
