@@ -14,6 +14,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from fairbloom.deploy.flower.server import grid, tables
 from fairbloom.deploy.flower.server.control import WholeMessages
 from fairbloom.deploy.flower.server.grid import COLLECT_PATH, SEND_PATH, UNREADABLE_REPLY, WholeGrid
+from fairbloom.deploy.server import long_poll
 from tests.deploy.state import AbortedError, Call, content, head, parts, pull, reply_to
 from tests.deploy.test_fleet import Place
 
@@ -54,7 +55,8 @@ class Run:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(long_poll, "HELD_SECONDS", 0.01)
     return Place(tmp_path, whole=True)
 
 

@@ -349,16 +349,14 @@ class RunStore(PassingFaults, SqlObjectStore):
         """Store messages whose parts are all here; ValueError where one is not what its id or its tree says."""
         children = children_of(trees)
         for name, below in children.items():
+            if hashlib.sha256(parts[name]).hexdigest() != name:
+                raise ValueError(f"object {name} has other content")
             validate_object_content(parts[name])
             if {*get_object_children_ids_from_object_content(parts[name])} != below:
                 raise ValueError(f"object {name} has other parts than its tree says")
-        rows = []
-        for name in self._announce(run_id, children, checked=True):
-            if hashlib.sha256(parts[name]).hexdigest() != name:
-                raise ValueError(f"object {name} has other content")
-            rows.append({"object_id": name, "content": parts[name]})
-        if rows:
-            self.query(tables.FILL, rows)
+        missing = self._announce(run_id, children, checked=True)
+        if missing:
+            self.query(tables.FILL, [{"object_id": name, "content": parts[name]} for name in missing])
 
     def _announce(self, run_id: int, children: Mapping[str, set[str]], *, checked: bool = False) -> list[str]:
         """Announce objects, each with its parts; return which are not here, in order.
