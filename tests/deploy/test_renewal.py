@@ -101,6 +101,24 @@ def test_a_key_is_not_renewed_early(door: Door, joined: Device, days: float) -> 
     joined.renewal.run(joined.fleet)  # a device that asks all the same
     assert not door.noted("key renewed")
     assert door.noted("refused: a renewal")[0]["reason"].endswith("it is too early")
+    joined.renewal._pause_until = 0.0
+    assert not joined.renewal.is_due  # until the server asks
+    end_soon(door.federation, "a")
+    joined.renew()
+    assert len(door.noted("key renewed")) == 1
+
+
+def test_a_call_that_took_effect_after_a_refusal_locks_nobody_out(door: Door, joined: Device) -> None:
+    joined.renewal.connect(joined.fleet)
+    joined.renewal.ask()
+    joined.renewal.run(joined.fleet)  # too early
+    end_soon(door.federation, "a")
+    request = pki.write_request(pki.read_node_key(joined.folder / "key.new"), "a")
+    asked = pki.read_request(request, "a request")
+    renew(door.federation, door.nodes.replace_key, int(door.clients()["a"].node_id), asked)
+    joined.renewal._pause_until = 0.0
+    joined.renew()
+    assert door.clients()["a"].public_key == pki.read_node_key(joined.folder / "key").public.decode()
 
 
 def test_a_revoked_client_renews_no_key(door: Door, joined: Device) -> None:

@@ -26,15 +26,20 @@ class Renewal:
     """The next key of a client, in a file beside its key until the server knows it.
 
     The server replaces the old key when it answers. If the answer does not arrive, it knows the new one alone: both are
-    tried then.
+    tried then. A key that it refused stays for the next time: an earlier call with it may still be under way.
     """
 
     def __init__(self, client: ClientSettings, instance: Instance) -> None:
         self._client, self._instance = client, instance
         self._key = Path(client.key)
         self._next = Path(f"{client.key}.new")
-        self._begun = bool(client.key) and self._next.exists()
+        self._begun = self._has_next
         self._asked, self._pause_until = False, 0.0
+        self._goes_by_next = False  # the server knows the next key alone
+
+    @property
+    def _has_next(self) -> bool:
+        return bool(self._client.key) and self._next.exists()
 
     def ask(self) -> None:
         """Note that the server asks for another key."""
@@ -50,7 +55,7 @@ class Renewal:
         try:
             fleet.connect()
         except RefusedError as refusal:
-            if not self._begun:
+            if not self._has_next:
                 raise
             self._by_next(fleet, fleet.connect, refusal)
 
@@ -58,9 +63,11 @@ class Renewal:
         """Return the answer to a call by the next key; raise why the key was refused where this one is, too."""
         fleet.use_key(self._next)
         try:
-            return call()
+            answer = call()
         except RefusedError:
             raise refusal from None
+        self._begun = self._goes_by_next = True
+        return answer
 
     def run(self, fleet: Fleet) -> None:
         """Replace the key; where that fails, say why, and go on with the old one."""
@@ -70,6 +77,9 @@ class Renewal:
             raise
         except (OSError, RefusedError, pki.PkiError) as error:
             log.warning("the key of this client is not renewed: %s", error)
+            self._asked = False  # the server asks again if it is time
+            if isinstance(error, RefusedError):
+                self._begun = self._goes_by_next
             self._pause_until = time.monotonic() + AGAIN_SECONDS
 
     def _run(self, fleet: Fleet) -> None:
@@ -89,5 +99,5 @@ class Renewal:
         sync_folder(self._key.parent)
         fleet.use_key(self._key)
         self._instance.hold(self._client.key)
-        self._begun = self._asked = False
+        self._begun = self._asked = self._goes_by_next = False
         log.info("the key of this client is renewed, and good until %s", answer.expires)
