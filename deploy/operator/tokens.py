@@ -15,7 +15,7 @@ import tomli_w
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.lock import Lock, exclusive_lock
 
-from ..errors import DeployError
+from ..errors import DeployError, RefusedDeviceError
 from .registry import EnrolledClient
 
 ID = re.compile("[0-9a-f]{8}")
@@ -52,22 +52,23 @@ class Token:
             raise ValueError(f"{self.expires} lacks a time zone")
 
     def check(self, name: str, request: str) -> None:
-        """Raise DeployError unless this token is good for a device's request to be a client of this name."""
+        """Raise RefusedDeviceError unless this token is good for a device's request to be a client of this name."""
         this = f"the join token {self.id}"
         if self.revoked:
-            raise DeployError(f"{this} was revoked on {self.revoked}: {REMEDY}")
+            raise RefusedDeviceError("a revoked token", f"{this} was revoked on {self.revoked}: {REMEDY}")
         if self.requests.get(name) == request:
             return
         if datetime.fromisoformat(self.expires) <= datetime.now(UTC):
-            raise DeployError(f"{this} was good until {self.expires}: {REMEDY}")
+            raise RefusedDeviceError("a token that has ended", f"{this} was good until {self.expires}: {REMEDY}")
         if self.name and self.name != name:
-            raise DeployError(f"{this} is for the client {self.name!r}, not {name!r}: {REMEDY}")
+            words = f"{this} is for the client {self.name!r}, not {name!r}: {REMEDY}"
+            raise RefusedDeviceError("a token of another name", words)
         if name in self.requests:
-            raise DeployError(
-                f"another device has come as {name!r} by {this}: {REMEDY}, and say so if none should have"
-            )
+            words = f"another device has come as {name!r} by {this}: {REMEDY}, and say so if none should have"
+            raise RefusedDeviceError("a token that another device has used", words)
         if len(self.requests) >= self.clients:
-            raise DeployError(f"{this} is used up: it was for {self.clients} client(s): {REMEDY}")
+            words = f"{this} is used up: it was for {self.clients} client(s): {REMEDY}"
+            raise RefusedDeviceError("a token that is used up", words)
 
 
 class Tokens:

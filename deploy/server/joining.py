@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from .. import pki
-from ..errors import DeployError
+from ..errors import DeployError, RefusedDeviceError
 from ..operator import enrolment
 from ..operator.device_bundle import make_identity, remove_bundle
 from ..operator.federation import Federation
@@ -71,11 +71,13 @@ def _give_key(
 ) -> EnrolledClient:
     current = client.keys[0]
     if not current.is_due(datetime.now(UTC)):
-        raise DeployError(f"the key of client {client.name} is good until {client.expires or 'ever'}: it is too early")
+        words = f"the key of client {client.name} is good until {client.expires or 'ever'}: it is too early"
+        raise RefusedDeviceError("too early", words)
     if asked.signing and not federation.authority_key.exists():
-        raise DeployError(
+        raise RefusedDeviceError(
+            "the authority's key is not on the server",
             f"the authority's key is not on the server, so that client {client.name} would lose its identity in "
-            f"private runs: the operator replaces its key (fairbloom deploy rotate {client.name})"
+            f"private runs: the operator replaces its key (fairbloom deploy rotate {client.name})",
         )
     check_key(federation.clients, client.name, asked.public)
     life = datetime.fromisoformat(client.expires) - datetime.fromisoformat(current.made)

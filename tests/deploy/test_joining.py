@@ -399,6 +399,15 @@ def test_a_request_for_anothers_key_is_refused(door: Door) -> None:
     assert called(door, key, token, body) == grpc.StatusCode.FAILED_PRECONDITION
 
 
+def test_words_of_a_caller_fill_no_audit_log(door: Door) -> None:
+    file = door.token("a")
+    for name in ("b", "c"):
+        with pytest.raises(ClientError, match=f"is for the client 'a', not '{name}'"):
+            door.join(file, name)
+    (line,) = door.noted("refused")
+    assert (line["reason"], line["token"]) == ("a token of another name", door.federation.tokens.all()[0].id)
+
+
 def test_many_refusals_are_a_line_a_minute(door: Door) -> None:
     file = door.token("a")
     door.join(file)

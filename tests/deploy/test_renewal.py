@@ -100,7 +100,7 @@ def test_a_key_is_not_renewed_early(door: Door, joined: Device, days: float) -> 
     joined.renewal.ask()
     joined.renewal.run(joined.fleet)  # a device that asks all the same
     assert not door.noted("key renewed")
-    assert door.noted("refused: a renewal")[0]["reason"].endswith("it is too early")
+    assert door.noted("refused: a renewal")[0]["reason"] == "too early"
     joined.renewal._pause_until = 0.0
     assert not joined.renewal.is_due  # until the server asks
     end_soon(door.federation, "a")
@@ -171,7 +171,7 @@ def test_an_identity_is_not_lost_where_the_authority_is_away(door: Door, joined:
     end_soon(door.federation, "a")
     joined.renew()
     assert joined.key() == key
-    assert "fairbloom deploy rotate a" in door.noted("refused: a renewal")[0]["reason"]
+    assert door.noted("refused: a renewal")[0]["reason"] == "the authority's key is not on the server"
     assert not joined.renewal.is_due  # it asks again later
 
 

@@ -12,6 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import TOKEN_HEADER
 
 from ... import pki
+from ...errors import RefusedDeviceError
 from ...operator.federation import Federation
 from ...operator.tokens import REMEDY
 from ...server.joining import Enrolled, admit, renew
@@ -62,7 +63,9 @@ class Joining:
                 raise pki.PkiError("the request of this device is for another key than it has: repeat the command")
             enrolled = enrol(asked)
         except FairbloomError as error:
-            self._refusals.note(what, reason=str(error), peer=caller.peer)
+            by = {"token": caller.token} if caller.token else {"node-id": str(caller.node_id)}
+            kind = error.kind if isinstance(error, RefusedDeviceError) else type(error).__name__
+            self._refusals.note(what, reason=kind, **by, peer=caller.peer)
             raise RefusedCallError(StatusCode.FAILED_PRECONDITION, str(error)) from None
         if enrolled is None:
             return exchange_pb2.EnrolledResponse(waits=True)
