@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..processes import first_names
 from .enrolment import KEY_DAYS, LONGEST_DAYS, Applicant, enroll, in_days, now
 from .federation import Federation
 from .registry import check_name
-from .tokens import ID, Token, hash_secret
+from .tokens import ID, Token, hash_secret, is_open
 
 MOST_CLIENTS, MOST_HOURS = 10_000, 24.0 * 366
 """How many devices a token may be for, and how long it may be good."""
@@ -80,10 +79,7 @@ def describe_tokens(federation: Federation) -> list[str]:
     return [
         f"{token.id}: {token.name or f'{len(token.requests)} of {token.clients} clients'}, good until {token.expires}"
         + (", with approval" if token.approve else "")
-        for token in federation.tokens.all()
-        if not token.revoked
-        and len(token.requests) < token.clients
-        and datetime.fromisoformat(token.expires) > datetime.now(UTC)
+        for token in filter(is_open, federation.tokens.all())
     ]
 
 

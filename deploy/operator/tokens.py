@@ -118,10 +118,21 @@ class Tokens:
             if " ".join(request.split()[:2]) not in known
         ]
 
+    def keep(self, name: str) -> bool:
+        """Return whether a token of this name, in whatever case, still enrols a device or lets one repeat its call."""
+        named = (token for token in self.all() if token.name.lower() == name.lower())
+        return any(is_open(token) or (token.requests and not token.revoked) for token in named)
+
     def locked(self) -> Lock:
         """Keep other commands and devices from using tokens."""
         make_folder(self.folder)
         return exclusive_lock(self.folder / ".lock", seconds=math.inf)
+
+
+def is_open(token: Token) -> bool:
+    """Return whether further devices can join by a token."""
+    is_late = datetime.fromisoformat(token.expires) <= datetime.now(UTC)
+    return not (token.revoked or is_late) and len(token.requests) < token.clients
 
 
 def hash_secret(secret: str) -> str:

@@ -42,6 +42,10 @@ def admit(
         if name not in token.requests:
             if name in {waiting for _, waiting, _ in federation.tokens.waiting(clients)}:
                 raise DeployError(f"another device waits to be client {name!r}: choose another name")
+            if not token.name and (client or federation.tokens.keep(name)):  # a new client gets the revoked one's file
+                words = f"client {name!r} is revoked" if client else f"the name {name!r} is for another token's device"
+                words += f": choose another name, or {REMEDY.removesuffix(')')} {name})"
+                raise RefusedDeviceError("a name that is kept", words)
             federation.tokens.save(replace(token, requests={**token.requests, name: line}))
             if token.approve:
                 about = {"key": pki.fingerprint(asked.public), "token": number, "peer": peer}

@@ -110,6 +110,17 @@ def test_a_device_that_lost_the_answer_gets_it_again(door: Door) -> None:
     assert len(door.noted("join")) == 1
 
 
+def test_a_name_of_another_token_or_a_revoked_client_is_kept(door: Door) -> None:
+    several, kept = door.token(clients=5), door.token("a")
+    refused(lambda: door.join(several, "A"), "'A' is for another token's device", "fairbloom deploy token A)")
+    door.join(kept)
+    door.revoke("a")
+    refused(lambda: door.join(several, "a", "other"), "client 'a' is revoked", "(fairbloom deploy token a)")
+    door.join(door.token("a"), to="new")
+    door.join(several, "b")
+    assert not door.clients()["a"].revoked
+
+
 def test_a_name_that_the_token_is_not_for_is_refused(door: Door) -> None:
     refused(lambda: door.join(door.token("a"), "b"), "is for the client 'a', not 'b'")
     assert not door.federation.clients
