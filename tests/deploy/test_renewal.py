@@ -147,6 +147,14 @@ def test_a_former_key_renews_nothing(door: Door, joined: Device, monkeypatch: py
         joined.fleet.renew(pki.write_request(pki.make_node_key(), "a"))
 
 
+def test_an_identity_that_is_made_again_is_noted(door: Door, joined: Device) -> None:
+    joined.renewal.connect(joined.fleet)
+    asked = pki.KeyPair(b"", pki.read_node_key(joined.folder / "key").public, pki.make_node_key().signing)
+    for _ in range(3):
+        assert joined.fleet.renew(pki.write_request(asked, "a")).identity
+    assert [line["client"] for line in door.noted("identity made again")] == ["a"]
+
+
 def test_an_owner_may_keep_a_key(door: Door, joined: Device) -> None:
     with (joined.folder / "client.toml").open("a") as file:
         file.write("renew-keys = false\n")

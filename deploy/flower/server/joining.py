@@ -70,5 +70,7 @@ class Joining:
         if enrolled is None:
             return exchange_pb2.EnrolledResponse(waits=True)
         client, identity = enrolled
+        if identity and not caller.token and pki.registered_form(asked.public) == caller.key:
+            self._refusals.note_event("identity made again", client=client.name, peer=caller.peer)
         about = {"partition_id": client.partition_id, "expires": client.expires}
         return exchange_pb2.EnrolledResponse(identity=identity, **about)
