@@ -8,6 +8,7 @@ from typing import Any
 from fairbloom.system.files import write_public
 
 from .. import pki
+from ..arguments import NAME, NAME_RULE
 from ..bundle import device_files
 from ..errors import ClientError
 from .client import ClientSettings
@@ -48,6 +49,8 @@ def join(file: Path, name: str, folder: Path | None) -> Path:
     name = name or token["name"]
     if not name:
         raise ClientError(f"{file} names no client: choose a name by --name, hospital-7 say")
+    if not NAME.fullmatch(name):  # before it is a folder's
+        raise ClientError(f"client {name!r}: {NAME_RULE}")
     folder = folder or Path(name)
     config = folder / "client.toml"
     if config.exists():

@@ -283,6 +283,15 @@ def test_a_file_that_is_no_token_is_named(tmp_path: Path, text: str | None, word
     assert words in str(error.value)
 
 
+def test_a_token_names_no_folder_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "client.toml").touch()
+    file = tmp_path / "token"
+    file.write_text(f'superlink = "a:1"\ntoken = "x"\nname = "{tmp_path}/elsewhere"\nca = "none"\n')
+    with pytest.raises(ClientError, match="use up to 63 letters"):
+        device.join(file, "", None)
+
+
 def test_a_device_that_has_joined_or_has_no_name_says_so(door: Door, tmp_path: Path) -> None:
     several = door.token(clients=2)
     with pytest.raises(ClientError, match="choose a name by --name"):
