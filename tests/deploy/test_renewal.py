@@ -13,6 +13,7 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.instance import Instance
 from fairbloom.deploy.device.outage import Outage
+from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.flower.device import renewal as renewal_module
 from fairbloom.deploy.flower.device.fleet import Fleet as Connection
 from fairbloom.deploy.flower.device.fleet import RefusedError, UnknownNodeError
@@ -306,6 +307,18 @@ def test_a_server_that_cannot_write_keeps_the_old_key(
             renew(door.federation, door.nodes.replace_key, int(door.clients()["a"].node_id), request_of_new_key())
     joined.renew()
     assert len(door.noted("key renewed")) == 1
+
+
+def test_a_database_that_knows_the_new_key_already_takes_it(door: Door, joined: Device) -> None:
+    """The registry could not be written, nor could the database then go back to the old key."""
+    end_soon(door.federation, "a")
+    asked, node_id = request_of_new_key(), door.clients()["a"].node_id
+    door.nodes.replace_key(node_id, asked.public)
+    renew(door.federation, door.nodes.replace_key, int(node_id), asked)
+    assert door.clients()["a"].public_key == asked.public.decode()
+    door.join(door.token("b"), to="b")
+    with pytest.raises(DeployError, match="it is another one's"):
+        door.nodes.replace_key(door.clients()["b"].node_id, asked.public)
 
 
 def request_of_new_key() -> pki.Request:

@@ -56,7 +56,8 @@ class StateNodes:
 
     def replace_key(self, node_id: str, public_key: bytes) -> None:
         """Let a node in by another key, and by the one before no longer."""
-        if not self._state.replace_key(int(node_id), pki.registered_form(public_key)):
+        key, node = pki.registered_form(public_key), int(node_id)
+        if not self._state.replace_key(node, key) and self._state.get_node_id_by_public_key(key) != node:
             raise DeployError(f"node {node_id} cannot have this key: it is another one's")
 
 
