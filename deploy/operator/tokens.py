@@ -76,6 +76,8 @@ class Tokens:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # What each file said, with its version: whoever knows a token's id has it read before a limit holds.
+        self._parsed: dict[str, tuple[tuple[int, int, int], Token]] = {}
 
     def all(self) -> list[Token]:
         """Return all, the oldest first."""
@@ -86,15 +88,22 @@ class Tokens:
         """Return the token with this id, None where there is none."""
         file = self.folder / f"{number}.toml"
         try:
+            status = file.stat()
+            version = (status.st_ino, status.st_mtime_ns, status.st_size)
+            known = self._parsed.get(number)
+            if known and known[0] == version:
+                return known[1]
             said = tomllib.loads(file.read_text())
             for key, value in [*said.items(), *(("request", line) for line in dict(said.get("requests", {})).values())]:
                 if type(value) is not TYPES.get(key, str):
                     raise ValueError(f"{key} = {value!r} is of another type")
-            return Token(**said)
+            token = Token(**said)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise DeployError(f"{file} cannot be used: {error}; delete it, and make another token") from None
+        self._parsed[number] = version, token
+        return token
 
     def find(self, shown: str) -> Token | None:
         """Return the token that a device shows, ID.SECRET, None where it guesses; a better guess takes no longer."""
