@@ -67,7 +67,7 @@ check() {
   [ -z "$join" ] || [ -f "$join" ] || fail "--join $join: there is no such file"
   [ -z "$bundle" ] || check_bundle
   [ -z "$data" ] || check_data
-  [ -z "$keys" ] || [ ! -e "$etc/key" ] || fail "$etc/key is there already, and a federation may know this device by it: delete it first"
+  [ -z "$keys$join" ] || [ ! -e "$etc/key" ] || { [ -n "$join" ] && [ -f "$opt/joined/client.toml" ]; } || fail "$etc/key is there already, and a federation may know this device by it: delete it first"
   [ -n "$bundle$keys$join" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (the federation's operator makes it), or begin with --keys NAME or --join TOKEN"
   local free
   free=$(df -Pk "$(nearest "$opt")" | awk 'NR == 2 {print int($4 / 1024)}')
@@ -153,18 +153,32 @@ make_folders() {
 }
 
 make_keys() {
-  (cd / && "$opt/venv/bin/python" -P -m fairbloom.deploy client keys "$keys" --out "$etc") || fail "no key was made"
-  chown "$user:$user" "$etc/key"
-  chmod 644 "$etc/$keys.request"
+  local made
+  made=$(mktemp -d)
+  # shellcheck disable=SC2064 # this folder, whatever the variable is then
+  trap "rm -rf '$made'" EXIT
+  (cd / && "$opt/venv/bin/python" -P -m fairbloom.deploy client keys "$keys" --out "$made") || fail "no key was made"
+  install -T -m 600 -o "$user" -g "$user" "$made/key" "$etc/key"
+  install -T -m 644 "$made/$keys.request" "$etc/$keys.request"
   say "the line above is the request; once the bundle has come back: $0 --bundle FILE"
 }
 
-join_federation() {
+join_federation() { # in a folder of root's, where the key stays until all is installed: the token is for it alone
   local token
   token=$(realpath "$join")
-  (cd / && "$opt/venv/bin/python" -P -m fairbloom.deploy client join "$token" --to "$etc" ${name:+--name "$name"}) || exit 1
-  chown "$user:$user" "$etc/key"
-  [ ! -f "$etc/identity" ] || chown "$user:$user" "$etc/identity"
+  install -d -m 700 "$opt/joined"
+  [ -f "$opt/joined/client.toml" ] \
+    || (cd / && "$opt/venv/bin/python" -P -m fairbloom.deploy client join "$token" --to "$opt/joined" ${name:+--name "$name"}) || exit 1
+  install_files "$opt/joined"
+  rm -rf "$opt/joined"
+}
+
+install_files() { # of a bundle, into a folder where the client may write: by replacing what is there, through no link
+  # Settings first, since they may be refused: then certificate and key are as they were, too.
+  "$python" -I "$here/settings.py" "$etc/client.toml" --bundle "$1/client.toml" ${data:+--data-dir "$data"} || exit 1
+  install -T -m 644 "$1/ca.crt" "$etc/ca.crt"
+  [ ! -f "$1/key" ] || install -T -m 600 -o "$user" -g "$user" "$1/key" "$etc/key"
+  [ ! -f "$1/identity" ] || install -T -m 600 -o "$user" -g "$user" "$1/identity" "$etc/identity"
 }
 
 install_bundle() {
@@ -174,11 +188,7 @@ install_bundle() {
     # shellcheck disable=SC2064 # this folder, whatever the variable is then
     trap "rm -rf '$unpacked'" EXIT
     "$python" -I "$here/unpack.py" "$bundle" "$unpacked" > /dev/null || exit 1
-    # First, since it may be refused: then certificate and key are as they were, too.
-    "$python" -I "$here/settings.py" "$etc/client.toml" --bundle "$unpacked/client.toml" ${data:+--data-dir "$data"} || exit 1
-    install -m 644 "$unpacked/ca.crt" "$etc/ca.crt"
-    [ ! -f "$unpacked/key" ] || install -m 600 -o "$user" -g "$user" "$unpacked/key" "$etc/key"
-    [ ! -f "$unpacked/identity" ] || install -m 600 -o "$user" -g "$user" "$unpacked/identity" "$etc/identity"
+    install_files "$unpacked"
     rm -rf "$unpacked"
     trap - EXIT
   elif [ -n "$data" ]; then

@@ -245,9 +245,18 @@ def test_a_key_is_made_on_the_device_and_a_bundle_without_one_keeps_it(tmp_path:
 def test_a_device_joins_and_may_replace_its_key_alone(tmp_path: Path, door: Door) -> None:
     python_of(tmp_path)
     token, folder = door.token(clients=1), tmp_path / "device" / "etc" / "fairbloom"
+    ended = "install_files() { exit 1; }; check; make_folders; join_federation"
+    assert install(tmp_path, ended, join=str(token), name="site-a").returncode == 1
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "identity").symlink_to(tmp_path / "elsewhere")
     done = install(tmp_path, "check; make_folders; join_federation", join=str(token), name="site-a")
     assert done.returncode == 0, done.stderr
-    assert set(etc(tmp_path)) == {"ca.crt", "client.toml", UNIT, "identity", "key", "site-a.request"}
+    assert set(etc(tmp_path)) == {"ca.crt", "client.toml", "identity", "key"}
+    assert not (folder / "identity").is_symlink()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert not (tmp_path / "device" / "opt" / "fairbloom" / "joined").exists()
+    again = install(tmp_path, "check", join=str(token), name="site-a")
+    assert "key is there already" in again.stderr
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1770  # others' files stay
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
     both = install(tmp_path, "check", join=str(token), keys="site-a")
