@@ -19,9 +19,9 @@ ROOMS: Mapping[str, int] = {
     "client/fair": 1_200,
     "client/rules": 1_100,
     "deploy/device": 1_050,
-    "deploy/flower/device": 1_135,
-    "deploy/flower/server": 2_575,
-    "deploy/operator": 2_915,
+    "deploy/flower/device": 1_142,
+    "deploy/flower/server": 2_602,
+    "deploy/operator": 2_930,
     "experiments/battery": 1_700,
     "experiments/commands": 1_200,
     "experiments/results": 3_800,
@@ -46,10 +46,10 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 68_080, 85_480
+PACKAGES, TESTS = 68_147, 85_594
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 62_560, 17
+DOCS_WORDS, DEPENDENCIES = 62_605, 17
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
