@@ -15,7 +15,7 @@ from fairbloom.private.keys import Authority
 from fairbloom.private.packing import pack
 from fairbloom.private.rules import EVALUATE, TRAIN, Position, buffer_bound
 from fairbloom.private.server import Answers, Opened, PrivateServer, Task
-from fairbloom.private.weighing import WEIGHT, GramWeighing, MeanWeighing, Sums, Weighing
+from fairbloom.private.weighing import BINS, WEIGHT, GramWeighing, MeanWeighing, Sums, Weighing, bin_of
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.terms import Terms
 
@@ -197,8 +197,13 @@ class PrivateRounds(Rounds):
             log.warning("round %d is not evaluated: %s", number, skipped)
         else:
             clients, sums = len(opened.cohort), opened.sums
-            bins = {name: count for name, count in sums.items() if "/bin " in name and count}
-            self.opened = {**(self.opened or {}), **bins}
+            for name in weighing.binned:
+                counted = {each: sums[each] for each in (bin_of(name, place) for place in range(BINS))}
+                if min(counted.values()) < 0 or sum(counted.values()) != clients:
+                    words = "round %d: the bins of %s do not count each of %d clients once, and are left out"
+                    log.warning(words, number, name, clients)
+                    continue
+                self.opened = {**(self.opened or {}), **{each: count for each, count in counted.items() if count}}
             for name in weighing.scores:
                 mean = sums[f"{name}/sum"] / clients
                 variance = max(0.0, sums[f"{name}/squares"] / clients - mean * mean)

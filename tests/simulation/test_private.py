@@ -13,7 +13,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
 from fairbloom.private.client import PrivateClient, State, Work
 from fairbloom.private.server import Opened
-from fairbloom.private.weighing import Weighing
+from fairbloom.private.weighing import MeanWeighing, Sums, Weighing, bin_of
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.private import PrivateRounds, check_private
@@ -167,6 +167,23 @@ def test_an_evaluation_by_counts_shows_worst_and_best_clients(method: str, tmp_p
         assert ours == pytest.approx(theirs, abs=0.05 + 1e-9)
     assert len(private.clients) == 0
     assert {"mean", "std", "worst_10", "best_10"} == set(private.opened())
+
+
+@pytest.mark.parametrize("forged", [{0: 200.0}, {0: -1.0, 1: 1.0}])
+def test_bins_that_a_client_forges_are_left_out(
+    forged: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = MeanWeighing.sums
+
+    def sums(self: MeanWeighing, step: int, own: Any, opened: Sums) -> dict[str, float]:
+        bins = {bin_of("accuracy", place): count for place, count in forged.items()}
+        return honest(self, step, own, opened) | (bins if own.name.endswith("3") else {})
+
+    monkeypatch.setattr(MeanWeighing, "sums", sums)
+    with caplog.at_level("WARNING", "flwr"):
+        private = trained(tmp_path, "term", evaluation="counts", rounds=1)
+    assert "the bins of accuracy do not count each of 10 clients once" in caplog.text
+    assert {"mean", "std"} == set(private.opened())
 
 
 @pytest.mark.parametrize(
