@@ -357,38 +357,53 @@ class AccuracyWeighing(Weighing):
 class AscentWeighing(LossWeighing):
     """AFL's c_k = λ_k. Clients keep their λ, the projection of λ + γF on the simplex, as a version of the round.
 
-    The first step opens Σ γF, each further one the number, the sum and the sum of squares of those λ + γF that are
-    above the threshold which follows, until none is below it.
+    The first step opens Σ γF. Then steps open in turn how many λ + γF are above the threshold which follows, and, where
+    these are five or more, their sum and their sum of squares, until none falls below.
 
     Source: Michelot, A finite algorithm for finding the projection of a point onto the canonical simplex of R^n,
     Journal of Optimization Theory and Applications 50, 1986.
     """
 
-    kind, steps, whole = "ascent", 8, True
+    kind, steps, whole = "ascent", 14, True
     gamma: float = 0.1
     since: int = 0
     """The round whose λ clients go on from; 0: the prior."""
     clients: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0.0:
+            raise ValueError(f"gamma = {self.gamma:g} is below 0: set it to 0 or more")
+
     def names(self, step: int) -> tuple[str, ...]:
         """Return the names of a step's sums."""
-        if step == 1:
-            return WEIGHT, "mass", "number 1", "above 1"
-        return f"number {step}", f"above {step}", f"squares {step}", *((TOTAL,) if step == 2 else ())
+        if step <= 2:
+            return (WEIGHT, "mass", "number 1", "above 1") if step == 1 else ("number 2", "squares 1", TOTAL)
+        place = step // 2 + 1
+        return (f"above {place}", f"squares {place}") if step % 2 else (f"number {place}",)
 
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
         """Return this client's numbers of a step."""
         if step == 1:
             gain = self.gamma * self.loss(own)
             return {WEIGHT: self.weight(own), "mass": own.lam, "number 1": 1.0, "above 1": gain}
-        moved = self._moved(own, opened)
-        above = moved if moved > self._threshold(step - 1, opened) else 0.0
-        found = {f"number {step}": float(above > 0.0), f"above {step}": above, f"squares {step}": above * above}
-        return found | ({TOTAL: self.coefficient(own, opened) * own.length} if step == 2 else {})
+        place, moved = step // 2 + 1, self._moved(own, opened)
+        is_above = moved > max(self._threshold(place - 1, opened), 0.0)
+        if step == 2:
+            contribution = self.coefficient(own, opened) * own.length
+            return {"number 2": float(is_above), "squares 1": moved * moved, TOTAL: contribution}
+        above = moved if is_above else 0.0
+        return (
+            {f"above {place}": above, f"squares {place}": above * above}
+            if step % 2
+            else {f"number {place}": float(is_above)}
+        )
 
     def ended(self, step: int, opened: Sums) -> bool:
-        """Return whether none was below the threshold."""
-        return step >= self.steps or (step > 1 and opened[f"number {step}"] == opened[f"number {step - 1}"])
+        """Return whether none was below the threshold, or too few are above it for a sum."""
+        if step % 2:
+            return False
+        number, before = opened[f"number {step // 2 + 1}"], opened[f"number {step // 2}"]
+        return step >= self.steps or number == before or number < FEWEST
 
     def _moved(self, own: Own, opened: Sums) -> float:
         return self.coefficient(own, opened) + self.gamma * self.loss(own)
@@ -401,7 +416,7 @@ class AscentWeighing(LossWeighing):
         """Return c_k = λ_k; RefusedError where a client has changed its own, so that all do not sum to 1."""
         if not self.since:
             return self.share(own, opened)
-        if abs(opened["mass"] - 1.0) > 1e-9:
+        if abs(opened["mass"] - 1.0) > 1e-9 * (1.0 + self.gamma * self.loss_bound):
             raise RefusedError(f"weights: those of all clients sum to {opened['mass']:g} in place of 1")
         return own.lam / opened["mass"]
 
@@ -412,15 +427,15 @@ class AscentWeighing(LossWeighing):
         return max(self._moved(own, opened) - self._threshold(self._last(opened), opened), 0.0)
 
     def _last(self, opened: Sums) -> int:
-        return max(step for step in range(1, self.steps + 1) if f"number {step}" in opened)
+        return sum(name.startswith("squares ") for name in opened)
 
     def _spread(self, opened: Sums) -> bool:
         """Return whether λ leaves five clients or more, and is not the update of few: Σ λ² is at most a half."""
         last = self._last(opened)
         number, above, squares = (opened[f"{name} {last}"] for name in ("number", "above", "squares"))
         # Σ (v − τ)², as τ times their number is Σ v − 1
-        after = squares - self._threshold(last, opened) * (above + 1.0)
-        return number == opened[f"number {last - 1}"] and number >= FEWEST and after <= 0.5
+        after = squares - self._threshold(last, opened) * (above + (last == 1) + 1.0)
+        return opened[f"number {last + 1}"] == number >= FEWEST and after <= 0.5
 
     def exact(self, own: Own, opened: Sums) -> bool:
         """Return whether the loss is within its bounds, and λ was moved."""
