@@ -44,9 +44,6 @@ State = dict[str, Any]
 
 SECRET_WORDS = SECRET_LIMBS.limbs(FIELD_LIMB)
 
-KEPT_WEIGHTS = 20
-"""Versions of λ that a client keeps, for a server that goes back to an earlier checkpoint."""
-
 NO_ROW = np.empty(0, np.int64)
 
 
@@ -276,9 +273,9 @@ class PrivateClient:
         if isinstance(weighing, AscentWeighing):
             run, number = state["position"]["run"], state["position"]["round"]
             older = state["weights"].get(run, {})
-            used = sorted(made for made in map(int, older) if made <= weighing.since)[-KEPT_WEIGHTS:]
             lam = weighing.next_lam(own, values_of(weighing, state["opened"]))
-            kept = {str(made): older[str(made)] for made in used} | {str(number): lam}
+            # All up to `since`: a server may go back to any earlier checkpoint.
+            kept = {made: each for made, each in older.items() if int(made) <= weighing.since} | {str(number): lam}
             state["weights"] = {**state["weights"], run: kept}
         words, bound = masked_words(state, weighing, own)
         cohort = [Member.of(each) for each in state["cohort"]]
