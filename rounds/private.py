@@ -230,6 +230,13 @@ class PrivateRounds(Rounds):
     def _stepped_by(self, number: int, layout: Layout, opened: Opened, names: Sequence[str]) -> Model:
         """Return the model after a step that was opened, and let the method remember it."""
         method = self._method
+        if not np.any(opened.step):
+            why = (
+                "one client was more than all others together, and the cap took its update"
+                if opened.capped
+                else ("no client moved, or all weights are too small to be told from zero")
+            )
+            raise ValueError(f"it is zero, since {why}: a smaller epsilon, tilt or q gives more clients weight")
         step = Vectors.of(np.asarray(opened.step))
         kept = {key: row for key, row in method.progress.kept.items() if method.recalls(key, names, number)}
         vectors = Vectors.below([step, *kept.values()])

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fairbloom.rounds.private import PrivateRounds, check_private
 from fairbloom.strategies import METHODS
 from fairbloom.strategies.term import TERM
 from tests.experiments.helpers import fairbloom
+from tests.private.federation import Federation
 
 SUMS = {
     "fedavg": {},
@@ -196,6 +198,19 @@ def test_bins_that_a_client_forges_are_left_out(
 def test_counts_of_scores_that_cannot_be_are_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match=words):
         trained(tmp_path, "term", evaluation="counts", **settings)
+
+
+def test_a_run_whose_private_steps_are_zero_ends(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"nothing for 2 rounds: .* too small .* a smaller epsilon, tilt or q"):
+        trained(tmp_path, "term", **{"term.tilt": 100.0, "unused-rounds": 2})
+
+
+def test_a_step_that_the_cap_makes_zero_is_skipped() -> None:
+    federation = Federation(8)
+    for name in federation.names[1:]:
+        federation.updates[name] *= 0.0
+    with pytest.raises(ValueError, match="one client was more than all others together"):
+        PrivateRounds._stepped_by(SimpleNamespace(_method=TERM()), 1, None, federation.run(), federation.names)
 
 
 @pytest.mark.parametrize("method", ["fedfa", "afl"])
