@@ -17,7 +17,6 @@ from .packing import pack, unpack
 from .rules import (
     EXTRA,
     EXTRA_WORDS,
-    FEWEST,
     FLAGS,
     MOST,
     Member,
@@ -153,14 +152,14 @@ class PrivateServer:
 
     def _meet(self, names: Sequence[str]) -> list[Member]:
         """Ask for keys; return the cohort in the order of names."""
-        task = self._task
-        if len(names) < FEWEST:
-            raise SkippedError(f"{len(names)} clients can take part, and a private round needs {FEWEST}")
+        task, least = self._task, self._task.weighing.fewest
+        if len(names) < least:
+            raise SkippedError(f"{len(names)} clients can take part, and a private round needs {least}")
         if len(names) > MOST:
             raise SkippedError(f"{len(names)} clients are to take part, and a private round has at most {MOST}")
         request = {"model": task.model, "terms": digest(task.terms)}
         found = list[Member]()
-        fewest = len(names) if task.weighing.whole else FEWEST
+        fewest = len(names) if task.weighing.whole else least
         for name, reply in self._ask("keys", _same(names, request), fewest).items():
             try:
                 member = Member.of(unpack(reply["body"]))

@@ -274,6 +274,11 @@ class Settings(RunSettings):
                 f"min-clients = {self.min_clients}: a private run on deployed clients needs at least {FEWEST + 1}, so "
                 f"that a round can lose one: set min-clients={FEWEST + 1}"
             )
+        if self.evaluation == "counts" and self.min_clients < 2 * FEWEST:
+            raise SettingsError(
+                f"min-clients = {self.min_clients}: evaluation = 'counts' needs at least {2 * FEWEST} clients: "
+                f"set min-clients={2 * FEWEST}, or leave it out"
+            )
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""

@@ -130,12 +130,13 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
         ("model=subprocess:run", "model = 'subprocess:run': subprocess belongs to Python and holds no model"),
         ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
         ("privacy=sums", "needs at least 6, so that a round can lose one: set min-clients=6"),
+        ("privacy=sums --set evaluation=counts --set min-clients=9", "needs at least 10 clients: set min-clients=10"),
     ],
 )
 def test_what_no_device_takes_is_refused_before_it_is_sent(
     made: Path, machine: Machine, setting: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom("deploy", "submit", "--set", setting) == 2
+    assert fairbloom("deploy", "submit", "--set", *setting.split()) == 2
     assert said in capsys.readouterr().err
     assert machine.asked == []
 
