@@ -106,7 +106,8 @@ def capped(coefficients: FloatArray, largest: float) -> FloatArray:
         over |= more
         sizes[over] = largest * total
         left, rest = max(0.0, total - sizes[over].sum()), sizes[~over]
-        sizes[~over] = left * (rest / rest.sum() if rest.any() else 1.0 / max(1, len(rest)))
+        enough = rest.sum() > 1e-300 * total
+        sizes[~over] = rest * (left / rest.sum()) if enough else left / max(1, len(rest))
     return np.asarray(np.where(coefficients < 0.0, -sizes, sizes))
 
 

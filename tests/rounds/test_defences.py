@@ -152,6 +152,15 @@ def test_no_capped_weight_is_beyond_its_share(sizes: list[float], largest: float
     assert (after <= max(largest, 1.0 / len(sizes)) * total * (1.0 + 1e-9)).all()
 
 
+def test_a_cap_scales_the_others_by_one_factor_to_the_bit() -> None:
+    weights = np.random.default_rng(1).dirichlet(np.full(9, 0.3))
+    largest = weights.argmax()
+    others = np.delete(weights, largest)
+    factor = (weights.sum() - 0.5 * weights.sum()) / others.sum()
+    assert weights[largest] > 0.5 > (others * factor).max()
+    np.testing.assert_array_equal(np.delete(capped(weights, 0.5), largest), others * factor)
+
+
 def test_a_cap_that_nobody_reaches_changes_nothing() -> None:
     weights = np.array([0.3, 0.3, 0.4])
     np.testing.assert_array_equal(capped(weights, 0.5), weights)
