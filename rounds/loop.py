@@ -517,9 +517,10 @@ class Rounds:
             products = Products.of_sample(vectors, generator(self._method.seed, "opposition", cohort.round))
         ascending = sorted(zip(products.cosines.tolist(), cohort.names, strict=True))
         against = [name for cosine, name in ascending if cosine < 0.0]  # the clearest first
-        before, progress.opposition = progress.opposition, add_round(progress.opposition, cohort.names, against)
-        named = opposing_often(progress.opposition)
-        for name in sorted(set(named).difference(opposing_often(before))):
+        before = opposing_often(progress.opposition, cohort.names)
+        add_round(progress.opposition, cohort.names, against)
+        named = opposing_often(progress.opposition, cohort.names)
+        for name in sorted(set(named).difference(before)):
             words = "client %s has opposed the mean of the others in %d of %d rounds: it is hostile, or badly served"
             log.warning(words, name, *progress.opposition[name], extra={"client": name, "round": cohort.round})
         self._decided_by = self._decided_by or next((name for _, name in ascending if name in named), "")

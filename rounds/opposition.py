@@ -1,13 +1,13 @@
 """Clients whose updates oppose the mean of the others in most rounds: hostile, or honest and badly served."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from .updates import CHUNK_COLUMNS, FloatArray, Vectors
+from .updates import CHUNK_COLUMNS, FloatArray, Vectors, row_squares
 
 FEWEST_ROUNDS = 5
 """With fewer rounds, a client is not named: single rounds go by chance."""
@@ -16,7 +16,7 @@ SAMPLED_CHUNKS = 4
 """Where no Gram matrix is there, at most so many parts of CHUNK_COLUMNS numbers are read of each update."""
 
 
-Counts = Mapping[str, tuple[int, int]]
+Counts = dict[str, tuple[int, int]]
 """In how many rounds each client has opposed the others, and in how many it has taken part."""
 
 
@@ -40,7 +40,7 @@ class Products:
         with np.errstate(over="ignore", invalid="ignore"):
             for _, chunk in vectors.chunks(False, every, int(random.integers(every))):
                 products[0] += chunk @ (vectors.scales.astype(chunk.dtype) @ chunk)
-                products[1] += np.vecdot(chunk, chunk)
+                products[1] += row_squares(chunk)
             return cls(products[0] * vectors.scales, products[1] * vectors.scales**2)
 
     @cached_property
@@ -59,13 +59,14 @@ class Products:
         return common > 0.0 and float(coefficients @ self.with_sum) < least
 
 
-def add_round(counts: Counts, names: Collection[str], opposing: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the counts after a round with the updates of clients, of whom some oppose the others."""
-    before = {**dict.fromkeys(names, (0, 0)), **counts}
-    return before | {name: (before[name][0] + (name in opposing), before[name][1] + 1) for name in names}
+def add_round(counts: Counts, names: Collection[str], opposing: Collection[str]) -> None:
+    """Count a round with the updates of clients, of whom some oppose the others."""
+    for name in names:
+        opposed, rounds = counts.get(name, (0, 0))
+        counts[name] = opposed + (name in opposing), rounds + 1
 
 
-def opposing_often(counts: Counts) -> tuple[str, ...]:
-    """Return the clients that have opposed the others in most of their rounds, in the order of names."""
-    often = (name for name, (opposed, rounds) in counts.items() if 2 * opposed > rounds >= FEWEST_ROUNDS)
-    return tuple(sorted(often))
+def opposing_often(counts: Counts, names: Collection[str]) -> tuple[str, ...]:
+    """Return those of these clients that have opposed the others in most of their rounds, in the order of names."""
+    found = ((name, *counts.get(name, (0, 0))) for name in sorted(names))
+    return tuple(name for name, opposed, rounds in found if 2 * opposed > rounds >= FEWEST_ROUNDS)

@@ -718,7 +718,7 @@ def squares_and_products(vectors: Vectors, ends: Sequence[int] = ()) -> tuple[Fl
 
     def work(place: slice, block: NDArray[Any]) -> tuple[FloatArray, list[tuple[int, NDArray[Any]]]]:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
-            return _squares(block), _products(place, block, ends) if ends else []
+            return row_squares(block), _products(place, block, ends) if ends else []
 
     squares, products = np.zeros(len(vectors)), np.zeros((len(ends), len(vectors), len(vectors)))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -772,7 +772,8 @@ def _equal_vectors(vectors: Vectors, gram: FloatArray) -> Iterator[tuple[int, in
             yield row, twin
 
 
-def _squares(block: NDArray[Any]) -> NDArray[Any]:
+def row_squares(block: NDArray[Any]) -> NDArray[Any]:
+    """Return the sum of squares of each row."""
     few = block.shape[1] < WIDE_COLUMNS  # a call for each row then takes longer than the work
     return np.vecdot(block, block) if few else np.array([np.dot(part, part) for part in block])
 

@@ -358,7 +358,8 @@ class Run(Shown):
         """The clients that have gone against the mean of the others in most rounds, as a whole checkpoint says."""
         if not any(row.get("decided_by") for row in self._rounds):
             return ()  # they would be named there
-        return opposing_often(self._last_state().get("opposition", {}))
+        counts = self._last_state().get("opposition", {})
+        return opposing_often(counts, counts)
 
     def _last_state(self) -> Mapping[str, Any]:
         """Return the method's memory after the last round that a checkpoint holds, empty where there is none."""

@@ -1,5 +1,7 @@
 """Who opposes the others: by a Gram matrix, or by a sample of the updates' numbers."""
 
+from typing import NoReturn
+
 import numpy as np
 import pytest
 
@@ -61,7 +63,20 @@ def test_each_part_is_read_in_some_round(chunks: int, monkeypatch: pytest.Monkey
 def test_a_client_is_named_for_most_of_enough_rounds() -> None:
     counts: Counts = {}
     for number in range(FEWEST_ROUNDS):
-        assert opposing_often(counts) == ()
-        counts = add_round(counts, ["a", "b", "c"], [*["a"] * (number % 2 == 0), "b", *["c"] * (number > 2)])
-    assert opposing_often(counts) == ("a", "b")
+        assert opposing_often(counts, counts) == ()
+        add_round(counts, ["a", "b", "c"], [*["a"] * (number % 2 == 0), "b", *["c"] * (number > 2)])
+    assert opposing_often(counts, ["b", "c", "a", "new"]) == ("a", "b")
     assert counts["c"] == (2, FEWEST_ROUNDS)
+
+
+def test_a_round_looks_at_its_own_clients_alone() -> None:
+    class Counted(dict[str, tuple[int, int]]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("all clients ever seen are read")
+
+        keys = items = values = __iter__
+
+    counts = Counted({f"client-{number}": (5, 5) for number in range(9)})
+    add_round(counts, ["client-1", "new"], ["new"])
+    assert opposing_often(counts, ["client-1", "new"]) == ("client-1",)
+    assert (counts["client-1"], counts["new"], len(counts)) == ((5, 6), (1, 1), 10)
