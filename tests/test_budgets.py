@@ -30,10 +30,10 @@ ROOMS: Mapping[str, int] = {
     "experiments/views/report": 2_600,
     "prediction": 1_100,
     "prediction/export": 1_200,
-    "private": 2_260,
+    "private": 2_270,
     "protocol": 1_870,
-    "rounds": 6_160,
-    "server": 1_995,
+    "rounds": 6_180,
+    "server": 2_000,
     "server/run_folder": 2_370,
     "simulation": 1_635,
     "simulation/dispatch": 1_150,
@@ -46,10 +46,10 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 68_147, 85_594
+PACKAGES, TESTS = 68_180, 85_700
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 62_605, 17
+DOCS_WORDS, DEPENDENCIES = 62_670, 17
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
