@@ -62,11 +62,11 @@ class Products:
 def add_round(counts: Counts, names: Collection[str], opposing: Collection[str]) -> None:
     """Count a round with the updates of clients, of whom some oppose the others."""
     for name in names:
-        opposed, rounds = counts.get(name, (0, 0))
+        opposed, rounds = counts[name] if name in counts else (0, 0)  # noqa: SIM401 # not a call for each client
         counts[name] = opposed + (name in opposing), rounds + 1
 
 
 def opposing_often(counts: Counts, names: Collection[str]) -> tuple[str, ...]:
     """Return those of these clients that have opposed the others in most of their rounds, in the order of names."""
-    found = ((name, *counts.get(name, (0, 0))) for name in sorted(names))
-    return tuple(name for name, opposed, rounds in found if 2 * opposed > rounds >= FEWEST_ROUNDS)
+    known = [(name, *counts[name]) for name in sorted(names) if name in counts]
+    return tuple([name for name, opposed, rounds in known if 2 * opposed > rounds >= FEWEST_ROUNDS])

@@ -454,7 +454,7 @@ class Fleet:
         with self._state.session():
             heads = self._state.query(tables.HEAD, {"reply_id": budget.reply_id})
             self._state.break_off(session_id)
-        for head in heads:  # the session has ended: who is told of the error finds it
+        for head in heads:  # after the session: a run that is woken can read the error
             self._answer_in_its_place(head, reason)
         self._budgets.pop(session_id, None)
 
