@@ -30,6 +30,12 @@ ELSEWHERE = {
         "tests/docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
     "docs/deployment.md#A federation in six steps": FEDERATION,
+    "docs/nodes-keys.md#Devices that join by a token": (
+        "tests/deploy/test_joined.py::test_devices_join_train_and_renew_their_keys_in_a_run"
+    ),
+    "docs/nodes-keys.md#The operator's credential": (
+        "tests/deploy/test_status.py::test_a_second_credential_that_may_only_read_sees_it_all"
+    ),
     "docs/nodes-keys.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
@@ -47,6 +53,7 @@ ELSEWHERE = {
     "docs/upkeep.md#Another host": (
         "tests/deploy/test_backup.py::test_another_host_is_in_certificate_and_settings_and_its_devices_owners_are_told"
     ),
+    "docs/upkeep.md#Metrics": "tests/deploy/test_status.py::test_metrics_are_those_of_the_federation",
     "docs/upkeep.md#Notices": "tests/deploy/test_notices.py::test_a_failed_run_is_noticed_once",
     "docs/stock-nodes.md": "tests/runtimes/test_stock_nodes.py::test_fairbloom_gives_the_run_in_process",
     "docs/docker.md#In containers": COMPOSE,
