@@ -270,6 +270,8 @@ class WholeMessages:
         else:
             with state.session():  # all or nothing
                 answer = self._handlers.push_messages(sent, state, task)
+            if not answer.objects_to_push:  # an earlier call had brought them
+                state.on_message(None)
         return exchange_pb2.SendResponse(sent=answer.SerializeToString())
 
     def collect(self, request: Any, task: Any) -> Any:
