@@ -143,7 +143,7 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
     except OSError as error:
         raise DeployError(f"{folder} cannot be made from {file}: {error}") from error
     except DeployError as error:  # which may name a file of the draft, and that is gone
-        raise DeployError(re.sub(rf"{re.escape(str(folder))}/{DRAFT}[^/]+", lambda _: str(file), str(error))) from error
+        raise DeployError(re.sub(rf"{re.escape(str(folder))}/{DRAFT}\w+", lambda _: str(file), str(error))) from error
     federation = Federation(folder)
     federation.note("restore", file=str(file.absolute()), made=str(about["made"]))
     if names:
@@ -190,6 +190,8 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
         raise DeployError(f"{damaged}: {error}") from None
     if not about:
         raise DeployError(f"{damaged}: it is empty")
+    if not (folder / "federation.toml").exists():
+        raise DeployError(f"{damaged}: it lacks 'federation.toml'")
     return about
 
 

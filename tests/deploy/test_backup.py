@@ -327,7 +327,7 @@ def begun_with(text: bytes) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], N
         (begun_with(b"\xff"), "not a backup of fairbloom deploy backup"),
         (lambda entries: entries.pop(0), "it begins with 'federation.toml'"),
         (lambda entries: entries.clear(), "it is empty"),
-        (lambda entries: entries.pop(1), "is not a federation's folder"),
+        (lambda entries: entries.pop(1), "it lacks 'federation.toml'"),
     ],
 )
 def test_what_is_no_backup_is_refused_and_leaves_nothing(
