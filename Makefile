@@ -73,7 +73,7 @@ lint: setup ## check style, types, the direction of imports and what is known to
 	$(BIN)/ruff format --check .
 	rm -rf $(SHIPPED)
 	$(BIN)/python $(INSTALL) --no-deps --no-build-isolation --target $(SHIPPED) .
-	cd $(SHIPPED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+	cd $(SHIPPED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache fairbloom $(CURDIR)/docker
 	cd $(SHIPPED) && $(CURDIR)/$(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml
 
 audit: ## look every locked package up in a database of vulnerabilities, where one can be reached

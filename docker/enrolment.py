@@ -17,7 +17,8 @@ def enroll_client(federation: Federation, partition: int, name: str, known: bool
         return f"{name} is enrolled"
     if known:
         enrolment.revoke(federation, name)
-    bundle = enrolment.enroll(federation, name, partition, unpack=True, days=0)  # nobody would be there to rotate it
+    applicant = enrolment.Applicant(name=name, partition_id=partition)
+    bundle = enrolment.enroll(federation, applicant, unpack=True, days=0)  # nobody would be there to rotate the key
     write_private(volume / "key", (bundle / "key").read_bytes())
     for public in ("ca.crt", "client.toml", "identity"):
         write_public(volume / public, (bundle / public).read_bytes())

@@ -3,6 +3,7 @@
 import ssl
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -24,5 +25,5 @@ def connected(port: str) -> bool:
 
 
 if __name__ == "__main__":
-    checks = {"answers": answers, "connected": connected}
+    checks: dict[str, Callable[..., bool]] = {"answers": answers, "connected": connected}
     sys.exit(not checks[sys.argv[1]](*sys.argv[2:]))
