@@ -41,6 +41,7 @@ from fairbloom.experiments.recipes.recipe import load_recipe
 from fairbloom.experiments.results.comparison import Plan
 from fairbloom.experiments.results.plans import PlanFile
 from fairbloom.experiments.results.sweep import SweepPlan
+from fairbloom.experiments.studies.reproduce import load_reproduction
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.server.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from fairbloom.server.run_folder import files
@@ -117,6 +118,11 @@ def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
 def read_plan(plan: type[PlanFile]) -> Callable[[Path], Structure]:
     """Return the reader of a study's plan; JSON writes numbers that are keys as texts."""
     return lambda path: json.loads(json.dumps(asdict(plan.read(path.parent))))
+
+
+def read_reproduction(path: Path) -> Structure:
+    found = load_reproduction(path.parent)
+    return {"recipe": found.recipe.name, "seeds": len(found.seeds), "quick": found.quick, "set": found.overrides}
 
 
 def only(*keys: str) -> Callable[[Structure], Structure]:
@@ -389,6 +395,7 @@ PLAN = {
     "methods": {"fedavg": {}, "FedFV (alpha=0.2)": {"fedfv.alpha": 0.2, "clients": 4, "average-models": True}},
     "failed": {"FedFV (alpha=0.2)": {"2": {"reason": "it diverged", "diverged": True}}},
 }
+REPRODUCTION = {"recipe": "fedfv-figure2", "seeds": 2, "quick": False, "set": {"clients": 4, "learning-rate": 0.1}}
 SWEEP = {
     **{"title": "FedFV", "criterion": "mean", "seeds": [1, 2], "searched": [1], "baseline": "fedavg"},
     "points": [
@@ -477,6 +484,13 @@ KINDS: Mapping[str, Kind] = {
     "a backup": Kind("copy.tar.gz", backup(), packed, read_backup, kept_in, DeployError, sealed=True),
     "the plan of a comparison": Kind("comparison.json", PLAN, as_json, read_plan(Plan)),
     "the plan of a sweep": Kind("sweep.json", SWEEP, as_json, read_plan(SweepPlan)),
+    "the plan of a reproduction": Kind(
+        "reproduction.json",
+        REPRODUCTION,
+        as_json,
+        read_reproduction,
+        lambda structure: {**structure, "seeds": 1 if structure["quick"] else structure["seeds"]},
+    ),
     "a table of data": Kind("site-a.csv", CSV, table, read_csv, columns_of),
 }
 

@@ -11,7 +11,7 @@ from fairbloom.command import TrustOption
 from ..results.comparison import load_comparison
 from ..results.ranks import name_tasks
 from ..results.run import REPORT
-from ..studies.reproduce import REPRODUCTION, load_reproduction
+from ..studies.reproduce import ReproductionPlan, load_reproduction
 from ..views.report import FIGURES, write_report
 from ..views.terminal import console
 from .show import load_result
@@ -47,7 +47,7 @@ def report(
     result: object = None
     if len(folders) > 1:
         result = name_tasks([load_comparison(folder) for folder in folders])
-    elif (folders[0] / REPRODUCTION).exists():
+    elif (folders[0] / ReproductionPlan.file).exists():
         result = load_reproduction(folders[0], trust)
     written, *figures = write_report(result or load_result(folders[0]), file, svg=svg)
     console.print(f"report: {escape(str(written))}", soft_wrap=True)

@@ -1,23 +1,22 @@
 """A recipe is run, what is missing of it, and what was measured stands beside what was printed."""
 
-import json
 import logging
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
-from fairbloom.server.run_folder.errors import explain_read_errors, explain_write_errors
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.dispatch.processes import processors_here
-from fairbloom.system.files import write_whole
 
 from ..recipes.labels import format_value
 from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
 from ..results.outcome import Outcome
+from ..results.plans import PlanFile
 from ..results.reproduction import Reproduction
 from ..results.run import REPORT
 from ..views.progress import study_progress
@@ -26,11 +25,23 @@ from .objective import Objective
 from .score import fix_score
 from .study import Candidate, Study, StudyRow, check_scores_known, folder_name
 
-REPRODUCTION = "reproduction.json"
-"""The file that makes a folder that of a reproduction: which recipe was run, and how."""
+MAX_SEEDS = 1_000
+"""Each seed is a run of each row, so that more would only fill the memory with plans."""
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
+
+
+@dataclass(frozen=True)
+class ReproductionPlan(PlanFile):
+    """Which recipe was run, and how: the file that makes a folder that of a reproduction."""
+
+    file, kind, command = "reproduction.json", "reproduction", "fairbloom reproduce"
+
+    recipe: str
+    seeds: int
+    quick: bool
+    set: Mapping[str, Value]  # the settings of all runs, in place of the recipe's
 
 
 def reproduce(
@@ -82,8 +93,8 @@ def reproduce(
     recipe = load_recipe(name)
     if quick:
         seeds = 1
-    if (chosen_seeds := recipe.seeds if seeds is None else seeds) < 1:
-        raise SettingsError(f"seeds = {seeds}: a reproduction takes at least one")
+    if not 1 <= (chosen_seeds := recipe.seeds if seeds is None else seeds) <= MAX_SEEDS:
+        raise SettingsError(f"seeds = {chosen_seeds}: a reproduction takes 1 to {MAX_SEEDS}")
     overrides = dict(settings or {}) | ({} if data_dir is None else {"data-dir": os.fspath(data_dir)})
     default_out = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
     cases = choose_rows(recipe, rows)
@@ -206,12 +217,12 @@ def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures, baseli
 
 def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction:
     """Return what a reproduction has measured, by its folder; nothing is run."""
-    file = folder / REPRODUCTION
-    with explain_read_errors(file, "Run the same fairbloom reproduce again, which writes it again"):
-        about = json.loads(file.read_bytes())
-        name, seeds, quick, settings = about["recipe"], about["seeds"], about["quick"], dict(about["set"])
-    with only_trusted_imports(trust):
-        return reproduce(name, seeds=seeds, quick=quick, settings=settings, out=folder, run=False)
+    plan = ReproductionPlan.read(folder)
+    try:
+        with only_trusted_imports(trust):
+            return reproduce(plan.recipe, seeds=plan.seeds, quick=plan.quick, settings=plan.set, out=folder, run=False)
+    except FairbloomError as error:
+        raise FairbloomError(f"{folder / plan.file}: {error}") from error
 
 
 def _write(reproduction: Reproduction, name: str) -> None:
@@ -220,10 +231,8 @@ def _write(reproduction: Reproduction, name: str) -> None:
     from ..views.report import write_report
 
     recipe = str(Path(name).absolute()) if name.endswith(".toml") else name
-    about = {"recipe": recipe, "seeds": len(reproduction.seeds), "quick": reproduction.quick}
-    content = json.dumps({**about, "set": dict(reproduction.overrides)}, indent=2, ensure_ascii=False)
-    with explain_write_errors("the reproduction", reproduction.folder):
-        write_whole(reproduction.folder / REPRODUCTION, content.encode())
+    seeds = len(reproduction.seeds)
+    ReproductionPlan(recipe, seeds, reproduction.quick, reproduction.overrides).write(reproduction.folder)
     figure = reproduction.recipe.figure
     tables = {"results.csv": reproduction.rows()}
     if figure and figure.x == ROUND:

@@ -1,7 +1,7 @@
-"""Defences and attacks equal those of ByzFL, where it is installed: `pip install --group byzfl`.
+"""Defences and attacks equal those of ByzFL, where it is installed: `pip install --no-deps --group byzfl`.
 
-It is in no lock file, because it is of use here alone and needs a dozen packages. Its functions take updates in d
-numbers; ours take their Gram matrix.
+It is in no lock file, because it is of use here alone; what these functions import is installed already. They take
+updates in d numbers; ours take their Gram matrix.
 """
 
 from collections.abc import Callable
