@@ -11,7 +11,8 @@ from .settings import RunSettings, split_names
 from .streams import generator
 
 OWN, HONEST, EARLIER, LABELS = "its own update", "all honest updates", "its earlier update", "labels of classes"
-LOSSES, COUNTS, ACCURACIES = "a method that weighs losses", "weights by examples", "a method that weighs accuracies"
+LOSSES, ACCURACIES = "a method that weighs losses, as QFedAvg does", "a method that weighs accuracies, as FairFed does"
+COUNTS = "weighting = examples"
 """What an attack needs."""
 
 LABEL_FLIP = "label-flip"

@@ -520,9 +520,9 @@ class Rounds:
         before = opposing_often(progress.opposition, cohort.names)
         add_round(progress.opposition, cohort.names, against)
         named = opposing_often(progress.opposition, cohort.names)
-        for name in sorted(set(named).difference(before)):
-            words = "client %s has opposed the mean of the others in %d of %d rounds: it is hostile, or badly served"
-            log.warning(words, name, *progress.opposition[name], extra={"client": name, "round": cohort.round})
+        if newly := ", ".join(name for name in named if name not in before):
+            words = "%s opposed the mean of the others in most rounds up to round %d: each is hostile, or badly served"
+            log.warning(words, newly, cohort.round, extra={"client": newly, "round": cohort.round})
         self._decided_by = self._decided_by or next((name for _, name in ascending if name in named), "")
         new = {*(against or [""])} - self._lost_to  # said once of each client, not in each round
         if new and coefficients.ndim == 1 and products.has_lost(coefficients):

@@ -283,8 +283,8 @@ def check_effect(settings: RunSettings, method: Method) -> None:
     }
     if known and not reads.get(known.needs, True):
         raise FairbloomError(
-            f"attack = {settings.attack!r} has no effect on {name}: it needs {known.needs}. Choose another attack, or "
-            "another method"
+            f"attack = {settings.attack!r} has no effect on {name}: it needs {known.needs}. Choose that, or "
+            "another attack"
         )
     if settings.attack in SCALING and isinstance(method, FedAvgN | FedMGDAPlus) and method.defence is None:
         log.warning("%s normalises updates, so attack-strength has no effect on it", name)

@@ -264,9 +264,10 @@ def check_tolerance(method: Method, clients: int) -> None:
     """Raise FairbloomError when a defence is to tolerate half of a round's clients or more, and one at the least."""
     per_round = share(method.fraction_train, len(method.training_clients) or clients, method.min_train_nodes)
     if method.defence is not None and 2 * max(1, method.defence.tolerance) >= per_round:
+        remedy = f"lower it to {(per_round - 1) // 2}" if per_round > 2 else "a defence needs three"
         raise FairbloomError(
             f"defence-tolerance = {method.defence.tolerance}: it must be less than half of the {per_round} clients of "
-            "a round, of which a defence needs three: lower it, or raise fraction"
+            f"a round: {remedy}, or raise fraction or the number of clients"
         )
 
 

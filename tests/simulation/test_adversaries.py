@@ -126,16 +126,18 @@ def test_a_run_with_nobody_honest_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "run", attack="scale", attackers=everybody)
 
 
-@pytest.mark.parametrize(("attack", "needs"), [("loss", "weighs losses"), ("accuracy", "weighs accuracies")])
+@pytest.mark.parametrize(("attack", "needs"), [("loss", "losses, as QFedAvg"), ("accuracy", "accuracies, as FairFed")])
 def test_a_lie_that_no_one_reads_is_refused(tmp_path: Path, attack: str, needs: str) -> None:
-    words = f"attack = '{attack}' has no effect on FedMGDA: it needs a method that {needs}. Choose another attack, or"
+    words = f"attack = '{attack}' has no effect on FedMGDA: it needs a method that weighs {needs} does. Choose that, or"
     with pytest.raises(FairbloomError, match=words):
         run(tmp_path / "run", method="fedmgda", attack=attack, attackers=HOSTILE)
 
 
-@pytest.mark.parametrize(("tolerance", "fraction", "clients"), [(2, 0.8, 4), (0, 0.4, 2)])
-def test_a_tolerance_of_half_a_round_is_refused(tmp_path: Path, tolerance: int, fraction: float, clients: int) -> None:
-    words = rf"defence-tolerance = {tolerance}: .* less than half of the {clients} clients of a round, .* raise"
+@pytest.mark.parametrize(
+    ("tolerance", "fraction", "remedy"), [(2, 0.8, "4 clients of a round: lower it to 1"), (0, 0.4, "2 .* needs three")]
+)
+def test_a_tolerance_of_half_a_round_is_refused(tmp_path: Path, tolerance: int, fraction: float, remedy: str) -> None:
+    words = rf"defence-tolerance = {tolerance}: .* less than half of the {remedy}, or raise fraction"
     with pytest.raises(FairbloomError, match=words):
         run(tmp_path / "run", defence="nnm", defence_tolerance=tolerance, fraction=fraction)
 
@@ -279,10 +281,12 @@ def test_methods_without_a_gram_matrix_name_it_too(tmp_path: Path, method: str) 
     assert fairbloom.load(run(tmp_path / "run", **TURNED | {"method": method})).opposing == (HOSTILE,)
 
 
-def test_of_several_opposing_clients_the_clearest_decides(tmp_path: Path) -> None:
+def test_of_several_opposing_clients_the_clearest_decides(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
     """Three times its update leaves nothing in common, so that honest clients are named, too."""
     loaded = fairbloom.load(run(tmp_path / "run", **TURNED | {"method": "fedavg", "attack_strength": 3.0}))
     assert len(loaded.opposing) > 1
+    words = [each.getMessage() for each in said.records if "opposed the mean of the others" in each.getMessage()]
+    assert words[0].startswith(", ".join(loaded.opposing))
     assert [row["decided_by"] for row in table(tmp_path / "run/rounds.csv")][4:] == [HOSTILE] * 4
     assert "each is hostile, or honest and badly served" in str(summary_of(loaded))
 
