@@ -217,6 +217,8 @@ def test_nnm_keeps_accuracy_under_plausible_attacks(tmp_path: Path, method: str,
     plain = TURNED | {"clients": 4, "num_rounds": 50, "method": method, "batch_size": 32, "learning_rate": 0.05}
     plain |= {"seed": seed, "engine": "stacked"}
     defended = {"defence": "nnm"} | ({} if method == "fedfv" else {f"{method}.epsilon": 0.125})
+    flipped = defended | {"attack": "label-flip", "attack_strength": 0.0}
+    flipped |= {"fedmgdaplus.server-lr": 0.3} if method == "fedmgdaplus" else {}
     honest = {"attack": "", "attack_strength": 0.0, "attackers": "", "training_clients": "client-0,client-2,client-3"}
 
     def mean(name: str, **changes: Any) -> float:
@@ -226,6 +228,7 @@ def test_nnm_keeps_accuracy_under_plausible_attacks(tmp_path: Path, method: str,
     without = mean("without", **honest)
     assert mean("defended", **defended) >= without - 5.0
     assert mean("ipm", attack="ipm", attack_strength=2.0, **defended) >= without - 5.0
+    assert mean("flipped", **flipped) >= without - 2.0
     assert mean("undefended") < without - 20.0
 
 
