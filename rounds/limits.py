@@ -26,18 +26,17 @@ class BrokenModelError(FairbloomError):
 
 def screen_reports(method: Method, trained: Trained) -> None:
     """Leave out replies with implausible counts, or with losses out of proportion to the others."""
-    first = method.progress.first_counts
     implausible = implausible_counts(
         trained.metrics,
         method.weighted_by_key,
         enrolled=method.enrolled_sizes,
-        first=first,
+        first=method.progress.first_counts,
         max_growth=method.max_growth,
     )
     for name, reason in implausible.items():
         trained.refuse(name, reason)
-    for name, why in out_of_proportion(trained.metrics, method.needs, method.loss_limit).items():
-        trained.refuse(name, why)
+    for name, reason in out_of_proportion(trained.metrics, method.needs, method.loss_limit).items():
+        trained.refuse(name, reason)
 
 
 def usable_sizes(method: Method, sizes: Mapping[str, float]) -> dict[str, float]:

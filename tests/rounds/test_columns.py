@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from fairbloom.rounds import screening
 from fairbloom.rounds.screening import (
-    check_counts,
-    implausible_counts,
     largest_in_proportion,
     out_of_proportion,
     usable_evaluation,
@@ -80,29 +78,6 @@ def test_usual_reports_are_screened_in_columns(monkeypatch: Any) -> None:
     reports, reasons = usable_reports(given, "num-examples", {"loss-before", "learning-rate"})
     assert (reports, reasons) == (given, {})
     assert all(reports[name] is not given[name] for name in given)
-
-
-@given(
-    weights=st.lists(st.integers(1, 40), max_size=6),
-    enrolled=st.dictionaries(st.integers(0, 5), st.integers(1, 20)),
-    first=st.dictionaries(st.integers(0, 5), st.integers(1, 20)),
-    max_growth=st.sampled_from((1.0, 1.5, 10.0, math.inf)),
-)
-def test_counts_checked_together_are_those_checked_one_by_one(
-    weights: list[int], enrolled: dict[int, int], first: dict[int, int], max_growth: float
-) -> None:
-    reports = {f"client-{k}": {"num-examples": float(weight)} for k, weight in enumerate(weights)}
-    most, earlier = ({f"client-{k}": n for k, n in known.items()} for known in (enrolled, first))
-    expected = {}
-    for name, report in reports.items():
-        try:
-            check_counts(
-                report, "num-examples", enrolled=most.get(name), first=earlier.get(name), max_growth=max_growth
-            )
-        except ValueError as reason:
-            expected[name] = str(reason)
-    found = implausible_counts(reports, "num-examples", enrolled=most, first=earlier, max_growth=max_growth)
-    assert {name: str(reason) for name, reason in found.items()} == expected
 
 
 @given(losses=st.lists(st.sampled_from((0.0, 0.5, -2.0, 9.0, 10.0, 11.0, -25.0, 1e9)), max_size=6))
