@@ -21,40 +21,37 @@ LABEL_FLIP = "label-flip"
 
 @dataclass(frozen=True)
 class Attack:
-    """What is known of an attack before a run.
+    """What is known of an attack before a run; docs/data/attacks.csv says what it does.
 
     Attributes
     ----------
-    does
-        What a hostile client does, for the table of attacks; s is the strength.
     needs
         What a run must have for it to have an effect: one of the constants above.
     strength
         The usual attack-strength; None: the attack has none.
     """
 
-    does: str
     needs: str
     strength: float | None = None
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "sign-flip": Attack("replies −s times its own update", OWN, 1.0),
-    "scale": Attack("replies s times its own update", OWN, 10.0),
-    "same-value": Attack("replies an update whose numbers are all s", OWN, 1.0),
-    "noise": Attack("adds normal noise to its update, s times as long as this", OWN, 10.0),
-    "drift": Attack("replies a direction that stays the same, s times as long as its own update", OWN, 1.0),
-    "free-rider": Attack("replies the model that it received, as if it had trained", OWN),
-    "stale": Attack("replies the update of its first attack again and again", EARLIER),
-    "label-flip": Attack("trains with class C − 1 − y in place of y", LABELS),
-    "loss": Attack("adds s to the training loss that it reports", LOSSES, 1.0),
-    "count": Attack("reports s times as many training examples", COUNTS, 5.0),
-    "accuracy": Attack("reports a training accuracy of 0", ACCURACIES),
-    "alie": Attack("replies the mean of the honest updates plus s of their standard deviations", HONEST, 1.5),
-    "ipm": Attack("replies −s times the mean of the honest updates", HONEST, 2.0),
-    "optimal-alie": Attack("does as alie, with the s that moves the step the farthest", HONEST),
-    "optimal-ipm": Attack("does as ipm, with the s that moves the step the farthest", HONEST),
-    "mimic": Attack("replies the update of the first honest client", HONEST),
+    "sign-flip": Attack(OWN, 1.0),
+    "scale": Attack(OWN, 10.0),
+    "same-value": Attack(OWN, 1.0),
+    "noise": Attack(OWN, 10.0),
+    "drift": Attack(OWN, 1.0),
+    "free-rider": Attack(OWN),
+    "stale": Attack(EARLIER),
+    "label-flip": Attack(LABELS),
+    "loss": Attack(LOSSES, 1.0),
+    "count": Attack(COUNTS, 5.0),
+    "accuracy": Attack(ACCURACIES),
+    "alie": Attack(HONEST, 1.5),
+    "ipm": Attack(HONEST, 2.0),
+    "optimal-alie": Attack(HONEST),
+    "optimal-ipm": Attack(HONEST),
+    "mimic": Attack(HONEST),
 }
 
 

@@ -62,58 +62,12 @@ class Sight:
     step: Callable[[Vector], Vector]
 
 
-def _sign_flip(sight: Sight) -> Vector:
-    return -sight.strength * sight.own
-
-
-def _scale(sight: Sight) -> Vector:
-    return sight.strength * sight.own
-
-
-def _same_value(sight: Sight) -> Vector:
-    return np.full_like(sight.own, sight.strength)
-
-
-def _noise(sight: Sight) -> Vector:
-    return sight.own + _as_long(sight.random.standard_normal(sight.own.size), sight.strength * _length(sight.own))
-
-
-def _drift(sight: Sight) -> Vector:
-    return _as_long(sight.common.standard_normal(sight.own.size), sight.strength * _length(sight.own))
-
-
-def _free_rider(sight: Sight) -> Vector:
-    return np.zeros_like(sight.own)
-
-
-def _alie(sight: Sight) -> Vector:
-    """Source: Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019."""
-    return _mean(sight) + sight.strength * _deviation(sight.honest)
-
-
-def _ipm(sight: Sight) -> Vector:
-    """Source: Xie, Koyejo and Gupta, Fall of Empires, UAI 2019."""
-    return -sight.strength * _mean(sight)
-
-
-def _optimal_alie(sight: Sight) -> Vector:
-    return _farthest(sight, _mean(sight), _deviation(sight.honest))
-
-
-def _optimal_ipm(sight: Sight) -> Vector:
-    return _farthest(sight, np.zeros_like(sight.own), -_mean(sight))
-
-
-def _mimic(sight: Sight) -> Vector:
-    """Source: Karimireddy, He and Jaggi, ICLR 2022, as bucketing in rounds.defences."""
-    return np.array(sight.honest[0])
-
-
 def _mean(sight: Sight) -> Vector:
     return np.asarray(sight.honest.mean(axis=0))
 
 
-def _deviation(honest: Vector) -> Vector:
+def _deviation(sight: Sight) -> Vector:
+    honest = sight.honest
     return np.asarray(honest.std(axis=0, ddof=1) if len(honest) > 1 else np.zeros_like(honest[0]))
 
 
@@ -139,27 +93,32 @@ def _length(vector: Vector) -> float:
     return float(np.linalg.norm(vector))
 
 
-def _as_long(vector: Vector, length: float) -> Vector:
-    return vector * (length / _length(vector))
+def _as_long(sight: Sight, vector: Vector) -> Vector:
+    """Return a vector in the direction of another one, strength times as long as the client's own update."""
+    return vector * (sight.strength * _length(sight.own) / _length(vector))
 
+
+UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
+    "sign-flip": lambda sight: -sight.strength * sight.own,
+    "scale": lambda sight: sight.strength * sight.own,
+    "same-value": lambda sight: np.full_like(sight.own, sight.strength),
+    "noise": lambda sight: sight.own + _as_long(sight, sight.random.standard_normal(sight.own.size)),
+    "drift": lambda sight: _as_long(sight, sight.common.standard_normal(sight.own.size)),
+    "free-rider": lambda sight: np.zeros_like(sight.own),
+    "alie": lambda sight: _mean(sight) + sight.strength * _deviation(sight),
+    "ipm": lambda sight: -sight.strength * _mean(sight),
+    "optimal-alie": lambda sight: _farthest(sight, _mean(sight), _deviation(sight)),
+    "optimal-ipm": lambda sight: _farthest(sight, np.zeros_like(sight.own), -_mean(sight)),
+    "mimic": lambda sight: sight.honest[0].copy(),
+}
+"""What becomes of a hostile client's update.
+
+Sources: alie is of Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019; ipm of Xie, Koyejo and Gupta, Fall of
+Empires, UAI 2019; mimic of Karimireddy, He and Jaggi, ICLR 2022, as bucketing in rounds.defences.
+"""
 
 SCALING = ("sign-flip", "scale", "drift", "ipm")
 """The attacks whose strength is the length of the update alone."""
-
-UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
-    "sign-flip": _sign_flip,
-    "scale": _scale,
-    "same-value": _same_value,
-    "noise": _noise,
-    "drift": _drift,
-    "free-rider": _free_rider,
-    "alie": _alie,
-    "ipm": _ipm,
-    "optimal-alie": _optimal_alie,
-    "optimal-ipm": _optimal_ipm,
-    "mimic": _mimic,
-}
-"""What becomes of a hostile client's update."""
 
 REPORTS: Mapping[str, tuple[frozenset[str], Callable[[float, float], float]]] = {
     "loss": (REPORTED_LOSSES, lambda value, strength: value + strength),
