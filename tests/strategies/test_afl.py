@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import AFL, FedAvg
 
-from .helpers import client_names, cohort_of
+from .helpers import client_names, cohort_of, histories
 from .reference import Seen, afl_weights
 
 Losses = Mapping[str, float]
@@ -32,18 +32,6 @@ def play(strategy: AFL, rounds: Sequence[Losses], counts: Losses | None = None) 
 
 def weights(strategy: AFL) -> dict[str, float]:
     return strategy.memory["weights"]
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[dict[str, float]]:
-    """Losses of random participants over some rounds; clients come in one by one."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    names, rounds = client_names(6), []
-    for t in range(draw(st.integers(1, 8))):
-        known = names[: 2 + t]
-        present = [name for name in known if rng.random() < 0.6] or [known[0]]
-        rounds.append({name: float(rng.uniform(0.0, 3.0)) for name in present})
-    return rounds
 
 
 COUNTS = {name: float(10 + 7 * k) for k, name in enumerate(client_names(6))}

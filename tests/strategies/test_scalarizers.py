@@ -12,7 +12,16 @@ from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, TERM, FairStrategy, FedAvg, FromScalarizer, FromTorchJD, find_method
 from fairbloom.strategies.torchjd import by_name
 
-from .helpers import BUFFERS, MemoryGrid, cohort_of, flat, initial_model, quadratics, record, told, unpack
+from .helpers import (
+    BUFFERS,
+    MemoryGrid,
+    check_resumption,
+    cohort_of,
+    initial_model,
+    quadratics,
+    record,
+    told,
+)
 
 torch = pytest.importorskip("torch")
 scalarization = pytest.importorskip("torchjd.scalarization")
@@ -255,18 +264,7 @@ def test_drawn_preferences_are_those_of_seed_and_round() -> None:
 
 @every_name
 def test_a_run_resumed_from_its_state_ends_with_the_same_bits(name: str) -> None:
-    strategy, states, finished = by_name(name, buffers=BUFFERS), list[Any](), list[Any]()
-
-    def on_round(one: Any) -> None:
-        finished.append(one)
-        states.append(strategy.state_dict())
-
-    whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=4, on_round=on_round)
-    assert all(len(one.coefficients) == 6 for one in finished)
-    resumed = by_name(name, buffers=BUFFERS).start(
-        MemoryGrid(quadratics(6), seed=5), finished[1].arrays, num_rounds=4, resume=states[1]
-    )
-    assert flat(unpack(resumed.arrays)).tobytes() == flat(unpack(whole.arrays)).tobytes()
+    check_resumption(lambda: by_name(name, buffers=BUFFERS))
 
 
 def test_negative_weights_are_counted_in_the_round() -> None:
