@@ -147,7 +147,7 @@ def taken_of(given: Mapping[str, Any]) -> Structure:
     settings = Settings.of(given)
     check_used(given, [settings.method], settings.task)
     taken = settings.run_config()
-    spelt = {"method": settings.method.lower(), "optimizer": settings.optimizer.lower()}  # any case will do
+    spelt = {key: str(taken[key]).lower() for key in ("method", "optimizer", "attackers")}  # any case, names of digits
 
     def again(key: str) -> Structure:
         return given[key] if str(given[key]).lower() == spelt.get(key) else taken[key]
@@ -201,7 +201,7 @@ def rows_of(structure: Structure) -> Structure:
     """Return a table's rows as dicts of texts; a table with a column twice or a row of another length has none."""
     header = [text_of(name) for name in structure["header"]]
     assert len({*header}) == len(header)
-    return [dict(zip(header, map(text_of, row), strict=True)) for row in structure["rows"]]
+    return [dict(zip(header, map(text_of, row), strict=True)) for row in structure["rows"] if row]
 
 
 def spelt(structure: Structure) -> list[str]:
