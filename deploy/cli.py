@@ -446,6 +446,7 @@ def restore(
     print(f"{folder} is as it was at {restored.made}. It lets in {let_in}: revoke again whom you have revoked since")
     if restored.struck_off:
         print(f"what was in {folder} had struck off the keys of {', '.join(restored.struck_off)}: they stay revoked")
+    print("join tokens made before are void: fairbloom deploy token makes new ones")
     if host:
         print(f'in the client.toml of each device, write superlink = "{federation.superlink}"')
     print("start it with")

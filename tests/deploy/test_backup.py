@@ -23,6 +23,7 @@ from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator import backup as backups
 from fairbloom.deploy.operator.backup import FILES, back_up, copy_database, restore
 from fairbloom.deploy.operator.federation import Federation
+from fairbloom.deploy.operator.joining import make_token
 from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.deploy.server.supervisor import check_files, lock_folder
 from tests.deploy.state import SuperLinkState
@@ -33,11 +34,12 @@ NOW = "2026-11-20T10:00:00+00:00"
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Federation:
-    """A federation with a database and two clients, of whom one is revoked."""
+    """A federation with a database, a join token and two clients, of which one is revoked."""
     made = Federation.init(tmp_path / "federation", ["fl.example.org"], 9443, "127.0.0.1:8000", 30)
     save(made, "site-a", "7")
     save(made, "site-b", "8", revoked=NOW)
     SuperLinkState(made.database).submit()
+    make_token(made, "site-c")
     return made
 
 
@@ -74,10 +76,11 @@ def test_a_restored_federation_is_the_one_that_was_backed_up(federation: Federat
     assert log.startswith(before.pop("state/audit.jsonl").splitlines()[0])
     for name in (*FILES, "clients/site-a.toml", "clients/site-b.toml"):
         assert after.pop(name) == before.pop(name), name
-    assert set(after) == set(before) - {"state/superlink.db-wal", "state/superlink.db-shm"}
-    assert events(restored.federation) == ["init", "restore"]
+    left_out = {"state/superlink.db-wal", "state/superlink.db-shm", *(name for name in before if "tokens/" in name)}
+    assert set(after) == set(before) - left_out
+    assert events(restored.federation) == ["init", "token", "restore"]
     assert audit.first_broken_line(restored.federation.state) is None
-    assert events(federation) == ["init", "backup"]
+    assert events(federation) == ["init", "token", "backup"]
     assert runs(restored.federation) == 1
     check_files(restored.federation)
     assert str(new / "ca.crt") in (new / "flower" / "config.toml").read_text()
@@ -223,6 +226,8 @@ def test_an_older_backup_lets_nobody_in_whom_the_folder_has_struck_off(
     said = capsys.readouterr().out
     assert "had struck off the keys of site-a: they stay revoked" in said
     assert "It lets in nobody" in said
+    assert "join tokens made before are void: fairbloom deploy token makes new ones" in said
+    assert Federation(federation.path).tokens.all() == []
     now = Federation(federation.path)
     assert now.keys() == []
     assert client.public_key in now.registry.revoked_keys()
@@ -276,7 +281,7 @@ def test_another_host_is_in_certificate_and_settings_and_its_devices_owners_are_
     assert {"new.example.org", "10.0.0.9", "fl.example.org"} <= set(pki.read_hosts(moved.certificate))
     assert moved.authority.read_bytes() == federation.authority.read_bytes()
     check_files(moved)
-    assert events(moved) == ["init", "restore", "renew"]
+    assert events(moved) == ["init", "token", "restore", "renew"]
     assert fairbloom("deploy", "restore", file, "--dir", tmp_path / "x", "--host", "no host") == 2
     assert not (tmp_path / "x").exists()
 
