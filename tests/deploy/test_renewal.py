@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from fairbloom.deploy import pki
+from fairbloom.deploy.bundle import UNIT
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.instance import Instance
 from fairbloom.deploy.device.outage import Outage
@@ -20,6 +23,7 @@ from fairbloom.deploy.flower.device.fleet import RefusedError, UnknownNodeError
 from fairbloom.deploy.flower.device.renewal import Renewal
 from fairbloom.deploy.flower.server.joining import Joining
 from fairbloom.deploy.operator import enrolment
+from fairbloom.deploy.operator.federation import server_unit
 from fairbloom.deploy.server.joining import renew
 
 from .door import Door, end_soon, identity_of
@@ -82,6 +86,34 @@ def test_a_key_that_ends_soon_is_renewed(door: Door, joined: Device) -> None:
         call_with(door, joined.folder, key)
     joined.renew()
     assert len(door.noted("key renewed")) == 1
+
+
+def test_the_units_allow_what_renewal_writes(door: Door, joined: Device) -> None:
+    """The units make all other folders read-only."""
+    before = read_files(door.folder)
+    end_soon(door.federation, "a")
+    joined.renew()
+    door.federation.renew((), 30)
+    written = {file for file, content in read_files(door.folder).items() if before.get(file) != content}
+    on_device = {file for file in written if file.is_relative_to(joined.folder)}
+    assert on_device == {joined.folder / "key", joined.folder / "identity"}
+    client = UNIT.read_text()
+    (settings,) = re.findall(r"^ExecStart=.* client (\S+/client.toml) ", client, re.MULTILINE)
+    assert writable(client) == [Path(settings).parent]
+    assert door.federation.certificate in written
+    (folder,) = writable(server_unit(door.federation.path))
+    assert all(file.is_relative_to(folder) for file in written - on_device)
+
+
+def read_files(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def writable(unit: str) -> list[Path]:
+    """Return where a systemd unit lets its service write, in addition to its state folder."""
+    assert "ProtectSystem=strict" in unit.splitlines()
+    (paths,) = re.findall("^ReadWritePaths=(.*)", unit, re.MULTILINE)
+    return [Path(path.removeprefix("-")) for path in shlex.split(paths)]
 
 
 def call_with(door: Door, folder: Path, key: bytes) -> None:
