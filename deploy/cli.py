@@ -1,17 +1,25 @@
 """The commands `fairbloom client`, `fairbloom server` and `fairbloom deploy`."""
 
+import json
 import shlex
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
 
+from fairbloom.command import Terminal
+from fairbloom.system.files import write_private
 from fairbloom.system.log_file import log_to_file
 
 from .device.cli import LogFileOption
 from .device.cli import client as client
+from .errors import DeployError
+from .operator import audit as audit_log
+from .operator.federation import Federation, warn
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,10 +28,20 @@ app = typer.Typer(
 )
 
 
-DirOption = Annotated[
-    Path, typer.Option("--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
-]
-HERE = Path("federation")
+class FederationFolder(click.ParamType):
+    """A federation by the folder that init made."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Federation:
+        """Open the folder."""
+        return Federation(Path(value))
+
+
+HERE: Any = Path("federation")
+_option = partial(typer.Option, "--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
+FederationOption = Annotated[Federation, _option(click_type=FederationFolder())]
+DirOption = Annotated[Path, _option()]
 RequestOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")
 ]
@@ -41,7 +59,7 @@ UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder
 
 
 def server(
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
     untested_flower: Annotated[
         bool, typer.Option("--untested-flower", help="Run with a Flower newer than those that were tested.")
     ] = False,
@@ -52,10 +70,8 @@ def server(
     It listens at the addresses given to deploy init, keeps its state in DIR/state, reports when it is ready, and stops
     on Ctrl-C.
     """
-    from .operator.federation import Federation
     from .server.supervisor import replace_process
 
-    federation = Federation(folder)
     log_to_file(log_file)
     replace_process(federation, untested_flower)
 
@@ -77,8 +93,6 @@ def init(
     days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
 ) -> None:
     """Create the folder of a new federation: certificate authority, server certificate and operator's credentials."""
-    from .operator.federation import Federation
-
     made = Federation.init(folder, host, fleet_port, control, days, listen)
     print(f"{folder}: clients reach the SuperLink at {made.superlink}, you reach it at {made.control}")
     print("start it with")
@@ -93,12 +107,9 @@ def renew(
         list[str], typer.Option(help="Host name of the new certificate; default: those of the old one.")
     ] = [],  # noqa: B006
     days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Create a new server certificate. Restart the server to use it. Clients need no change."""
-    from .operator.federation import Federation
-
-    federation = Federation(folder)
     names = federation.renew(host, days)
     print(f"{federation.certificate} is new, for {', '.join(names)} and loopback: restart the server")
 
@@ -134,9 +145,7 @@ def enroll(
     made here and the bundle contains it: use this only for trials. If the command fails for one of several clients,
     repeat it with --keep.
     """
-    from .errors import DeployError
     from .operator.enrolment import Applicant, describe_clients_beyond, enroll_all, read_list
-    from .operator.federation import Federation, warn
 
     federation, names = Federation(folder), clients or []
     if bool(names) == (from_list is not None):
@@ -167,16 +176,14 @@ def token(
     days: KeyDaysOption = 398,
     examples: Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")] = 0,
     revoke: Annotated[str, typer.Option(metavar="ID", help="Revoke a token.")] = "",
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Print a join token, with which a device enrols itself once: fairbloom client join. Keep it secret.
 
     Without a name and --clients, list the tokens that are still good, by their ids.
     """
     from .operator import joining
-    from .operator.federation import Federation
 
-    federation = Federation(folder)
     if revoke:
         print(f"{joining.revoke_token(federation, revoke).id} is revoked; clients that have joined by it stay")
     elif client or clients:
@@ -189,13 +196,11 @@ def token(
 @app.command(epilog="Example: fairbloom deploy approve hospital-7")
 def approve(
     client: Annotated[str, typer.Argument(metavar="[CLIENT]", help="The name that the device has asked for.")] = "",
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Let a device join that waits for it, or list those that wait. Compare its key with what the device prints."""
     from .operator import joining
-    from .operator.federation import Federation
 
-    federation = Federation(folder)
     if client:
         joining.approve(federation, client)
         print(f"{client} is enrolled")
@@ -212,13 +217,12 @@ def rotate(
         float, typer.Option(metavar="DAYS", help="How long the old key stays valid; 0 ends it at once.")
     ] = 7,
     unpacked: UnpackedOption = False,
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Give a client a new key. The old key stays valid for a while, so that you can replace it on the device."""
     from .operator.enrolment import rotate as rotate_one
-    from .operator.federation import Federation
 
-    bundle = rotate_one(Federation(folder), client, unpacked, request=request, days=days, overlap=overlap)
+    bundle = rotate_one(federation, client, unpacked, request=request, days=days, overlap=overlap)
     old = f"is good for {overlap:g} more days at the most" if overlap else "is struck off"
     print(f"{client}: {bundle}; its old key {old}")
 
@@ -227,21 +231,15 @@ def rotate(
 def export(
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write (default: standard output).")] = None,
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Write a client's bundle to a file or to standard output."""
-    import sys
-
-    from fairbloom.system.files import write_private
-
-    from .errors import DeployError
     from .operator.device_bundle import export as exported
     from .operator.device_bundle import holds_key
-    from .operator.federation import Federation
 
     if to is None and sys.stdout.isatty():
         raise DeployError(f"a bundle is binary: name a file by --to {client}.tar.gz, or redirect the output")
-    bundle = exported(Federation(folder), client)
+    bundle = exported(federation, client)
     if holds_key(bundle):
         print(f"{client}'s bundle holds its private key: leave no copy on the way", file=sys.stderr)
     if to is None:
@@ -256,13 +254,12 @@ def export(
 @app.command()
 def revoke(
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Revoke a client: its key never connects again. Enrolling the name again makes new keys."""
     from .operator.enrolment import revoke as revoke_one
-    from .operator.federation import Federation
 
-    print(f"{revoke_one(Federation(folder), client).name} is revoked")
+    print(f"{revoke_one(federation, client).name} is revoked")
 
 
 @app.command(epilog="Example: fairbloom deploy status --watch --interval 5")
@@ -280,18 +277,14 @@ def status(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="With --watch: the time between two refreshes.")
     ] = 2.0,
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Show the current run, connected clients, refused attempts, disk space and certificate.
 
     All values come from the server. A value that it does not report is shown as unknown.
     """
-    import json
-
-    from .operator.federation import Federation
     from .operator.status import show, survey, watch
 
-    federation = Federation(folder)
     if watched:
         watch(federation, interval, as_json=as_json)
         return
@@ -307,29 +300,27 @@ def notify(
     command: Annotated[
         str, typer.Option(metavar="COMMAND", help="Program to run with each notice, which is its last argument.")
     ],
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Run a command once for each new fault: a failed run, a lost client, a key or certificate that expires soon.
 
     For a timer, such as cron's or systemd's. A fault that ends and comes back is new again.
     """
-    from .operator.federation import Federation
     from .operator.notices import notify as run_for_each
 
-    for sentence in run_for_each(Federation(folder), command):
+    for sentence in run_for_each(federation, command):
         print(sentence)
 
 
 @app.command(epilog="Example: fairbloom deploy metrics --to /var/lib/node_exporter/fairbloom.prom")
 def metrics(
     to: Annotated[Path, typer.Option(metavar="FILE.prom", help="The file to write. An existing file is replaced.")],
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Write the federation's numbers for Prometheus to a file, for a timer: clients, keys, runs, refusals, disks."""
-    from .operator.federation import Federation
     from .operator.metrics import write_metrics
 
-    write_metrics(Federation(folder), to)
+    write_metrics(federation, to)
 
 
 @app.command(epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50")
@@ -353,7 +344,7 @@ def submit(
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the run's id and exit, without following its log.")
     ] = False,
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Submit a run, stream its log, and exit with 0 only if it completed.
 
@@ -362,9 +353,7 @@ def submit(
     from fairbloom.protocol.settings import parse_assignments
 
     from .operator import submit as runs
-    from .operator.federation import Federation
 
-    federation = Federation(folder)
     with runs.choose_app(app_folder) as chosen:
         back = {} if from_round is None else {"from-round": from_round}
         config = chosen.prepare(federation, parse_assignments(settings) | back)
@@ -382,52 +371,45 @@ def stop(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="The run's id (default: all runs that have not ended).")
     ] = None,
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Stop a run at once. The same submit continues it after its last finished round."""
     from .operator import submit as runs
-    from .operator.federation import Federation
 
-    stopped = runs.stop(Federation(folder), run or "")
+    stopped = runs.stop(federation, run or "")
     print("\n".join(f"run {each} is stopped" for each in stopped) or "no run is going on")
 
 
 @app.command()
 def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the log's lines, as JSON.")] = False,
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Show the audit log: who did what and when. Exits with 1 if a line was changed or removed."""
-    import sys
-
-    from .operator import audit as log
-    from .operator.federation import Federation
-
-    state = Federation(folder).state
+    log = federation.state / audit_log.FILE
     if as_json:
-        print(log.read_text(state), end="")
+        print(audit_log.read_text(log.parent), end="")
     else:
-        log.show(state)
-    line = log.first_broken_line(state)
+        audit_log.show(log.parent)
+    line = audit_log.first_broken_line(log.parent)
     if line is not None:
-        print(f"line {line} of {state / log.FILE} does not fit: it or one before was changed or lost", file=sys.stderr)
+        print(f"line {line} of {log} does not fit: it or one before was changed or lost", file=sys.stderr)
         raise typer.Exit(1)
 
 
 @app.command(epilog="Example: fairbloom deploy backup /mnt/copies/federation.tar.gz")
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. An existing file is replaced.")],
-    folder: DirOption = HERE,
+    federation: FederationOption = HERE,
 ) -> None:
     """Write what a federation needs, including private keys, to one file. The server may be running."""
     from .operator.backup import back_up
-    from .operator.federation import Federation
 
-    lacking = back_up(Federation(folder), file)
+    lacking = back_up(federation, file)
     print(f"{file} holds the authority's key and your credential: whoever reads it is server and operator")
     print("run folders and bundles are not in it")
     if lacking:
-        print(f"{folder} lacks {', '.join(lacking)}, and so does the backup")
+        print(f"{federation.path} lacks {', '.join(lacking)}, and so does the backup")
 
 
 @app.command(epilog="Example: fairbloom deploy restore /mnt/copies/federation.tar.gz --dir federation")
@@ -461,11 +443,8 @@ def doctor(
     folder: DirOption = HERE,
 ) -> None:
     """Check clocks, certificates, keys, ports, versions, disk and the audit log. Exits with 1 if something is wrong."""
-    from fairbloom.command import Terminal
-
     from .device.client import ClientSettings
     from .operator import doctor as checks
-    from .operator.federation import Federation
 
     findings = checks.examine_device(ClientSettings.of({}, client)) if client else checks.examine(Federation(folder))
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
