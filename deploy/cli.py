@@ -46,6 +46,9 @@ RequestOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")
 ]
 KeyDaysOption = Annotated[float, typer.Option(help="Days that the key is valid; 0: without end.")]
+CertificateDaysOption = Annotated[float, typer.Option(help="Days that the server certificate is valid.")]
+ExamplesOption = Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")]
+ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
 FromRoundOption = Annotated[
     int | None,
     typer.Option(
@@ -90,13 +93,12 @@ def init(
         str, typer.Option(metavar="HOST:PORT", help="Address of the control API, as you reach it.")
     ] = "127.0.0.1:8000",
     listen: Annotated[str, typer.Option(metavar="HOST", help="Where the server listens for clients.")] = "0.0.0.0",  # noqa: S104
-    days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
+    days: CertificateDaysOption = 398,
 ) -> None:
     """Create the folder of a new federation: certificate authority, server certificate and operator's credentials."""
     made = Federation.init(folder, host, fleet_port, control, days, listen)
     print(f"{folder}: clients reach the SuperLink at {made.superlink}, you reach it at {made.control}")
-    print("start it with")
-    print(f"  fairbloom server --dir {shlex.quote(str(folder))}")
+    _print_start(folder)
     print("or, for good, as a service:")
     print(f"  sudo systemctl enable --now {shlex.quote(str(made.unit.absolute()))}")
 
@@ -106,7 +108,7 @@ def renew(
     host: Annotated[
         list[str], typer.Option(help="Host name of the new certificate; default: those of the old one.")
     ] = [],  # noqa: B006
-    days: Annotated[float, typer.Option(help="Days that the server certificate is valid.")] = 398,
+    days: CertificateDaysOption = 398,
     federation: FederationOption = HERE,
 ) -> None:
     """Create a new server certificate. Restart the server to use it. Clients need no change."""
@@ -133,7 +135,7 @@ def enroll(
         int | None,
         typer.Option(help="Number of the client's partition of the data, from 0; default: the first free one."),
     ] = None,
-    examples: Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")] = 0,
+    examples: ExamplesOption = 0,
     days: KeyDaysOption = 398,
     unpacked: UnpackedOption = False,
     keep: Annotated[bool, typer.Option("--keep", help="Skip clients that are enrolled already.")] = False,
@@ -174,7 +176,7 @@ def token(
         bool, typer.Option("--approve", help="Each device waits for fairbloom deploy approve.")
     ] = False,
     days: KeyDaysOption = 398,
-    examples: Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")] = 0,
+    examples: ExamplesOption = 0,
     revoke: Annotated[str, typer.Option(metavar="ID", help="Revoke a token.")] = "",
     federation: FederationOption = HERE,
 ) -> None:
@@ -210,7 +212,7 @@ def approve(
 
 @app.command(epilog="Example: fairbloom deploy rotate hospital-7 --request hospital-7.request")
 def rotate(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
+    client: ClientArgument,
     request: RequestOption = None,
     days: KeyDaysOption = 398,
     overlap: Annotated[
@@ -229,7 +231,7 @@ def rotate(
 
 @app.command(epilog="Example: fairbloom deploy export hospital-7 > hospital-7.tar.gz")
 def export(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
+    client: ClientArgument,
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write (default: standard output).")] = None,
     federation: FederationOption = HERE,
 ) -> None:
@@ -253,7 +255,7 @@ def export(
 
 @app.command()
 def revoke(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
+    client: ClientArgument,
     federation: FederationOption = HERE,
 ) -> None:
     """Revoke a client: its key never connects again. Enrolling the name again makes new keys."""
@@ -431,8 +433,11 @@ def restore(
     print("join tokens made before are void: fairbloom deploy token makes new ones")
     if host:
         print(f'in the client.toml of each device, write superlink = "{federation.superlink}"')
-    print("start it with")
-    print(f"  fairbloom server --dir {shlex.quote(str(folder))}")
+    _print_start(folder)
+
+
+def _print_start(folder: Path) -> None:
+    print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")
 
 
 @app.command()

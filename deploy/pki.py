@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +28,6 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 SKEW = timedelta(hours=1)
 """How far in the past a certificate's time begins, for devices with slow clocks."""
-
 
 NODE_KEY = "ecdsa-sha2-nistp384"
 """The kind of a node's key, as an OpenSSH public key names it."""
@@ -142,8 +141,6 @@ def normalise_host(host: str) -> str:
 
 def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -> None:
     """Write a new certificate authority: its certificate, and its key, which only the operator may read."""
-    private = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Fairbloom federation CA")])
     usage = x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -155,17 +152,8 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
         encipher_only=False,
         decipher_only=False,
     )
-    identity = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
-    signed = (
-        _begin_certificate(name, name, private.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(identity, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity), critical=False)
-        .sign(private, hashes.SHA384())
-    )
-    write_private(key, _to_pem(private))
-    write_public(certificate, signed.public_bytes(serialization.Encoding.PEM))
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    _write_certificate(certificate, key, "Fairbloom federation CA", days, {constraints: True, usage: True})
 
 
 def make_identity(authority: Path, authority_key: Path, name: str, expires: str, signing: bytes) -> bytes:
@@ -185,24 +173,13 @@ def make_server_certificate(
 ) -> None:
     """Write the SuperLink's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
     hosts = [normalise_host(host) for host in hosts]
-    issuer, signer = _load_authority(authority, authority_key)
-    private = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    identity = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
-    signer_identity = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    signed = (
-        _begin_certificate(name, issuer.subject, private.public_key(), days)
-        .add_extension(
-            x509.SubjectAlternativeName([*map(_alternative_name, dict.fromkeys([*hosts, *LOCAL]))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(identity, critical=False)
-        .add_extension(signer_identity, critical=False)
-        .sign(signer, hashes.SHA384())
-    )
-    write_private(key, _to_pem(private))
-    write_public(certificate, signed.public_bytes(serialization.Encoding.PEM))
+    issuer = _load_authority(authority, authority_key)
+    extensions: dict[x509.ExtensionType, bool] = {
+        x509.SubjectAlternativeName([*map(_alternative_name, dict.fromkeys([*hosts, *LOCAL]))]): False,
+        x509.BasicConstraints(ca=False, path_length=None): True,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
+    }
+    _write_certificate(certificate, key, hosts[0][:64], days, extensions, issuer)
 
 
 def days_left(certificate: Path) -> float:
@@ -253,14 +230,34 @@ def _load_authority(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.
     return issuer, signer
 
 
-def _begin_certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    begin = min(now, now + timedelta(days=days)) - SKEW
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(begin).not_valid_after(now + timedelta(days=days))
+def _write_certificate(
+    certificate: Path,
+    key: Path,
+    name: str,
+    days: float,
+    extensions: Mapping[x509.ExtensionType, bool],
+    issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None,
+) -> None:
+    """Write a certificate for a new key, signed by an issuer or by itself; `extensions` says which are critical."""
+    private = ec.generate_private_key(ec.SECP384R1())
+    subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.now(UTC)
+    signer = issuer[1] if issuer else private
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer[0].subject if issuer else subject)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, now + timedelta(days=days)) - SKEW)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    for extension, critical in extensions.items():
+        builder = builder.add_extension(extension, critical=critical)
+    plain = serialization.NoEncryption()
+    write_private(key, private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    write_public(certificate, builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
 
 
 def _alternative_name(host: str) -> x509.GeneralName:
@@ -270,13 +267,8 @@ def _alternative_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    return key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
-
-
 def _pair_of(key: ec.EllipticCurvePrivateKey) -> KeyPair:
-    encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    private = key.private_bytes(encoding, serialization.PrivateFormat.OpenSSH, plain)
+    form, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, form, plain)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return KeyPair(private, public, public_key(key_of_device(private)))

@@ -1,20 +1,13 @@
 """The clients of a federation as its operator knows them: a file each, and which keys are good."""
 
-import math
-import os
-import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
-
-import tomli_w
-
-from fairbloom.system.files import write_public
-from fairbloom.system.lock import Lock, exclusive_lock
+from typing import Any
 
 from ..arguments import NAME, NAME_RULE
 from ..errors import DeployError
+from .records import Records, build
 
 RENEWAL_DAYS = 30.0
 """How long before its end a client's key is renewed, at most a third of its life."""
@@ -102,24 +95,22 @@ class EnrolledClient:
         ]
 
 
-class Registry:
+class Registry(Records[EnrolledClient]):
     """The clients that were ever enrolled, in the folder of their files."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        # What each file said, with its version: with a thousand clients, parsing takes most of a command's time.
-        self._parsed: dict[str, tuple[tuple[int, int, int], EnrolledClient]] = {}
+    key, mode = "name", 0o644
+    remedy = (
+        ". Bring it back from a copy; without one, delete it and strike its node off by its id (fairbloom deploy "
+        "status shows it, flwr supernode unregister does it)"
+    )
 
     def clients(self) -> list[EnrolledClient]:
-        """Return all in the order of names; a file that is being replaced is read as it was or as it will be."""
+        """Return all in the order of names."""
         if not self.folder.is_dir():
             raise DeployError(
                 f"{self.folder}, where the enrolled clients are, is not a folder: bring it back from a copy"
             )
-        with os.scandir(self.folder) as entries:
-            files = {entry.name: entry for entry in entries if entry.name.endswith(".toml")}
-        found = (self._read(files[name]) for name in sorted(files))
-        return [client for client in found if client]
+        return self.read_all()
 
     def keys(self) -> list[ClientKey]:
         """Return the keys of all clients that are not revoked: current ones, and those that are being replaced."""
@@ -133,46 +124,18 @@ class Registry:
             found += [old.public_key for old in client.former if old.unregistered or client.revoked]
         return found
 
-    def save(self, client: EnrolledClient) -> None:
-        """Write a client's file, whole or not at all."""
-        about = asdict(client)
-        about["former"] = list(about["former"])
-        write_public(self.folder / f"{client.name}.toml", tomli_w.dumps(about).encode())
-
-    def locked(self) -> Lock:
-        """Keep other commands from changing what is known of clients."""
-        return exclusive_lock(self.folder / ".lock", seconds=math.inf)
-
-    def _read(self, entry: os.DirEntry[str]) -> EnrolledClient | None:
-        """Return what a client's file says; None where it has just gone."""
-        try:
-            status = entry.stat()
-            version = (status.st_ino, status.st_mtime_ns, status.st_size)
-            known = self._parsed.get(entry.name)
-            if known and known[0] == version:
-                return known[1]
-            about = tomllib.loads(Path(entry.path).read_text())
-            former = tuple(FormerKey(**one) for one in about.pop("former", ()))
-            for key, value in about.items():
-                if not isinstance(value, int if key in ("partition_id", "examples") else str):
-                    raise ValueError(f"{key} = {value!r} is of another type")
-            client = EnrolledClient(**about, former=former)
-            for number in client.node_ids:
-                if not number.isdecimal():
-                    raise ValueError(f"{number!r} is not a node's number at the SuperLink")
-            for moment in (client.enrolled, client.key_made, client.expires, *(old.expires for old in former)):
-                if moment and datetime.fromisoformat(moment).tzinfo is None:
-                    raise ValueError(f"{moment} lacks a time zone")
-            if f"{client.name}.toml" != entry.name:
-                raise ValueError(f"it is of a client {client.name!r}")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise DeployError(
-                f"{entry.path} cannot be used: {error}. Bring it back from a copy; without one, delete it and strike "
-                "its node off by its id (fairbloom deploy status shows it, flwr supernode unregister does it)"
-            ) from None
-        self._parsed[entry.name] = version, client
+    def parse(self, name: str, said: dict[str, Any]) -> EnrolledClient:
+        """Return the client that a file says."""
+        former = tuple(build(FormerKey, one) for one in said.get("former", ()))
+        client = build(EnrolledClient, {**said, "former": former})
+        for number in client.node_ids:
+            if not number.isdecimal():
+                raise ValueError(f"{number!r} is not a node's number at the SuperLink")
+        for moment in (client.enrolled, client.key_made, client.expires, *(old.expires for old in former)):
+            if moment and datetime.fromisoformat(moment).tzinfo is None:
+                raise ValueError(f"{moment} lacks a time zone")
+        if client.name != name:
+            raise ValueError(f"it is of a client {client.name!r}")
         return client
 
 

@@ -2,27 +2,18 @@
 
 import hashlib
 import hmac
-import math
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
-import tomli_w
-
-from fairbloom.system.files import make_folder, write_private
-from fairbloom.system.lock import Lock, exclusive_lock
-
-from ..errors import DeployError, RefusedDeviceError
+from ..errors import RefusedDeviceError
+from .records import Records, build
 from .registry import EnrolledClient
 
 ID = re.compile("[0-9a-f]{8}")
 """A token's id, which is no secret."""
-
-TYPES: Mapping[str, type] = {"days": float, "clients": int, "examples": int, "approve": bool, "requests": dict}
-"""The types of what a token's file says, where it is no text."""
 
 REMEDY = "ask the federation's operator for another (fairbloom deploy token)"
 
@@ -45,11 +36,13 @@ class Token:
     approve: bool = False
     examples: int = 0
     revoked: str = ""
-    requests: Mapping[str, str] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if datetime.fromisoformat(self.expires).tzinfo is None:
             raise ValueError(f"{self.expires} lacks a time zone")
+        if not all(isinstance(line, str) for line in self.requests.values()):
+            raise ValueError(f"requests = {self.requests!r} holds something other than texts")
 
     def check(self, name: str, request: str) -> None:
         """Raise RefusedDeviceError unless this token is good for a device's request to be a client of this name."""
@@ -71,50 +64,25 @@ class Token:
             raise RefusedDeviceError("a token that is used up", words)
 
 
-class Tokens:
+class Tokens(Records[Token]):
     """The tokens that were ever made, in the folder of their files."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        # What each file said, with its version: whoever knows a token's id has it read before a limit holds.
-        self._parsed: dict[str, tuple[tuple[int, int, int], Token]] = {}
+    key, mode = "id", 0o600
+    remedy = "; delete it, and make another token"
 
     def all(self) -> list[Token]:
         """Return all, the oldest first."""
-        found = (self.read(file.stem) for file in self.folder.glob("*.toml"))
-        return sorted((token for token in found if token), key=lambda token: token.made)
+        return sorted(self.read_all(), key=lambda token: token.made)
 
-    def read(self, number: str) -> Token | None:
-        """Return the token with this id, None where there is none."""
-        file = self.folder / f"{number}.toml"
-        try:
-            status = file.stat()
-            version = (status.st_ino, status.st_mtime_ns, status.st_size)
-            known = self._parsed.get(number)
-            if known and known[0] == version:
-                return known[1]
-            said = tomllib.loads(file.read_text())
-            for key, value in [*said.items(), *(("request", line) for line in dict(said.get("requests", {})).values())]:
-                if type(value) is not TYPES.get(key, str):
-                    raise ValueError(f"{key} = {value!r} is of another type")
-            token = Token(**said)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise DeployError(f"{file} cannot be used: {error}; delete it, and make another token") from None
-        self._parsed[number] = version, token
-        return token
+    def parse(self, name: str, said: dict[str, Any]) -> Token:
+        """Return the token that a file says."""
+        return build(Token, said)
 
     def find(self, shown: str) -> Token | None:
         """Return the token that a device shows, ID.SECRET, None where it guesses; a better guess takes no longer."""
         number, _, secret = shown.partition(".")
         token = self.read(number) if ID.fullmatch(number) else None
         return token if token and hmac.compare_digest(hash_secret(secret), token.sha256) else None
-
-    def save(self, token: Token) -> None:
-        """Write a token's file, whole or not at all."""
-        make_folder(self.folder)
-        write_private(self.folder / f"{token.id}.toml", tomli_w.dumps(asdict(token)).encode())
 
     def waiting(self, clients: Sequence[EnrolledClient]) -> list[tuple[Token, str, str]]:
         """Return the token, name and request of each device that waits for approval: no client has its key."""
@@ -131,11 +99,6 @@ class Tokens:
         """Return whether a token of this name, in whatever case, still enrols a device or lets one repeat its call."""
         named = (token for token in self.all() if token.name.lower() == name.lower())
         return any(is_open(token) or (token.requests and not token.revoked) for token in named)
-
-    def locked(self) -> Lock:
-        """Keep other commands and devices from using tokens."""
-        make_folder(self.folder)
-        return exclusive_lock(self.folder / ".lock", seconds=math.inf)
 
 
 def is_open(token: Token) -> bool:

@@ -20,7 +20,7 @@ import pytest
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.operator import audit, device_bundle, enrolment, registry
+from fairbloom.deploy.operator import audit, device_bundle, enrolment, records
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.private.keys import key_of_device, read_identity
 from tests.experiments.helpers import ROOT, fairbloom
@@ -458,7 +458,7 @@ def test_a_clients_file_is_parsed_again_when_it_has_changed_alone(made: Path, mo
     """With a thousand clients, each command looks at all of them."""
     assert fairbloom("deploy", "enroll", "a", "b") == 0
     federation, parse = Federation(made), Mock(side_effect=tomllib.loads)
-    monkeypatch.setattr(registry.tomllib, "loads", parse)
+    monkeypatch.setattr(records.tomllib, "loads", parse)
     (one, _), again = federation.clients, federation.clients
     assert parse.call_count == len(again) == 2
     federation.registry.save(replace(one, examples=7))
