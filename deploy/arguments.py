@@ -50,3 +50,9 @@ def check_days(days: float, most: float, *, or_never: bool = False, option: str 
     if not (0 < days <= most or (or_never and days == 0)):  # also catches NaN
         least = "0 or more" if or_never else "more than 0"
         raise DeployError(f"{option} {days:g}: it must be {least}, and at most {most:g}")
+
+
+def check_count(option: str, given: int) -> None:
+    """Raise DeployError unless a number is 0 or more."""
+    if given < 0:
+        raise DeployError(f"{option} {given}: it is counted from 0")

@@ -409,7 +409,7 @@ def backup(
 
     lacking = back_up(federation, file)
     print(f"{file} holds the authority's key and your credential: whoever reads it is server and operator")
-    print("run folders and bundles are not in it")
+    print("run folders, bundles and join tokens are not in it")
     if lacking:
         print(f"{federation.path} lacks {', '.join(lacking)}, and so does the backup")
 

@@ -127,7 +127,7 @@ def show(folder: Path) -> None:
         entry = _entry(line) or {"event": f"not a whole line: {line.decode(errors='replace')}"}
         entry.pop("chain", None)
         first = [str(entry.pop(key, "")) for key in ("time", "account", "event")]
-        about = ", ".join(f"{key} {value}" for key, value in entry.items())
+        about = ", ".join(f"{key} {value}" for key, value in entry.items() if value is not None)
         table.add_row(*(Text(escape_unprintable(cell)) for cell in (str(number), *first, about)))
     Terminal().print(table)
 

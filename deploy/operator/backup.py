@@ -129,7 +129,7 @@ def restore(file: Path, folder: Path, hosts: Sequence[str] = (), *, replaces: bo
             "empty this one yourself"
         )
     try:
-        with _kept_from_serving(folder), _replaced_content(folder) as draft:
+        with _keep_from_serving(folder), _replaced_content(folder) as draft:
             about = _unpack(file, draft)
             add_missing_files(draft)
             draft_federation = Federation(draft)
@@ -177,7 +177,7 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
                 if content is None or (entry.size > LARGEST_FILE and entry.name != DATABASE):
                     raise DeployError(f"{damaged}: {entry.name!r} is not a plain file")
                 if not about:
-                    about = _about(entry, content, damaged)
+                    about = _read_about(entry.name, content, damaged)
                 elif entry.name not in (*FILES, LOG, DATABASE) and not CLIENT.fullmatch(entry.name):
                     raise DeployError(f"{damaged}: {entry.name!r} is not of a federation")
                 else:
@@ -195,20 +195,18 @@ def _unpack(file: Path, folder: Path) -> dict[str, object]:
     return about
 
 
-def _about(entry: tarfile.TarInfo, content: IO[bytes], damaged: str) -> dict[str, object]:
+def _read_about(name: str, content: IO[bytes], damaged: str) -> dict[str, object]:
     """Return what a backup says of itself in its first file."""
     try:
-        about: dict[str, object] = tomllib.loads(content.read().decode()) if entry.name == ABOUT else {}
+        about: dict[str, object] = tomllib.loads(content.read().decode()) if name == ABOUT else {}
     except ValueError as error:
         raise DeployError(f"{damaged}: {error}") from None
     number = about.get("format")
     if not isinstance(number, int):
-        raise DeployError(f"{damaged}: it begins with {entry.name!r}")
+        raise DeployError(f"{damaged}: it begins with {name!r}")
     if number > FORMAT:
-        raise DeployError(
-            f"the backup is of format {number}, by fairbloom {about.get('version')}, and this version reads format "
-            f"{FORMAT}: upgrade fairbloom here"
-        )
+        made_by = f"the backup is of format {number}, by fairbloom {about.get('version')}"
+        raise DeployError(f"{made_by}, and this version reads format {FORMAT}: upgrade fairbloom here")
     return about
 
 
@@ -257,19 +255,13 @@ def _delete(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _kept_from_serving(folder: Path) -> Iterator[None]:
-    """Raise DeployError where a server of this folder is running, and keep one from starting meanwhile."""
+def _keep_from_serving(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keep a server of this folder from starting; raise DeployError where one is running."""
     lock = folder / "state" / "lock"
-    if not lock.exists():
-        yield
-        return
     try:
-        held = exclusive_lock(lock)
+        return exclusive_lock(lock) if lock.exists() else contextlib.nullcontext()
     except LockedError as error:
         raise DeployError(f"{folder} is served, by {error.holder}: stop fairbloom server first") from None
-    with held:
-        yield
 
 
 def _revoked_keys(folder: Path) -> frozenset[str]:

@@ -36,6 +36,13 @@ from .federation import Federation
 SECONDS = 5.0
 EXPIRES_SOON_DAYS = 30.0
 
+SECRETS = (
+    *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret", "metrics.token"),
+    *("state/superlink.db", f"state/{audit.FILE}", "flower/credentials.yaml", "tokens/*.toml"),
+    *("bundles/*.tar.gz", "bundles/*/key"),
+)
+"""What only its owner may read in a federation's folder."""
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -143,19 +150,8 @@ def check_device_key(key: Path) -> CheckResult:
 def check_secrets(federation: Federation) -> CheckResult:
     """Check that nobody else can read what is secret in a federation's folder."""
     path = federation.path
-    secrets = [federation.authority_key, federation.certificate_key, federation.operator_token, federation.operators]
-    secrets += [
-        federation.runtime_secret,
-        federation.metrics_token,
-        federation.database,
-        path / "flower/credentials.yaml",
-    ]
-    secrets += [
-        federation.state / audit.FILE,
-        *path.glob("bundles/*.tar.gz"),
-        *path.glob("bundles/*/key"),
-    ]
-    readable = [str(file) for file in secrets if file.exists() and file.stat().st_mode & 0o077]
+    secrets = [file for pattern in SECRETS for file in sorted(path.glob(pattern))]
+    readable = [str(file) for file in secrets if file.stat().st_mode & 0o077]
     if readable:
         return fault("secrets", f"others can read {', '.join(readable)}: chmod 600 {' '.join(readable)}")
     if path.stat().st_mode & 0o077:
@@ -241,11 +237,10 @@ def check_database(federation: Federation) -> CheckResult:
 
 def find_obstacle(federation: Federation) -> str:
     """Return what is wrong with the certificates on the way to the control API, "" where nothing is."""
-    checks = (
+    for check in (
         check_expiry("CA certificate", federation.authority),
         check_expiry("server certificate", federation.certificate),
-    )
-    for check in checks:
+    ):
         if check.verdict == "fault":
             return f"{check.what}: {check.words}"
     reason = check_control_api(federation).words

@@ -13,13 +13,13 @@ from typing import Protocol
 from fairbloom.errors import FairbloomError
 
 from .. import pki
-from ..arguments import NAME, NAME_RULE, check_days
+from ..arguments import NAME, NAME_RULE, check_count, check_days
 from ..errors import DeployError, UnauthorizedError, UnreachableError
 from ..flower.operator import control_api
 from ..processes import first_names
 from .device_bundle import remove_bundle, write_bundle
 from .federation import Federation, warn
-from .registry import ClientKey, EnrolledClient, FormerKey, check_key, check_name
+from .registry import EnrolledClient, FormerKey, check_key, check_name
 
 KEY_DAYS = 398.0
 """How long a client's key is good unless the operator says otherwise."""
@@ -56,9 +56,8 @@ def enroll(federation: Federation, applicant: Applicant, unpack: bool, *, days: 
     name, examples, partition_id = applicant.name, applicant.examples, applicant.partition_id
     with federation.audited("enroll", client=name) as about:
         check_days(days, LONGEST_DAYS, or_never=True)
-        for option, number in (("--examples", examples), ("--partition-id", partition_id or 0)):
-            if number < 0:
-                raise DeployError(f"{option} {number}: it is counted from 0")
+        check_count("--examples", examples)
+        check_count("--partition-id", partition_id or 0)
         check_name(federation.clients, name)
         keys = _choose_keys(federation, name, applicant.request)
         _retire(federation)
@@ -139,18 +138,15 @@ def _applicant(file: Path, where: str, columns: Sequence[str], cells: Sequence[s
             f"{where} has {len(cells)} cells, and {len(columns)} are read ({', '.join(columns)}): {remedy}"
         )
     row = dict(zip(columns, cells, strict=True))
-    numbers: dict[str, int | None] = {"examples": None, "partition-id": None}
-    for column in numbers:
-        if text := row.get(column, ""):
-            if not (text.isascii() and text.isdigit()):
-                raise DeployError(f"{where} has {column} = {text!r}: it must be a whole number, counted from 0")
-            numbers[column] = int(text)
-    request = row.get("request", "")
+    for column in ("examples", "partition-id"):
+        text = row.get(column, "")
+        if text and not (text.isascii() and text.isdigit()):
+            raise DeployError(f"{where} has {column} = {text!r}: it must be a whole number, counted from 0")
     return Applicant(
         name=row["client"],
-        partition_id=numbers["partition-id"],
-        examples=numbers["examples"] or 0,
-        request=file.parent / request if request else None,
+        partition_id=int(row["partition-id"]) if row.get("partition-id") else None,
+        examples=int(row.get("examples") or 0),
+        request=file.parent / row["request"] if row.get("request") else None,
     )
 
 
@@ -190,16 +186,16 @@ def _check_names(federation: Federation, applicants: Sequence[Applicant], enroll
         return
     names = [each.name for each in applicants]
     lower = Counter(name.lower() for name in names)
-    twice = ", ".join(sorted({name for name in names if lower[name.lower()] > 1}))
-    known = ", ".join(name for name in names if name in enrolled)
-    wrong = ", ".join(repr(name) for name in names if not NAME.fullmatch(name))
-    with federation.audited("enroll", clients=" ".join(names)) if twice or known or wrong else contextlib.nullcontext():
-        if wrong:
-            raise DeployError(f"{wrong}: {NAME_RULE}")
-        if twice:
-            raise DeployError(f"{twice}: listed more than once, where capitals count for nothing; nobody was enrolled")
-        if known:
-            raise DeployError(f"{known}: enrolled already, so nobody was enrolled; --keep leaves them as they are")
+    if wrong := [repr(name) for name in names if not NAME.fullmatch(name)]:
+        reason = f"{', '.join(wrong)}: {NAME_RULE}"
+    elif twice := sorted({name for name in names if lower[name.lower()] > 1}):
+        reason = f"{', '.join(twice)}: listed more than once, where capitals count for nothing; nobody was enrolled"
+    elif known := [name for name in names if name in enrolled]:
+        reason = f"{', '.join(known)}: enrolled already, so nobody was enrolled; --keep leaves them as they are"
+    else:
+        return
+    with federation.audited("enroll", clients=" ".join(names)):
+        raise DeployError(reason)
 
 
 def describe_clients_beyond(federation: Federation, clients: int) -> str:
@@ -277,18 +273,14 @@ def _choose_keys(federation: Federation, name: str, request: Path | pki.Request 
     """Return the key that a device asks for, without its private half, or a new pair."""
     if request is None:
         return pki.make_node_key()
-    asked = request if isinstance(request, pki.Request) else _read_request(request)
+    try:
+        asked = request if isinstance(request, pki.Request) else pki.read_request(request.read_text(), str(request))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"--request {request} cannot be read: {error}") from None
     if asked.name != name:
         raise DeployError(f"--request {request} is of client {asked.name!r}, not {name!r}: was the file mixed up?")
     check_key(federation.clients, name, asked.public)
     return pki.KeyPair(private=b"", public=asked.public, signing=asked.signing)
-
-
-def _read_request(file: Path) -> pki.Request:
-    try:
-        return pki.read_request(file.read_text(), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DeployError(f"--request {file} cannot be read: {error}") from None
 
 
 def _unregister(federation: Federation, node_id: str) -> None:
@@ -306,23 +298,21 @@ def _unregister(federation: Federation, node_id: str) -> None:
 
 def _retire(federation: Federation) -> None:
     """Unregister former keys that have expired; what fails is tried again by the next command."""
-    now = datetime.now(UTC)
-    registered = federation.keys()
+    moment, registered = datetime.now(UTC), federation.keys()
     for key in registered:
-        if not key.current and key.expired(now):
-            try:
-                _retire_one(federation, key)
-            except DeployError as error:
-                warn(f"a former key of client {key.client} is not unregistered yet: {error}")
-
-
-def _retire_one(federation: Federation, key: ClientKey) -> None:
-    _unregister(federation, key.node_id)
-    with federation.registry.locked():
-        client = federation.find_client(key.client)
-        former = (replace(old, unregistered=now()) if old.node_id == key.node_id else old for old in client.former)
-        federation.registry.save(replace(client, former=tuple(former)))
-    federation.note("unregister", client=key.client, **{"node-id": key.node_id})
+        if key.current or not key.expired(moment):
+            continue
+        try:
+            _unregister(federation, key.node_id)
+            with federation.registry.locked():
+                client = federation.find_client(key.client)
+                former = (
+                    replace(old, unregistered=now()) if old.node_id == key.node_id else old for old in client.former
+                )
+                federation.registry.save(replace(client, former=tuple(former)))
+            federation.note("unregister", client=key.client, **{"node-id": key.node_id})
+        except DeployError as error:
+            warn(f"a former key of client {key.client} is not unregistered yet: {error}")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from .. import pki
-from ..arguments import check_days
+from ..arguments import check_count, check_days
 from ..errors import DeployError
 from ..processes import first_names
 from .enrolment import KEY_DAYS, LONGEST_DAYS, Applicant, enroll, in_days, now
@@ -40,8 +40,7 @@ def make_token(
             raise DeployError(f"--clients {clients}: a token is for one client by its name, or for 1 to {MOST_CLIENTS}")
         if not 0 < hours <= MOST_HOURS:
             raise DeployError(f"--hours {hours:g}: it must be more than 0, and at most {MOST_HOURS:g}")
-        if examples < 0:
-            raise DeployError(f"--examples {examples}: it is counted from 0")
+        check_count("--examples", examples)
         number, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
         token = Token(
             id=number,

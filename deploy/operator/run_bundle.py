@@ -5,14 +5,13 @@ Flower submits a folder. A checkout is one; where Fairbloom is installed there i
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from fairbloom import __version__
-from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import default_config
 
 PACKAGE = "fairbloom_run"
@@ -40,19 +39,7 @@ def _make_pyproject() -> dict[str, Any]:
     app = {
         "publisher": "fairbloom",
         "components": {app: f"{PACKAGE}.{module}:app" for module, app in APPS.items()},
-        "config": _nest(default_config()),
+        "config": dict(default_config()),
     }
     about = {"description": "The installed Fairbloom", "license": "Apache-2.0", "dependencies": []}
     return {"project": {"name": "fairbloom", "version": __version__, **about}, "tool": {"flwr": {"app": app}}}
-
-
-def _nest(config: Mapping[str, Value]) -> dict[str, Any]:
-    """Return settings with dotted keys as tables of tables, as TOML has them."""
-    nested: dict[str, Any] = {}
-    for key, value in config.items():
-        *tables, last = key.split(".")
-        inner = nested
-        for table in tables:
-            inner = inner.setdefault(table, {})
-        inner[last] = value
-    return nested

@@ -22,7 +22,7 @@ from fairbloom.protocol.settings import OWN_SETTINGS, Mark, RunSettings, Setting
 from fairbloom.server.settings import Settings, check_used, default_config
 
 from ..device.bundles import flatten
-from ..errors import DeployError, LostRunError, UnauthorizedError, UnreachableError
+from ..errors import DeployError, LostRunError, UnauthorizedError
 from ..flower.gate import check_flower
 from ..flower.operator import control_api
 from ..flower.operator.commands import environment, flwr_command, flwr_json, packed_files
@@ -177,37 +177,32 @@ def watch(federation: Federation, run_id: str) -> tuple[str, str]:
         _await_start(federation, run_id)
         printed = _stream(federation, run_id, printed)
         try:
-            (run,) = list_runs(federation, run_id)
+            run = {each["run-id"]: each for each in list_runs(federation)}.get(run_id)
         except UnauthorizedError:
             raise
         except DeployError as error:
-            if not isinstance(error, UnreachableError) and is_lost(federation, run_id):
-                raise LostRunError(
-                    f"the SuperLink at {federation.control} does not know run {run_id}: was its database lost, or "
-                    "brought back from before? The same submit continues the run after its last finished round"
-                ) from None
             if time.monotonic() - last_seen > PATIENCE_SECONDS:
                 raise
             if not away:
                 _say(f"lost sight of run {run_id}: {error}; looking for it until it is back")
             away = True
         else:
-            status = str(run["status"])
+            if run is None:
+                raise LostRunError(
+                    f"the SuperLink at {federation.control} does not know run {run_id}: was its database lost, or "
+                    "brought back from before? The same submit continues the run after its last finished round"
+                )
             if away:
-                _say(f"run {run_id} is back in sight: {status}")
-            if has_ended(status):
-                return status, str(run.get("status-details", ""))
+                _say(f"run {run_id} is back in sight: {run['status']}")
+            if has_ended(run["status"]):
+                return run["status"], run["status-details"]
             last_seen, away = time.monotonic(), False
         time.sleep(AGAIN_SECONDS)
 
 
 def stop(federation: Federation, run_id: str = "") -> list[str]:
     """Stop a run, or by default all that have not ended; return which were stopped."""
-    going = (
-        [run_id]
-        if run_id
-        else [str(run["run-id"]) for run in list_runs(federation) if not has_ended(str(run["status"]))]
-    )
+    going = [run_id] if run_id else [run["run-id"] for run in list_runs(federation) if not has_ended(run["status"])]
     for each in going:
         with federation.audited("stop", **{"run-id": each}):
             flwr_json(federation, "stop", each, CONNECTION)
@@ -219,23 +214,15 @@ def has_ended(status: str) -> bool:
     return status.startswith("finished")
 
 
-def is_lost(federation: Federation, run_id: str) -> bool:
-    """Return whether the SuperLink answers and does not know a run, as after its database was lost."""
-    try:
-        return run_id not in {str(run.get("run-id")) for run in list_runs(federation)}
-    except DeployError:
-        return False
-
-
-def list_runs(federation: Federation, run_id: str = "") -> list[dict[str, Any]]:
-    """Return what the SuperLink knows of one run, or of all, the latest first."""
+def list_runs(federation: Federation) -> list[dict[str, Any]]:
+    """Return what the SuperLink knows of all runs, the latest first."""
     with control_api.connected(federation) as api:
-        return api.runs(run_id)
+        return api.runs()
 
 
 def waits_for_nobody(listed: list[dict[str, Any]], run_id: str) -> bool | None:
     """Return whether a run has not begun though no other goes on; None where it has begun."""
-    status = {str(run["run-id"]): str(run["status"]) for run in listed}
+    status = {run["run-id"]: run["status"] for run in listed}
     if status.get(run_id) != "pending":
         return None
     return not any(each in ("starting", "running") for each in status.values())

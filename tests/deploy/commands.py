@@ -68,7 +68,8 @@ class AnsweringApi:
         return {node["node-id"]: {"offline-at": "", **node} for node in found}
 
     def runs(self, run_id: str = "") -> list[dict[str, Any]]:
-        return list(self._ask("list", CONNECTION, *(["--run-id", run_id] if run_id else []))["runs"])
+        found = self._ask("list", CONNECTION, *(["--run-id", run_id] if run_id else []))["runs"]
+        return [{"status-details": "", **run} for run in found]
 
     def _ask(self, *words: str) -> dict[str, Any]:
         return flower_commands.flwr_json(self.federation, *words)
