@@ -1,4 +1,4 @@
-"""What a device has of its federation, beside its key: made by the operator for a bundle, or by a device that joins."""
+"""A device's files other than its key: made by the operator for a bundle, or by a device that joins."""
 
 from pathlib import Path
 

@@ -427,7 +427,7 @@ def restore(
     restored = restore_folder(file, folder, host, replaces=replaces)
     federation = restored.federation
     let_in = ", ".join(client.name for client in federation.clients if not client.revoked) or "nobody"
-    print(f"{folder} is as it was at {restored.made}. It lets in {let_in}: revoke again whom you have revoked since")
+    print(f"{folder} is as it was at {restored.made}. It lets in {let_in}: revoke again those that you revoked since")
     if restored.struck_off:
         print(f"what was in {folder} had struck off the keys of {', '.join(restored.struck_off)}: they stay revoked")
     print("join tokens made before are void: fairbloom deploy token makes new ones")

@@ -89,7 +89,7 @@ def keys(
     print(
         f"{folder / 'key'} is this device's private key and stays here. Send the line above, which is no secret and "
         f"lies in {folder / f'{name}.request'}, to the federation's operator, by a way on which nobody can change it; "
-        f"unpack the bundle that comes back beside the key, so that {folder / 'client.toml'} is there",
+        f"unpack the bundle that comes back next to the key, so that {folder / 'client.toml'} is there",
         file=sys.stderr,
     )
 

@@ -1,4 +1,4 @@
-"""The settings of one client: client.toml, and what is given beside it on the command line."""
+"""The settings of one client, from client.toml and the command line."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ClientSettings:
             if key == LIMIT_ROWS:
                 raise ClientError(f"{setting}: write rows into the table limits")
             if key in NODE_CONFIG:
-                raise ClientError(f"{setting}: write {key} beside node-config, not into it")
+                raise ClientError(f"{setting}: write {key} outside node-config")
             if not isinstance(value, bool | int | float | str):
                 raise ClientError(f"{setting}: it must be a number, true, false, or a text")
 

@@ -334,7 +334,7 @@ def check_clients(federation: Federation, page: ServerPage) -> CheckResult:
     unknown = sorted({key.client for key in keys if key.node_id not in known})
     if unknown:
         words = f"the SuperLink does not know {first_names(unknown)}: start fairbloom server again, which registers"
-        return fault("clients", f"{words} whom its database has lost; for clients that stay unknown: deploy rotate")
+        return fault("clients", f"{words} clients that its database lacks; for those that stay unknown: deploy rotate")
     return ok("clients", f"the SuperLink knows all {len({key.client for key in keys})} that are enrolled")
 
 

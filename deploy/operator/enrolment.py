@@ -80,7 +80,7 @@ def new_client(
     examples: int,
     partition_id: int | None = None,
 ) -> Iterator[EnrolledClient]:
-    """Register a key and give the client that has it, who is enrolled once the block succeeds."""
+    """Register a key and give its client, which is enrolled once the block succeeds."""
     with federation.registry.locked(), contextlib.ExitStack() as undo:
         clients = federation.clients
         check_name(clients, name)  # another command may have been quicker
@@ -332,7 +332,7 @@ def now() -> str:
 
 
 def in_days(days: float) -> str:
-    """Return the moment that is so many days ahead."""
+    """Return the time in this number of days."""
     return (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
 
 

@@ -83,7 +83,7 @@ def describe_tokens(federation: Federation) -> list[str]:
 
 
 def find_waiting(federation: Federation) -> list[dict[str, Any]]:
-    """Return who waits for the operator's approval: name, fingerprint of the key, and token."""
+    """Return the devices that wait for the operator's approval: name, fingerprint of the key, and token."""
     waiting = federation.tokens.waiting(federation.clients)
     return [
         {"client": name, "key": pki.fingerprint(request.encode()), "token": token.id}

@@ -29,7 +29,7 @@ def write_metrics(federation: Federation, file: Path) -> None:
     except ImportError as error:
         raise DeployError("metrics need prometheus-client: pip install 'fairbloom[metrics]'") from error
     if file.suffix != ".prom":
-        raise DeployError(f"--to {file}: node_exporter reads only files whose names end with .prom")
+        raise DeployError(f"--to {file}: node_exporter reads only files with names that end with .prom")
     families = []
     for name, meaning, value in measure(federation):
         kind = CounterMetricFamily if name == "refused_attempts" else GaugeMetricFamily

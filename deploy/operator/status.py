@@ -220,7 +220,7 @@ def _describe_client(client: Mapping[str, Any]) -> str:
 
 
 def _clients_table(clients: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Table:
-    """Return who is connected, and of which run each keeps the model, by the name of its folder."""
+    """Return which clients are connected, and of which run each keeps the model, by the name of its folder."""
     folders = {run["run-id"]: run["folder"] for run in runs}
     table = Table()
     table.add_column("client", no_wrap=True)

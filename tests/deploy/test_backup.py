@@ -100,7 +100,7 @@ def test_backup_and_restore_are_their_owners_alone_and_say_what_they_hold(
     finally:
         os.umask(before)
     said = capsys.readouterr().out
-    assert "It lets in site-a: revoke again whom you have revoked since" in said
+    assert "It lets in site-a: revoke again those that you revoked since" in said
     assert stat.S_IMODE((tmp_path / "copy.tar.gz").stat().st_mode) == 0o600
     public = {"federation.toml", "ca.crt", "server.crt", "config.toml", "fairbloom-server.service"}
     for file in (tmp_path / "new").rglob("*"):

@@ -51,7 +51,7 @@ def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monk
         ({"superlink": "a:1", "insecure": True, "node-config": {"a": 1}}, "node-config is for an app of your own"),
         (
             OWN | {"node-config": {"name": "x"}},
-            "node-config has name = 'x': write name beside node-config",
+            "node-config has name = 'x': write name outside node-config",
         ),
         (OWN | {"node-config": {"a": [1]}}, "node-config has a = [1]: it must be a number, true, false, or a text"),
     ],
