@@ -210,7 +210,7 @@ def test_a_table_of_the_log_cannot_steer_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    audit.note(tmp_path, "refused", reason="\x1b[2J\x9b31m[red]")
+    audit.note(tmp_path, "refused", client=None, reason="\x1b[2J\x9b31m[red]")
     with (tmp_path / audit.FILE).open("a") as log:
         log.write("torn\x1b[2J\n")
     audit.show(tmp_path)
@@ -218,6 +218,7 @@ def test_a_table_of_the_log_cannot_steer_the_terminal(
     assert "\x1b" not in printed
     assert "\x9b" not in printed
     assert "[red]" in printed
+    assert "None" not in printed
 
 
 def test_no_log_is_no_broken_one(tmp_path: Path) -> None:

@@ -390,6 +390,7 @@ def test_revoke_strikes_off_all_keys_of_a_client(made: Path, machine: Machine) -
     assert fairbloom("deploy", "revoke", "a") == 0
     assert [words[2] for words in machine.asked if words[1] == "unregister"] == ["78", "77"]
     assert keys(made) == []
+    assert Federation(made).clients[0].revoked
 
 
 def test_a_rotation_does_not_slip_through_a_revocation(made: Path, machine: Machine) -> None:
@@ -522,13 +523,6 @@ def test_nothing_is_left_where_the_superlink_does_not_register(
         in capsys.readouterr().err
     )
     assert not list((made / "clients").iterdir()) + list((made / "bundles").iterdir())
-
-
-def test_revoke_unregisters_the_node(made: Path, machine: Machine) -> None:
-    fairbloom("deploy", "enroll", "site-1")
-    assert fairbloom("deploy", "revoke", "site-1") == 0
-    assert machine.asked[-1] == ["supernode", "unregister", "77", "federation", "--format", "json"]
-    assert Federation(made).clients[0].revoked
 
 
 def test_status_goes_by_the_names_that_were_enrolled(
