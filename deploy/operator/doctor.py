@@ -340,15 +340,15 @@ def check_clients(federation: Federation, page: ServerPage) -> CheckResult:
 
 def check_clock() -> CheckResult:
     """Check that this device's clock is kept by a time server."""
+    asked = ["timedatectl", "show", "--property", "NTPSynchronized", "--value"]
     try:
-        asked = ["timedatectl", "show", "--property", "NTPSynchronized", "--value"]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603
         answer = done.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         answer = ""
     if answer == "yes":
         return ok("clock", "kept by a time server")
-    words = "is not known to be kept by a time server" if answer != "no" else "is not kept by a time server"
+    words = "is not kept by a time server" if answer == "no" else "is not known to be kept by a time server"
     return warning("clock", f"{words}; more than 5 s ahead the SuperLink refuses this node")
 
 

@@ -53,34 +53,28 @@ class Applicant:
 
 def enroll(federation: Federation, applicant: Applicant, unpack: bool, *, days: float = KEY_DAYS) -> Path:
     """Register a client's public key and write the device's bundle; return its path. 0 `days`: a key without end."""
-    name, examples, partition_id = applicant.name, applicant.examples, applicant.partition_id
-    with federation.audited("enroll", client=name) as about:
+    with federation.audited("enroll", client=applicant.name) as about:
         check_days(days, LONGEST_DAYS, or_never=True)
-        check_count("--examples", examples)
-        check_count("--partition-id", partition_id or 0)
-        check_name(federation.clients, name)
-        keys = _choose_keys(federation, name, applicant.request)
+        check_count("--examples", applicant.examples)
+        check_count("--partition-id", applicant.partition_id or 0)
+        check_name(federation.clients, applicant.name)
+        keys = _choose_keys(federation, applicant.name, applicant.request)
         _retire(federation)
-        with control_api.connected(federation) as api:
-            about_key = (name, keys.public, days)
-            with new_client(federation, api, *about_key, examples=examples, partition_id=partition_id) as enrolled:
-                bundle = write_bundle(federation, enrolled, keys, unpack)
+        with (
+            control_api.connected(federation) as api,
+            new_client(federation, api, applicant, keys.public, days) as enrolled,
+        ):
+            bundle = write_bundle(federation, enrolled, keys, unpack)
         about |= key_facts(enrolled)
     return bundle
 
 
 @contextlib.contextmanager
 def new_client(
-    federation: Federation,
-    nodes: Nodes,
-    name: str,
-    public_key: bytes,
-    days: float,
-    *,
-    examples: int,
-    partition_id: int | None = None,
+    federation: Federation, nodes: Nodes, applicant: Applicant, public_key: bytes, days: float
 ) -> Iterator[EnrolledClient]:
     """Register a key and give its client, which is enrolled once the block succeeds."""
+    name = applicant.name
     with federation.registry.locked(), contextlib.ExitStack() as undo:
         clients = federation.clients
         check_name(clients, name)  # another command may have been quicker
@@ -88,15 +82,16 @@ def new_client(
         node_id = nodes.register(name, public_key)
         undo.enter_context(_unregister_on_failure(nodes, node_id))
         taken = {client.partition_id for client in clients if not client.revoked}
+        first_free = min({*range(len(taken) + 1)} - taken)
         before = {client.name: client for client in clients}.get(name)
         enrolled = EnrolledClient(
             name=name,
             node_id=node_id,
-            partition_id=min({*range(len(taken) + 1)} - taken) if partition_id is None else partition_id,
+            partition_id=first_free if applicant.partition_id is None else applicant.partition_id,
             public_key=public_key.decode(),
             enrolled=now(),
             expires=in_days(days) if days else "",
-            examples=examples,
+            examples=applicant.examples,
             former=before.all_former if before else (),
         )
         yield enrolled

@@ -56,7 +56,7 @@ def survey(federation: Federation) -> dict[str, Any]:
     page = ask_server(federation)
     server, keys = check_server(federation, page), check_client_keys(federation)
     latest = _runs(runs[:RECENT_RUNS], page.about.get("runs"))
-    rows = _clients(enrolled, nodes, page.about.get("nodes", {}), page.about.get("overdue", {}), latest)
+    rows = _clients(enrolled, nodes, page.about, latest)
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": latest,
@@ -78,19 +78,19 @@ def survey(federation: Federation) -> dict[str, Any]:
 def _clients(
     enrolled: list[EnrolledClient],
     nodes: dict[str, Mapping[str, str]],
-    versions: Mapping[str, str],
-    overdue: Mapping[str, str],
+    about: Mapping[str, Any],
     runs: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return a row for each client, and each former key that is in use; nodes that nobody knows come last."""
+    versions, overdue = about.get("nodes", {}), about.get("overdue", {})
     gone = {node_id for client in enrolled if client.revoked for node_id in client.node_ids}
     rows = list[dict[str, Any]]()
 
     def add(name: str, partition_id: int | None, node_id: str, presence: Mapping[str, str], expires: str = "") -> None:
-        about = {"client": name, "partition-id": partition_id, **presence, "version": versions.get(node_id, "")}
+        first = {"client": name, "partition-id": partition_id, **presence, "version": versions.get(node_id, "")}
         kept = [run["run-id"] for run in runs if name in (run["kept-by"] or ())]
         busy = overdue.get(node_id, "")
-        rows.append({**about, "key-expires": expires, "busy-with-run": busy, "keeps-models-of": kept})
+        rows.append({**first, "key-expires": expires, "busy-with-run": busy, "keeps-models-of": kept})
 
     for client in enrolled:
         for key in () if client.revoked else client.keys:

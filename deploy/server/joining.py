@@ -52,8 +52,8 @@ def admit(
                 federation.note("join asked", client=name, **about)
         if token.approve:
             return None
-        key = (name, asked.public, token.days)
-        with enrolment.new_client(federation, nodes, *key, examples=token.examples) as client:
+        applicant = enrolment.Applicant(name=name, examples=token.examples)
+        with enrolment.new_client(federation, nodes, applicant, asked.public, token.days) as client:
             identity = make_identity(federation, client, asked.signing)
         federation.note("join", client=name, token=number, peer=peer, **enrolment.key_facts(client))
     return client, identity

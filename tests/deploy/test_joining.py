@@ -191,8 +191,8 @@ def test_devices_that_join_at_once_get_a_partition_each(door: Door) -> None:
     file, names = door.token(clients=12), [f"site-{number}" for number in range(12)]
 
     def enroll(name: str) -> None:
-        key = pki.make_node_key().public
-        with enrolment.new_client(Federation(door.federation.path), door.nodes, name, key, 30, examples=0):
+        key, applicant = pki.make_node_key().public, enrolment.Applicant(name=name)
+        with enrolment.new_client(Federation(door.federation.path), door.nodes, applicant, key, 30):
             pass
 
     with ThreadPoolExecutor(8) as pool:
