@@ -243,15 +243,6 @@ def test_a_token_that_cannot_be_is_named(
     assert len(door.noted("refused")) == 1
 
 
-def test_a_tokens_file_is_parsed_again_once_it_changes(door: Door) -> None:
-    door.token("a")
-    tokens = Federation(door.federation.path).tokens
-    (first,) = tokens.all()
-    assert tokens.read(first.id) is first
-    door.change_token(revoked=enrolment.now())
-    assert tokens.all()[0].revoked
-
-
 def test_tokens_that_are_good_are_listed(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     place = ("--dir", door.federation.path)
     assert fairbloom("deploy", "token", *place) == 0
