@@ -28,6 +28,7 @@ from fairbloom.deploy.operator.doctor import (
     check_secrets,
     check_server,
     examine,
+    fault,
 )
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
@@ -81,17 +82,17 @@ def test_doctor_warns_of_what_ends_soon(made: Path) -> None:
     "name",
     [
         *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret", "metrics.token"),
-        *("flower/credentials.yaml", "state/audit.jsonl", "bundles/a.tar.gz", "bundles/b/key"),
+        *("flower/credentials.yaml", "state/audit.jsonl", "bundles/a.tar.gz", "bundles/b/key", "tokens/*.toml"),
     ],
 )
 def test_doctor_finds_each_secret_that_others_can_read(made: Path, name: str) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
     assert fairbloom("deploy", "enroll", "b", "--unpacked") == 0
+    assert fairbloom("deploy", "token", "c") == 0
     assert check_secrets(Federation(made)).verdict == "ok"
-    (made / name).chmod(0o604)
-    found = check_secrets(Federation(made))
-    assert found.verdict == "fault"
-    assert found.words.endswith(f"chmod 600 {made / name}")
+    (file,) = made.glob(name)
+    file.chmod(0o604)
+    assert check_secrets(Federation(made)) == fault("secrets", f"others can read {file}: chmod 600 {file}")
 
 
 def test_doctor_finds_folders_of_runs_that_others_can_enter(made: Path, tmp_path: Path) -> None:
@@ -103,12 +104,13 @@ def test_doctor_finds_folders_of_runs_that_others_can_enter(made: Path, tmp_path
     (place / "8").write_text(str(tmp_path / "gone"))
     assert check_folders(Federation(made)).verdict == "ok"
     run.chmod(0o755)
-    found = check_folders(Federation(made))
-    assert found.verdict == "warning"
-    assert found.words == f"others can enter {run}, where models are: chmod 700 {run}"
+    words = f"others can enter {run}, where models are: chmod 700 {run}"
+    assert check_folders(Federation(made)) == CheckResult("warning", "folders", words)
     run.chmod(0o700)  # as it says
     (made / "state").chmod(0o750)
     assert f"others can enter {made / 'state'}" in check_folders(Federation(made)).words
+    made.chmod(0o755)
+    assert check_secrets(Federation(made)).words == f"others can enter {made}: chmod 700 {made}"
 
 
 def test_doctor_finds_a_devices_state_that_others_can_enter(
@@ -125,11 +127,6 @@ def test_doctor_finds_a_devices_state_that_others_can_enter(
     (tmp_path / "state").chmod(0o700)
     fairbloom("deploy", "doctor", "--client", settings)
     assert "ok state-dir: " in " ".join(capsys.readouterr().out.split(" "))
-
-
-def test_doctor_finds_a_folder_that_others_can_enter(made: Path) -> None:
-    made.chmod(0o755)
-    assert check_secrets(Federation(made)).words == f"others can enter {made}: chmod 700 {made}"
 
 
 @pytest.mark.parametrize("content", [b"random", b""])

@@ -95,13 +95,13 @@ def test_the_units_allow_what_renewal_writes(door: Door, joined: Device) -> None
     joined.renew()
     door.federation.renew((), 30)
     written = {file for file, content in read_files(door.folder).items() if before.get(file) != content}
-    on_device = {file for file in written if file.is_relative_to(joined.folder)}
-    assert on_device == {joined.folder / "key", joined.folder / "identity"}
+    on_device = {joined.folder / "key", joined.folder / "identity"}
+    assert on_device == {file for file in written if file.is_relative_to(joined.folder)}
     client = UNIT.read_text()
     (settings,) = re.findall(r"^ExecStart=.* client (\S+/client.toml) ", client, re.MULTILINE)
     assert writable(client) == [Path(settings).parent]
-    assert door.federation.certificate in written
     (folder,) = writable(server_unit(door.federation.path))
+    assert door.federation.certificate in written
     assert all(file.is_relative_to(folder) for file in written - on_device)
 
 
