@@ -28,19 +28,9 @@ app = typer.Typer(
 )
 
 
-class FederationFolder(click.ParamType):
-    """A federation by the folder that init made."""
-
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Federation:
-        """Open the folder."""
-        return Federation(Path(value))
-
-
-HERE: Any = Path("federation")
+HERE: Any = Path("federation")  # the callback opens it
 _option = partial(typer.Option, "--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
-FederationOption = Annotated[Federation, _option(click_type=FederationFolder())]
+FederationOption = Annotated[Federation, _option(click_type=click.Path(path_type=Path), callback=Federation)]
 DirOption = Annotated[Path, _option()]
 RequestOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")

@@ -1,6 +1,7 @@
 """Folders with a TOML file for each client or token, which are read often and written whole."""
 
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -18,7 +19,11 @@ Record = TypeVar("Record")
 
 
 class Records(Generic[Record]):
-    """The records in a folder. A file is parsed again only once it has changed: with a thousand, this takes longest."""
+    """The records in a folder. A file is parsed again only once it has changed: with a thousand, this takes longest.
+
+    A kind of record says which field is its file's name (`key`), the files' permissions, and the remedy for a damaged
+    one.
+    """
 
     key: str
     mode: int
@@ -34,7 +39,11 @@ class Records(Generic[Record]):
 
     def read_all(self) -> list[Record]:
         """Return all in the order of names; a file that is being replaced is read as it was or as it will be."""
-        found = map(self.read, sorted(file.stem for file in self.folder.glob("*.toml")))
+        try:
+            files = os.listdir(self.folder) if self.folder.exists() else []
+        except OSError as error:
+            raise DeployError(f"{self.folder} cannot be read ({error.strerror}): use its owner's account") from error
+        found = (self.read(file.removesuffix(".toml")) for file in sorted(files) if file.endswith(".toml"))
         return [record for record in found if record]
 
     def read(self, name: str) -> Record | None:
