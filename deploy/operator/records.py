@@ -1,7 +1,6 @@
 """Folders with a TOML file for each client or token, which are read often and written whole."""
 
 import math
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -40,10 +39,10 @@ class Records(Generic[Record]):
     def read_all(self) -> list[Record]:
         """Return all in the order of names; a file that is being replaced is read as it was or as it will be."""
         try:
-            files = os.listdir(self.folder) if self.folder.exists() else []
+            files = sorted(self.folder.iterdir()) if self.folder.exists() else []
         except OSError as error:
             raise DeployError(f"{self.folder} cannot be read ({error.strerror}): use its owner's account") from error
-        found = (self.read(file.removesuffix(".toml")) for file in sorted(files) if file.endswith(".toml"))
+        found = (self.read(file.stem) for file in files if file.suffix == ".toml")
         return [record for record in found if record]
 
     def read(self, name: str) -> Record | None:
