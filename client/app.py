@@ -39,7 +39,7 @@ KEPT = "kept"
 """A record of Flower's context that holds a version of what a client keeps is called by this, the name of what is kept,
 and the round that made it: kept:personal:3."""
 
-PRIVACY, EVALUATION = "privacy", "evaluation"
+PRIVACY, EVALUATION, METHOD = "privacy", "evaluation", "method"
 """The settings that say what the server sees; a client notes them in its context, with the name of a private run."""
 
 PLACES = marked(Mark.DEVICE)
@@ -107,7 +107,7 @@ def _answer_in_private(exchange: str, message: Message, context: Context) -> Mes
             raise ReportableError(f"the exchange {exchange!r} of a private round has no request")
         request = {"body": body}
         noted = context.state.config_records.get(wire.PRIVATE, ConfigRecord())
-        said = {key: setting_of(context, key) for key in (PRIVACY, EVALUATION)}
+        said = {key: setting_of(context, key) for key in (PRIVACY, EVALUATION, METHOD)}
         client = private_client(context.node_config, tiers_of(*said.values()), str(noted.get(wire.RUN, "")))
         reply = client.answer(exchange, request, work)
         context.state[wire.PRIVATE] = ConfigRecord({**said, wire.RUN: client.run})

@@ -138,7 +138,7 @@ def check_fits(arrays: Arrays, module: Module) -> None:
 
 def _encode(config: Mapping[str, Any]) -> bytes:
     """Return a run's settings as config.toml has them, without this device's places."""
-    left_out = {AGREED, DEPLOYED, FLOOR, *marked(Mark.DEVICE)}
+    left_out = {AGREED, DEPLOYED, FLOOR, "method", *marked(Mark.DEVICE)}  # of which who predicts would import it
     settings = {key: value for key, value in sorted(config.items()) if key not in left_out}
     return tomli_w.dumps({"run-folder-format": RUN_FOLDER_FORMAT, **settings}).encode()
 

@@ -99,8 +99,8 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_listed(parameter: Parameter) -> bool:
-    """Return whether the words that a setting may be are known beforehand: its check is enough then."""
-    return isinstance(parameter.allowed, Choices | Pattern)
+    """Return whether a setting's own check is enough: its words are known, or nothing is opened or imported by it."""
+    return isinstance(parameter.allowed, Choices | Pattern) or parameter.key == "method"
 
 
 def _is_harmless(key: str, value: object) -> bool:

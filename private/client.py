@@ -175,7 +175,10 @@ class PrivateClient:
         weighing = weighing_of(unpack(terms)["weighing"])
         weighted_names(weighing, names)
         if weighing.tier not in ("sums", *self._tiers):
-            raise RefusedError(f"privacy = {self._tiers[0]!r}: the terms would open {weighing.tier}, too")
+            raise RefusedError(
+                f"privacy = {self._tiers[0]!r}: the terms would open {weighing.tier}, too, which the run's settings do "
+                "not name"
+            )
         if (purpose := state["position"]["purpose"]) != weighing.purpose:
             raise RefusedError(f"purpose: what the terms would open is not for {purpose}")
         if isinstance(weighing, AscentWeighing) and weighing.since:

@@ -26,8 +26,14 @@ COUNT, FLAG, NUMBER = FixedPoint(44, 0), FixedPoint(8, 0), FixedPoint(60, 60)
 PRODUCT = FixedPoint(0, 40)
 """The format of inner products of rows."""
 
-BINS, COUNTS_OF_SCORES = 1001, "counts of scores"
-"""How many bins a score has in an evaluation by counts, each a tenth of a point wide; what opens them besides sums."""
+BINS = 1001
+"""How many bins a score has in an evaluation by counts, each a tenth of a point wide."""
+
+COUNTS_OF_SCORES, SUMS_OF_AFL = "counts of scores", "sums of AFL"
+"""The tiers of what single settings open, besides that of `privacy`."""
+
+MAX_GAIN = 1 << 16
+"""The largest γF: with it, rounding changes the sum of a hundred λ by less than 1e-9."""
 
 SMALLEST_SKETCH = 256
 """Inner products of sketches with fewer numbers than clients would give the sketches themselves."""
@@ -364,7 +370,7 @@ class AscentWeighing(LossWeighing):
     Journal of Optimization Theory and Applications 50, 1986.
     """
 
-    kind, steps, whole = "ascent", 14, True
+    kind, tier, steps, whole = "ascent", SUMS_OF_AFL, 14, True
     gamma: float = 0.1
     since: int = 0
     """The round whose λ clients go on from; 0: the prior."""
@@ -373,6 +379,11 @@ class AscentWeighing(LossWeighing):
     def __post_init__(self) -> None:
         if not self.gamma >= 0.0:
             raise ValueError(f"gamma = {self.gamma:g} is below 0: set it to 0 or more")
+        if not self.gamma * self.loss_bound <= MAX_GAIN:
+            raise ValueError(
+                f"gamma = {self.gamma:g} times loss-bound = {self.loss_bound:g} is more than {MAX_GAIN}, which private "
+                "sums do not distinguish: lower one of them"
+            )
 
     def names(self, step: int) -> tuple[str, ...]:
         """Return the names of a step's sums."""
@@ -416,7 +427,7 @@ class AscentWeighing(LossWeighing):
         """Return c_k = λ_k; RefusedError where a client has changed its own, so that all do not sum to 1."""
         if not self.since:
             return self.share(own, opened)
-        if abs(opened["mass"] - 1.0) > 1e-9 * (1.0 + self.gamma * self.loss_bound):
+        if abs(opened["mass"] - 1.0) > 1e-9:
             raise RefusedError(f"weights: those of all clients sum to {opened['mass']:g} in place of 1")
         return own.lam / opened["mass"]
 
@@ -709,9 +720,10 @@ def weighing_of(spec: Mapping[str, Any]) -> Weighing:
     return weighing
 
 
-def tiers_of(privacy: str, evaluation: str) -> tuple[str, ...]:
+def tiers_of(privacy: str, evaluation: str, method: str) -> tuple[str, ...]:
     """Return what the settings of a run open besides sums."""
-    return (privacy, COUNTS_OF_SCORES) if evaluation == "counts" else (privacy,)
+    more = {COUNTS_OF_SCORES: evaluation == "counts", SUMS_OF_AFL: method.lower() == "afl"}
+    return privacy, *(tier for tier, is_opened in more.items() if is_opened)
 
 
 def bin_of(score: str, place: int) -> str:

@@ -77,7 +77,7 @@ class RunSettings(BaseModel):
     verify_data: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
         True, description="Whether files of a known data set must be the originals; false accepts others in that format"
     )
-    method: str = Field(
+    method: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "fedavg", description="Method that combines updates: a name from fairbloom methods, or my_module:Mine"
     )
     weighting: Annotated[str, Choices("examples", "uniform", ""), Mark.VARIANT] = Field(

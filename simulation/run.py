@@ -75,7 +75,7 @@ def simulate(
             return private(clients), asdict(choice if choice.workers else replace(choice, workers=clients.processes))
 
         def private(clients: LocalClients) -> Clients:
-            tiers = tiers_of(settings.privacy, settings.evaluation)
+            tiers = tiers_of(settings.privacy, settings.evaluation, settings.method)
             return clients if settings.privacy == "none" else PrivateLocalClients(clients, *tiers)
 
         first = DebuggedClients if debug else LoopClients

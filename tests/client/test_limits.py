@@ -19,12 +19,13 @@ from .hospital import Device, write_hospital
 OWNER = {
     "tasks": ["csv"],
     "groupings": ["sex"],
-    "settings": {"seed": [0, 1], "test-share": 0.2, "csv": {"standardise": "client"}},
+    "settings": {"seed": [0, 1], "test-share": 0.2, "method": "fedavg", "csv": {"standardise": "client"}},
 }
 
 PASSED = {
     "task": ({"task": "digits"}, "task = 'digits', and this device allows csv"),
     "groupings": ({"csv.group": "sex,chol>=237"}, "csv.group = 'sex,chol>=237', and this device allows sex"),
+    "method": ({"method": "afl"}, "method = 'afl', and this device allows 'fedavg'"),
     "seed": ({"seed": 7}, "seed = 7, and this device allows 0, 1"),
     "test-share": ({"test-share": 0.99}, r"test-share = 0\.99, and this device allows 0\.2"),
     "own settings": (

@@ -15,7 +15,7 @@ from fairbloom.deploy.pki import make_node_key
 from fairbloom.private.keys import Authority, issue, new_signing_key, write_identity
 from fairbloom.private.packing import pack, unpack
 from fairbloom.private.server import Task
-from fairbloom.private.weighing import GramWeighing
+from fairbloom.private.weighing import AscentWeighing, GramWeighing
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.flower import FlowerClients, record_of
 from fairbloom.rounds.private import PrivateRounds
@@ -163,17 +163,16 @@ def test_a_forged_server_gets_no_number_by_plain_messages(kind: str, later: str,
         assert "answers the exchanges of private rounds alone" in reply.error.reason
 
 
-def test_a_run_of_sums_opens_no_angles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of devices that know by the run's settings, or by their owner's limits, that sums alone are opened."""
-    monkeypatch.setattr(
-        TERM,
-        "private_weighing",
-        lambda self, names, *others: GramWeighing(clients=names),  # of a forged server
-    )
+@pytest.mark.parametrize(("forged", "opened"), [(GramWeighing, "angles"), (AscentWeighing, "sums of AFL")])
+def test_a_run_opens_what_its_settings_name_alone(
+    forged: type[GramWeighing | AscentWeighing], opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices know it by the run's settings, which owners can limit."""
+    monkeypatch.setattr(TERM, "private_weighing", lambda self, names, *others: forged(clients=names))
     folder, _ = trained(tmp_path, **{"num-rounds": 1, "unused-rounds": 0})
     (row,) = ROUNDS.read(folder)
     assert row["replies_used"] == "0"
-    assert "privacy = 'sums': the terms would open angles, too" in row["refused"]
+    assert f"privacy = 'sums': the terms would open {opened}, too" in row["refused"]
 
 
 def refusals(grid: Devices, folder: Path, **settings: Any) -> str:

@@ -69,7 +69,7 @@ def test_what_the_work_does_not_need_is_dropped(key: str) -> None:
     }
 
 
-@pytest.mark.parametrize("key", sorted(key for key, kind in WORK.items() if kind is str))
+@pytest.mark.parametrize("key", sorted(key for key, kind in WORK.items() if kind is str and key != "method"))
 @pytest.mark.parametrize(
     "value",
     [
@@ -103,6 +103,12 @@ def test_a_device_takes_how_its_files_are_written_as_plain_words() -> None:
     for key in ("csv.encoding", "csv.sheet"):
         with pytest.raises(SettingRefusedError, match=f"the run sets {key} = "):
             accepted_settings({**config, key: "../../etc/passwd"})
+
+
+@pytest.mark.parametrize("method", ["afl", "torchjd:upgrad", "my_module:Mine"])
+def test_a_device_takes_the_name_of_any_method(method: str) -> None:
+    """By the name it opens AFL's sums; it imports nothing by it."""
+    assert accepted_settings({**run_config(), "method": method})["method"] == method
 
 
 def test_a_run_may_leave_the_model_to_the_task() -> None:

@@ -34,8 +34,8 @@ def no_coefficients(weighing: GramWeighing, names: Sequence[str], sums: Sums) ->
 class Federation:
     """Clients with random updates and losses; `forge` changes what the server sends, `replies` is its transcript."""
 
-    def __init__(self, clients: int = 8, size: int = 50, seed: int = 0, tier: str = "sums") -> None:
-        self.tiers = (tier,)
+    def __init__(self, clients: int = 8, size: int = 50, seed: int = 0, tier: str = "sums", also: str = "") -> None:
+        self.tiers = (tier, also)
         random = np.random.default_rng(seed)
         self.secret, public = new_signing_key()
         self.authority = Authority("test", public)

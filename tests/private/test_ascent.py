@@ -8,13 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairbloom.private.errors import SkippedError
-from fairbloom.private.weighing import AscentWeighing, Own
+from fairbloom.private.weighing import SUMS_OF_AFL, AscentWeighing, Own
 from fairbloom.strategies.simplex import project
 
 from .federation import Federation
 
 Array = np.ndarray[Any, Any]
 VICTIM = "client-003"
+
+
+def federation_of(clients: int, size: int) -> Federation:
+    return Federation(clients, size, also=SUMS_OF_AFL)
 
 
 def weighing_of(federation: Federation, since: int = 0, **fields: Any) -> AscentWeighing:
@@ -37,7 +41,7 @@ def step(federation: Federation, lam: Array) -> Array:
 
 @pytest.mark.parametrize("prior", ["uniform", "examples"])
 def test_rounds_ascend_the_weights_of_plain_afl(prior: str) -> None:
-    federation, gamma = Federation(10, 300), 0.02
+    federation, gamma = federation_of(10, 300), 0.02
     n = column(federation, "num-examples")
     lam = n / n.sum() if prior == "examples" else np.full(10, 0.1)
     for number in range(1, 6):
@@ -52,7 +56,7 @@ def test_rounds_ascend_the_weights_of_plain_afl(prior: str) -> None:
 
 
 def test_without_ascent_the_step_is_the_average() -> None:
-    federation = Federation(8, 300)
+    federation = federation_of(8, 300)
     for number in (1, 2):
         opened = federation.run(weighing_of(federation, number - 1, gamma=0.0), number=number)
         assert opened.step == pytest.approx(step(federation, np.full(8, 1 / 8)), abs=1e-5)
@@ -60,7 +64,7 @@ def test_without_ascent_the_step_is_the_average() -> None:
 
 def ascended(losses: Array, lam: Array, gamma: float) -> tuple[Array, int]:
     """Return the weights after a round whose sums are taken here, and how many steps it had."""
-    weighing = AscentWeighing(since=1, gamma=gamma, loss_bound=1e6)
+    weighing = AscentWeighing(since=1, gamma=gamma, loss_bound=1e5)
     everyone = [Own(1.0, {"loss-before": float(F)}, lam=float(each)) for F, each in zip(losses, lam, strict=True)]
     opened, number = dict[str, float](), 0
     while not (number and weighing.ended(number, opened)):
@@ -91,7 +95,7 @@ def test_two_levels_of_loss_have_a_closed_form() -> None:
 
 def test_weights_of_few_clients_are_not_taken() -> None:
     """A step would be the update of four clients, or almost of one; the round is recorded as not exact."""
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
     for place, name in enumerate(federation.names):
         federation.metrics[name]["loss-before"] = 5.0 if place < 4 else 0.0
     opened = federation.run(weighing_of(federation, gamma=1.0))
@@ -108,7 +112,7 @@ class Lasting(AscentWeighing):
 
 def test_a_forged_gamma_opens_no_sum_of_fewer_than_five() -> None:
     """With these losses, thresholds would leave eight clients, five, three and one."""
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
     for name, loss in zip(federation.names, [0.0, 0.0, 0.0, 1.0, 1.05, 1.5, 1.6, 2.0], strict=True):
         federation.metrics[name]["loss-before"] = loss
     opened = federation.run(weighing_of(federation, gamma=1000.0))
@@ -126,15 +130,38 @@ def test_a_forged_gamma_opens_no_sum_of_fewer_than_five() -> None:
     assert [asked for asked, _, _ in federation.replies].count("share") == 3 * 8
 
 
-def test_a_gamma_below_zero_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="gamma = -1 is below 0"):
-        AscentWeighing(gamma=-1.0)
+@pytest.mark.parametrize(
+    ("gamma", "words"),
+    [(-1.0, "gamma = -1 is below 0: set it to 0 or more"), (4097.0, r"gamma = 4097 times loss-bound = 16 .* lower one")],
+)
+def test_an_impossible_gamma_is_refused_by_name(gamma: float, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        AscentWeighing(gamma=gamma)
+
+
+class Unbounded(AscentWeighing):
+    """What a forged server asks for, which checks nothing."""
+
+    def __post_init__(self) -> None:
+        """Accept every gamma."""
+
+
+def test_a_forged_gamma_hides_no_weight_that_is_taken() -> None:
+    """Rounding is less than the check allows up to the largest gamma, and clients refuse a larger one."""
+    federation = federation_of(8, 50)
+    federation.run(weighing_of(federation, gamma=4096.0))
+    federation.clients[VICTIM]._store.load()["weights"]["run"]["1"] += 1e-8
+    with pytest.raises(SkippedError, match="weights: those of all clients sum to 1 in place of 1"):
+        federation.run(weighing_of(federation, 1, gamma=4096.0), number=2)
+    forged = Unbounded(clients=federation.names, since=1, gamma=1e300)
+    with pytest.raises(SkippedError, match=r"gamma = 1e\+300 times loss-bound = 16"):
+        federation.run(forged, number=3)
 
 
 @pytest.mark.parametrize("exchange", ["keys", "work", "open", "share", "vector", "unmask"])
 def test_a_lost_client_skips_the_round_of_afl(exchange: str) -> None:
     """The next round goes on from the weights that were there before."""
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
     federation.run(weighing_of(federation))
     before = weights(federation, 1)
     federation.forge = lambda asked, client, request: None if (asked, client) == (exchange, VICTIM) else request
@@ -147,7 +174,7 @@ def test_a_lost_client_skips_the_round_of_afl(exchange: str) -> None:
 
 
 def test_an_absent_client_skips_the_round_of_afl() -> None:
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
     weighing = weighing_of(federation)
     federation.names = federation.names[:-1]
     with pytest.raises(SkippedError, match="client-007 is absent, and all 8 clients of the first round must take part"):
@@ -156,7 +183,7 @@ def test_an_absent_client_skips_the_round_of_afl() -> None:
 
 
 def test_clients_refuse_a_cohort_without_one_of_the_roster() -> None:
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
 
     def forge(exchange: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
         if exchange == "work":
@@ -170,7 +197,7 @@ def test_clients_refuse_a_cohort_without_one_of_the_roster() -> None:
 
 @pytest.mark.parametrize("exchange", ["open", "unmask"])
 def test_clients_of_afl_refuse_a_list_without_one(exchange: str) -> None:
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
 
     def forge(asked: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
         if asked == exchange:
@@ -184,7 +211,7 @@ def test_clients_of_afl_refuse_a_list_without_one(exchange: str) -> None:
 
 
 def test_a_client_that_takes_more_weight_is_noticed() -> None:
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
     federation.run(weighing_of(federation))
     federation.clients[VICTIM]._store.load()["weights"]["run"]["1"] = 0.9
     with pytest.raises(SkippedError, match=r"weights: those of all clients sum to 1\.\d+ in place of 1"):
@@ -193,7 +220,7 @@ def test_a_client_that_takes_more_weight_is_noticed() -> None:
 
 
 def test_a_client_that_lost_its_weight_says_so() -> None:
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
     federation.run(weighing_of(federation))
     federation.clients[VICTIM] = federation.client(VICTIM)
     with pytest.raises(SkippedError, match="weights: this client has none of round 1"):
@@ -201,7 +228,7 @@ def test_a_client_that_lost_its_weight_says_so() -> None:
 
 
 def test_a_server_that_goes_back_finds_the_weights_of_then() -> None:
-    federation = Federation(8, 50)
+    federation = federation_of(8, 50)
     for number in range(1, 24):
         federation.run(weighing_of(federation, number - 1), number=number)
     before = weights(federation, 1)

@@ -109,9 +109,7 @@ def test_a_client_lost_at_the_vector_leaves_the_others_mean() -> None:
 
 
 def test_scores_are_counted_in_bins_of_a_tenth_of_a_point() -> None:
-    federation = Federation(12)
-    federation.tiers = ("sums", COUNTS_OF_SCORES)
-    federation.clients = {name: federation.client(name) for name in federation.names}
+    federation = Federation(12, also=COUNTS_OF_SCORES)
     opened = federation.run(MeanWeighing(scores=("accuracy-after",), binned=("accuracy-after",)), vectors=False)
     scores = [round(1000 * federation.metrics[name]["accuracy-after"]) for name in federation.names]
     for place in range(1001):
@@ -126,9 +124,7 @@ def test_a_run_of_sums_counts_no_scores() -> None:
 
 @pytest.mark.parametrize("exchange", ["keys", "work"])
 def test_scores_of_fewer_than_ten_clients_are_not_counted(exchange: str) -> None:
-    federation = Federation(10)
-    federation.tiers = ("sums", COUNTS_OF_SCORES)
-    federation.clients = {name: federation.client(name) for name in federation.names}
+    federation = Federation(10, also=COUNTS_OF_SCORES)
     federation.forge = lambda asked, client, request: None if (asked, client) == (exchange, "client-003") else request
     with pytest.raises(SkippedError, match=r"9 clients answered the exchange"):
         federation.run(MeanWeighing(scores=("accuracy-after",), binned=("accuracy-after",)), vectors=False)

@@ -13,6 +13,7 @@ from fairbloom.private.keys import RoundKey, issue, new_signing_key, sign
 from fairbloom.private.packing import pack
 from fairbloom.private.rules import signed_keys
 from fairbloom.private.weighing import (
+    SUMS_OF_AFL,
     AscentWeighing,
     DeviationWeighing,
     GramWeighing,
@@ -81,7 +82,7 @@ def assert_says_nothing(federation: Federation, words: str) -> None:
 @given(st.data())
 @settings(deadline=None, max_examples=25)
 def test_any_changed_field_is_refused_or_changes_nothing(kind: str, data: st.DataObject) -> None:
-    federation = Federation(CLIENTS, 20, tier="angles")
+    federation = Federation(CLIENTS, 20, tier="angles", also=SUMS_OF_AFL)
     federation.weigh = weigh
     weighing, target = kinds(federation)[kind], data.draw(st.sampled_from(EXCHANGES))
 
@@ -120,7 +121,7 @@ def test_bytes_that_are_no_request_are_refused(exchange: str, body: Any) -> None
 @pytest.mark.parametrize("kind", kinds(Federation(CLIENTS)))
 def test_each_exchange_comes_once_and_in_its_order(kind: str) -> None:
     """Before each one, all others are asked for with its request; after the round, all requests come once more."""
-    federation = Federation(CLIENTS, 20, tier="angles")
+    federation = Federation(CLIENTS, 20, tier="angles", also=SUMS_OF_AFL)
     federation.weigh = weigh
     client, seen = federation.clients[VICTIM], list[tuple[str, dict[str, Any]]]()
 
@@ -160,6 +161,21 @@ def test_a_step_is_the_last_one_for_all_or_for_none() -> None:
     federation.forge = forge
     federation.run(DeviationWeighing())
     assert federation.server.refused == {}
+
+
+@pytest.mark.parametrize("tier", ["sums", "angles", "counts"])
+def test_afls_sums_are_for_runs_of_afl_alone(tier: str) -> None:
+    """Its sums over two sets of which one has a client less show that client's λ + γF."""
+    of_afl, another = (Federation(8, 20, tier=tier, also=also) for also in (SUMS_OF_AFL, ""))
+    for name, metrics in of_afl.metrics.items():
+        metrics["loss-before"] = 0.3 if name == VICTIM else 2.0
+    another.metrics = of_afl.metrics
+    weighing = AscentWeighing(clients=another.names, gamma=1.0)
+    sums = of_afl.run(weighing).sums
+    assert 1.0 + sums["above 1"] - sums["above 2"] == pytest.approx(1 / 8 + 0.3)
+    with pytest.raises(SkippedError, match=f"privacy = '{tier}': the terms would open sums of AFL, too, which the run"):
+        another.run(weighing)
+    assert {exchange for exchange, _, _ in another.replies} == {"keys"}
 
 
 @pytest.mark.parametrize(
