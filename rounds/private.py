@@ -1,6 +1,7 @@
 """Private rounds: the server opens sums of the clients' numbers and updates, and sees no single one."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from fairbloom.private.keys import Authority
 from fairbloom.private.packing import pack
 from fairbloom.private.rules import EVALUATE, TRAIN, Position, buffer_bound
 from fairbloom.private.server import Answers, Opened, PrivateServer, Task
-from fairbloom.private.weighing import BINS, WEIGHT, GramWeighing, MeanWeighing, Sums, Weighing, bin_of
+from fairbloom.private.weighing import BINS, WEIGHT, AscentWeighing, GramWeighing, MeanWeighing, Sums, Weighing, bin_of
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.terms import Terms
 
@@ -123,6 +124,9 @@ class PrivateRounds(Rounds):
         self.opened = {}
         layout = method.layout_of(model)
         weighing = self._weighing(names, number, layout)
+        if isinstance(weighing, AscentWeighing):  # a client that was not in the first round takes no part
+            names = [name for name in names if name in weighing.clients]
+            self._draws = Counter(names)
         task = self._task(TRAIN, terms, model, weighing, layout)
         after: Model | None = None
         why, lost = "no client could be asked", list[str]()

@@ -1,6 +1,7 @@
 """A device's part in private rounds, through Flower's messages: each answer comes from a state that is on disk."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,11 @@ class Devices(InProcessGrid):
 ANGLES: dict[str, Any] = {"privacy": "angles", "fedmgdaplus.epsilon": 0.25, "fedmgdaplus.server-lr": 0.5}
 
 
-def trained(folder: Path, away: dict[str, set[int]] | None = None, **settings: Any) -> tuple[Path, Devices]:
+def trained(
+    folder: Path, away: dict[str, set[int]] | None = None, devices: type[Devices] = Devices, **settings: Any
+) -> tuple[Path, Devices]:
     chosen = Settings.of({**SETTINGS, **settings, "out": str(folder / "run")})
-    grid = Devices(chosen, folder / "devices", away)
+    grid = devices(chosen, folder / "devices", away)
     clients = lambda method: FlowerClients(method, grid, 30.0, protocol=PROTOCOL)  # noqa: E731
     return federate(chosen, clients, deployed=True), grid
 
@@ -128,6 +131,22 @@ def test_a_device_that_is_lost_costs_the_device_alone(kind: str, tmp_path: Path)
     (row,) = ROUNDS.read(folder)
     assert int(row["replies_used"]) in (7, 8)
     assert "device-3" in row["missing"] + row["refused"]
+
+
+class OneComesLater(Devices):
+    """Devices of which one is offline until a first round is trained."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids."""
+        nodes = list(super().get_node_ids())
+        return nodes if "query.unmask" in self.asked else nodes[:-1]
+
+
+def test_a_device_that_comes_later_is_no_participant_of_afl(tmp_path: Path) -> None:
+    folder, grid = trained(tmp_path, method="afl", devices=OneComesLater)
+    rows = ROUNDS.read(folder)
+    assert [(row["participants"], row["replies_used"]) for row in rows] == [("7", "7"), ("7", "7")]
+    assert grid.asked.count("query.keys") == 2 * 7 + 2 * 8  # it evaluates the model
 
 
 def test_no_reply_of_a_private_run_has_a_number_of_a_device(tmp_path: Path) -> None:
