@@ -1,5 +1,7 @@
 """What a client checks before it answers: each forgery of a server is refused by the check that is named for it."""
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ from fairbloom.private.client import MemoryStore, PrivateClient
 from fairbloom.private.errors import RefusedError, SkippedError
 from fairbloom.private.keys import Authority, Identity, digest, issue, new_signing_key, sign
 from fairbloom.private.packing import pack, unpack
-from fairbloom.private.rules import Member, fewest_left, signed_keys, threshold
+from fairbloom.private.rules import Member, colluders, fewest_left, signed_keys, threshold
 from fairbloom.private.server import PrivateServer
 from fairbloom.private.weighing import (
     AccuracyWeighing,
@@ -200,22 +202,37 @@ def test_a_split_list_of_alive_and_lost_is_refused() -> None:
     assert "together are not those who take part" in refusal("unmask", change)
 
 
-def test_a_client_alive_for_some_and_lost_for_others_is_neither() -> None:
-    """Too few shares of its seed, and too few of its key: the sum stays masked."""
-    federation = Federation()
+@pytest.mark.parametrize(("told", "shown"), [({2: "45", 3: "46", 4: "56", 5: "46", 6: "5"}, 2), ({6: "35"}, 5)])
+def test_lists_that_are_split_unmask_no_client_twice(told: dict[int, str], shown: int) -> None:
+    """Of a client, the server gets T shares of its seed, of its key, or of neither; two colluders give both."""
+    federation = Federation(7)
 
     def forge(asked: str, client: str, request: dict[str, Any]) -> dict[str, Any]:
-        if asked == "unmask" and client > VICTIM:
-            request.update(alive=[name for name in request["alive"] if name != VICTIM], lost=[VICTIM])
+        if asked == "unmask":
+            lost = [f"client-00{digit}" for digit in told.get(int(client[-1]), "")]
+            request.update(alive=[name for name in request["alive"] if name not in lost], lost=lost)
         return request
 
     federation.forge = forge
-    with pytest.raises(SkippedError):
+    with contextlib.suppress(SkippedError):
         federation.run()
-    replies = [unpack(reply["body"]) for exchange, _, reply in federation.replies if exchange == "unmask"]
-    assert len(replies) == 8
-    for kind in ("seeds", "keys"):
-        assert sum(VICTIM in reply[kind] for reply in replies) == 4 < threshold(8)
+    shares = {"seeds": Counter[str](), "keys": Counter[str]()}
+    for exchange, client, reply in federation.replies:
+        if exchange == "unmask" and client > "client-001":
+            for kind, found in unpack(reply["body"]).items():
+                shares[kind].update(list(found))
+    honest, need = federation.names[2:], threshold(7) - 2
+    unmasked = {kind: [name for name in honest if shares[kind][name] >= need] for kind in shares}
+    assert not set(unmasked["seeds"]) & set(unmasked["keys"])
+    assert unmasked["seeds"] == honest[:shown]
+
+
+def test_split_lists_of_lost_show_no_sum_of_one() -> None:
+    """A client is lost to the server once T − t honest ones are told so, each of whom bears a few lost ones."""
+    for m in range(5, 101):
+        for hostile, fewest in ((0, 5), (colluders(m), 2)):
+            honest = m - hostile
+            assert honest - honest * (m - fewest_left(m)) // (threshold(m) - hostile) >= fewest
 
 
 def test_no_part_of_flowers_secure_aggregation_is_imported() -> None:
