@@ -222,14 +222,14 @@ class PrivateClient:
         if step == 1:
             if not set(alive) <= set(names):
                 raise RefusedError("the list of those who take part names clients that are not in the cohort")
-            if len(alive) < fewest_of(weighing, len(names)):
+            if len(alive) < weighing.fewest_left(len(names)):
                 raise RefusedError(f"small cohort: {len(alive)} of {len(names)} clients are too few to open a sum")
             state["alive"] = alive
         if alive != state["alive"]:
             raise RefusedError("the list of those who take part is not the one that was opened before")
         if me not in alive:
             raise RefusedError("the list of those who take part lacks this client")
-        formats = formats_of(weighing, step)
+        formats = weighing.formats(step)
         sent, received, context = body["shares"], dict[str, bytes](), _context(state)
         channels = {each.name: each.channel for each in map(Member.of, state["cohort"])}
         key, number = RoundKey(state["channel"]), 0 if step == 1 else step
@@ -272,11 +272,11 @@ class PrivateClient:
         weighing, own = self._take_opened(state, body["opened"], ended=True), self._own(state)
         if isinstance(weighing, GramWeighing):
             state["opened"] |= weighing.given(own.cohort, body.get("coefficients"))
-            weighing.check(own, values_of(weighing, state["opened"]), self._weights)
+            weighing.check(own, weighing.values(state["opened"]), self._weights)
         if isinstance(weighing, AscentWeighing):
             run, number = state["position"]["run"], state["position"]["round"]
             older = state["weights"].get(run, {})
-            lam = weighing.next_lam(own, values_of(weighing, state["opened"]))
+            lam = weighing.next_lam(own, weighing.values(state["opened"]))
             # All up to `since`: a server may go back to any earlier checkpoint.
             kept = {made: each for made, each in older.items() if int(made) <= weighing.since} | {str(number): lam}
             state["weights"] = {**state["weights"], run: kept}
@@ -303,7 +303,7 @@ class PrivateClient:
             raise RefusedError(f"alive and lost: {min(both)} is named as both")
         if set(alive) | set(lost) != set(state["alive"]):
             raise RefusedError("alive and lost together are not those who take part")
-        if len(alive) < fewest_of(weighing_of(state["weighing"]), len(_names(state))):
+        if len(alive) < weighing_of(state["weighing"]).fewest_left(len(_names(state))):
             raise RefusedError(f"small cohort: {len(alive)} clients are too few to unmask a sum")
         if self._identity.name not in alive:
             raise RefusedError("the list of those whose vector came lacks this client")
@@ -355,8 +355,8 @@ class PrivateClient:
         Of a row, which is multiplied by others, products of shares are to open by T shares: so fewer open the row.
         """
         weighing, own, step = weighing_of(state["weighing"]), self._own(state), state["step"]
-        formats = formats_of(weighing, step)
-        sums = weighing.sums(step, own, values_of(weighing, state["opened"]))
+        formats = weighing.formats(step)
+        sums = weighing.sums(step, own, weighing.values(state["opened"]))
         limbs = [limb for name in sorted(formats) for limb in formats[name].split(sums[name], FIELD_LIMB)]
         names = _names(state)
         count = len(names)
@@ -384,10 +384,10 @@ class PrivateClient:
     def _take_opened(self, state: State, replies: Mapping[str, Sequence[bytes]], *, ended: bool) -> Weighing:
         """Interpolate the sums of a step, which is the last one or not, from the signed replies to it."""
         weighing, step = weighing_of(state["weighing"]), state["step"]
-        formats = formats_of(weighing, step)
+        formats = weighing.formats(step)
         opened = open_sums(state["cohort"], _context(state), state["alive"], step, formats, replies)
         state["opened"] = {**state["opened"], **opened}
-        if weighing.ended(step, values_of(weighing, state["opened"])) != ended:
+        if weighing.ended(step, weighing.values(state["opened"])) != ended:
             raise RefusedError(f"order: step {step} is {'not ' if ended else ''}the last one")
         return weighing
 
@@ -436,24 +436,9 @@ def open_sums(
     return join_sums(formats, combine(places[:need], shares[:need]))
 
 
-def formats_of(weighing: Weighing, step: int) -> dict[str, FixedPoint]:
-    """Return the formats of the sums of a step."""
-    return {name: weighing.format_of(name) for name in weighing.names(step)}
-
-
-def fewest_of(weighing: Weighing, participants: int) -> int:
-    """Return how many participants must answer each exchange."""
-    return participants if weighing.whole else max(weighing.fewest, fewest_left(participants))
-
-
-def values_of(weighing: Weighing, opened: Mapping[str, int]) -> dict[str, float]:
-    """Return opened sums as numbers."""
-    return {name: weighing.format_of(name).value(whole) for name, whole in opened.items()}
-
-
 def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, float]:
     """Return c_k u_k, quantised and capped, followed by the other arrays and what the server divides by; and R."""
-    opened, clients = values_of(weighing, state["opened"]), len(own.cohort)
+    opened, clients = weighing.values(state["opened"]), len(own.cohort)
     update = np.frombuffer(state["update"], "<f8")
     # A hostile client can make C negative: then nothing of the others is sent.
     whole, c, kappa = max(0.0, weighing.total(opened)), weighing.coefficient(own, opened), weighing.kappa(clients)
@@ -486,7 +471,7 @@ def _check_finite(done: Work, length: float, weighing: Weighing) -> None:
 
 
 def _needed(weighing: Weighing) -> tuple[str, ...]:
-    return ("num-examples", *weighing.metrics, *getattr(weighing, "scores", ()))
+    return ("num-examples", *weighing.metrics)
 
 
 def _lasting(state: State) -> State:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .client import SECRET_WORDS, fewest_of, formats_of, open_sums, values_of
+from .client import SECRET_WORDS, open_sums
 from .errors import RefusedError, SkippedError
 from .field import Words, combine
 from .keys import Authority, RoundKey, digest
@@ -123,14 +123,14 @@ class PrivateServer:
         opened, replies = dict[str, int](), dict[str, Sequence[bytes]]()
         plain = [each.plain() for each in cohort]
         weighing, step = self._task.weighing, 0
-        while not (step and weighing.ended(step, values_of(weighing, opened))):
+        while not (step and weighing.ended(step, weighing.values(opened))):
             step += 1
             if step > 1:
                 shares = self._share(cohort, alive, replies)
-            formats = formats_of(weighing, step)
+            formats = weighing.formats(step)
             replies = self._open(cohort, alive, step, shares)
             opened |= open_sums(plain, self._context, alive, step, formats, replies)
-        task, sums = self._task, values_of(weighing, opened)
+        task, sums = self._task, weighing.values(opened)
         if not vectors:
             return Opened(sums, tuple(alive))
         request: dict[str, Any] = {"opened": dict(replies)}
@@ -222,7 +222,7 @@ class PrivateServer:
             raise SkippedError(self._too_few(len(came), "vector", fewest))
         lost = sorted(set(alive) - set(came))
         unmasking = self._ask("unmask", _same(came, {"alive": came, "lost": lost}), fewest)
-        sums = values_of(task.weighing, opened)
+        sums = task.weighing.values(opened)
         bound = bound_of(task.weighing.kappa(len(alive)), task.weighing.total(sums), task.size)
         info = mask_context(self._context, cohort, alive, opened, bound)
         seeds, keys = _reveal(cohort, came, lost, [unpack(reply["body"]) for reply in unmasking.values()], unmasking)
@@ -247,7 +247,7 @@ class PrivateServer:
 
     def _fewest(self, cohort: Sequence[Member]) -> int:
         """Return how many of the cohort must answer each exchange."""
-        return fewest_of(self._task.weighing, len(cohort))
+        return self._task.weighing.fewest_left(len(cohort))
 
     def _reachable(self, alive: Collection[str]) -> list[str]:
         """Return those that take part and have answered all exchanges up to now."""

@@ -7,6 +7,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import accumulate, combinations_with_replacement
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from .errors import RefusedError
 from .masks import sketch
 from .numbers import FIELD_LIMB, MAX_LIMBS, FixedPoint
-from .rules import EVALUATE, FEWEST, MOST, TRAIN
+from .rules import EVALUATE, FEWEST, MOST, TRAIN, fewest_left
 
 SMALLEST_LOSS, SMALLEST_ACCURACY = 1e-10, 1e-6
 """Floors of a loss that is raised to a power, and of an accuracy of which the logarithm is taken."""
@@ -62,6 +64,21 @@ class Own:
 
 Sums = Mapping[str, float]
 
+Summand = Callable[[Own, Sums], float]
+"""(own numbers, sums of earlier steps) → what a client adds to a sum."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """As many sums as there are bins: each is the number of clients with their `place` in it, None where in none."""
+
+    count: int
+    place: Callable[[Own, Sums], int | None]
+
+
+Step = Mapping[str, Summand | Bins]
+"""The sums that a step opens, by name."""
+
 Weights = Callable[[str, Mapping[str, float], NDArray[np.float64]], NDArray[np.float64]]
 """(name, arguments, Gram matrix) → what TorchJD's weighting of that name makes of it."""
 
@@ -75,8 +92,7 @@ class Weighing(ABC):
     """The tier of privacy that shows what it opens; each tier shows sums."""
     purpose: ClassVar[str] = TRAIN
     metrics: ClassVar[tuple[str, ...]] = ()
-    """The metrics that it needs besides the number of examples."""
-    steps: ClassVar[int] = 1
+    """The metrics that it needs, in addition to the number of examples."""
     fewest: ClassVar[int] = FEWEST
     """How many clients it needs."""
     whole: ClassVar[bool] = False
@@ -97,13 +113,40 @@ class Weighing(ABC):
         """Return p_k."""
         return _ratio(self.weight(own), opened[WEIGHT])
 
+    @property
     @abstractmethod
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of the sums that step 1, 2, … opens."""
+    def steps(self) -> Sequence[Step]:
+        """The sums that steps 1, 2, … open."""
 
-    @abstractmethod
+    def formats(self, step: int) -> dict[str, FixedPoint]:
+        """Return the formats of the sums of a step, by name."""
+        found = dict[str, FixedPoint]()
+        for name, part in self.steps[step - 1].items():
+            if isinstance(part, Bins):
+                found |= {f"{name} {place}": FLAG for place in range(part.count)}
+            else:
+                found[name] = COUNT if name == WEIGHT else self.format_of(name)
+        return found
+
     def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
         """Return this client's numbers of a step, by the names of the sums."""
+        found = dict[str, float]()
+        for name, part in self.steps[step - 1].items():
+            if isinstance(part, Bins):
+                place = part.place(own, opened)
+                found |= {f"{name} {each}": float(each == place) for each in range(part.count)}
+            else:
+                found[name] = part(own, opened)
+        return found
+
+    def values(self, opened: Mapping[str, int]) -> dict[str, float]:
+        """Return opened sums as numbers."""
+        formats = {name: each for step in range(len(self.steps)) for name, each in self.formats(step + 1).items()}
+        return {name: formats.get(name, NUMBER).value(whole) for name, whole in opened.items()}
+
+    def fewest_left(self, participants: int) -> int:
+        """Return how many of the participants must answer each exchange."""
+        return participants if self.whole else max(self.fewest, fewest_left(participants))
 
     @abstractmethod
     def coefficient(self, own: Own, opened: Sums) -> float:
@@ -121,13 +164,17 @@ class Weighing(ABC):
         """Return κ, the largest share of a client in C."""
         return FEWEST / participants
 
+    def contribution(self, own: Own, opened: Sums) -> float:
+        """Return |c_k| ‖u_k‖."""
+        return abs(self.coefficient(own, opened)) * own.length
+
     def format_of(self, name: str) -> FixedPoint:
-        """Return the format of a sum."""
-        return COUNT if name == WEIGHT else NUMBER
+        """Return the format of a sum of other numbers than counts."""
+        return NUMBER
 
     def ended(self, step: int, opened: Sums) -> bool:
         """Return whether this step is the last one, as its sums say."""
-        return step >= self.steps
+        return step >= len(self.steps)
 
     def exact(self, own: Own, opened: Sums) -> bool:
         """Return whether no number of the client was beyond its bound."""
@@ -149,14 +196,17 @@ class RatioWeighing(Weighing):
         """Return b_k."""
         return self.numerator(own)
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        return tuple(dict.fromkeys((WEIGHT, self.denominator, TOTAL)))
-
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        contribution = self.numerator(own) * own.length
-        return {WEIGHT: self.weight(own), self.denominator: self.summand(own), TOTAL: contribution}
+    @property
+    def steps(self) -> Sequence[Step]:
+        """One step."""
+        contribution: Summand = lambda own, _: self.numerator(own) * own.length  # noqa: E731
+        return (
+            {
+                WEIGHT: lambda own, _: self.weight(own),
+                self.denominator: lambda own, _: self.summand(own),
+                TOTAL: contribution,
+            },
+        )
 
     def coefficient(self, own: Own, opened: Sums) -> float:
         """Return c_k."""
@@ -230,9 +280,8 @@ class TiltedWeighing(RatioWeighing, LossWeighing):
         return float(tilt_weights(w, F, self.tilt, self.loss_bound if self.tilt > 0.0 else 0.0)[0])
 
     def format_of(self, name: str) -> FixedPoint:
-        """Return the format of a sum."""
-        bits = math.ceil(abs(self.tilt) * self.loss_bound * 1.443) + 64
-        return COUNT if name == WEIGHT else FixedPoint(60, bits)
+        """Return the format of a sum of exponentials."""
+        return FixedPoint(60, math.ceil(abs(self.tilt) * self.loss_bound * 1.443) + 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,10 +321,10 @@ class PowerWeighing(RatioWeighing, LossWeighing):
         return float(powers[0]), float(h[0])
 
     def format_of(self, name: str) -> FixedPoint:
-        """Return the format of a sum."""
+        """Return the format of a sum of powers."""
         # F ≥ 1e-10, so that (F / loss-bound)^q has up to this many zeros after the point.
         zeros = math.ceil(self.q * math.log2(self.loss_bound / SMALLEST_LOSS))
-        return COUNT if name == WEIGHT else FixedPoint(96, zeros + 64)
+        return FixedPoint(96, zeros + 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,24 +336,14 @@ class DeviationWeighing(LossWeighing):
     above_only: bool = False
 
     @property
-    def steps(self) -> int:  # type: ignore[override] # it depends on the fields
+    def steps(self) -> Sequence[Step]:
         """Two, or three where what is above the mean has a mean of its own."""
-        return 3 if self.above_only else 2
-
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        if step == 1:
-            return WEIGHT, "losses"
-        return ("above",) if step == 2 and self.above_only else (TOTAL,)
-
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        w, F = self.weight(own), self.loss(own)
-        if step == 1:
-            return {WEIGHT: w, "losses": w * F}
-        if step == 2 and self.above_only:
-            return {"above": w * self._above(own, opened)}
-        return {TOTAL: abs(self.coefficient(own, opened)) * own.length}
+        losses: Step = {
+            WEIGHT: lambda own, _: self.weight(own),
+            "losses": lambda own, _: self.weight(own) * self.loss(own),
+        }
+        above: Step = {"above": lambda own, opened: self.weight(own) * self._above(own, opened)}
+        return (losses, *[above] * self.above_only, {TOTAL: self.contribution})
 
     def _above(self, own: Own, opened: Sums) -> float:
         deviation = self.loss(own) - opened["losses"] / opened[WEIGHT]
@@ -320,23 +359,17 @@ class DeviationWeighing(LossWeighing):
 class AccuracyWeighing(Weighing):
     """FedFa's c_k, by the accuracy after local work and by how often each client took part."""
 
-    kind, steps, metrics = "accuracy", 3, ("accuracy-after",)
+    kind, metrics = "accuracy", ("accuracy-after",)
     alpha: float = 0.5
     beta: float = 0.5
     rounds: Mapping[str, float] = field(default_factory=dict)
     """In how many rounds each client of the cohort took part, this one included."""
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        return {1: (WEIGHT, "accuracies"), 2: ("logarithms",)}.get(step, (TOTAL,))
-
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        if step == 1:
-            return {WEIGHT: 1.0, "accuracies": self._accuracy(own)}
-        if step == 2:
-            return {"logarithms": self._logarithm(own, opened)}
-        return {TOTAL: self.coefficient(own, opened) * own.length}
+    @property
+    def steps(self) -> Sequence[Step]:
+        """Accuracies, the logarithms of their shares, and C."""
+        accuracies: Step = {WEIGHT: lambda own, _: 1.0, "accuracies": lambda own, _: self._accuracy(own)}
+        return (accuracies, {"logarithms": self._logarithm}, {TOTAL: self.contribution})
 
     def _accuracy(self, own: Own) -> float:
         return max(own.metrics["accuracy-after"], SMALLEST_ACCURACY)
@@ -370,7 +403,7 @@ class AscentWeighing(LossWeighing):
     Journal of Optimization Theory and Applications 50, 1986.
     """
 
-    kind, tier, steps, whole = "ascent", SUMS_OF_AFL, 14, True
+    kind, tier, whole = "ascent", SUMS_OF_AFL, True
     gamma: float = 0.1
     since: int = 0
     """The round whose λ clients go on from; 0: the prior."""
@@ -385,36 +418,38 @@ class AscentWeighing(LossWeighing):
                 "sums do not distinguish: lower one of them"
             )
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        if step <= 2:
-            return (WEIGHT, "mass", "number 1", "above 1") if step == 1 else ("number 2", "squares 1", TOTAL)
-        place = step // 2 + 1
-        return (f"above {place}", f"squares {place}") if step % 2 else (f"number {place}",)
+    @property
+    def steps(self) -> Sequence[Step]:
+        """Fourteen: the number of what is above a threshold, and its sum and sum of squares, by turns."""
+        found: list[Step] = [
+            {
+                WEIGHT: lambda own, _: self.weight(own),
+                "mass": lambda own, _: own.lam,
+                "number 1": lambda own, _: 1.0,
+                "above 1": lambda own, _: self.gamma * self.loss(own),
+            },
+            {"number 2": partial(self._power, 2, 0), "squares 1": partial(self._power, 1, 2), TOTAL: self.contribution},
+        ]
+        for place in range(2, 8):
+            powers = {
+                f"above {place}": partial(self._power, place, 1),
+                f"squares {place}": partial(self._power, place, 2),
+            }
+            found += [powers, {f"number {place + 1}": partial(self._power, place + 1, 0)}]
+        return found
 
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        if step == 1:
-            gain = self.gamma * self.loss(own)
-            return {WEIGHT: self.weight(own), "mass": own.lam, "number 1": 1.0, "above 1": gain}
-        place, moved = step // 2 + 1, self._moved(own, opened)
-        is_above = moved > max(self._threshold(place - 1, opened), 0.0)
-        if step == 2:
-            contribution = self.coefficient(own, opened) * own.length
-            return {"number 2": float(is_above), "squares 1": moved * moved, TOTAL: contribution}
-        above = moved if is_above else 0.0
-        return (
-            {f"above {place}": above, f"squares {place}": above * above}
-            if step % 2
-            else {f"number {place}": float(is_above)}
-        )
+    def _power(self, place: int, exponent: int, own: Own, opened: Sums) -> float:
+        """Return a power of λ + γF where that is above the threshold before this place, 0 otherwise."""
+        moved = self._moved(own, opened)
+        is_above = place == 1 or moved > max(self._threshold(place - 1, opened), 0.0)
+        return moved**exponent if is_above else 0.0
 
     def ended(self, step: int, opened: Sums) -> bool:
         """Return whether none was below the threshold, or too few are above it for a sum."""
         if step % 2:
             return False
         number, before = opened[f"number {step // 2 + 1}"], opened[f"number {step // 2}"]
-        return step >= self.steps or number == before or number < FEWEST
+        return step >= len(self.steps) or number == before or number < FEWEST
 
     def _moved(self, own: Own, opened: Sums) -> float:
         return self.coefficient(own, opened) + self.gamma * self.loss(own)
@@ -476,24 +511,16 @@ class TailWeighing(LossWeighing):
         return max(1, math.ceil((math.log2(self.loss_bound) + 20.0) / 8.0))
 
     @property
-    def steps(self) -> int:  # type: ignore[override] # it depends on the fields
+    def steps(self) -> Sequence[Step]:
         """One for each division, and one for C."""
-        return self._digits + 1
+        divisions = range(1, self._digits + 1)
+        found: list[Step] = [{f"bin {division}": Bins(256, partial(self._part, division))} for division in divisions]
+        return ({WEIGHT: lambda own, _: 1.0, **found[0]}, *found[1:], {TOTAL: self.contribution})
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        bins = (f"bin {step} {digit}" for digit in range(256))
-        return (TOTAL,) if step == self.steps else (WEIGHT, *bins) if step == 1 else tuple(bins)
-
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        if step == self.steps:
-            return {TOTAL: self.coefficient(own, opened) * own.length}
-        found = dict.fromkeys(self.names(step), 0.0) | ({WEIGHT: 1.0} if step == 1 else {})
-        quantile, digits, inside, _ = self._quantile(step - 1, opened)
-        if self._bin(own, digits) == quantile and inside != 1:
-            found[f"bin {step} {self._bin(own, step) & 255}"] = 1.0
-        return found
+    def _part(self, division: int, own: Own, opened: Sums) -> int | None:
+        """Return in which part of the bin that has the quantile the loss is, None where it is in none."""
+        quantile, digits, inside, _ = self._quantile(division - 1, opened)
+        return self._bin(own, division) & 255 if self._bin(own, digits) == quantile and inside != 1 else None
 
     def _bin(self, own: Own, digits: int) -> int:
         """Return the bin of the loss after so many divisions; each digit of its number is to the base 256."""
@@ -507,8 +534,9 @@ class TailWeighing(LossWeighing):
             digits += 1
             rank = max(1, math.ceil(opened[WEIGHT] * (1.0 - self.theta - 1e-9)))
             counts = [round(opened[f"bin {digits} {digit}"]) for digit in range(256)]
-            digit = next((each for each in range(256) if below + sum(counts[: each + 1]) >= rank), 255)
-            found, inside, below = found << 8 | digit, counts[digit], below + sum(counts[:digit])
+            ends = list(accumulate(counts, initial=below))
+            digit = next((each for each in range(256) if ends[each + 1] >= rank), 255)
+            found, inside, below = found << 8 | digit, counts[digit], ends[digit]
         return found, digits, inside, below
 
     def coefficient(self, own: Own, opened: Sums) -> float:
@@ -518,10 +546,6 @@ class TailWeighing(LossWeighing):
         if clients < FEWEST:
             raise RefusedError(f"small cohort: {clients} clients are in the tail, and {FEWEST} are the fewest")
         return 1.0 / clients if self._bin(own, digits) >= quantile else 0.0
-
-    def format_of(self, name: str) -> FixedPoint:
-        """Return the format of a sum."""
-        return FLAG if name.startswith("bin ") else super().format_of(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -543,26 +567,21 @@ class MeanWeighing(Weighing):
         """Ten where scores are counted."""
         return 2 * FEWEST if self.binned else FEWEST
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        sums = (f"{name}/{of}" for name in self.scores for of in ("sum", "squares", "weighted"))
-        return WEIGHT, *sums, *(bin_of(name, place) for name in self.binned for place in range(BINS))
+    @property
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override] # it depends on the fields
+        """The scores."""
+        return tuple(self.scores)
 
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step."""
-        n = own.metrics["num-examples"]
-        found = {WEIGHT: n}
+    @property
+    def steps(self) -> Sequence[Step]:
+        """One step."""
+        found: dict[str, Summand | Bins] = {WEIGHT: lambda own, _: own.metrics["num-examples"]}
         for name in self.scores:
-            x = own.metrics[name]
-            found |= {f"{name}/sum": x, f"{name}/squares": x * x, f"{name}/weighted": n * x}
-        for name in self.binned:
-            place = round(min(max(own.metrics[name], 0.0), 1.0) * (BINS - 1))
-            found |= dict.fromkeys((bin_of(name, each) for each in range(BINS)), 0.0) | {bin_of(name, place): 1.0}
-        return found
+            found |= _moments_of(name)
+        return ({**found, **{f"{name}/bin": Bins(BINS, partial(self._bin, name)) for name in self.binned}},)
 
-    def format_of(self, name: str) -> FixedPoint:
-        """Return the format of a sum."""
-        return FLAG if "/bin " in name else super().format_of(name)
+    def _bin(self, name: str, own: Own, opened: Sums) -> int:
+        return round(min(max(own.metrics[name], 0.0), 1.0) * (BINS - 1))
 
     def coefficient(self, own: Own, opened: Sums) -> float:
         """Return c_k."""
@@ -598,15 +617,16 @@ class GramWeighing(Weighing):
         if self.torchjd and self.torchjd not in TORCHJD:
             raise ValueError(f"torchjd:{self.torchjd} is none of {', '.join(sorted(TORCHJD))}")
 
-    def names(self, step: int) -> tuple[str, ...]:
-        """Return the names of a step's sums."""
-        count = len(self.clients)
-        products = (f"product {i} {j}" for i in range(count) for j in range(i, count))
-        return WEIGHT, *(f"length {k}" for k in range(count)), *products
+    @property
+    def steps(self) -> Sequence[Step]:
+        """One step. The sharings of zero that are summed as products hide the factors of what is added to them."""
+        pairs = combinations_with_replacement(range(len(self.clients)), 2)
+        found: dict[str, Summand] = {f"product {i} {j}": lambda own, _: 0.0 for i, j in pairs}
+        lengths = {f"length {place}": partial(self._length, name) for place, name in enumerate(self.clients)}
+        return ({WEIGHT: lambda own, _: 1.0, **lengths, **found},)
 
-    def sums(self, step: int, own: Own, opened: Sums) -> dict[str, float]:
-        """Return this client's numbers of a step: sharings of zero, which hide its factors, are added to products."""
-        return {**dict.fromkeys(self.names(step), 0.0), WEIGHT: 1.0, f"length {self._place(own.name)}": own.length}
+    def _length(self, name: str, own: Own, opened: Sums) -> float:
+        return own.length if own.name == name else 0.0
 
     def product(self, one: str, other: str) -> str:
         """Return the name of the inner product of two clients' rows."""
@@ -742,6 +762,15 @@ def weighted_names(weighing: Weighing, cohort: Collection[str]) -> None:
     rounds = getattr(weighing, "rounds", None)
     if rounds is not None and (not set(cohort) <= rounds.keys() or any(not rounds[name] >= 1 for name in cohort)):
         raise RefusedError("the terms do not say how often each client of the cohort took part")
+
+
+def _moments_of(score: str) -> dict[str, Summand]:
+    """Return what clients add to the sums of a score, of its squares, and of its products with numbers of examples."""
+    return {
+        f"{score}/sum": lambda own, _: own.metrics[score],
+        f"{score}/squares": lambda own, _: own.metrics[score] ** 2,
+        f"{score}/weighted": lambda own, _: own.metrics["num-examples"] * own.metrics[score],
+    }
 
 
 # Formulas -----------------------------------------------------------------------------------------------------------

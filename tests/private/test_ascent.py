@@ -70,7 +70,7 @@ def ascended(losses: Array, lam: Array, gamma: float) -> tuple[Array, int]:
     while not (number and weighing.ended(number, opened)):
         number += 1
         rows = [weighing.sums(number, own, opened) for own in everyone]
-        opened |= {name: sum(row[name] for row in rows) for name in weighing.names(number)}
+        opened |= {name: sum(row[name] for row in rows) for name in weighing.formats(number)}
     return np.array([weighing.next_lam(own, opened) for own in everyone]), number
 
 
@@ -107,7 +107,7 @@ class Lasting(AscentWeighing):
     """What a forged server goes on with: sums of fewer and fewer clients."""
 
     def ended(self, step: int, opened: Any) -> bool:
-        return step >= self.steps
+        return step >= len(self.steps)
 
 
 def test_a_forged_gamma_opens_no_sum_of_fewer_than_five() -> None:

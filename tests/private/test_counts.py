@@ -28,9 +28,9 @@ def open_all(weighing: TailWeighing, losses: Array) -> tuple[Array, dict[str, fl
     """Return the coefficients that clients compute from sums that are taken here, and these sums."""
     everyone = [Own(1.0, {"loss-before": float(loss)}) for loss in losses]
     opened = dict[str, float]()
-    for step in range(1, weighing.steps + 1):
+    for step in range(1, len(weighing.steps) + 1):
         rows = [weighing.sums(step, own, opened) for own in everyone]
-        opened |= {name: sum(row[name] for row in rows) for name in weighing.names(step)}
+        opened |= {name: sum(row[name] for row in rows) for name in weighing.formats(step)}
     return np.array([weighing.coefficient(own, opened) for own in everyone]), opened
 
 
@@ -79,7 +79,7 @@ def test_a_bin_with_one_loss_is_not_divided() -> None:
 
 def test_bins_are_divided_down_to_two_to_the_minus_twenty() -> None:
     weighing = TailWeighing(theta=0.5, loss_bound=16.0)
-    assert weighing.steps == 4
+    assert len(weighing.steps) == 4
     together = np.array([1.0 + 2.0**-24] * 4 + [1.0] + [3.0] * 5)
     c, _ = open_all(weighing, together)
     assert (c > 0.0).sum() == 10  # the quantile's bin enters as a whole
