@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +38,7 @@ from .rules import (
     words_in,
     words_of,
 )
-from .weighing import AscentWeighing, GramWeighing, Own, Weighing, Weights, weighing_of, weighted_names
+from .weighing import AscentWeighing, GramWeighing, Own, Weighing, Weights, check_cohort, weighing_of
 
 Message = Mapping[str, Any]
 State = dict[str, Any]
@@ -82,6 +83,34 @@ class Work:
     """The changes of buffers and integer arrays, each with its public bound."""
 
 
+class Round:
+    """The round that a client is in: its state, and what follows from that."""
+
+    def __init__(self, state: State, name: str) -> None:
+        self.state, self.name = state, name
+        self.position = Position(**state["position"])
+        self.context = context_of(self.position, state["model"], state["terms"])
+        self.cohort = [Member.of(each) for each in state.get("cohort", ())]
+        self.names = [each.name for each in self.cohort]
+        self.channel, self.mask = (RoundKey(state.get(each, b"")) for each in ("channel", "mask"))
+
+    @cached_property
+    def weighing(self) -> Weighing:
+        """How the coefficients follow from what is opened."""
+        return weighing_of(self.state["weighing"])
+
+    @property
+    def own(self) -> Own:
+        """The client's own numbers."""
+        state = self.state
+        return Own(state["length"], state["metrics"], self.name, tuple(state["alive"]), state.get("lam", 0.0))
+
+    @property
+    def opened(self) -> dict[str, float]:
+        """The sums that were opened up to now."""
+        return self.weighing.values(self.state["opened"])
+
+
 class PrivateClient:
     """One client's half of the protocol. It answers a round's exchanges in order, each once.
 
@@ -120,10 +149,10 @@ class PrivateClient:
                 if exchange not in answers:
                     raise RefusedError(f"there is no exchange {exchange!r}")
                 return answers[exchange](body)
-            state, weighing = self._begin_work(body)
-        done = work(binary(body["terms"]))  # whose errors are not the server's
+            current = self._begin_work(body)
+        done = work(binary(body["terms"]))  # its errors are not the server's
         with _refusing_malformed(exchange):
-            return self._share_work(state, weighing, *done)
+            return self._share_work(current, *done)
 
     # Exchange by exchange --------------------------------------------------------------------------------------------
 
@@ -134,8 +163,7 @@ class PrivateClient:
         if self.run not in ("", position.run):
             raise RefusedError(f"position: this is the run {self.run!r}, and the exchange is of {position.run!r}")
         journal = state.get("journal", {})
-        place = f"{position.purpose} {position.run}"
-        before, attempt, opened = journal.get(place, [0, 0, 0])
+        before, attempt, opened = journal.get(position.place, [0, 0, 0])
         if position.round == opened:
             # Two attempts with other cohorts would differ by a single client's numbers.
             raise RefusedError(
@@ -151,7 +179,7 @@ class PrivateClient:
         self._store.save(
             _lasting(state)
             | {
-                "journal": {**journal, place: [position.round, position.attempt, opened]},
+                "journal": {**journal, position.place: [position.round, position.attempt, opened]},
                 "position": position.plain(),
                 "model": body["model"],
                 "terms": body["terms"],
@@ -164,34 +192,33 @@ class PrivateClient:
         signature = sign(self._identity.private, signed_keys(context, channel.public, mask.public))
         return {"body": pack(Member(self._identity.certificate, channel.public, mask.public, signature).plain())}
 
-    def _begin_work(self, body: Message) -> tuple[State, Weighing]:
-        state = self._expect("work", body)
-        context = _context(state)
-        cohort = self._check_cohort(body["cohort"], state, context)
-        terms = binary(body["terms"])
+    def _begin_work(self, body: Message) -> Round:
+        current = self._expect("work", body)
+        state, position, terms = current.state, current.position, binary(body["terms"])
+        current.cohort = self._checked_cohort(body["cohort"], current)
+        current.names = [each.name for each in current.cohort]
         if digest(terms) != state["terms"]:
             raise RefusedError("the terms are not those for which keys were asked")
-        names = tuple(each.name for each in cohort)
-        weighing = weighing_of(unpack(terms)["weighing"])
-        weighted_names(weighing, names)
+        weighing = current.weighing = weighing_of(unpack(terms)["weighing"])
+        check_cohort(weighing, current.names)
         if weighing.tier not in ("sums", *self._tiers):
             raise RefusedError(
                 f"privacy = {self._tiers[0]!r}: the terms would open {weighing.tier}, too, which the run's settings do "
                 "not name"
             )
-        if (purpose := state["position"]["purpose"]) != weighing.purpose:
-            raise RefusedError(f"purpose: what the terms would open is not for {purpose}")
+        if position.purpose != weighing.purpose:
+            raise RefusedError(f"purpose: what the terms would open is not for {position.purpose}")
         if isinstance(weighing, AscentWeighing) and weighing.since:
-            kept = state["weights"].get(state["position"]["run"], {})
+            kept = state["weights"].get(position.run, {})
             if str(weighing.since) not in kept:
                 raise RefusedError(f"weights: this client has none of round {weighing.since}")
             state["lam"] = kept[str(weighing.since)]
         state["next"] = "nothing"  # a client that fails at its work takes no part in what follows
         self._store.save(state)
-        state["cohort"] = [each.plain() for each in cohort]
-        return state, weighing
+        return current
 
-    def _share_work(self, state: State, weighing: Weighing, model: bytes, done: Work) -> dict[str, bytes]:
+    def _share_work(self, current: Round, model: bytes, done: Work) -> dict[str, bytes]:
+        state, weighing = current.state, current.weighing
         if model != state["model"]:
             raise RefusedError("the model is not the one for which keys were asked")
         length = float(np.sqrt(np.dot(done.update, done.update)))
@@ -200,6 +227,7 @@ class PrivateClient:
         state |= {
             "next": "open",
             "step": 1,
+            "cohort": [each.plain() for each in current.cohort],
             "weighing": weighing.spec(),
             "metrics": {name: float(done.metrics[name]) for name in _needed(weighing)},
             "length": length,
@@ -207,18 +235,18 @@ class PrivateClient:
             "others": [[change.astype("<f8").tobytes(), bound] for change, bound in done.others],
             "seed": seed,
             "opened": {},
-            "alive": _names(state),
+            "alive": current.names,
         }
         secret, row = [*_limbs(seed), *_limbs(state["mask"])], NO_ROW
         if isinstance(weighing, GramWeighing):
-            row = weighing.row(done.update, length, digest("sketch", _context(state), state["cohort"]))
-        return self._shared(state, "work", secret, row)
+            row = weighing.row(done.update, length, digest("sketch", current.context, state["cohort"]))
+        return self._shared(current, "work", secret, row)
 
     def _open(self, body: Message) -> dict[str, bytes]:
-        state = self._expect("open", body)
-        weighing, step, me = weighing_of(state["weighing"]), state["step"], self._identity.name
-        names = _names(state)
+        current = self._expect("open", body)
+        state, weighing, me = current.state, current.weighing, current.name
         alive = _checked_names(body["alive"], "the list of those who take part")
+        step, names = state["step"], current.names
         if step == 1:
             if not set(alive) <= set(names):
                 raise RefusedError("the list of those who take part names clients that are not in the cohort")
@@ -229,24 +257,18 @@ class PrivateClient:
             raise RefusedError("the list of those who take part is not the one that was opened before")
         if me not in alive:
             raise RefusedError("the list of those who take part lacks this client")
-        formats = weighing.formats(step)
-        sent, received, context = body["shares"], dict[str, bytes](), _context(state)
-        channels = {each.name: each.channel for each in map(Member.of, state["cohort"])}
-        key, number = RoundKey(state["channel"]), 0 if step == 1 else step
-        own = state.pop("kept")
-        for sender in alive:
-            if sender == me:
-                received[me] = own
-            elif sender not in sent:
-                raise RefusedError(f"the shares of {sender} are missing")
-            else:
-                secret = key.exchange(channels[sender])
-                received[sender] = unseal(secret, context, sender, me, number, binary(sent[sender]))
-        before = 2 * SECRET_WORDS if step == 1 else 0
+        sent, received = body["shares"], {me: state.pop("kept")}
+        for sender in (each for each in current.cohort if each.name in alive and each.name != me):
+            if sender.name not in sent:
+                raise RefusedError(f"the shares of {sender.name} are missing")
+            secret = current.channel.exchange(sender.channel)
+            content = binary(sent[sender.name])
+            received[sender.name] = unseal(secret, current.context, sender.name, me, step - 1, content)
+        before, formats = 2 * SECRET_WORDS if step == 1 else 0, weighing.formats(step)
         count, width = words_in(formats), 0
         if isinstance(weighing, GramWeighing):
-            width = weighing.width(len(state["update"]) // 8)
-        rows = np.array([words_of(received[sender], before + count + width)[before:] for sender in alive], np.uint64)
+            width = weighing.sketch or len(state["update"]) // 8
+        rows = np.array([words_of(received[each], before + count + width)[before:] for each in alive], np.uint64)
         sums = total(rows[:, :count])
         if isinstance(weighing, GramWeighing):
             places, products = places_in(formats), multiply(rows[:, count:], rows[:, count:].T)
@@ -255,145 +277,131 @@ class PrivateClient:
             sums[at] = add(sums[at], products[of])
         if step == 1:
             state["secrets"] = {sender: content[: 8 * before] for sender, content in received.items()}
-        position = Position.of(state["position"])
-        place = f"{position.purpose} {position.run}"
-        state["journal"] = {**state["journal"], place: [position.round, position.attempt, position.round]}
+        position = current.position
+        state["journal"] = {**state["journal"], position.place: [position.round, position.attempt, position.round]}
         state["next"] = "nothing" if weighing.purpose == EVALUATE else "share or vector"
-        return self._signed(state, "open", {"sum": sums.astype("<u8").tobytes()}, step)
+        return self._signed(current, "open", {"sum": sums.astype("<u8").tobytes()}, step)
 
     def _share(self, body: Message) -> dict[str, bytes]:
-        state = self._expect("share", body)
-        self._take_opened(state, body["opened"], ended=False)
-        state |= {"step": state["step"] + 1, "next": "open"}
-        return self._shared(state, "share", [])
+        current = self._expect("share", body)
+        self._take_opened(current, body["opened"], ended=False)
+        current.state |= {"step": current.state["step"] + 1, "next": "open"}
+        return self._shared(current, "share", [])
 
     def _vector(self, body: Message) -> dict[str, bytes]:
-        state = self._expect("vector", body)
-        weighing, own = self._take_opened(state, body["opened"], ended=True), self._own(state)
+        current = self._expect("vector", body)
+        self._take_opened(current, body["opened"], ended=True)
+        state, weighing, own, me = current.state, current.weighing, current.own, current.name
         if isinstance(weighing, GramWeighing):
             state["opened"] |= weighing.given(own.cohort, body.get("coefficients"))
-            weighing.check(own, weighing.values(state["opened"]), self._weights)
+            weighing.check(own, current.opened, self._weights)
         if isinstance(weighing, AscentWeighing):
-            run, number = state["position"]["run"], state["position"]["round"]
+            run, number = current.position.run, current.position.round
             older = state["weights"].get(run, {})
-            lam = weighing.next_lam(own, weighing.values(state["opened"]))
             # All up to `since`: a server may go back to any earlier checkpoint.
-            kept = {made: each for made, each in older.items() if int(made) <= weighing.since} | {str(number): lam}
+            kept = {made: each for made, each in older.items() if int(made) <= weighing.since}
+            kept[str(number)] = weighing.next_lam(own, current.opened)
             state["weights"] = {**state["weights"], run: kept}
-        words, bound = masked_words(state, weighing, own)
-        cohort = [Member.of(each) for each in state["cohort"]]
-        info = mask_context(_context(state), cohort, own.cohort, state["opened"], bound)
+        words, bound = masked_words(current)
+        info = mask_context(current.context, current.cohort, own.cohort, state["opened"], bound)
         add_mask(words, state["seed"], info, "self")
-        keys, me = RoundKey(state["mask"]), own.name
-        for other in cohort:
+        for other in current.cohort:
             if other.name in own.cohort and other.name != me:
                 pair = sorted([me, other.name])
-                add_mask(words, keys.exchange(other.mask), info, "mask", *pair, subtract=me > other.name)
+                add_mask(words, current.mask.exchange(other.mask), info, "mask", *pair, subtract=me > other.name)
         for spent in ("update", "others", "metrics", "seed", "channel", "mask"):
             del state[spent]
         state["next"] = "unmask"
         vector = words.astype("<u4").tobytes()
-        return {**self._signed(state, "vector", {"digest": digest(vector)}), "vector": vector}
+        return {**self._signed(current, "vector", {"digest": digest(vector)}), "vector": vector}
 
     def _unmask(self, body: Message) -> dict[str, bytes]:
-        state = self._expect("unmask", body)
-        alive = _checked_names(body["alive"], "the list of those whose vector came")
+        current = self._expect("unmask", body)
+        alive = _checked_names(body["alive"], "the list of those that sent a vector")
         lost = _checked_names(body["lost"], "the list of those who were lost")
         if both := set(alive) & set(lost):
             raise RefusedError(f"alive and lost: {min(both)} is named as both")
-        if set(alive) | set(lost) != set(state["alive"]):
+        if set(alive) | set(lost) != set(current.state["alive"]):
             raise RefusedError("alive and lost together are not those who take part")
-        if len(alive) < weighing_of(state["weighing"]).fewest_left(len(_names(state))):
+        if len(alive) < current.weighing.fewest_left(len(current.names)):
             raise RefusedError(f"small cohort: {len(alive)} clients are too few to unmask a sum")
-        if self._identity.name not in alive:
-            raise RefusedError("the list of those whose vector came lacks this client")
-        half, kept = 8 * SECRET_WORDS, state["secrets"]
+        if current.name not in alive:
+            raise RefusedError("the list of those that sent a vector lacks this client")
+        half, kept = 8 * SECRET_WORDS, current.state["secrets"]
         reply = {
             "seeds": {name: kept[name][:half] for name in alive},
             "keys": {name: kept[name][half:] for name in lost},
         }
-        context = _context(state)
-        self._store.save(_lasting(state))  # what belonged to the round is gone
-        content = pack(reply)
-        signature = sign(self._identity.private, signed_reply(context, "unmask", 0, state["alive"], content))
-        return {"body": content, "signature": signature}
+        current.state["next"] = "nothing"
+        return self._signed(current, "unmask", reply)
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
-    def _expect(self, exchange: str, body: Message) -> State:
-        """Return the state where this exchange is the next one of the round that the body names."""
+    def _expect(self, exchange: str, body: Message) -> Round:
+        """Return the round that the client is in, where the body names it and this exchange is the next one."""
         state = {**self._store.load()}
         if state.get("position") != Position.of(body["position"]).plain():
             raise RefusedError("position: the exchange is not of the round that this client is in")
         if exchange not in state["next"].split(" or "):
             raise RefusedError(f"order: {exchange} does not come now, but {state['next']}")
-        return state
+        return Round(state, self._identity.name)
 
-    def _check_cohort(self, plain: Sequence[Any], state: State, context: bytes) -> list[Member]:
+    def _checked_cohort(self, plain: Sequence[Any], current: Round) -> list[Member]:
         cohort = [Member.of(each) for each in plain]
         names = [each.name for each in cohort]
         if len(names) < FEWEST:
             raise RefusedError(f"small cohort: {len(names)} clients, and {FEWEST} are the fewest")
         if names != sorted(set(names)):
             raise RefusedError("the cohort's names are not distinct and in order")
-        if self._identity.name not in names:
+        if current.name not in names:
             raise RefusedError("the cohort lacks this client")
-        me = cohort[names.index(self._identity.name)]
-        if (me.channel, me.mask) != (RoundKey(state["channel"]).public, RoundKey(state["mask"]).public):
+        me = cohort[names.index(current.name)]
+        if (me.channel, me.mask) != (current.channel.public, current.mask.public):
             raise RefusedError("the cohort has other keys of this client")
         for each in cohort:
-            each.check(self._authority, context)
-            RoundKey(state["channel"]).exchange(each.channel)
-            RoundKey(state["mask"]).exchange(each.mask)  # a key of low order is refused before anything is shared
+            each.check(self._authority, current.context)
+            current.channel.exchange(each.channel)
+            current.mask.exchange(each.mask)  # a key of low order is refused before anything is shared
         return cohort
 
     def _shared(
-        self, state: State, exchange: str, secret: Sequence[int], row: NDArray[np.int64] = NO_ROW
+        self, current: Round, exchange: str, secret: Sequence[int], row: NDArray[np.int64] = NO_ROW
     ) -> dict[str, bytes]:
         """Share the numbers of the next step, the secrets before them and the row after; keep this client's own share.
 
         Of a row, which is multiplied by others, products of shares are to open by T shares: so fewer open the row.
         """
-        weighing, own, step = weighing_of(state["weighing"]), self._own(state), state["step"]
-        formats = weighing.formats(step)
-        sums = weighing.sums(step, own, weighing.values(state["opened"]))
+        state, step, me, count = current.state, current.state["step"], current.name, len(current.names)
+        formats, sums = current.weighing.formats(step), current.weighing.sums(step, current.own, current.opened)
         limbs = [limb for name in sorted(formats) for limb in formats[name].split(sums[name], FIELD_LIMB)]
-        names = _names(state)
-        count = len(names)
         summed = share(to_field([*secret, *limbs]), count, threshold(count))
         factors = share((row % PRIME).astype(np.uint64), count, colluders(count) + 1)
-        shares = np.hstack([summed, factors]).astype("<u8")
-        me, sealed, context = self._identity.name, dict[str, bytes](), _context(state)
-        key, number = RoundKey(state["channel"]), 0 if step == 1 else step
-        for member, row in zip(map(Member.of, state["cohort"]), shares, strict=True):
+        shares, sealed = np.hstack([summed, factors]).astype("<u8"), dict[str, bytes]()
+        for member, content in zip(current.cohort, map(np.ndarray.tobytes, shares), strict=True):
             if member.name == me:
-                state["kept"] = row.tobytes()
+                state["kept"] = content
             elif member.name in state["alive"]:
-                secret_of_pair = key.exchange(member.channel)
-                sealed[member.name] = seal(secret_of_pair, context, me, member.name, number, row.tobytes())
-        return self._signed(state, exchange, {"shares": sealed}, step)
+                secret_of_pair = current.channel.exchange(member.channel)
+                sealed[member.name] = seal(secret_of_pair, current.context, me, member.name, step - 1, content)
+        return self._signed(current, exchange, {"shares": sealed}, step)
 
-    def _signed(self, state: State, exchange: str, reply: Message, step: int = 0) -> dict[str, bytes]:
+    def _signed(self, current: Round, exchange: str, reply: Message, step: int = 0) -> dict[str, bytes]:
         """Save the state, then return a signed reply."""
+        state = current.state
         over = state["next"] == "nothing"  # then what belonged to the round goes
         self._store.save(_lasting(state) if over else state)
         content = pack(reply)
-        message = signed_reply(_context(state), exchange, step, state["alive"], content)
+        message = signed_reply(current.context, exchange, step, state["alive"], content)
         return {"body": content, "signature": sign(self._identity.private, message)}
 
-    def _take_opened(self, state: State, replies: Mapping[str, Sequence[bytes]], *, ended: bool) -> Weighing:
+    def _take_opened(self, current: Round, replies: Mapping[str, Sequence[bytes]], *, ended: bool) -> None:
         """Interpolate the sums of a step, which is the last one or not, from the signed replies to it."""
-        weighing, step = weighing_of(state["weighing"]), state["step"]
+        state, weighing, step = current.state, current.weighing, current.state["step"]
         formats = weighing.formats(step)
-        opened = open_sums(state["cohort"], _context(state), state["alive"], step, formats, replies)
+        opened = open_sums(current.cohort, current.context, state["alive"], step, formats, replies)
         state["opened"] = {**state["opened"], **opened}
-        if weighing.ended(step, weighing.values(state["opened"])) != ended:
+        if weighing.ended(step, current.opened) != ended:
             raise RefusedError(f"order: step {step} is {'not ' if ended else ''}the last one")
-        return weighing
-
-    def _own(self, state: State) -> Own:
-        lam = state.get("lam", 0.0)
-        return Own(state["length"], state["metrics"], self._identity.name, tuple(state["alive"]), lam)
 
 
 @contextmanager
@@ -408,7 +416,7 @@ def _refusing_malformed(exchange: str) -> Iterator[None]:
 
 
 def open_sums(
-    cohort: Sequence[Any],
+    cohort: Sequence[Member],
     context: bytes,
     alive: Collection[str],
     step: int,
@@ -416,7 +424,7 @@ def open_sums(
     replies: Mapping[str, Sequence[bytes]],
 ) -> dict[str, int]:
     """Return the sums that signed replies open, each checked; surplus shares must lie on the polynomial."""
-    members = {each.name: (place, each) for place, each in enumerate(map(Member.of, cohort), 1)}
+    members = {each.name: (place, each) for place, each in enumerate(cohort, 1)}
     places, rows, count = list[int](), list[Words](), words_in(formats)
     for name in sorted(replies):
         content, signature = map(binary, replies[name])
@@ -436,10 +444,10 @@ def open_sums(
     return join_sums(formats, combine(places[:need], shares[:need]))
 
 
-def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, float]:
+def masked_words(current: Round) -> tuple[Masked, float]:
     """Return c_k u_k, quantised and capped, followed by the other arrays and what the server divides by; and R."""
-    opened, clients = weighing.values(state["opened"]), len(own.cohort)
-    update = np.frombuffer(state["update"], "<f8")
+    weighing, own, opened = current.weighing, current.own, current.opened
+    clients, update = len(own.cohort), np.frombuffer(current.state["update"], "<f8")
     # A hostile client can make C negative: then nothing of the others is sent.
     whole, c, kappa = max(0.0, weighing.total(opened)), weighing.coefficient(own, opened), weighing.kappa(clients)
     contribution = abs(c) * own.length
@@ -450,7 +458,7 @@ def masked_words(state: State, weighing: Weighing, own: Own) -> tuple[Masked, fl
     random = np.random.Generator(np.random.SFC64(int.from_bytes(secrets.token_bytes(32), "little")))
     prior = weighing.share(own, opened)
     parts = [quantise(update * (c * scale), bound, clients, random)]
-    for change, limit in state["others"]:
+    for change, limit in current.state["others"]:
         parts.append(quantise(np.frombuffer(change, "<f8") * prior, limit, clients, random))
     numbers = (prior, weighing.part(own, opened))
     parts.append(to_words([limb for number in numbers for limb in EXTRA.split(number, WORD_LIMB)]))
@@ -482,14 +490,6 @@ def _lasting(state: State) -> State:
 def _limbs(secret: bytes) -> list[int]:
     whole = int.from_bytes(secret, "little")
     return [whole >> FIELD_LIMB * place & (1 << FIELD_LIMB) - 1 for place in range(SECRET_WORDS)]
-
-
-def _context(state: State) -> bytes:
-    return context_of(Position.of(state["position"]), state["model"], state["terms"])
-
-
-def _names(state: State) -> list[str]:
-    return [Member.of(each).name for each in state["cohort"]]
 
 
 def _checked_names(names: object, what: str) -> list[str]:

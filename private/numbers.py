@@ -46,7 +46,7 @@ class FixedPoint:
         return [sign * (size >> bits * place & mask) for place in range(self.limbs(bits))]
 
     def join(self, limbs: Sequence[int], bits: int) -> int:
-        """Return the whole number whose limbs, or sums of limbs, these are."""
+        """Return the whole number with these limbs, or sums of limbs."""
         return sum(limb << bits * place for place, limb in enumerate(limbs))
 
     def value(self, whole: int) -> float:

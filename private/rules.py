@@ -39,6 +39,11 @@ class Position:
     attempt: int
     purpose: str
 
+    @property
+    def place(self) -> str:
+        """Under what a client notes which rounds it answered."""
+        return f"{self.purpose} {self.run}"
+
     def plain(self) -> dict[str, Any]:
         """Return it as values."""
         return asdict(self)

@@ -13,7 +13,7 @@ from .field import Words, combine
 from .keys import Authority, RoundKey, digest
 from .masks import add_mask
 from .numbers import FIELD_LIMB, WORD_LIMB, Masked, bound_of, restore, signed
-from .packing import pack, unpack
+from .packing import binary, pack, unpack
 from .rules import (
     EXTRA,
     EXTRA_WORDS,
@@ -64,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a server learns of a private round, besides who took part and who was lost.
+    """What a server learns of a private round, and who took part and who was lost.
 
     Attributes
     ----------
@@ -121,7 +121,6 @@ class PrivateServer:
         cohort = self._meet(names)
         alive, shares = self._work(cohort)
         opened, replies = dict[str, int](), dict[str, Sequence[bytes]]()
-        plain = [each.plain() for each in cohort]
         weighing, step = self._task.weighing, 0
         while not (step and weighing.ended(step, weighing.values(opened))):
             step += 1
@@ -129,7 +128,7 @@ class PrivateServer:
                 shares = self._share(cohort, alive, replies)
             formats = weighing.formats(step)
             replies = self._open(cohort, alive, step, shares)
-            opened |= open_sums(plain, self._context, alive, step, formats, replies)
+            opened |= open_sums(cohort, self._context, alive, step, formats, replies)
         task, sums = self._task, weighing.values(opened)
         if not vectors:
             return Opened(sums, tuple(alive))
@@ -160,7 +159,7 @@ class PrivateServer:
         request = {"model": task.model, "terms": digest(task.terms)}
         found = list[Member]()
         fewest = len(names) if task.weighing.whole else least
-        for name, reply in self._ask("keys", _same(names, request), fewest).items():
+        for name, reply in self._ask("keys", dict.fromkeys(names, request), fewest).items():
             try:
                 member = Member.of(unpack(reply["body"]))
                 if member.name != name:
@@ -170,15 +169,14 @@ class PrivateServer:
                 self.refused[name] = str(error)
             else:
                 found.append(member)
-        if len(found) < fewest:
-            raise SkippedError(self._too_few(len(found), "keys", fewest))
+        self._check_count(len(found), "keys", fewest)
         return sorted(found, key=lambda each: each.name)
 
     def _work(self, cohort: Sequence[Member]) -> tuple[list[str], dict[str, Any]]:
         """Let the cohort work; return those that take part, in order, and their encrypted shares by sender."""
         names = [each.name for each in cohort]
         request = {"cohort": [each.plain() for each in cohort], "terms": self._task.terms}
-        replies = self._ask("work", _same(names, request), self._fewest(cohort))
+        replies = self._ask("work", dict.fromkeys(names, request), self._task.weighing.fewest_left(len(cohort)))
         return sorted(replies), {name: unpack(reply["body"])["shares"] for name, reply in replies.items()}
 
     def _open(
@@ -192,23 +190,23 @@ class PrivateServer:
             }
             for name in self._reachable(alive)
         }
-        replies = self._ask("open", requests, self._fewest(cohort))
+        replies = self._ask("open", requests, self._task.weighing.fewest_left(len(cohort)))
         return {name: [reply["body"], reply["signature"]] for name, reply in replies.items()}
 
     def _share(
         self, cohort: Sequence[Member], alive: Sequence[str], replies: Mapping[str, Sequence[bytes]]
     ) -> dict[str, Any]:
         """Let those that take part share the numbers of the next step; all have to, since the sums are over them."""
-        requests = _same(self._reachable(alive), {"opened": dict(replies)})
-        shared = self._ask("share", requests, len(alive))
+        request = {"opened": dict(replies)}
+        shared = self._ask("share", dict.fromkeys(self._reachable(alive), request), len(alive))
         return {name: unpack(reply["body"])["shares"] for name, reply in shared.items()}
 
     def _sum(
         self, cohort: Sequence[Member], alive: Sequence[str], opened: Mapping[str, int], request: Mapping[str, Any]
     ) -> Opened:
         """Ask for the masked vectors and for what unmasks their sum."""
-        task, fewest = self._task, self._fewest(cohort)
-        vectors = self._ask("vector", _same(self._reachable(alive), request), fewest)
+        task, fewest = self._task, self._task.weighing.fewest_left(len(cohort))
+        vectors = self._ask("vector", dict.fromkeys(self._reachable(alive), request), fewest)
         words = task.size + sum(size for size, _ in task.bounds) + EXTRA_WORDS
         total, came = np.zeros(words, np.uint32), list[str]()
         for name in sorted(vectors):
@@ -218,15 +216,15 @@ class PrivateServer:
                 continue
             total += vector
             came.append(name)
-        if len(came) < fewest:
-            raise SkippedError(self._too_few(len(came), "vector", fewest))
-        lost = sorted(set(alive) - set(came))
-        unmasking = self._ask("unmask", _same(came, {"alive": came, "lost": lost}), fewest)
+        self._check_count(len(came), "vector", fewest)
+        lists = {"alive": came, "lost": sorted(set(alive) - set(came))}
+        unmasking = self._ask("unmask", dict.fromkeys(came, lists), fewest)
         sums = task.weighing.values(opened)
         bound = bound_of(task.weighing.kappa(len(alive)), task.weighing.total(sums), task.size)
         info = mask_context(self._context, cohort, alive, opened, bound)
-        seeds, keys = _reveal(cohort, came, lost, [unpack(reply["body"]) for reply in unmasking.values()], unmasking)
-        _unmask(total, info, cohort, came, seeds, keys)
+        replies = {name: unpack(reply["body"]) for name, reply in unmasking.items()}
+        seeds, keys = _reveal(cohort, "seeds", came, replies), _reveal(cohort, "keys", lists["lost"], replies)
+        _unmask(total, info, cohort, seeds, keys)
         return _read(task, total, sums, tuple(alive), tuple(came), bound)
 
     # Parts -----------------------------------------------------------------------------------------------------------
@@ -241,48 +239,32 @@ class PrivateServer:
         answers = self._channel.exchange(exchange, bodies)
         self.refused |= {name: f"{exchange}: {reason}" for name, reason in answers.refused.items()}
         self.missing |= requests.keys() - answers.replies.keys() - answers.refused.keys()
-        if len(answers.replies) < fewest:
-            raise SkippedError(self._too_few(len(answers.replies), exchange, fewest))
+        self._check_count(len(answers.replies), exchange, fewest)
         return dict(answers.replies)
-
-    def _fewest(self, cohort: Sequence[Member]) -> int:
-        """Return how many of the cohort must answer each exchange."""
-        return self._task.weighing.fewest_left(len(cohort))
 
     def _reachable(self, alive: Collection[str]) -> list[str]:
         """Return those that take part and have answered all exchanges up to now."""
         return [name for name in alive if name not in self.missing and name not in self.refused]
 
-    def _too_few(self, count: int, exchange: str, fewest: int) -> str:
-        why = f", for example {next(iter(self.refused.items()))}" if self.refused else ""
-        return f"{count} clients answered the exchange {exchange!r}, and {fewest} must{why}; nothing was unmasked"
-
-
-def _same(names: Collection[str], request: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the same request for each of the clients."""
-    return dict.fromkeys(names, request)
+    def _check_count(self, count: int, exchange: str, fewest: int) -> None:
+        """Raise SkippedError where fewer clients than `fewest` have answered an exchange."""
+        if count < fewest:
+            why = f", for example {next(iter(self.refused.items()))}" if self.refused else ""
+            raise SkippedError(
+                f"{count} clients answered the exchange {exchange!r}, and {fewest} must{why}; nothing was unmasked"
+            )
 
 
 def _reveal(
-    cohort: Sequence[Member],
-    alive: Sequence[str],
-    lost: Sequence[str],
-    replies: Sequence[Mapping[str, Any]],
-    names: Collection[str],
-) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return the seeds of the self masks of those alive, and the mask keys of those lost, from their shares."""
+    cohort: Sequence[Member], kind: str, of: Sequence[str], replies: Mapping[str, Mapping[str, Any]]
+) -> dict[str, bytes]:
+    """Return the seeds of the self masks of those alive, or the mask keys of those lost, from their shares."""
     places = {each.name: place for place, each in enumerate(cohort, 1)}
-    need = threshold(len(cohort))
-    holders = [places[name] for name in names][:need]
-
-    def secrets_of(kind: str, of: Sequence[str]) -> dict[str, bytes]:
-        if not of:
-            return {}
-        rows = [np.concatenate([words_of(bytes(reply[kind][name]), SECRET_WORDS) for name in of]) for reply in replies]
-        words = combine(holders, np.array(rows[:need], np.uint64)).reshape(len(of), -1)
-        return {name: _secret(row) for name, row in zip(of, words, strict=True)}
-
-    return secrets_of("seeds", alive), secrets_of("keys", lost)
+    holders = list(replies)[: threshold(len(cohort))]
+    rows = [[words_of(binary(replies[holder][kind][name]), SECRET_WORDS) for name in of] for holder in holders]
+    shares = np.array(rows, np.uint64).reshape(len(holders), -1)
+    words = combine([places[holder] for holder in holders], shares).reshape(len(of), SECRET_WORDS)
+    return {name: _secret(row) for name, row in zip(of, words, strict=True)}
 
 
 def _secret(words: Words) -> bytes:
@@ -292,20 +274,15 @@ def _secret(words: Words) -> bytes:
 
 
 def _unmask(
-    total: Masked,
-    info: bytes,
-    cohort: Sequence[Member],
-    alive: Sequence[str],
-    seeds: Mapping[str, bytes],
-    keys: Mapping[str, bytes],
+    total: Masked, info: bytes, cohort: Sequence[Member], seeds: Mapping[str, bytes], keys: Mapping[str, bytes]
 ) -> None:
     """Take the masks out of a sum: the self masks of those alive, and what the lost would have cancelled."""
     public = {each.name: each.mask for each in cohort}
-    for name in alive:
-        add_mask(total, seeds[name], info, "self", subtract=True)
+    for seed in seeds.values():
+        add_mask(total, seed, info, "self", subtract=True)
     for gone, private in keys.items():
         key = RoundKey(private)
-        for name in alive:
+        for name in seeds:
             # `name` has subtracted the mask if its name is the larger one, and added it if not.
             add_mask(total, key.exchange(public[name]), info, "mask", *sorted([gone, name]), subtract=name < gone)
 

@@ -32,7 +32,7 @@ BINS = 1001
 """How many bins a score has in an evaluation by counts, each a tenth of a point wide."""
 
 COUNTS_OF_SCORES, SUMS_OF_AFL = "counts of scores", "sums of AFL"
-"""The tiers of what single settings open, besides that of `privacy`."""
+"""What the settings `evaluation` and `method` open, in addition to the tier of `privacy`."""
 
 MAX_GAIN = 1 << 16
 """The largest γF: with it, rounding changes the sum of a hundred λ by less than 1e-9."""
@@ -199,14 +199,12 @@ class RatioWeighing(Weighing):
     @property
     def steps(self) -> Sequence[Step]:
         """One step."""
-        contribution: Summand = lambda own, _: self.numerator(own) * own.length  # noqa: E731
-        return (
-            {
-                WEIGHT: lambda own, _: self.weight(own),
-                self.denominator: lambda own, _: self.summand(own),
-                TOTAL: contribution,
-            },
-        )
+        found: Step = {
+            WEIGHT: lambda own, _: self.weight(own),
+            self.denominator: lambda own, _: self.summand(own),
+            TOTAL: lambda own, _: self.numerator(own) * own.length,
+        }
+        return (found,)
 
     def coefficient(self, own: Own, opened: Sums) -> float:
         """Return c_k."""
@@ -640,10 +638,6 @@ class GramWeighing(Weighing):
         """Return the format of a sum; products have one limb, which sums of products fill beyond its 40 bits."""
         return PRODUCT if name.startswith("product ") else super().format_of(name)
 
-    def width(self, size: int) -> int:
-        """Return how many numbers stand for an update of `size` numbers."""
-        return self.sketch or size
-
     def row(self, update: NDArray[np.float64], length: float, seed: bytes) -> NDArray[np.int64]:
         """Return the whole numbers that stand for an update: those of its direction, or of a sketch of it."""
         unit = update / length if length > 0.0 else update
@@ -741,7 +735,7 @@ def weighing_of(spec: Mapping[str, Any]) -> Weighing:
 
 
 def tiers_of(privacy: str, evaluation: str, method: str) -> tuple[str, ...]:
-    """Return what the settings of a run open besides sums."""
+    """Return what the settings of a run open, in addition to sums."""
     more = {COUNTS_OF_SCORES: evaluation == "counts", SUMS_OF_AFL: method.lower() == "afl"}
     return privacy, *(tier for tier, is_opened in more.items() if is_opened)
 
@@ -751,7 +745,7 @@ def bin_of(score: str, place: int) -> str:
     return f"{score}/bin {place}"
 
 
-def weighted_names(weighing: Weighing, cohort: Collection[str]) -> None:
+def check_cohort(weighing: Weighing, cohort: Collection[str]) -> None:
     """Raise RefusedError where a weighing by name lacks a client of the cohort, or the cohort is too small for it."""
     if len(cohort) < weighing.fewest:
         raise RefusedError(f"small cohort: {len(cohort)} clients, and what is opened needs {weighing.fewest}")

@@ -132,7 +132,10 @@ def test_a_forged_gamma_opens_no_sum_of_fewer_than_five() -> None:
 
 @pytest.mark.parametrize(
     ("gamma", "words"),
-    [(-1.0, "gamma = -1 is below 0: set it to 0 or more"), (4097.0, r"gamma = 4097 times loss-bound = 16 .* lower one")],
+    [
+        (-1.0, "gamma = -1 is below 0: set it to 0 or more"),
+        (4097.0, r"gamma = 4097 times loss-bound = 16 .* lower one"),
+    ],
 )
 def test_an_impossible_gamma_is_refused_by_name(gamma: float, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.private import measure
 from fairbloom.private.errors import SkippedError
+from fairbloom.private.packing import pack
 from fairbloom.private.weighing import (
     AccuracyWeighing,
     DeviationWeighing,
@@ -165,7 +166,7 @@ def test_fewer_than_needed_skip_the_round_and_unmask_nothing(exchange: str) -> N
 
 
 @pytest.mark.parametrize("exchange", ["keys", "work", "open", "vector", "unmask"])
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"7"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"7", pack({"seeds": dict.fromkeys(NAMES, 10**12)})])
 def test_a_hostile_answer_never_ends_the_run(exchange: str, content: bytes) -> None:
     federation = Federation(8, 50)
     answer = federation.clients[NAMES[2]].answer
