@@ -265,10 +265,8 @@ class PrivateClient:
             content = binary(sent[sender.name])
             received[sender.name] = unseal(secret, current.context, sender.name, me, step - 1, content)
         before, formats = 2 * SECRET_WORDS if step == 1 else 0, weighing.formats(step)
-        count, width = words_in(formats), 0
-        if isinstance(weighing, GramWeighing):
-            width = weighing.sketch or len(state["update"]) // 8
-        rows = np.array([words_of(received[each], before + count + width)[before:] for each in alive], np.uint64)
+        count, words = words_in(formats), len(received[me]) // 8
+        rows = np.array([words_of(received[each], words)[before:] for each in alive], np.uint64)
         sums = total(rows[:, :count])
         if isinstance(weighing, GramWeighing):
             places, products = places_in(formats), multiply(rows[:, count:], rows[:, count:].T)

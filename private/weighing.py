@@ -380,14 +380,8 @@ class AccuracyWeighing(Weighing):
         n = np.array([self.rounds[name] for name in own.cohort], np.float64)
         f = -np.log2(1.0 - n / n.sum())
         by_rounds = float(f[own.cohort.index(own.name)] / f.sum())
-        return (
-            self.alpha_share * self._logarithm(own, opened) / opened["logarithms"] + (1 - self.alpha_share) * by_rounds
-        )
-
-    @property
-    def alpha_share(self) -> float:
-        """The weight of the accuracy, of both weights together."""
-        return self.alpha / (self.alpha + self.beta)
+        alpha = self.alpha / (self.alpha + self.beta)
+        return alpha * self._logarithm(own, opened) / opened["logarithms"] + (1.0 - alpha) * by_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -575,7 +569,8 @@ class MeanWeighing(Weighing):
         """One step."""
         found: dict[str, Summand | Bins] = {WEIGHT: lambda own, _: own.metrics["num-examples"]}
         for name in self.scores:
-            found |= _moments_of(name)
+            found |= {f"{name}/sum": partial(_moment, name, 0, 1), f"{name}/squares": partial(_moment, name, 0, 2)}
+            found[f"{name}/weighted"] = partial(_moment, name, 1, 1)
         return ({**found, **{f"{name}/bin": Bins(BINS, partial(self._bin, name)) for name in self.binned}},)
 
     def _bin(self, name: str, own: Own, opened: Sums) -> int:
@@ -758,13 +753,9 @@ def check_cohort(weighing: Weighing, cohort: Collection[str]) -> None:
         raise RefusedError("the terms do not say how often each client of the cohort took part")
 
 
-def _moments_of(score: str) -> dict[str, Summand]:
-    """Return what clients add to the sums of a score, of its squares, and of its products with numbers of examples."""
-    return {
-        f"{score}/sum": lambda own, _: own.metrics[score],
-        f"{score}/squares": lambda own, _: own.metrics[score] ** 2,
-        f"{score}/weighted": lambda own, _: own.metrics["num-examples"] * own.metrics[score],
-    }
+def _moment(score: str, i: int, j: int, own: Own, opened: Sums) -> float:
+    """Return n^i x^j, with n the number of examples and x the score."""
+    return own.metrics["num-examples"] ** i * own.metrics[score] ** j
 
 
 # Formulas -----------------------------------------------------------------------------------------------------------
