@@ -13,7 +13,6 @@ from fairbloom.client.private import torchjd_weights
 from fairbloom.private.errors import RefusedError, SkippedError
 from fairbloom.private.keys import digest
 from fairbloom.private.masks import sketch
-from fairbloom.private.packing import unpack
 from fairbloom.private.weighing import NUMBER, TORCHJD, GramWeighing, Own, Sums
 from fairbloom.strategies.simplex import min_norm_weights
 
@@ -357,21 +356,6 @@ def test_a_device_without_torchjd_refuses_its_weightings(monkeypatch: pytest.Mon
 
 
 # What the server gets ------------------------------------------------------------------------------------------------
-
-
-def test_the_transcript_of_angles_has_the_allowed_keys_alone() -> None:
-    federation = federation_of()
-    weighing = weighings(federation.names)["fedmgdaplus"]
-    opened = federation.run(weighing)
-    allowed = {"work": {"shares"}, "open": {"sum"}, "vector": {"digest"}, "unmask": {"seeds", "keys"}}
-    assert {exchange for exchange, _, _ in federation.replies} == {"keys", *allowed}
-    for exchange, _, reply in federation.replies:
-        assert set(reply) <= {"body", "signature", "vector"}
-        if exchange in allowed:
-            assert set(unpack(reply["body"])) == allowed[exchange]
-    assert {name.split()[0] for name in opened.sums} == {"weight", "length", "product", "coefficient"}
-    products = [name for name in opened.sums if name.startswith("product")]
-    assert len(products) == 8 * 9 // 2
 
 
 def test_shares_of_an_update_are_uniform_for_each_holder() -> None:

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairbloom.private.errors import RefusedError, SkippedError
-from fairbloom.private.packing import unpack
-from fairbloom.private.weighing import COUNTS_OF_SCORES, MeanWeighing, Own, TailWeighing
+from fairbloom.private.weighing import COUNTS_OF_SCORES, GramWeighing, MeanWeighing, Own, TailWeighing
 
 from .federation import Federation
 
@@ -145,8 +144,6 @@ def test_a_run_of_sums_opens_no_counts() -> None:
 
 @pytest.mark.parametrize(("tier", "asked"), [("angles", TailWeighing()), ("counts", None)])
 def test_angles_and_counts_are_tiers_of_their_own(tier: str, asked: Any) -> None:
-    from fairbloom.private.weighing import GramWeighing
-
     federation = Federation(10, tier=tier)
     weighing = asked or GramWeighing(clients=federation.names)
     with pytest.raises(SkippedError, match=f"privacy = '{tier}': the terms would open {weighing.tier}, too"):
@@ -159,18 +156,3 @@ def test_angles_and_counts_are_tiers_of_their_own(tier: str, asked: Any) -> None
 def test_counts_that_show_too_much_are_refused(fields: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         TailWeighing(**fields)
-
-
-def test_the_transcript_of_counts_has_the_allowed_keys_alone() -> None:
-    federation = federation_of(10)
-    opened = federation.run(TailWeighing())
-    allowed = {
-        **{"work": {"shares"}, "open": {"sum"}, "share": {"shares"}},
-        **{"vector": {"digest"}, "unmask": {"seeds", "keys"}},
-    }
-    assert {exchange for exchange, _, _ in federation.replies} == {"keys", *allowed}
-    for exchange, _, reply in federation.replies:
-        assert set(reply) <= {"body", "signature", "vector"}
-        if exchange in allowed:
-            assert set(unpack(reply["body"])) == allowed[exchange]
-    assert {name.split()[0] for name in opened.sums} == {"weight", "bin", "contributions"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairbloom.private.errors import RefusedError, SkippedError
 from fairbloom.private.keys import RoundKey, issue, new_signing_key, sign
-from fairbloom.private.packing import pack
+from fairbloom.private.packing import pack, unpack
 from fairbloom.private.rules import signed_keys
 from fairbloom.private.weighing import (
     SUMS_OF_AFL,
@@ -19,6 +19,7 @@ from fairbloom.private.weighing import (
     GramWeighing,
     MeanWeighing,
     PriorWeighing,
+    TailWeighing,
     TiltedWeighing,
     Weighing,
 )
@@ -146,6 +147,31 @@ def test_each_exchange_comes_once_and_in_its_order(kind: str) -> None:
     for exchange, request in seen:
         words = "second attempt" if exchange == "keys" else "position"
         assert refused(exchange, request).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sums"),
+    [
+        ("deviation", {"weight", "losses", "contributions"}),
+        ("ascent", {"weight", "mass", "number", "above", "squares", "contributions"}),
+        ("angles", {"weight", "length", "product", "coefficient"}),
+        ("tail", {"weight", "bin", "contributions"}),
+    ],
+)
+def test_what_the_server_gets_has_the_allowed_keys_alone(kind: str, sums: set[str]) -> None:
+    federation = Federation(10, 20, tier="counts" if kind == "tail" else "angles", also=SUMS_OF_AFL)
+    federation.weigh = weigh
+    opened = federation.run(kinds(federation).get(kind, TailWeighing()))
+    assert {name.split()[0] for name in opened.sums} == sums
+    allowed = {
+        **{"work": {"shares"}, "open": {"sum"}, "share": {"shares"}},
+        **{"vector": {"digest"}, "unmask": {"seeds", "keys"}},
+    }
+    assert {exchange for exchange, _, _ in federation.replies} - {"share"} == {"keys", *allowed} - {"share"}
+    for exchange, _, reply in federation.replies:
+        assert set(reply) <= {"body", "signature", "vector"}
+        body = unpack(reply["body"])
+        assert len(body) == 4 if exchange == "keys" else set(body) == allowed[exchange]
 
 
 def test_a_step_is_the_last_one_for_all_or_for_none() -> None:
