@@ -34,8 +34,8 @@ BINS = 1001
 COUNTS_OF_SCORES, SUMS_OF_AFL = "counts of scores", "sums of AFL"
 """What the settings `evaluation` and `method` open, in addition to the tier of `privacy`."""
 
-MAX_GAIN = 1 << 16
-"""The largest γF: with it, rounding changes the sum of a hundred λ by less than 1e-9."""
+MAX_GAIN = 1 << 12
+"""The largest γF: with it, rounding changes the sum of a hundred λ by less than 1e-10."""
 
 SMALLEST_SKETCH = 256
 """Inner products of sketches with fewer numbers than clients would give the sketches themselves."""

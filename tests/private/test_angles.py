@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fairbloom.client.private import torchjd_weights
 from fairbloom.private.errors import RefusedError, SkippedError
+from fairbloom.private.field import PRIME, share
 from fairbloom.private.keys import digest
 from fairbloom.private.masks import sketch
 from fairbloom.private.weighing import NUMBER, TORCHJD, GramWeighing, Own, Sums
@@ -359,8 +360,6 @@ def test_a_device_without_torchjd_refuses_its_weightings(monkeypatch: pytest.Mon
 
 
 def test_shares_of_an_update_are_uniform_for_each_holder() -> None:
-    from fairbloom.private.field import PRIME, share
-
     row = np.full(20_000, 12345, np.uint64)
     for shares in share(row, 8, 3):
         counts, _ = np.histogram(shares / PRIME, bins=20, range=(0.0, 1.0))
