@@ -12,9 +12,9 @@ import pytest
 from fairbloom import run
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
-from fairbloom.private.client import PrivateClient, State, Work
+from fairbloom.private.client import PrivateClient, Round, Work
 from fairbloom.private.server import Opened
-from fairbloom.private.weighing import MeanWeighing, Sums, Weighing, bin_of
+from fairbloom.private.weighing import MeanWeighing, Sums, bin_of
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.private import PrivateRounds, check_private
@@ -89,9 +89,9 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found, works, plain = list[float](), dict[str, Work](), list[Method]()
     share_work, stepped_by = PrivateClient._share_work, PrivateRounds._stepped_by
 
-    def record(client: PrivateClient, state: State, weighing: Weighing, model: bytes, done: Work) -> dict[str, bytes]:
-        works[client._identity.name] = done
-        return share_work(client, state, weighing, model, done)
+    def record(client: PrivateClient, current: Round, model: bytes, done: Work) -> dict[str, bytes]:
+        works[current.name] = done
+        return share_work(client, current, model, done)
 
     def compare(rounds: PrivateRounds, number: int, layout: Any, opened: Opened, names: Any) -> Any:
         if not plain:
