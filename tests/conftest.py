@@ -1,5 +1,6 @@
 from . import environment  # noqa: F401, I001 (before all else, which reads it)
 
+import gc
 import logging
 import sys
 import time
@@ -32,6 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow-within", type=float, metavar="MINUTES", help="skip what is slow and has not begun after so many minutes"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let garbage collection pass over what collection leaves, modules and tests, which stay until the end."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,6 +83,12 @@ def task_identity() -> Iterator[None]:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     yield
     TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_rounds() -> None:
+    """Keep the lines that every round logs out of what tests capture: `said` and `at_level` let them in."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
 
 
 @pytest.fixture

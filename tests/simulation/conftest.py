@@ -5,16 +5,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True, scope="package")
-def quiet_rounds() -> Iterator[None]:
-    """Keep the lines that every round logs out of what failing tests print."""
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(before)
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Let PyTorch compute with one thread, as a run does."""

@@ -2,7 +2,8 @@
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -243,7 +244,15 @@ def record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 
 def unpack(arrays: ArrayRecord) -> Arrays:
-    return {name: array.numpy() for name, array in arrays.items()}
+    return {name: _decode(array.data) for name, array in arrays.items()}
+
+
+@lru_cache(maxsize=1000)
+def _decode(data: bytes) -> NDArray[Any]:
+    """Return an array that nobody may change: all clients of a round decode the same model."""
+    array: NDArray[Any] = np.load(BytesIO(data))
+    array.setflags(write=False)
+    return array
 
 
 def flat(arrays: Mapping[str, NDArray[Any]]) -> FloatArray:
