@@ -11,9 +11,11 @@ import pytest
 from tests.commands import fork_workers
 
 
-@pytest.fixture(autouse=True)
-def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_workers(monkeypatch)
+@pytest.fixture(autouse=True, scope="package")
+def forked_workers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch)
+        yield
 
 
 @pytest.fixture
