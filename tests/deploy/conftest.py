@@ -16,7 +16,6 @@ from tests.experiments.helpers import fairbloom
 
 from .commands import Machine, answering
 from .door import Door
-from .state import SuperLinkState
 
 
 @pytest.fixture
@@ -54,19 +53,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("tried_app", None)
 
 
-@pytest.fixture(scope="session")
-def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SuperLink's database, which takes Flower a second or two to make."""
-    file = tmp_path_factory.mktemp("database") / "superlink.db"
-    SuperLinkState(file)
-    return file
-
-
 @pytest.fixture
-def door(new_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     monkeypatch.setattr(members, "READ_SECONDS", 0.0)
     monkeypatch.setattr(joining, "ASK_SECONDS", 0.1)
     monkeypatch.chdir(tmp_path)
-    made = Door(tmp_path, new_database)
+    made = Door(tmp_path)
     yield made
     made.stop()

@@ -1,7 +1,6 @@
 """A federation whose fleet port is ours, over TLS, in this process, and the devices that come there to join."""
 
 import json
-import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,11 +33,10 @@ from .state import SuperLinkState
 class Door:
     """A federation's folder, and the fleet's port of its server in this process, which can be started again."""
 
-    def __init__(self, folder: Path, database: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
         control = f"127.0.0.1:{free_port()}"
         self.federation = Federation.init(folder / "federation", ["localhost"], self.port, control, 30)
-        shutil.copy(database, self.federation.database)
         self.start()
 
     def start(self) -> None:

@@ -1,9 +1,12 @@
 """A SuperLink's state in a database, without its processes: runs, nodes, and messages as Flower sends them."""
 
+import sqlite3
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
@@ -132,6 +135,30 @@ class Port:
         return Caller(node_id, b"", fleet_server.head_of(context), context)
 
 
+@cache
+def empty_database() -> bytes:
+    """Return a SuperLink's database without runs, which takes Flower a second or two to make."""
+    with TemporaryDirectory() as folder:
+        database = Path(folder, "superlink.db")
+        made_by(factories_of(database)[1])
+        with closing(sqlite3.connect(database)) as made:
+            made.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return database.read_bytes()
+
+
+def factories_of(database: Path) -> tuple[ObjectStoreFactory, LinkStateFactory]:
+    objects = ObjectStoreFactory(str(database))
+    return objects, LinkStateFactory(str(database), NoOpFederationManager(), objects)
+
+
+def made_by(factory: LinkStateFactory) -> Any:
+    """Return the state of a SuperLink that runs our classes."""
+    ours = patch.multiple(linkstate_factory, SqlLinkState=RunState), patch.multiple(stores, SqlObjectStore=RunStore)
+    # Alembic warns when the database is made.
+    with ours[0], ours[1], warnings.catch_warnings(action="ignore"):
+        return factory.state()
+
+
 class SuperLinkState:
     """What a SuperLink knows, and a ServerApp's and a node's way to it.
 
@@ -139,12 +166,10 @@ class SuperLinkState:
     """
 
     def __init__(self, database: Path) -> None:
-        self.objects = ObjectStoreFactory(str(database))
-        self.factory = LinkStateFactory(str(database), NoOpFederationManager(), self.objects)
-        ours = patch.multiple(linkstate_factory, SqlLinkState=RunState), patch.multiple(stores, SqlObjectStore=RunStore)
-        # Alembic warns when the database is made.
-        with ours[0], ours[1], warnings.catch_warnings(action="ignore"):
-            self.state: Any = self.factory.state()
+        if not database.exists():
+            database.write_bytes(empty_database())
+        self.objects, self.factory = factories_of(database)
+        self.state: Any = made_by(self.factory)
 
     def node(self, key: bytes) -> int:
         node: int = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 30)

@@ -51,7 +51,7 @@ from fairbloom.deploy.operator import audit
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.refusals import RefusalLog
 from fairbloom.deploy.server.supervisor import STARTED
-from tests.deploy.state import submit
+from tests.deploy.state import empty_database, submit
 
 TOKEN, SECRET = "an operator's credential", bytes(range(32))
 DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -68,6 +68,7 @@ class Place:
         self.folder, self.operators = folder, folder / "operators.toml"
         self.operators.write_text(f'[anna]\nsha256 = "{DIGEST}"\n')
         (folder / "runtime.secret").write_bytes(SECRET)
+        (folder / "superlink.db").write_bytes(empty_database())
         federation: Any = SimpleNamespace(
             path=folder,
             state=folder,

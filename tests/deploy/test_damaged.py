@@ -74,6 +74,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "lines of the audit log are no entries": put("state/audit.jsonl", b'null\n[1]\n\n{"a": 1}\n{"a"'),
     "a bundle has a folder in it": lambda folder: (folder / "bundles" / "a" / "sub").mkdir(),
 }
+COMMAND = get_command(app)
 COMMANDS = (
     *("status", "audit", "doctor", "stop", "renew", "export a --to bundle.tar.gz"),
     *("enroll b", "enroll c --request .", "enroll d --request nowhere", "rotate a --unpacked", "revoke a"),
@@ -96,7 +97,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(*words: str) -> None:
     """Run a command as the command line does, but for what it makes of errors."""
-    get_command(app).main(list(words), standalone_mode=False)
+    COMMAND.main(list(words), standalone_mode=False)
 
 
 @pytest.mark.parametrize("how", DAMAGE)
