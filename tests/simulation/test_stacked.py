@@ -1,5 +1,6 @@
 """Stacked clients: each ends with the weights and measures that it would have by itself."""
 
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -113,8 +114,9 @@ def no_fallback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("no_fallback")
-@pytest.mark.parametrize("block", [2, 64])
-@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize(
+    ("terms", "block"), [*((terms, 64) for terms in TERMS), ("all measures", 2), ("so many steps", 2), ("personal", 2)]
+)
 def test_for_any_terms_weights_are_those_of_each_client_alone(terms: str, block: int) -> None:
     method = DRFA() if TERMS[terms].snapshot_step else FedAvg()
     loop, stacked, model = both(config_of(model="mlp", **{"batch-size": 8}), method, block)
@@ -131,8 +133,15 @@ def test_for_any_terms_weights_are_those_of_each_client_alone(terms: str, block:
 
 
 @pytest.mark.usefixtures("no_fallback")
-@pytest.mark.parametrize("work", WORKS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "work"),
+    [
+        *itertools.product(("mlp", f"{OWN}:Grouped"), WORKS),  # a chain of products, and a model that is mapped
+        *itertools.product(
+            ("logistic", "cnn", f"{OWN}:Recurrent"), ("minibatches", "examples of their own, full batch")
+        ),
+    ],
+)
 def test_for_any_work_weights_are_those_of_each_client_alone(model: str, work: str) -> None:
     loop, stacked, initial = both(config_of(model=model, **WORKS[work]))
     names, terms = loop.online(1), TERMS["plain"]

@@ -39,8 +39,7 @@ def test_its_first_full_round_is_twice_fedavgs_step() -> None:
     assert set(ours.rounds[0].coefficients.values()) == {0.5}
 
 
-@pytest.mark.parametrize("steps", [1, 7, 60])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize(("steps", "fraction"), [(1, 0.5), (7, 1.0), (60, 0.5)])
 def test_it_rests_at_the_mean_minimum_where_fedavg_does_not(steps: int, fraction: float) -> None:
     """Of the mean over clients, whatever their examples."""
     clients = keeping(4, steps=steps)

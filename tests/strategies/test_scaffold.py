@@ -90,8 +90,7 @@ def test_after_one_full_batch_step_controls_are_the_gradients(weighting: str) ->
     np.testing.assert_allclose(row(course.method) / total, mean, rtol=1e-12)
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize(("weighting", "fraction"), [("examples", 0.5), ("uniform", 0.5), ("examples", 1.0)])
 def test_it_rests_at_the_minimum_where_fedavg_does_not(weighting: str, fraction: float) -> None:
     """The clients take 7 steps and other numbers of them, at rates of their own."""
     clients = keeping(4)
