@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -60,12 +59,7 @@ TERMS: dict[str, Terms] = {
 MODELS = ("logistic", "mlp", "cnn", f"{OWN}:Recurrent", f"{OWN}:Grouped")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def config_of(**changes: Any) -> dict[str, Any]:
