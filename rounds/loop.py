@@ -521,7 +521,9 @@ class Rounds:
         add_round(progress.opposition, cohort.names, against)
         named = opposing_often(progress.opposition, cohort.names)
         if newly := ", ".join(name for name in named if name not in before):
-            words = "%s opposed the mean of the others in most rounds up to round %d: each is hostile, or badly served"
+            few = 2 * len(named) <= cohort.size
+            verdict = "each is hostile, or badly served" if few else "most clients do, so their data may merely differ"
+            words = f"%s opposed the mean of the others in most rounds up to round %d: {verdict}"
             log.warning(words, newly, cohort.round, extra={"client": newly, "round": cohort.round})
         self._decided_by = self._decided_by or next((name for _, name in ascending if name in named), "")
         new = {*(against or [""])} - self._lost_to  # said once of each client, not in each round

@@ -290,6 +290,7 @@ def test_of_several_opposing_clients_the_clearest_decides(tmp_path: Path, said: 
     assert len(loaded.opposing) > 1
     words = [each.getMessage() for each in said.records if "opposed the mean of the others" in each.getMessage()]
     assert words[0].startswith(", ".join(loaded.opposing))
+    assert words[0].endswith("most clients do, so their data may merely differ")
     assert [row["decided_by"] for row in table(tmp_path / "run/rounds.csv")][4:] == [HOSTILE] * 4
     assert "each is hostile, or honest and badly served" in str(summary_of(loaded))
 
