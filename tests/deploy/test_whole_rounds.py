@@ -92,6 +92,18 @@ def test_messages_sent_again_after_a_lost_answer_are_taken(place: Place, run: Ru
     assert place.link.count("message_ins") == 1
 
 
+def test_nodes_are_woken_if_an_earlier_call_had_brought_all_parts(
+    place: Place, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "LARGEST_CALL", 50)
+    woken = list[Any]()
+    place.link.state.on_message = woken.append
+    sent = run.send(place.node)
+    assert woken.pop() is None
+    assert run.grid.push_messages(sent) == [sent[0].metadata.message_id]
+    assert woken == [None]
+
+
 def test_a_message_to_an_unknown_node_or_of_a_finished_run_is_not_taken(place: Place, run: Run) -> None:
     message = Message(RecordDict(), dst_node_id=17, message_type="train")
     message.metadata.__dict__.update(_run_id=place.run, _src_node_id=1)
