@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -68,15 +69,21 @@ NOTED: Mapping[str, tuple[str, Any]] = {
 }
 """Calls of the control API that change something, what the audit log calls them, and what is answered to them."""
 
-READABLE = (STATUS_PATH, *(f"/v1/control/{call}" for call in ("list-runs", "list-nodes", "stream-logs")))
+FOLLOWING = ("/v1/control/stream-logs", "/v1/control/stream-run-events")
+"""Calls that last as long as their run, each on one of the 40 threads on which all HTTP calls are answered."""
+
+FOLLOWED_BY_ONE, FOLLOWED_BY_ALL = 10, 20
+"""How many of these calls each credential may have under way, and all together."""
+
+READABLE = (STATUS_PATH, "/v1/control/list-runs", "/v1/control/list-nodes", FOLLOWING[0])
 """Calls of an operator who may only read; others are refused, also those that a later Flower adds."""
 
 
 class Operators:
     """Those who may use the control API, by the SHA-256 of their credentials in operators.toml."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, refusals: RefusalLog) -> None:
+        self._file, self._refusals = file, refusals
 
     def find(self, token: str) -> tuple[str, bool]:
         """Return whose credential this is, and whether it is for all calls; "" for nobody's.
@@ -89,7 +96,8 @@ class Operators:
             may = {name: {"all": True, "read": False}[about.get("may", "all")] for name, about in known.items()}
             matching = [name for name, about in known.items() if hmac.compare_digest(about["sha256"], given)]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            log.error("%s cannot be used, so nobody is let in: %s", self._file, error)
+            if self._refusals.note_event("operators.toml cannot be used", reason=str(error)):
+                log.error("%s cannot be used, so nobody is let in: %s", self._file, error)
             return "", False
         return (matching[0], may[matching[0]]) if matching else ("", False)
 
@@ -123,9 +131,10 @@ class CredentialCheck:
         self._state_factory, self._refusals, self._connections = state_factory, refusals, connections
         self._superexec = superexec
         self._good: dict[str, float] = {}
+        self._followed = Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a call on, or answer 401 or 403."""
+        """Hand a call on, or answer 401, 403 or 429."""
         if scope["type"] == "http":
             request = Request(scope)
             if not await self._is_allowed(request):
@@ -136,6 +145,9 @@ class CredentialCheck:
                 self._say_of(scope, self._connections.admit)
             if scope["path"] in NOTED:
                 await self._note_outcome(request, receive, send)
+                return
+            if scope["path"] in FOLLOWING:
+                await self._follow(request, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -173,6 +185,23 @@ class CredentialCheck:
         if failed:
             about["failed"] = failed[0]
         await run_in_threadpool(partial(audit.note, self._folder, event, **about))
+
+    async def _follow(self, request: Request, receive: Receive, send: Send) -> None:
+        """Hand on a call that lasts, unless too many are under way: they would take all threads."""
+        operator = request.state.operator
+        if self._followed[operator] >= FOLLOWED_BY_ONE or self._followed.total() >= FOLLOWED_BY_ALL:
+            await run_in_threadpool(self._refusals.note, "a call to follow one run more", operator=operator)
+            detail = (
+                f"{self._followed[operator]} calls of {operator}, and {self._followed.total()} in all, follow runs: "
+                f"{FOLLOWED_BY_ONE} and {FOLLOWED_BY_ALL} may at once, so end one of them (flwr log, deploy submit)"
+            )
+            await JSONResponse({"detail": detail}, HTTPStatus.TOO_MANY_REQUESTS)(request.scope, receive, send)
+            return
+        self._followed[operator] += 1
+        try:
+            await self._app(request.scope, receive, send)
+        finally:
+            self._followed[operator] -= 1
 
     @staticmethod
     def _say_of(scope: Scope, tell: Callable[[int, str, int], None]) -> None:
@@ -337,7 +366,7 @@ def guard(
     superexec = SuperExecWatch(federation.state, app.state.linkstate_factory)
     app.add_middleware(
         CredentialCheck,
-        operators=Operators(federation.operators),
+        operators=Operators(federation.operators, refusals),
         secret=federation.runtime_secret.read_bytes(),
         state_factory=app.state.linkstate_factory,
         refusals=refusals,
