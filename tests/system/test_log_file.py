@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.flower import wait_until
 from fairbloom.system.log_file import LARGEST_BYTES
 from tests.checkout import ROOT
@@ -49,6 +51,23 @@ def test_no_line_is_lost_of_processes_that_are_killed(tmp_path: Path) -> None:
     for name in "abc":
         expected = [f"{name} {number} {'x' * LENGTH}" for number in range(LINES)]
         assert [line for line in words if line.startswith(f"{name} ")] == expected
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["the first", "the one that writes"])
+def test_a_log_goes_on_when_a_process_of_it_is_killed(tmp_path: Path, victim: int) -> None:
+    file = tmp_path / "log"
+    beat = "[(print(n, flush=True), time.sleep(0.05)) for n in range(60)]; writers ="
+    process = run(file, PROGRAM.replace("writers =", beat))
+    wait_until(lambda: file.exists() and "begin" in file.read_text())
+    listed = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    both = sorted(int(line.split()[0]) for line in listed if line.endswith(f"fairbloom.system.log_file {file}"))
+    assert len(both) == 2
+    os.kill(both[victim], signal.SIGKILL)
+    assert process.communicate() == ("", "")
+    wait_until(lambda: not file.with_name("log.lock").exists())
+    words = file.with_name("log.1").read_text() + file.read_text()
+    assert words.endswith(" \ufffd killed\n")
+    assert ("the process that writes this log was killed" in words) == (victim == 1)
 
 
 def test_a_log_file_has_one_owner(tmp_path: Path) -> None:
