@@ -171,10 +171,7 @@ RELIED_ON = (
         {
             **{
                 f"{FLEET}:{call}": "request state"
-                for call in (
-                    *("activate_node", "deactivate_node", "push_messages"),
-                    *("get_run", "get_fab", "push_object"),
-                )
+                for call in ("activate_node", "deactivate_node", "get_run", "get_fab")
             },
             "flwr.app.message:make_message": "metadata error",
             **FLEET_PROTOBUF,

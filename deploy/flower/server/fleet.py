@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message
-from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2, run_pb2
+from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
 from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.supercore.error import FlowerError
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -63,24 +60,11 @@ BEATS_MISSED, INTERVALS = 2, (10.0, 1800.0)
 """After how many intervals without a heartbeat a node counts as gone, and the shortest and the longest interval, in
 seconds: Flower's."""
 
-REMEMBERED = 10_000
-"""How many replies under way have their sizes in memory. The oldest is forgotten, and looked up if it goes on."""
-
 COPIED = (
     "client %s comes with its key from another place than before, from %s. If its machine was not restarted, nor its "
     "key moved, somebody has a copy: fairbloom deploy rotate %s"
 )
 """What the operator reads, in the audit log and in the server's, where a second device may have a client's key."""
-
-
-@dataclass
-class Budget:
-    """What is left of a reply's allowance while its parts arrive."""
-
-    node_id: int
-    reply_id: str
-    allowed: int
-    left: int
 
 
 class Fleet:
@@ -95,8 +79,6 @@ class Fleet:
     ) -> None:
         self._state, self._members, self._refusals = state, members, refusals
         self._long_poll, self._overdue = long_poll, overdue
-        self._lock = threading.Lock()
-        self._budgets: OrderedDict[str, Budget] = OrderedDict()
         # By node, the message that it received last, and how often.
         self._received: dict[int, tuple[str, int]] = {}
 
@@ -234,9 +216,7 @@ class Fleet:
         """
         self._overdue.idle(node_id)
         place = {"node_id": signed(node_id)}
-        for session in self._state.query(tables.BROKEN_OFF, place):
-            self._state.break_off(session["session_id"])
-            self._budgets.pop(session["session_id"], None)
+        self._state.end_uploads(node_id)
         for row in self._state.query(tables.NEXT, {**place, "now": time.time()}):
             if self._received.get(node_id) == (row["message_id"], MAX_DELIVERIES):
                 answered = {**row, "reply_to_message_id": row["message_id"], "src_node_id": row["dst_node_id"]}
@@ -309,18 +289,6 @@ class Fleet:
         """Hand out a run's bundle."""
         return fleet_handlers.get_fab(request, self._state)
 
-    def _of_run(self, about: Any, function: Callable[..., Any], *given: Any) -> Any:
-        """Return a function's answer; refuse a call about a run that was lost with an earlier database.
-
-        Flower raises KeyError then, and a node would retry forever.
-        """
-        try:
-            return function(*given)
-        except KeyError:
-            if self._state.query(tables.IS_KNOWN_RUN, {"run_id": signed(about.run_id)}):
-                raise
-            raise FlowerError(2007, f"no run {about.run_id}") from None  # as for a run that is over
-
     # Replies --------------------------------------------------------------------------------------------------------
 
     def take_whole(self, request: Any, caller: Caller) -> Any:
@@ -329,134 +297,101 @@ class Fleet:
             head, tree = message_pb2.Message.FromString(request.head), message_pb2.ObjectTree.FromString(request.tree)
         except DecodeError:
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "the reply cannot be read") from None
-        pushed = fleet_pb2.PushMessagesRequest(
-            node=node_pb2.Node(node_id=caller.node_id),
-            messages_list=[head],
-            message_object_trees=[tree],
-            clientapp_runtime_list=[request.seconds],
-        )
         given = {part.id: part.content for part in request.parts}
-        answer = self._take(pushed, caller, given)
-        wanted = [*answer.objects_to_push]
-        for name in [name for name in wanted if name in given]:
-            part = message_pb2.PushObjectRequest(
-                node=pushed.node,
-                run_id=head.metadata.run_id,
-                object_id=name,
-                object_content=given[name],
-                session_id=answer.session_id,
-            )
-            self.take_part(part, caller)
-        return exchange_pb2.ReplyResponse(
-            wanted=[name for name in wanted if name not in given], session_id=answer.session_id
-        )
+        wanted = self._take(caller, head, tree, request.seconds, given)
+        return exchange_pb2.ReplyResponse(wanted=wanted, session_id=tree.object_id if wanted else "")
 
     def take_head(self, request: Any, caller: Caller) -> Any:
-        """Take the head of a reply, if it is the node's own, the first one, and of a possible size."""
-        return self._take(request, caller, {})
-
-    def _take(self, request: Any, caller: Caller, given: Mapping[str, bytes]) -> Any:
-        """Take the head of a reply, and its parts if all were given."""
+        """Take the head of a reply, whose parts follow one by one."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "one reply a call, with its object tree")
-        reply, tree = request.messages_list[0].metadata, request.message_object_trees[0]
-        taken, times = request.clientapp_runtime_list, (reply.created_at, reply.ttl)
-        if not all(abs(time) <= MOST_SECONDS for time in (*times, *taken)) or min(taken, default=0.0) < 0.0:
-            self._note_refused(caller.node_id, "a reply with an impossible time")
-            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "a reply has possible times alone")
-        if reply.src_node_id != caller.node_id:
-            self._note_refused(caller.node_id, "a reply in another node's name")
-            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "a node answers in its own name alone")
+        head, tree = request.messages_list[0], request.message_object_trees[0]
+        wanted = self._take(caller, head, tree, sum(request.clientapp_runtime_list), {})
+        return fleet_pb2.PushMessagesResponse(
+            reconnect=fleet_pb2.Reconnect(reconnect=5),
+            results={tree.object_id: 0},
+            objects_to_push=wanted,
+            session_id=tree.object_id if wanted else "",
+        )
+
+    def _take(self, caller: Caller, head: Any, tree: Any, seconds: float, given: Mapping[str, bytes]) -> list[str]:
+        """Take a node's first reply to its message, if of a possible size; return the parts that are to follow."""
+        reply, node_id = head.metadata, caller.node_id
+        if not all(abs(time) <= MOST_SECONDS for time in (reply.created_at, reply.ttl, seconds)) or seconds < 0.0:
+            self._refuse(node_id, "a reply with an impossible time", "a reply has possible times alone")
+        if reply.src_node_id != node_id:
+            self._refuse(node_id, "a reply in another node's name", "a node answers in its own name alone")
         if tree.object_id != reply.message_id:
-            self._note_refused(caller.node_id, "a reply with the parts of another")
-            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "a reply's id is that of its object tree")
+            self._refuse(node_id, "a reply with the parts of another", "a reply's id is that of its object tree")
         both = {"answered": reply.reply_to_message_id, "reply": reply.message_id}
         if self._state.query(tables.OTHER_REPLY, both):
-            self._note_refused(caller.node_id, "a second reply to the same message")
-            return _taken(reply)
+            self._note_refused(node_id, "a second reply to the same message")
+            return []
         objects, allowed = self._allowance(reply.reply_to_message_id)
         if count(tree, objects) > objects:
-            self._answer_in_its_place(
-                _row(reply), f"a reply of more than the {objects} objects that its message allows"
-            )
-            return _taken(reply)
-        if self._state.query(tables.HAS_MESSAGE, {"ids": json.dumps([*identifiers(tree)])}):
+            self._answer_in_its_place(reply, f"a reply of more than the {objects} objects that its message allows")
+            return []
+        names = {*identifiers(tree)}
+        if self._state.query(tables.HAS_MESSAGE, {"ids": json.dumps([*names])}):
             # What stands below a message that was received may be pulled by whom it is for: another's parts, say.
-            self._note_refused(caller.node_id, "a reply with a message as a part")
-            raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "no message is a part of a reply")
-        if request.messages_list[0].ByteSize() > LARGEST_HEAD:
-            self._answer_in_its_place(_row(reply), "a reply with content in its head")
-            return _taken(reply)
-        if given.keys() >= {*identifiers(tree)}:
-            self._store_whole(request, given, allowed)
-            return _taken(reply)
-        with self._state.session():  # all or nothing: a head that is not stored leaves no session behind
-            response = self._of_run(reply, fleet_handlers.push_messages, request, self._state)
-            session, known = {"session_id": response.session_id}, {"reply_id": reply.message_id}
-            if not self._state.query(tables.HEAD, known):
-                self._state.query(tables.END_SESSION, session)
-                return response
-            self._state.query(tables.BEGIN, {**session, **known, "node_id": signed(caller.node_id), "allowed": allowed})
-            if response.objects_to_push:
-                self._state.query(tables.HIDE, known)
-        if not response.objects_to_push:  # another session had brought its parts
-            self._state.note_reply()
-        return response
-
-    def _store_whole(self, request: Any, given: Mapping[str, bytes], allowed: int) -> None:
-        """Store a reply of which all parts are here."""
-        reply, tree = request.messages_list[0], request.message_object_trees[0]
-        about = reply.metadata
-        size = sum(len(given[name]) for name in {*identifiers(tree)})
-        if size > allowed:
-            self._check_unfinished(about.run_id)
-            self._answer_in_its_place(_row(about), too_large(allowed))
-            return
-        with self._state.session():
-            try:
-                stored = self._state.store_reply(reply, tree, given)
-            except ValueError as error:
-                self._note_refused(about.src_node_id, "a reply with a part that is not what its id says")
-                raise RefusedCallError(StatusCode.INVALID_ARGUMENT, str(error)) from None
-            if not stored:  # it came before, or too late
-                self._check_unfinished(about.run_id)
-                return
-            work = {"run_id": signed(about.run_id), "answered": about.reply_to_message_id, "bytes": size}
-            self._state.query(tables.COUNT_WORK, {**work, "seconds": request.clientapp_runtime_list[0]})
-        self._state.note_reply()
+            self._refuse(node_id, "a reply with a message as a part", "no message is a part of a reply")
+        if head.ByteSize() > LARGEST_HEAD:
+            self._answer_in_its_place(reply, "a reply with content in its head")
+            return []
+        if given.keys() >= names:
+            self._store(head, seconds, sum(len(given[name]) for name in names), allowed, tree, given)
+            return []
+        with self._state.session():  # all or nothing
+            if not self._state.begin_upload(head, seconds, allowed):
+                self._check_unfinished(reply.run_id)
+                return []
+            wanted = self._state.store.preregister(reply.run_id, tree)
+        for name in given.keys() & {*wanted}:
+            self._take_part(node_id, reply.message_id, name, given[name])
+        if not wanted:  # other replies had brought its parts
+            self._store_if_whole(head, seconds, allowed)
+        return [name for name in wanted if name not in given]
 
     def take_part(self, request: Any, caller: Caller) -> Any:
         """Take a part of a reply, while the reply stays within its allowance."""
-        budget, size = self._budget(request.session_id), len(request.object_content)
-        if budget is None or budget.node_id != caller.node_id:
-            return message_pb2.PushObjectResponse(stored=False)
-        with self._lock:
-            budget.left -= size
-            within = budget.left >= 0
-        if not within:
-            self._break_off(request.session_id, budget)
-            return message_pb2.PushObjectResponse(stored=False)
-        stored = False
-        try:
-            response = self._of_run(request, fleet_handlers.push_object, request, self._state)
-            stored = response.stored
-            self._state.query(tables.SHOW, {"reply_id": budget.reply_id})
-            self._state.note_reply()
-            return response
-        finally:
-            if not stored:  # a part that comes again, because its receipt was lost, counts once
-                with self._lock:
-                    budget.left += size
+        about = (request.session_id, request.object_id, request.object_content)
+        return message_pb2.PushObjectResponse(stored=self._take_part(caller.node_id, *about))
 
-    def _break_off(self, session_id: str, budget: Budget) -> None:
-        """Delete what has come of a reply, and say why in its place."""
-        reason = too_large(budget.allowed)
+    def _take_part(self, node_id: int, reply_id: str, name: str, content: bytes) -> bool:
+        """Store a part; return whether it was new. Nothing is left of a reply that it makes too large."""
+        upload = self._state.find_upload(node_id, reply_id)
+        if upload is None:
+            return False
+        with self._checked(node_id):
+            is_new, left = self._state.store_part(node_id, reply_id, name, content)
+        head = message_pb2.Message.FromString(upload["head"])
+        self._store_if_whole(head, upload["seconds"], upload["allowed"], left)
+        return is_new and left >= 0
+
+    def _store_if_whole(self, head: Any, seconds: float, allowed: int, left: int = 0) -> None:
+        """Store a reply whose parts came one by one, once all are here or too many."""
+        size = self._state.store.whole_size(head.metadata.message_id) if left >= 0 else allowed - left
+        if size is not None:
+            self._store(head, seconds, size, allowed)
+
+    def _store(self, head: Any, seconds: float, size: int, allowed: int, *whole: Any) -> None:
+        """Store a reply that came as a whole, with its tree and parts, or part by part; or an error in its place."""
+        reply, stored = head.metadata, False
         with self._state.session():
-            heads = self._state.query(tables.HEAD, {"reply_id": budget.reply_id})
-            self._state.break_off(session_id)
-        for head in heads:  # after the session: a run that is woken can read the error
-            self._answer_in_its_place(head, reason)
-        self._budgets.pop(session_id, None)
+            if not whole and not self._state.end_upload(reply.src_node_id, reply.message_id):
+                return  # another call stores it
+            if size <= allowed:
+                with self._checked(reply.src_node_id):
+                    stored = self._state.store_reply(head, size, seconds, *whole)
+            if not whole and not stored:
+                self._state.store.delete_all([reply.message_id])
+        if stored:
+            self._state.note_reply()
+            return
+        self._check_unfinished(reply.run_id)
+        if size > allowed:
+            megabytes = f"{allowed / 1e6:.1f} MB"
+            self._answer_in_its_place(reply, f"a reply of more than the {megabytes} that its message allows")
 
     def _allowance(self, message_id: str) -> tuple[int, int]:
         """Return how many objects, and how many bytes, a reply to this message may have."""
@@ -469,28 +404,12 @@ class Fleet:
         objects, total = known[0]["objects"], known[0]["bytes"]
         return TIMES * objects + SLACK_OBJECTS, TIMES * total + SLACK_BYTES
 
-    def _budget(self, session_id: str) -> Budget | None:
-        """Return the budget of a reply under way, less what has come of it by other sessions or before a restart."""
-        with self._lock:
-            if session_id in self._budgets:
-                return self._budgets[session_id]
-        found = self._state.query(tables.UNDER_WAY, {"session_id": session_id})
-        if not found:
-            return None
-        row = found[0]
-        (stored,) = self._state.query(tables.SIZE, {"message_id": row["reply_id"]})
-        left = row["allowed"] - stored["bytes"]
-        budget = Budget(unsigned(row["node_id"]), row["reply_id"], row["allowed"], left)
-        with self._lock:
-            budget = self._budgets.setdefault(session_id, budget)
-            while len(self._budgets) > REMEMBERED:
-                self._budgets.popitem(last=False)
-        return budget
-
-    def _answer_in_its_place(self, reply: Mapping[str, Any], reason: str) -> None:
+    def _answer_in_its_place(self, reply: Any, reason: str) -> None:
         """Store an error in place of a reply that is refused: the run learns at once, and by whom."""
-        self._note_refused(unsigned(reply["src_node_id"]), reason)
-        self._store_error(reply, REPLY_TOO_LARGE, f"the SuperLink refused {reason}")
+        self._note_refused(reply.src_node_id, reason)
+        names = ("reply_to_message_id", "group_id", "message_type", "created_at", "ttl", "run_id", "src_node_id")
+        about = {name: getattr(reply, name) for name in names}
+        self._store_error(about, REPLY_TOO_LARGE, f"the SuperLink refused {reason}")
 
     def _store_error(self, reply: Mapping[str, Any], code: int, reason: str) -> None:
         numbers = {name: unsigned(reply[name]) for name in ("run_id", "src_node_id")}
@@ -502,6 +421,18 @@ class Fleet:
     def _note_refused(self, node_id: int, what: str) -> None:
         note_refused(self._refusals, self._members, node_id, what)
 
+    def _refuse(self, node_id: int, what: str, words: str) -> NoReturn:
+        self._note_refused(node_id, what)
+        raise RefusedCallError(StatusCode.INVALID_ARGUMENT, words)
+
+    @contextlib.contextmanager
+    def _checked(self, node_id: int) -> Iterator[None]:
+        """Refuse a reply with a part that cannot be stored."""
+        try:
+            yield
+        except ValueError as error:
+            self._refuse(node_id, "a reply with a part that is not what its id says", str(error))
+
 
 def count(tree: message_pb2.ObjectTree, most: int) -> int:
     """Return how many objects a tree has; more than `most` are not counted to the end."""
@@ -510,20 +441,3 @@ def count(tree: message_pb2.ObjectTree, most: int) -> int:
         number += 1
         left.extend(left.pop().children)
     return number
-
-
-def too_large(allowed: int) -> str:
-    """Return what is refused of a reply that is larger than it may be."""
-    return f"a reply of more than the {allowed / 1e6:.1f} MB that its message allows"
-
-
-def _row(reply: Any) -> dict[str, Any]:
-    """Return the head of a reply as the database's tables have it."""
-    names = ("reply_to_message_id", "group_id", "message_type", "created_at", "ttl")
-    return {name: getattr(reply, name) for name in (*names, "run_id", "src_node_id")}
-
-
-def _taken(reply: Any) -> Any:
-    """Return the answer to a reply of which nothing more is asked."""
-    reconnect = fleet_pb2.Reconnect(reconnect=5)
-    return fleet_pb2.PushMessagesResponse(reconnect=reconnect, results={reply.message_id: 0})

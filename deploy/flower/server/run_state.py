@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, cast
 
 from flwr.app import Message
@@ -107,7 +108,7 @@ class RunState(PassingFaults, SqlLinkState):
         """Connect, check Flower's tables and make ours; FlowerVersionError when columns are missing."""
         names: list[str] = super().initialize(*given, **options)
         tables.check_columns(self.query)
-        for statement in (*tables.OURS, *tables.FORGET, tables.SHOW_ALL):  # all: what was just whole when we ended
+        for statement in (*tables.OURS, *tables.FORGET):
             self.query(statement)
         return names
 
@@ -247,15 +248,6 @@ class RunState(PassingFaults, SqlLinkState):
             self.delete_messages({row["reply_to_message_id"] for row in rows})
             self.store.delete_all(replies)
 
-    def break_off(self, session_id: str) -> None:
-        """Delete a reply that is under way, with what has come of it."""
-        with self.session():
-            roots = self.query(tables.ROOTS, {"session_id": session_id})
-            self.query(tables.END_SESSION, {"session_id": session_id})
-            for reply_id in (row["root_object_id"] for row in roots):
-                self.store.delete_all([reply_id])
-                self.query(tables.DELETE_REPLY, {"reply_id": reply_id})
-
     def store_round(self, run_id: int, sent: Any, parts: Mapping[str, bytes]) -> list[str]:
         """Store messages of a run, all of whose parts are here; return their ids, "" for one that is not taken.
 
@@ -302,26 +294,66 @@ class RunState(PassingFaults, SqlLinkState):
                 while self._came < enough and self._replies.wait(until - time.monotonic()):
                     pass
 
-    def store_reply(self, reply: message_pb2.Message, tree: Any, parts: Mapping[str, bytes]) -> bool:
-        """Store a reply that is here whole; return whether it is one to a message of a run that goes on.
-
-        ValueError where a part is not what its id says.
-        """
-        about = reply.metadata
-        row = {"message_id": about.message_id, "answered": about.reply_to_message_id, "now": time.time()}
-        row |= {"node_id": signed(about.src_node_id), "run_id": signed(about.run_id)}
-        failed = reply.HasField("error")
-        row |= {"content": None if failed else b"", "error": reply.error.SerializeToString() if failed else None}
+    def begin_upload(self, head: message_pb2.Message, seconds: float, allowed: int) -> bool:
+        """Let the parts of a reply come, of so many bytes; return whether its message waits for one."""
+        row, key = _row_of_reply(head), _key_of_upload(head.metadata.src_node_id, head.metadata.message_id)
+        sent = {"head": head.SerializeToString(), "seconds": seconds, "allowed": allowed}
         with self.session():
-            stored = bool(self.query(tables.STORE_REPLY, row))
-            if stored:
+            self.query(tables.BEGIN_UPLOAD, row | sent)
+            return bool(self.query(tables.UPLOAD, key))
+
+    def find_upload(self, node_id: int, reply_id: str) -> dict[str, Any] | None:
+        """Return head, seconds and allowance of a reply whose parts are coming."""
+        return next(iter(self.query(tables.UPLOAD, _key_of_upload(node_id, reply_id))), None)
+
+    def end_uploads(self, node_id: int) -> None:
+        """Delete what has come of a node's replies that are not whole."""
+        for upload in self.query(tables.UPLOADS, {"node_id": signed(node_id)}):
+            with self.session():
+                self.end_upload(node_id, upload["reply_id"])
+                self.store.delete_all([upload["reply_id"]])
+
+    def end_upload(self, node_id: int, reply_id: str) -> bool:
+        """Let no further part of a reply come; return whether any might."""
+        return bool(self.query(tables.END_UPLOAD, _key_of_upload(node_id, reply_id)))
+
+    def store_part(self, node_id: int, reply_id: str, part_id: str, content: bytes) -> tuple[bool, int]:
+        """Store a part of a reply; return whether it is new, and how many bytes may still come.
+
+        ValueError where it is not what its id says.
+        """
+        with self.session():
+            is_new = self.store.fill(part_id, content)
+            spent = {"bytes": len(content) if is_new else 0, **_key_of_upload(node_id, reply_id)}
+            left = sum(row["left"] for row in self.query(tables.SPEND, spent))  # none: it has just ended
+        return is_new, left
+
+    def store_reply(
+        self,
+        head: message_pb2.Message,
+        size: int,
+        seconds: float,
+        tree: Any = None,
+        parts: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> bool:
+        """Store a reply of `size` bytes that is here whole; return whether its message waits for one.
+
+        Without a tree, its parts have come before. ValueError where one is not what its id says.
+        """
+        about = head.metadata
+        with self.session():
+            if not self.query(tables.STORE_REPLY, _row_of_reply(head)):
+                return False
+            if tree is not None:
                 self.store.take(about.run_id, [tree], parts)
-        return stored
+            work = {"run_id": signed(about.run_id), "answered": about.reply_to_message_id}
+            self.query(tables.COUNT_WORK, {**work, "bytes": size, "seconds": seconds})
+        return True
 
     def store_error(self, error: Message) -> None:
         """Store an error that takes the place of a reply."""
         parts = {name: one.deflate() for name, one in get_all_nested_objects(error).items()}
-        self.store_reply(message_to_proto(error), get_object_tree(error), parts)
+        self.store_reply(message_to_proto(error), 0, 0.0, get_object_tree(error), parts)
         self.note_reply()
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
@@ -349,14 +381,15 @@ class RunStore(PassingFaults, SqlObjectStore):
         """Store messages whose parts are all here; ValueError where one is not what its id or its tree says."""
         children = children_of(trees)
         for name, below in children.items():
-            if hashlib.sha256(parts[name]).hexdigest() != name:
-                raise ValueError(f"object {name} has other content")
-            validate_object_content(parts[name])
-            if {*get_object_children_ids_from_object_content(parts[name])} != below:
-                raise ValueError(f"object {name} has other parts than its tree says")
+            check(name, parts[name], below)
         missing = self._announce(run_id, children, checked=True)
         if missing:
             self.query(tables.FILL, [{"object_id": name, "content": parts[name]} for name in missing])
+
+    def fill(self, name: str, content: bytes) -> bool:
+        """Store a part that was announced; return whether it was not here. ValueError where it is another one."""
+        check(name, content, {row["child_id"] for row in self.query(tables.CHILDREN, {"ids": json.dumps([name])})})
+        return bool(self.query(tables.FILL_ONE, {"object_id": name, "content": content}))
 
     def _announce(self, run_id: int, children: Mapping[str, set[str]], *, checked: bool = False) -> list[str]:
         """Announce objects, each with its parts; return which are not here, in order.
@@ -402,6 +435,11 @@ class RunStore(PassingFaults, SqlObjectStore):
         rows = self.query(tables.PARTS, {"ids": json.dumps([*roots])})
         return {row["object_id"]: row["bytes"] for row in rows if row["is_available"]}
 
+    def whole_size(self, root: str) -> int | None:
+        """Return how many bytes a message has, None while parts are missing."""
+        rows = self.query(tables.PARTS, {"ids": json.dumps([root])})
+        return sum(row["bytes"] for row in rows) if all(row["is_available"] for row in rows) else None
+
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return what is here of these parts."""
         rows = self.query(tables.CONTENTS, {"ids": json.dumps([*names])})
@@ -436,3 +474,29 @@ def children_of(trees: Iterable[message_pb2.ObjectTree]) -> dict[str, set[str]]:
             raise ValueError(f"object {below.object_id} has two kinds of parts")
         left.extend(below.children)
     return found
+
+
+def check(name: str, content: bytes, children: set[str]) -> None:
+    """Raise ValueError unless an object is what its id and its tree say."""
+    if hashlib.sha256(content).hexdigest() != name:
+        raise ValueError(f"object {name} has other content")
+    validate_object_content(content)
+    if {*get_object_children_ids_from_object_content(content)} != children:
+        raise ValueError(f"object {name} has other parts than its tree says")
+
+
+def _row_of_reply(head: message_pb2.Message) -> dict[str, Any]:
+    about, failed = head.metadata, head.HasField("error")
+    return {
+        "message_id": about.message_id,
+        "answered": about.reply_to_message_id,
+        "node_id": signed(about.src_node_id),
+        "run_id": signed(about.run_id),
+        "now": time.time(),
+        "content": None if failed else b"",
+        "error": head.error.SerializeToString() if failed else None,
+    }
+
+
+def _key_of_upload(node_id: int, reply_id: str) -> dict[str, Any]:
+    return {"node_id": signed(node_id), "reply_id": reply_id}

@@ -25,12 +25,9 @@ COLUMNS: Mapping[str, str] = {
     "object_children": "parent_id child_id",
     "run_objects": "run_id object_id",
     "object_push_sessions": "session_id",
-    "object_push_session_roots": "session_id root_object_id",
+    "object_push_session_roots": "root_object_id",
 }
 """Flower's tables that the statements below name, with the columns."""
-
-HIDDEN = "under way"
-"""Written where Flower notes when it handed out a reply, as long as parts of the reply are missing: no run gets it."""
 
 MAX_DELIVERIES = 3
 """How often a node receives the same message, where it ends in the midst of the work; then an error is its answer."""
@@ -39,17 +36,17 @@ OURS = (
     "CREATE TABLE IF NOT EXISTS fairbloom_starts (task_id INTEGER PRIMARY KEY, number INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS fairbloom_versions (node_id INTEGER PRIMARY KEY, version TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS fairbloom_sizes (message_id TEXT PRIMARY KEY, objects INTEGER, bytes INTEGER)",
-    "CREATE TABLE IF NOT EXISTS fairbloom_replies "
-    "(session_id TEXT PRIMARY KEY, node_id INTEGER, reply_id TEXT, allowed INTEGER)",
+    "CREATE TABLE IF NOT EXISTS fairbloom_uploads (answered TEXT PRIMARY KEY, node_id INTEGER, reply_id TEXT, "
+    "head BLOB, seconds REAL, allowed INTEGER, left INTEGER)",
     "CREATE TABLE IF NOT EXISTS fairbloom_instances (node_id INTEGER PRIMARY KEY, instance TEXT)",
     "CREATE INDEX IF NOT EXISTS fairbloom_parents ON object_children (child_id)",
     "CREATE INDEX IF NOT EXISTS fairbloom_objects ON run_objects (object_id)",  # read at each deletion of an object
     "CREATE INDEX IF NOT EXISTS fairbloom_destinations ON message_ins (dst_node_id)",
-    "CREATE INDEX IF NOT EXISTS fairbloom_senders ON fairbloom_replies (node_id)",
+    "CREATE INDEX IF NOT EXISTS fairbloom_uploaders ON fairbloom_uploads (node_id)",
 )
 FORGET = (
     "DELETE FROM fairbloom_sizes WHERE message_id NOT IN (SELECT message_id FROM message_ins)",
-    "DELETE FROM fairbloom_replies WHERE session_id NOT IN (SELECT session_id FROM object_push_sessions)",
+    "DELETE FROM fairbloom_uploads WHERE reply_id NOT IN (SELECT object_id FROM objects)",
 )
 """Delete what we keep about messages that are gone."""
 
@@ -62,7 +59,6 @@ UPDATE run SET bytes_recv = bytes_recv + :bytes, clientapp_runtime = clientapp_r
 bytes_sent = bytes_sent + coalesce((SELECT bytes FROM fairbloom_sizes WHERE message_id = :answered), 0)
 WHERE run_id = :run_id"""
 """The bytes that a node was sent are counted with its reply: a message that is handed out is written nowhere."""
-IS_KNOWN_RUN = "SELECT 1 FROM run WHERE run_id = :run_id"
 RUN_OF = "SELECT run_id FROM task WHERE task_id = :task_id"
 RUN_OF_TOKEN = "SELECT run_id FROM task WHERE token = :token"  # noqa: S105
 HAS_TASK = "SELECT 1 FROM task WHERE token = :token AND finished_at IS NULL AND active_until >= :now"
@@ -151,44 +147,38 @@ MEASURED = "SELECT objects, bytes FROM fairbloom_sizes WHERE message_id = :messa
 
 # Replies ------------------------------------------------------------------------------------------------------------
 
-STORE_REPLY = """
+OPEN_MESSAGE = """
+FROM message_ins AS asked JOIN run ON run.run_id = asked.run_id JOIN task ON task.task_id = run.primary_task_id
+WHERE asked.message_id = :answered AND asked.dst_node_id = :node_id AND asked.run_id = :run_id
+AND asked.created_at + asked.ttl > :now AND task.finished_at IS NULL
+AND NOT EXISTS (SELECT 1 FROM message_res WHERE reply_to_message_id = asked.message_id)"""
+"""The message that a node answers, while a reply is of use. A reply is good as long as the message, whatever the node's
+clock says."""
+
+STORE_REPLY = f"""
 INSERT INTO message_res (message_id, group_id, run_id, src_node_id, dst_node_id, reply_to_message_id, created_at,
 delivered_at, ttl, message_type, content, error)
 SELECT :message_id, asked.group_id, asked.run_id, asked.dst_node_id, asked.src_node_id, asked.message_id, :now,
 '', asked.created_at + asked.ttl - :now, asked.message_type, :content, :error
-FROM message_ins AS asked JOIN run ON run.run_id = asked.run_id JOIN task ON task.task_id = run.primary_task_id
-WHERE asked.message_id = :answered AND asked.dst_node_id = :node_id AND asked.run_id = :run_id
-AND asked.created_at + asked.ttl > :now AND task.finished_at IS NULL
-ON CONFLICT DO NOTHING RETURNING message_id"""
-"""A node says of its reply what it answers; all else follows from the message. A reply is good as long as the message,
-whatever the node's clock says."""
+{OPEN_MESSAGE} ON CONFLICT DO NOTHING RETURNING message_id"""
+"""A node says of its reply what it answers; all else follows from the message. A run sees a reply once it is whole."""
 
-OTHER_REPLY = "SELECT 1 FROM message_res WHERE reply_to_message_id = :answered AND message_id != :reply"
-HEAD = """
-SELECT reply_to_message_id, src_node_id, run_id, group_id, message_type, created_at, ttl
-FROM message_res WHERE message_id = :reply_id"""
-BEGIN = "INSERT INTO fairbloom_replies VALUES (:session_id, :node_id, :reply_id, :allowed)"
-UNDER_WAY = """
-SELECT node_id, reply_id, allowed FROM fairbloom_replies
-WHERE session_id = :session_id AND session_id IN (SELECT session_id FROM object_push_sessions)"""
-BROKEN_OFF = """
-SELECT session_id FROM fairbloom_replies
-WHERE node_id = :node_id AND session_id IN (SELECT session_id FROM object_push_sessions)"""
-IS_PUSHED = "SELECT 1 FROM object_push_sessions WHERE session_id = :session_id"
-ROOTS = "SELECT root_object_id FROM object_push_session_roots WHERE session_id = :session_id"
-END_SESSION = "DELETE FROM object_push_sessions WHERE session_id = :session_id"
-DELETE_REPLY = "DELETE FROM message_res WHERE message_id = :reply_id"
+OTHER_REPLY = """
+SELECT 1 FROM message_res WHERE reply_to_message_id = :answered AND message_id != :reply
+UNION ALL SELECT 1 FROM fairbloom_uploads WHERE answered = :answered AND reply_id != :reply"""
 
-HIDE = f"UPDATE message_res SET delivered_at = '{HIDDEN}' WHERE message_id = :reply_id AND delivered_at = ''"  # noqa: S608
-SHOW_ALL = f"""
-UPDATE message_res SET delivered_at = '' WHERE delivered_at = '{HIDDEN}'
-AND message_id NOT IN (SELECT root_object_id FROM object_push_session_roots)"""  # noqa: S608
-SHOW = f"{SHOW_ALL} AND message_id = :reply_id"
-"""A run sees a reply once it is whole: one that breaks off, or grows too large, is then still ours to answer for."""
+BEGIN_UPLOAD = f"""
+INSERT INTO fairbloom_uploads SELECT asked.message_id, asked.dst_node_id, :message_id, :head, :seconds, :allowed, :allowed
+{OPEN_MESSAGE} ON CONFLICT DO NOTHING"""
+UPLOADS = "SELECT reply_id FROM fairbloom_uploads WHERE node_id = :node_id"
+UPLOAD = "SELECT head, seconds, allowed FROM fairbloom_uploads WHERE node_id = :node_id AND reply_id = :reply_id"
+SPEND = """
+UPDATE fairbloom_uploads SET left = left - :bytes WHERE node_id = :node_id AND reply_id = :reply_id RETURNING left"""
+END_UPLOAD = "DELETE FROM fairbloom_uploads WHERE node_id = :node_id AND reply_id = :reply_id RETURNING 1"
 
-SHOW_AGAIN = f"""
-UPDATE message_res SET delivered_at = '' WHERE delivered_at NOT IN ('', '{HIDDEN}')
-AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""  # noqa: S608
+SHOW_AGAIN = """
+UPDATE message_res SET delivered_at = '' WHERE delivered_at != ''
+AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""
 ANSWERED_BY = "SELECT reply_to_message_id FROM message_res WHERE message_id IN (SELECT value FROM json_each(:ids))"
 HAVE_ANSWER = """
 SELECT count(*) AS number FROM message_res
@@ -196,6 +186,8 @@ WHERE delivered_at = '' AND reply_to_message_id IN (SELECT value FROM json_each(
 ANSWERED = (
     "SELECT reply_to_message_id FROM message_res WHERE reply_to_message_id IN (SELECT value FROM json_each(:ids))"
 )
+
+IS_PUSHED = "SELECT 1 FROM object_push_sessions WHERE session_id = :session_id"
 
 # Objects: messages and replies as trees of parts, which Flower keeps one by one -------------------------------------
 
@@ -209,6 +201,7 @@ OF_RUN = "INSERT OR IGNORE INTO run_objects (run_id, object_id) SELECT :run_id, 
 ABSENT = "SELECT object_id FROM objects WHERE is_available = 0 AND object_id IN (SELECT value FROM json_each(:ids))"
 CHILDREN = "SELECT parent_id, child_id FROM object_children WHERE parent_id IN (SELECT value FROM json_each(:ids))"
 FILL = "UPDATE objects SET content = :content, is_available = 1 WHERE object_id = :object_id AND is_available = 0"
+FILL_ONE = f"{FILL} RETURNING object_id"
 PARTS = """
 WITH RECURSIVE part (object_id) AS (
   SELECT value FROM json_each(:ids) UNION SELECT child_id FROM object_children JOIN part ON parent_id = part.object_id
