@@ -194,7 +194,6 @@ RELIED_ON = (
             f"{STATE}.session": "",
             f"{STATE}.query": "query data",
             f"{STATE}.initialize": "",
-            f"{STATE}.store_object": "run_id session_id object_id object_content",
             f"{STATE}._cleanup_expired_task_tokens": "",
             f"{STATE}.activate_task": "task_id",
             f"{STATE}.cleanup_run": "run_id",
@@ -207,7 +206,6 @@ RELIED_ON = (
             f"{CONSTANTS}:NOOP_ACCOUNT_NAME": "",
             f"{CONSTANTS}:NOOP_FLWR_AID": "",
             f"{RUNTIME}:pull_messages": "request state task",
-            f"{RUNTIME}:push_messages": "request state task",
         },
     ),
     Need(

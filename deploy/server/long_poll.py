@@ -22,11 +22,10 @@ class LongPoll:
         self._lock = threading.Lock()
         self._waiting: dict[int, threading.Event] = {}
 
-    def wake(self, nodes: Iterable[int] | None) -> None:
-        """Let the calls of these nodes that are held look again, None for all: messages have come."""
+    def wake(self, nodes: Iterable[int]) -> None:
+        """Let the calls of these nodes that are held look again: messages have come."""
         with self._lock:
-            held = self._waiting
-            events = [held[node] for node in (held if nodes is None else nodes) if node in held]
+            events = [self._waiting[node] for node in nodes if node in self._waiting]
         for event in events:
             event.set()
 

@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
-from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_FLWR_AID
-from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import PushAppMessagesRequest
-from flwr.proto.task_pb2 import Task
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
-from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fairbloom.deploy.flower import exchange_pb2
 from fairbloom.deploy.flower.server import fleet, fleet_server, tables
@@ -702,25 +697,6 @@ def test_a_call_is_held_until_there_is_a_message(patient: Place) -> None:
     theirs.join(10)
 
 
-def test_a_node_that_waits_is_told_when_a_run_has_sent_the_last_part(patient: Place) -> None:
-    sent = Message(content(2, 100), dst_node_id=patient.node, message_type="train")
-    sent.metadata.__dict__.update(_run_id=patient.run, _src_node_id=1)
-    sent.metadata.__dict__["_message_id"] = sent.object_id
-    request = PushAppMessagesRequest(
-        messages_list=[message_to_proto(remove_content_from_message(sent))],
-        message_object_trees=[get_object_tree(sent)],
-    )
-    state, task = patient.link.state, Task(run_id=patient.run)
-    waiting = Asking(patient, patient.node)
-    assert waiting.is_held()
-    taken = runtime_handlers.push_messages(request, state, task)
-    for name in taken.objects_to_push:
-        assert waiting.is_held()
-        runtime_handlers.push_object(part(sent, taken.session_id, name, parts(sent)[name], node=1), state, task)
-    waiting.join(10)
-    assert waiting.received == [sent.metadata.message_id]
-
-
 def test_a_call_that_nothing_comes_for_is_answered(place: Place) -> None:
     asking = Asking(place, place.node)
     asking.join(10)
@@ -768,10 +744,8 @@ def test_a_message_is_handed_out_once_its_parts_are_here(place: Place) -> None:
     _, missing = place.link.state.store_message_and_object_tree(sent, get_object_tree(sent), session)
     contents = parts(sent)
     for needed in missing:
-        assert place.link.state.query(tables.IS_PUSHED, {"session_id": session})
         assert pulled(place) == []
         assert place.link.state.store_object(place.run, session, needed, contents[needed])
-    assert not place.link.state.query(tables.IS_PUSHED, {"session_id": session})
     assert pulled(place) == [sent.metadata.message_id]
 
 
@@ -854,7 +828,7 @@ def test_a_key_that_is_revoked_while_its_call_is_held_gets_no_message(patient: P
     assert waiting.is_held()
     patient.send()
     patient.link.state.delete_node(NOOP_FLWR_AID, patient.node)
-    patient.long_poll.wake(None)
+    patient.long_poll.wake([patient.node])
     assert waiting.is_held()
     waiting.call.end()
     waiting.join(10)

@@ -488,15 +488,15 @@ def test_a_part_that_meets_a_busy_database_is_tried_again_and_not_refused(
     """Flower answers that the part is not stored: its sender gives up the whole reply."""
     asked = link.send(link.run(), link.node(b"key"))
     reply = reply_to(asked)
-    session = link.state.start_session(asked.metadata.run_id)
-    stored, (first, *_) = link.state.store_message_and_object_tree(reply, get_object_tree(reply), session)
-    assert stored
-    place = (asked.metadata.run_id, session, first, parts(reply)[first])
+    (begun,) = head(reply).messages_list
+    assert link.state.begin_upload(begun, 0.0, 10_000)
+    first, *_ = link.state.store.preregister(asked.metadata.run_id, get_object_tree(reply))
+    place = (reply.metadata.src_node_id, reply.metadata.message_id, first, parts(reply)[first])
     with locked(Path(link.factory.database)), pytest.raises(FlowerError) as refused:
-        link.state.store_object(*place)
+        link.state.store_part(*place)
     assert is_unavailable(refused.value)
-    assert link.state.store_object(*place)
-    assert not link.state.store_object(*place)  # which is a refusal, and stays one
+    assert link.state.store_part(*place) == (True, 10_000 - len(parts(reply)[first]))
+    assert link.state.store_part(*place) == (False, 10_000 - len(parts(reply)[first]))  # which stays so
 
 
 def test_a_fault_of_our_own_in_the_database_is_no_passing_one(link: SuperLinkState) -> None:

@@ -1,5 +1,6 @@
 """The way of a round's messages and replies through the SuperLink, in one call of the run each."""
 
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,16 +93,36 @@ def test_messages_sent_again_after_a_lost_answer_are_taken(place: Place, run: Ru
     assert place.link.count("message_ins") == 1
 
 
-def test_nodes_are_woken_if_an_earlier_call_had_brought_all_parts(
+@pytest.mark.parametrize("at_once", [1 << 20, 50])
+def test_nodes_are_woken_once_all_parts_are_here(
+    place: Place, run: Run, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(grid, "LARGEST_CALL", at_once)
+    woken = list[tuple[Any, bool]]()
+    state, mail = place.link.state, {"node_id": tables.signed(place.node), "now": time.time()}
+    state.on_message = lambda nodes: woken.append((nodes, bool(state.query(tables.HAS_MAIL, mail))))
+    sent = run.send(place.node)
+    assert run.grid.push_messages(sent) == [sent[0].metadata.message_id]  # the answer before was lost
+    assert woken == [({place.node}, True)] * 2
+
+
+def test_parts_that_were_deleted_meanwhile_are_sent_again(
     place: Place, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grid, "LARGEST_CALL", 50)
-    woken = list[Any]()
-    place.link.state.on_message = woken.append
-    sent = run.send(place.node)
-    assert woken.pop() is None
-    assert run.grid.push_messages(sent) == [sent[0].metadata.message_id]
-    assert woken == [None]
+    plain, lost = run.grid._make, list[int]()
+
+    def lose_first_parts(path: str, request: Any, seconds: float = 0.0) -> Any:
+        if request.sent and not lost:
+            lost.append(len(place.link.state.query("DELETE FROM objects RETURNING object_id")))
+        return plain(path, request, seconds)
+
+    monkeypatch.setattr(run.grid, "_make", lose_first_parts)
+    (sent,) = run.send(place.node)
+    assert lost[0] > 0
+    (handed,) = place.fleet.PullMessages(pull(place.node), Call()).messages_list
+    assert place.link.state.store.contents(parts(sent)) == parts(sent)
+    assert handed.metadata.message_id == sent.metadata.message_id
 
 
 def test_a_message_to_an_unknown_node_or_of_a_finished_run_is_not_taken(place: Place, run: Run) -> None:

@@ -35,7 +35,6 @@ from ...server.rate_limit import CallLimit
 from ...server.refusals import RefusalLog
 from ...server.supervisor import SEEN, STARTED, is_newer
 from .. import exchange_pb2
-from ..whole import identifiers
 from . import tables
 from .grid import COLLECT_PATH, SEND_PATH
 
@@ -286,21 +285,11 @@ class WholeMessages:
         self._handlers, self._state_factory = handlers, state_factory
 
     def send(self, request: Any, task: Any) -> Any:
-        """Take messages, or parts of such as were taken."""
-        state = self._state_factory.state()
+        """Take messages, all of whose parts are here; or else parts, and say which are missing."""
         given = {part.id: part.content for part in request.parts}
-        if not request.sent:
-            for name, content in given.items():
-                state.store_object(task.run_id, request.session_id, name, content)
-            return exchange_pb2.SendResponse()
         sent = runtime_pb2.PushAppMessagesRequest.FromString(request.sent)
-        if given.keys() >= {name for tree in sent.message_object_trees for name in identifiers(tree)}:
-            answer = runtime_pb2.PushAppMessagesResponse(message_ids=state.store_round(task.run_id, sent, given))
-        else:
-            with state.session():  # all or nothing
-                answer = self._handlers.push_messages(sent, state, task)
-            if not answer.objects_to_push:  # an earlier call had brought them
-                state.on_message(None)
+        ids, missing = self._state_factory.state().store_round(task.run_id, sent, given)
+        answer = runtime_pb2.PushAppMessagesResponse(message_ids=ids, objects_to_push=missing)
         return exchange_pb2.SendResponse(sent=answer.SerializeToString())
 
     def collect(self, request: Any, task: Any) -> Any:

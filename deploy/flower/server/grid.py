@@ -49,13 +49,17 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
         if not heads:
             return []
         request = runtime_pb2.PushAppMessagesRequest(messages_list=heads, message_object_trees=trees)
-        batches = batched(parts)
-        sent = exchange_pb2.SendRequest(sent=request.SerializeToString(), parts=next(batches))
-        answer = runtime_pb2.PushAppMessagesResponse.FromString(self._make(SEND_PATH, sent).sent)
-        missing = {name: parts[name] for name in answer.objects_to_push}
-        for batch in batched(missing) if missing else ():
-            self._make(SEND_PATH, exchange_pb2.SendRequest(parts=batch, session_id=answer.session_id))
-        return list(answer.message_ids)
+        missing = parts
+        while True:
+            *before, last = batched(missing)
+            for batch in before:
+                self._make(SEND_PATH, exchange_pb2.SendRequest(parts=batch))
+            sent = exchange_pb2.SendRequest(sent=request.SerializeToString(), parts=last)
+            answer = runtime_pb2.PushAppMessagesResponse.FromString(self._make(SEND_PATH, sent).sent)
+            if not answer.objects_to_push:
+                return list(answer.message_ids)
+            wanted = {*answer.objects_to_push}  # deleted since, with another message
+            missing = {name: part for name, part in parts.items() if name in wanted}
 
     def wait_for_replies(self, message_ids: Iterable[str], number: int, seconds: float) -> None:
         """Return once `number` of these messages are answered, or after `seconds`."""

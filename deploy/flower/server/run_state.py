@@ -54,9 +54,8 @@ PASSING = ("locked", "full", "disk I/O", "unable to open", "readonly")
 
 
 class OfThread(threading.local):
-    """The last fault of the database in this thread, and whether it keeps messages that have a reply."""
+    """Whether this thread keeps messages that have a reply."""
 
-    fault: FlowerError | None = None
     keeps_answered = False
 
 
@@ -65,8 +64,6 @@ class PassingFaults:
 
     Flower answers "internal error", after which runs and nodes give up.
     """
-
-    _thread = OfThread()
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -78,8 +75,7 @@ class PassingFaults:
             reason = str(getattr(error, "orig", error))
             if not isinstance(error, TimeoutError) and not any(words in reason for words in PASSING):
                 raise
-            self._thread.fault = FlowerError(UNAVAILABLE, f"the database: {reason}")
-            raise self._thread.fault from error
+            raise FlowerError(UNAVAILABLE, f"the database: {reason}") from error
 
     def query(self, query: str, data: Sequence[dict[str, Any]] | dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Execute a statement as Flower does, but by SQLite's own driver, which takes a tenth of the time."""
@@ -96,12 +92,14 @@ class PassingFaults:
 class RunState(PassingFaults, SqlLinkState):
     """A run that has lost its process is handed to the SuperExec again, and goes on where it was."""
 
+    _thread = OfThread()
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._looked = -math.inf
         self._node_ids: dict[bytes, int] = {}
-        # Called when the last part of messages has come, with the nodes that they are for, None where any may be.
-        self.on_message: Callable[[Iterable[int] | None], None] = lambda nodes: None
+        # Called when messages have come, with the nodes that they are for.
+        self.on_message: Callable[[Iterable[int]], None] = lambda nodes: None
         self._replies, self._came = threading.Condition(), 0
 
     def initialize(self, *given: Any, **options: Any) -> list[str]:
@@ -248,14 +246,22 @@ class RunState(PassingFaults, SqlLinkState):
             self.delete_messages({row["reply_to_message_id"] for row in rows})
             self.store.delete_all(replies)
 
-    def store_round(self, run_id: int, sent: Any, parts: Mapping[str, bytes]) -> list[str]:
-        """Store messages of a run, all of whose parts are here; return their ids, "" for one that is not taken.
+    def store_round(self, run_id: int, sent: Any, parts: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+        """Store messages of a run; return their ids, "" for one that is not taken, and the parts that are missing.
 
-        ValueError where a part is not what its id says. Flower's own way takes ten statements a message, and counts all
-        parts for each.
+        Nothing but the parts is stored while any is missing. ValueError where one is not what its id says. Flower's own
+        way takes ten statements a message, and counts all parts for each.
         """
         with self.session():
-            now, taken, trees = time.time(), list[str](), list[message_pb2.ObjectTree]()
+            children = children_of(sent.message_object_trees)
+            alone = children_in({name: parts[name] for name in parts if name not in children})
+            missing = self.store.take(run_id, alone | children, parts)
+            if missing or not sent.messages_list:
+                return [], missing
+            now, taken, sizes = time.time(), list[str](), list[dict[str, Any]]()
+            of_part = {name: len(content) for name, content in parts.items()}
+            if of_part.keys() < children.keys():  # the others came before
+                of_part |= self.store.sizes(children)
             for head, tree in zip(sent.messages_list, sent.message_object_trees, strict=True):
                 about = head.metadata
                 row = {name: getattr(about, name) for name in ("message_id", "group_id", "created_at", "ttl")}
@@ -263,16 +269,14 @@ class RunState(PassingFaults, SqlLinkState):
                 is_good = about.run_id == run_id and about.created_at + about.ttl > now
                 stored = is_good and self.query(tables.SEND, {**row, "dst_node_id": signed(about.dst_node_id)})
                 taken.append(about.message_id if stored else "")
-                trees += [tree] * bool(stored)
-            self.store.take(run_id, trees, parts)
-            sizes = []
-            for tree in trees:
                 names = {*identifiers(tree)}
-                total = sum(len(parts[name]) for name in names)
-                sizes.append({"message_id": tree.object_id, "objects": len(names), "bytes": total})
+                size = {"objects": len(names), "bytes": sum(of_part[name] for name in names)}
+                sizes += [{"message_id": tree.object_id, **size}] * bool(stored)
             self.query(tables.KEEP_SIZE, sizes)
+            trees = zip(sent.message_object_trees, taken, strict=True)
+            self.store.delete_all(tree.object_id for tree, message_id in trees if not message_id)
         self.on_message({head.metadata.dst_node_id for head in sent.messages_list})
-        return taken
+        return taken, []
 
     def note_reply(self) -> None:
         """Let those that wait for replies know that one is here, whole."""
@@ -345,7 +349,7 @@ class RunState(PassingFaults, SqlLinkState):
             if not self.query(tables.STORE_REPLY, _row_of_reply(head)):
                 return False
             if tree is not None:
-                self.store.take(about.run_id, [tree], parts)
+                self.store.take(about.run_id, children_of([tree]), parts)
             work = {"run_id": signed(about.run_id), "answered": about.reply_to_message_id}
             self.query(tables.COUNT_WORK, {**work, "bytes": size, "seconds": seconds})
         return True
@@ -355,16 +359,6 @@ class RunState(PassingFaults, SqlLinkState):
         parts = {name: one.deflate() for name, one in get_all_nested_objects(error).items()}
         self.store_reply(message_to_proto(error), 0, 0.0, get_object_tree(error), parts)
         self.note_reply()
-
-    def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
-        """Store a part of a message or reply; a fault of the database is raised, which Flower takes for a refusal."""
-        self._thread.fault = None
-        stored = super().store_object(run_id, session_id, object_id, object_content)
-        if not stored and self._thread.fault is not None:
-            raise self._thread.fault
-        if stored and not self.query(tables.IS_PUSHED, {"session_id": session_id}):
-            self.on_message(None)
-        return bool(stored)
 
 
 class RunStore(PassingFaults, SqlObjectStore):
@@ -377,14 +371,15 @@ class RunStore(PassingFaults, SqlObjectStore):
         """Announce the parts of a message; return which of them are not here, in order."""
         return self._announce(run_id, children_of([object_tree]))
 
-    def take(self, run_id: int, trees: Iterable[Any], parts: Mapping[str, bytes]) -> None:
-        """Store messages whose parts are all here; ValueError where one is not what its id or its tree says."""
-        children = children_of(trees)
-        for name, below in children.items():
-            check(name, parts[name], below)
-        missing = self._announce(run_id, children, checked=True)
-        if missing:
-            self.query(tables.FILL, [{"object_id": name, "content": parts[name]} for name in missing])
+    def take(self, run_id: int, children: Mapping[str, set[str]], parts: Mapping[str, bytes]) -> list[str]:
+        """Store objects, each with its parts; return those that are missing. ValueError where one is another one."""
+        for name in children.keys() & parts.keys():
+            check(name, parts[name], children[name])
+        absent = self._announce(run_id, children, checked=children.keys() <= parts.keys())
+        new = [{"object_id": name, "content": parts[name]} for name in absent if name in parts]
+        if new:
+            self.query(tables.FILL, new)
+        return [name for name in absent if name not in parts]
 
     def fill(self, name: str, content: bytes) -> bool:
         """Store a part that was announced; return whether it was not here. ValueError where it is another one."""
@@ -474,6 +469,11 @@ def children_of(trees: Iterable[message_pb2.ObjectTree]) -> dict[str, set[str]]:
             raise ValueError(f"object {below.object_id} has two kinds of parts")
         left.extend(below.children)
     return found
+
+
+def children_in(parts: Mapping[str, bytes]) -> dict[str, set[str]]:
+    """Return objects, each with its parts, as they say themselves; ValueError where one is none."""
+    return {name: {*get_object_children_ids_from_object_content(content)} for name, content in parts.items()}
 
 
 def check(name: str, content: bytes, children: set[str]) -> None:

@@ -24,7 +24,6 @@ COLUMNS: Mapping[str, str] = {
     "objects": "object_id content is_available ref_count",
     "object_children": "parent_id child_id",
     "run_objects": "run_id object_id",
-    "object_push_sessions": "session_id",
     "object_push_session_roots": "root_object_id",
 }
 """Flower's tables that the statements below name, with the columns."""
@@ -168,7 +167,8 @@ SELECT 1 FROM message_res WHERE reply_to_message_id = :answered AND message_id !
 UNION ALL SELECT 1 FROM fairbloom_uploads WHERE answered = :answered AND reply_id != :reply"""
 
 BEGIN_UPLOAD = f"""
-INSERT INTO fairbloom_uploads SELECT asked.message_id, asked.dst_node_id, :message_id, :head, :seconds, :allowed, :allowed
+INSERT INTO fairbloom_uploads
+SELECT asked.message_id, asked.dst_node_id, :message_id, :head, :seconds, :allowed, :allowed
 {OPEN_MESSAGE} ON CONFLICT DO NOTHING"""
 UPLOADS = "SELECT reply_id FROM fairbloom_uploads WHERE node_id = :node_id"
 UPLOAD = "SELECT head, seconds, allowed FROM fairbloom_uploads WHERE node_id = :node_id AND reply_id = :reply_id"
@@ -186,8 +186,6 @@ WHERE delivered_at = '' AND reply_to_message_id IN (SELECT value FROM json_each(
 ANSWERED = (
     "SELECT reply_to_message_id FROM message_res WHERE reply_to_message_id IN (SELECT value FROM json_each(:ids))"
 )
-
-IS_PUSHED = "SELECT 1 FROM object_push_sessions WHERE session_id = :session_id"
 
 # Objects: messages and replies as trees of parts, which Flower keeps one by one -------------------------------------
 
