@@ -6,7 +6,6 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
@@ -18,20 +17,7 @@ READ_SECONDS = 1.0
 """Seconds after which the operator's files are read again."""
 
 
-class Members(Protocol):
-    """Who is enrolled, as the operator's files say now."""
-
-    def name_of(self, node_id: int) -> str:
-        """Return the client's name, or words for a node that is nobody's."""
-
-    def expired(self, node_id: int) -> str:
-        """Return since when the node's key is no longer good, "" where it is."""
-
-    def is_due(self, node_id: int) -> bool:
-        """Return whether it is time for the node's next key."""
-
-
-class EnrolledMembers:
+class Members:
     """Who is enrolled, by the files of a federation's folder, which are read again when they change."""
 
     def __init__(self, folder: Path) -> None:

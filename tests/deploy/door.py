@@ -21,7 +21,7 @@ from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
-from fairbloom.deploy.server.members import EnrolledMembers
+from fairbloom.deploy.server.members import Members
 from fairbloom.deploy.server.overdue import Overdue
 from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
@@ -41,7 +41,7 @@ class Door:
 
     def start(self) -> None:
         self.link, refusals = SuperLinkState(self.federation.database), RefusalLog(self.federation.state)
-        members = EnrolledMembers(self.federation.path)
+        members = Members(self.federation.path)
         register_enrolled(self.link.state, self.federation.registry, self.federation.state)
         about: dict[str, Any] = {"members": members, "refusals": refusals}
         fleet = Fleet(self.link.state, **about, long_poll=LongPoll(), overdue=Overdue())

@@ -23,7 +23,7 @@ from fairbloom.deploy.flower.server.fleet import count
 from fairbloom.deploy.operator.audit import read_text
 from fairbloom.deploy.server import long_poll, members, rate_limit
 from fairbloom.deploy.server.long_poll import LongPoll
-from fairbloom.deploy.server.members import EnrolledMembers
+from fairbloom.deploy.server.members import Members
 from fairbloom.deploy.server.rate_limit import CallLimit, TooManyCallsError
 from fairbloom.protocol.names import VERSION_HEADER, WIRE_HEADER
 from fairbloom.protocol.version import WIRE
@@ -884,7 +884,7 @@ def test_who_is_enrolled_is_read_again_and_kept_while_a_file_is_corrupt(
     (tmp_path / "federation.toml").write_text('superlink = "a:1"\ncontrol = "127.0.0.1:2"\n')
     (tmp_path / "clients").mkdir()
     file = tmp_path / "clients" / "site-a.toml"
-    enrolled = EnrolledMembers(tmp_path)
+    enrolled = Members(tmp_path)
     assert enrolled.name_of(77) == "node 77"
     file.write_text(CLIENT.format("2099-01-01T00:00:00+00:00"))
     assert (enrolled.name_of(77), enrolled.expired(77)) == ("site-a", "")

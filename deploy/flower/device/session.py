@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
 
 from flwr.proto import message_pb2, run_pb2
 
@@ -54,27 +53,6 @@ BEFORE_UNMASKING = ("query.keys", "train.work", "query.open", "query.share", "tr
 log = logging.getLogger("flwr")
 
 
-class Answering(Protocol):
-    """Answers messages, one at a time."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether anything is loaded that ending it would free."""
-
-    @property
-    def working(self) -> str:
-        """The name of what is worked on, "" for nothing."""
-
-    def answer(self, task: Task, name: str) -> Answer:
-        """Answer a message; raise DroppedError or CrashedError."""
-
-    def drop(self, name: str, reason: str) -> None:
-        """End the work on a message."""
-
-    def end(self) -> None:
-        """Free what is loaded."""
-
-
 class PollPause:
     """How long a node waits before it asks for work again: a tenth of the time it has been idle.
 
@@ -97,7 +75,7 @@ class PollPause:
 class Session:
     """One connection of a client, made by `connect`; the worker that answers its messages outlives it."""
 
-    def __init__(self, fleet: Fleet, worker: Answering, contexts: Contexts, renewal: Renewal) -> None:
+    def __init__(self, fleet: Fleet, worker: Worker, contexts: Contexts, renewal: Renewal) -> None:
         self._fleet, self._worker, self._contexts, self._renewal = fleet, worker, contexts, renewal
         self._signing = threading.Lock()  # no heartbeat is on its way while the key is replaced
         self._last = ""
@@ -204,7 +182,7 @@ class Session:
             state=self._contexts.load(place),
         )
         try:
-            answer = self._worker.answer(task, f"{about.run_id}/{about.message_id}")
+            answer: Answer = self._worker.answer(task, f"{about.run_id}/{about.message_id}")
         except DroppedError as error:
             code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"the client has dropped this work: {error}"
         except CrashedError as error:

@@ -34,7 +34,7 @@ from ...processes import leave, split_address
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
 from ...server.database import find_damage, set_aside
 from ...server.long_poll import LongPoll
-from ...server.members import EnrolledMembers
+from ...server.members import Members
 from ...server.memory import keep_trimmed
 from ...server.overdue import Overdue
 from ...server.rate_limit import CallLimit
@@ -82,7 +82,7 @@ class FleetPort:
         overdue: Overdue,
         turns: CallLimit,
     ) -> None:
-        state, members, long_poll = state_factory.state(), EnrolledMembers(federation.path), LongPoll()
+        state, members, long_poll = state_factory.state(), Members(federation.path), LongPoll()
         state.on_message = long_poll.wake
         register_enrolled(state, federation.registry, federation.state)
         fleet = Fleet(state, members=members, refusals=refusals, long_poll=long_poll, overdue=overdue)
