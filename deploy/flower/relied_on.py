@@ -29,7 +29,6 @@ STORE_FACTORY = "flwr.supercore.object_store.object_store_factory"
 SQL = "flwr.supercore.sql_mixin"
 STATE = f"{STATE_FACTORY}:SqlLinkState"
 FLEET = "flwr.superlink.servicer.fleet.fleet_handlers"
-RUNTIME = "flwr.superlink.servicer.runtime.runtime_handlers"
 
 SERVERAPP = "flwr.superlink.cli.flwr_serverapp"
 RUN_SERVERAPP = "flwr.superlink.runtime.run_serverapp"
@@ -155,7 +154,7 @@ RELIED_ON = (
         {
             "flwr.superlink.main": (
                 *("superlink_lifespan.startup()", "superlink_lifespan.shutdown()"),
-                *("app.state.runtime_handlers", "app.state.linkstate_factory"),
+                "app.state.linkstate_factory",
             ),
             "flwr.superlink.routers.control.router": (
                 *("start-run", "stop-run", "register-node", "unregister-node"),
@@ -205,7 +204,7 @@ RELIED_ON = (
             f"{STATE}.get_node_id_by_public_key": "public_key",
             f"{CONSTANTS}:NOOP_ACCOUNT_NAME": "",
             f"{CONSTANTS}:NOOP_FLWR_AID": "",
-            f"{RUNTIME}:pull_messages": "request state task",
+            f"{STATE}.get_message_res": "message_ids run_id",
         },
     ),
     Need(

@@ -277,23 +277,6 @@ def test_a_restart_gives_all_free_room_back(tmp_path: Path) -> None:
     assert path.stat().st_size < MB
 
 
-def test_a_database_that_cannot_be_converted_is_used_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """VACUUM needs room for a copy."""
-    path = tmp_path / "superlink.db"
-    fill(path, 1)
-
-    class Full(sqlite3.Connection):
-        def execute(self, statement: str, *given: Any) -> Any:
-            if statement == "VACUUM":
-                raise sqlite3.OperationalError("database or disk is full")
-            return super().execute(statement, *given)
-
-    with sqlite3.connect(path, factory=Full) as database, caplog.at_level("WARNING", "flwr"):
-        superlink.convert(database)
-    database.close()
-    assert "cannot be made smaller: database or disk is full" in caplog.text
-
-
 def test_flowers_connections_have_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sql = importlib.import_module(SQL)
     for module, name in ((STATE_FACTORY, "SqlLinkState"), (STORE_FACTORY, "SqlObjectStore"), (SQL, "SQLITE_PRAGMAS")):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fairbloom.deploy.flower.server import grid, tables
 from fairbloom.deploy.flower.server.control import WholeMessages
@@ -24,7 +23,7 @@ class Direct:
     """A run's connection to its SuperLink without HTTP between them."""
 
     def __init__(self, place: Place) -> None:
-        whole = WholeMessages(runtime_handlers, place.link.factory)
+        whole = WholeMessages(place.link.factory)
         self._calls: Any = {SEND_PATH: whole.send, COLLECT_PATH: whole.collect}
         self._task = SimpleNamespace(run_id=place.run)
 

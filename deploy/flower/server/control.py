@@ -278,11 +278,11 @@ class WholeMessages:
     """Takes all messages of a round from a run's process in one call, and hands out all replies in one.
 
     Nothing is lost with a call that fails, or whose answer is lost: replies are handed out until their receipt is
-    confirmed. `handlers` are Flower's of the runtime API.
+    confirmed.
     """
 
-    def __init__(self, handlers: Any, state_factory: Any) -> None:
-        self._handlers, self._state_factory = handlers, state_factory
+    def __init__(self, state_factory: Any) -> None:
+        self._state_factory = state_factory
 
     def send(self, request: Any, task: Any) -> Any:
         """Take messages, all of whose parts are here; or else parts, and say which are missing."""
@@ -296,16 +296,16 @@ class WholeMessages:
         """Wait until enough replies are here, or hand out those that are, or parts of them."""
         state = self._state_factory.state()
         if request.received:
-            state.forget_answered(request.received)
+            state.forget_answered(request.messages, request.received)
+            return exchange_pb2.CollectResponse()
         if request.wait_for:
             state.wait_for_answers(request.messages, request.wait_for, min(request.seconds, LONGEST_WAIT_SECONDS))
             return exchange_pb2.CollectResponse()
         answer, names = runtime_pb2.PullAppMessagesResponse(), dict.fromkeys(request.parts, 0)
         if request.messages:
-            asked = runtime_pb2.PullAppMessagesRequest(message_ids=request.messages)
-            with state.session(), state.keeping_answered():
-                state.show_again(set(request.messages))
-                answer = self._handlers.pull_messages(asked, state, task)
+            for head, tree in state.find_replies(request.messages, task.run_id):
+                answer.messages_list.append(head)
+                answer.message_object_trees.append(tree)
             names = state.store.sizes(tree.object_id for tree in answer.message_object_trees)
         elif names:
             names = {name: size for name, size in state.store.sizes(names).items() if name in names}
@@ -380,7 +380,7 @@ def guard(
             **read_overview(federation.state),
         }
 
-    whole = WholeMessages(app.state.runtime_handlers, app.state.linkstate_factory)
+    whole = WholeMessages(app.state.linkstate_factory)
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
     for path in (SEND_PATH, COLLECT_PATH):
         app.add_api_route(path, whole.answer, methods=["POST"])

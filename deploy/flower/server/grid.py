@@ -51,9 +51,11 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
         request = runtime_pb2.PushAppMessagesRequest(messages_list=heads, message_object_trees=trees)
         missing = parts
         while True:
-            *before, last = batched(missing)
-            for batch in before:
-                self._make(SEND_PATH, exchange_pb2.SendRequest(parts=batch))
+            batches = batched(missing)
+            last = next(batches)
+            for batch in batches:
+                self._make(SEND_PATH, exchange_pb2.SendRequest(parts=last))
+                last = batch
             sent = exchange_pb2.SendRequest(sent=request.SerializeToString(), parts=last)
             answer = runtime_pb2.PushAppMessagesResponse.FromString(self._make(SEND_PATH, sent).sent)
             if not answer.objects_to_push:
@@ -86,7 +88,8 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
                 found.append(read_reply(head, {name: here[name] for name in names}))
         if found:
             received = [message.metadata.message_id for message in found]
-            self._make(COLLECT_PATH, exchange_pb2.CollectRequest(received=received))
+            answered = [message.metadata.reply_to_message_id for message in found]
+            self._make(COLLECT_PATH, exchange_pb2.CollectRequest(messages=answered, received=received))
         return found
 
     def _make(self, path: str, request: Any, seconds: float = 0.0) -> Any:

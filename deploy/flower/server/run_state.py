@@ -53,12 +53,6 @@ PASSING = ("locked", "full", "disk I/O", "unable to open", "readonly")
 """Words of SQLite for faults that pass: another connection writes, the disk has no room or is away."""
 
 
-class OfThread(threading.local):
-    """Whether this thread keeps messages that have a reply."""
-
-    keeps_answered = False
-
-
 class PassingFaults:
     """Answers "unavailable", after which every caller retries, when a database is busy or a disk full.
 
@@ -91,8 +85,6 @@ class PassingFaults:
 
 class RunState(PassingFaults, SqlLinkState):
     """A run that has lost its process is handed to the SuperExec again, and goes on where it was."""
-
-    _thread = OfThread()
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -217,34 +209,26 @@ class RunState(PassingFaults, SqlLinkState):
 
     # Messages -------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def keeping_answered(self) -> Iterator[None]:
-        """Keep messages that have a reply from being deleted: Flower deletes them as soon as it hands out the reply."""
-        self._thread.keeps_answered = True
-        try:
-            yield
-        finally:
-            self._thread.keeps_answered = False
-
     def delete_messages(self, message_ins_ids: set[str]) -> None:
         """Delete messages and their replies, and the parts of the messages, which are kept until then."""
-        if self._thread.keeps_answered:
-            kept = self.query(tables.ANSWERED, {"ids": json.dumps([*message_ins_ids])})
-            message_ins_ids = message_ins_ids - {row["reply_to_message_id"] for row in kept}
         super().delete_messages(message_ins_ids)
         self.store.delete_all(message_ins_ids)
 
-    def show_again(self, message_ids: set[str]) -> None:
-        """Let the replies to these messages be handed out, whether they were before or not."""
-        self.query(tables.SHOW_AGAIN, {"ids": json.dumps([*message_ids])})
+    def find_replies(self, message_ids: Iterable[str], run_id: int) -> list[tuple[Any, Any]]:
+        """Return heads and trees of the replies to messages of a run, handed out before or not, and of Flower's errors.
 
-    def forget_answered(self, reply_ids: Iterable[str]) -> None:
-        """Delete replies, and the messages that they answer."""
-        replies = {*reply_ids}
+        Flower's own way deletes the messages as it hands out the replies.
+        """
         with self.session():
-            rows = self.query(tables.ANSWERED_BY, {"ids": json.dumps([*replies])})
-            self.delete_messages({row["reply_to_message_id"] for row in rows})
-            self.store.delete_all(replies)
+            self.query(tables.SHOW_AGAIN, {"ids": json.dumps([*message_ids])})
+            found: list[Message] = self.get_message_res({*message_ids}, run_id)
+            return [(message_to_proto(reply), self.store.get_object_tree(reply.metadata.message_id)) for reply in found]
+
+    def forget_answered(self, message_ids: Iterable[str], reply_ids: Iterable[str]) -> None:
+        """Delete messages, and the replies to them."""
+        with self.session():
+            self.delete_messages({*message_ids})
+            self.store.delete_all(reply_ids)
 
     def store_round(self, run_id: int, sent: Any, parts: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
         """Store messages of a run; return their ids, "" for one that is not taken, and the parts that are missing.

@@ -60,12 +60,12 @@ PRAGMAS = (("busy_timeout", "60000"), ("journal_size_limit", str(64 << 20)))
 REMEDY = "Enrolled clients are registered again; submit the runs again that were going on: they continue"
 """What follows of a database that is made anew."""
 
+INCREMENTAL = 2
+"""SQLite's number for a database whose free room can be given back a little at a time."""
+
 VACUUM_SECONDS, VACUUM_PAGES = 20.0, 4096
 """Seconds between two times at which room that is free in the database's file goes back to the disk, and how many pages
 of it at a time."""
-
-INCREMENTAL = 2
-"""SQLite's number for a database whose free room can be given back a little at a time."""
 
 
 class FleetPort:
@@ -152,8 +152,8 @@ def prepare_database(path: Path) -> None:
             audit.note(path.parent, "damaged database set aside", file=aside.name, damage=damage)
         make_private(path)
     with connected(path) as database:
-        if database.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
-            convert(database)
+        if database.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:  # a new one
+            database.executescript(f"PRAGMA auto_vacuum = {INCREMENTAL}; VACUUM")
         database.executescript("PRAGMA incremental_vacuum")
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -165,15 +165,6 @@ def make_private(path: Path) -> None:
         os.fchmod(file, 0o600)
     finally:
         os.close(file)
-
-
-def convert(database: sqlite3.Connection) -> None:
-    """Let a database give room back, which takes room for a copy of it; where there is none, it stays as it is."""
-    try:
-        database.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
-        database.execute("VACUUM")
-    except sqlite3.OperationalError as error:
-        log.warning("the database's file cannot be made smaller: %s", error)
 
 
 def shrink_database(path: Path) -> None:

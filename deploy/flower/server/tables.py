@@ -179,13 +179,9 @@ END_UPLOAD = "DELETE FROM fairbloom_uploads WHERE node_id = :node_id AND reply_i
 SHOW_AGAIN = """
 UPDATE message_res SET delivered_at = '' WHERE delivered_at != ''
 AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""
-ANSWERED_BY = "SELECT reply_to_message_id FROM message_res WHERE message_id IN (SELECT value FROM json_each(:ids))"
 HAVE_ANSWER = """
 SELECT count(*) AS number FROM message_res
 WHERE delivered_at = '' AND reply_to_message_id IN (SELECT value FROM json_each(:ids))"""
-ANSWERED = (
-    "SELECT reply_to_message_id FROM message_res WHERE reply_to_message_id IN (SELECT value FROM json_each(:ids))"
-)
 
 # Objects: messages and replies as trees of parts, which Flower keeps one by one -------------------------------------
 
