@@ -50,6 +50,7 @@ from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.refusals import RefusalLog
+from fairbloom.deploy.server.shared import Shared
 from fairbloom.deploy.server.supervisor import STARTED
 from tests.deploy.state import empty_database, submit
 
@@ -79,9 +80,10 @@ class Place:
         )
         refusals = RefusalLog(folder)
         self.connections = Connections({8000: 100}, 1000, refusals)
+        self.shared = Shared(federation, self.connections, refusals)
         # Alembic warns; the fleet's port has tests of its own.
         with warnings.catch_warnings(action="ignore"), patch.object(superlink, "FleetPort"):
-            self.app = superlink.make_app(federation, self.connections, refusals)
+            self.app = superlink.make_app(self.shared)
         self.state: Any = self.app.state.linkstate_factory.state()
 
     def request(self, method: str, path: str, **given: Any) -> httpx.Response:
@@ -416,7 +418,7 @@ def test_a_good_token_is_looked_up_now_and_then(place: Place, monkeypatch: pytes
     from fairbloom.deploy.flower.server import control
 
     _, token = run_with_token(place)
-    given: Any = (place.app, None, SECRET, place.app.state.linkstate_factory, None, None, None, None)
+    given: Any = (place.app, place.shared, None, place.app.state.linkstate_factory)
     door = control.CredentialCheck(*given)
     looked, find = [], place.state.is_task_token
     monkeypatch.setattr(place.state, "is_task_token", lambda token: looked.append(token) or find(token))

@@ -27,12 +27,9 @@ from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
 
 from ...operator import audit
-from ...operator.federation import Federation
-from ...server.connections import Connections
-from ...server.overdue import Overdue
 from ...server.overview import read_overview
-from ...server.rate_limit import CallLimit
 from ...server.refusals import RefusalLog
+from ...server.shared import Shared
 from ...server.supervisor import SEEN, STARTED, is_newer
 from .. import exchange_pb2
 from . import tables
@@ -115,20 +112,11 @@ class CredentialCheck:
     fleet API, which it answers here as well, has none of our bounds: nobody gets to it, whatever the credential.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        operators: Operators,
-        secret: bytes,
-        state_factory: Any,
-        refusals: RefusalLog,
-        connections: Connections,
-        superexec: SuperExecWatch,
-        folder: Path,
-    ) -> None:
-        self._app, self._operators, self._secret, self._folder = app, operators, secret, folder
-        self._state_factory, self._refusals, self._connections = state_factory, refusals, connections
-        self._superexec = superexec
+    def __init__(self, app: ASGIApp, shared: Shared, superexec: SuperExecWatch, state_factory: Any) -> None:
+        self._app, self._superexec, self._state_factory = app, superexec, state_factory
+        self._refusals, self._connections = shared.refusals, shared.connections
+        self._folder, self._secret = shared.federation.state, shared.federation.runtime_secret.read_bytes()
+        self._operators = Operators(shared.federation.operators, shared.refusals)
         self._good: dict[str, float] = {}
         self._followed = Counter[str]()
 
@@ -343,44 +331,29 @@ def first(sizes: Mapping[str, int], most: int) -> list[str]:
     return chosen
 
 
-def guard(
-    app: FastAPI,
-    federation: Federation,
-    refusals: RefusalLog,
-    connections: Connections,
-    overdue: Overdue,
-    turns: CallLimit,
-) -> None:
+def guard(app: FastAPI, shared: Shared) -> None:
     """Put Flower's HTTP app behind credentials, and add the server's own status."""
-    superexec = SuperExecWatch(federation.state, app.state.linkstate_factory)
-    app.add_middleware(
-        CredentialCheck,
-        operators=Operators(federation.operators, refusals),
-        secret=federation.runtime_secret.read_bytes(),
-        state_factory=app.state.linkstate_factory,
-        refusals=refusals,
-        connections=connections,
-        superexec=superexec,
-        folder=federation.state,
-    )
+    federation, states = shared.federation, app.state.linkstate_factory
+    superexec = SuperExecWatch(federation.state, states)
+    app.add_middleware(CredentialCheck, shared=shared, superexec=superexec, state_factory=states)
 
     def status() -> dict[str, Any]:
         """Return who is there to run the server's side, the database's size, versions, and what goes on."""
         files = federation.database.parent.glob(f"{federation.database.name}*")
-        nodes = app.state.linkstate_factory.state().versions()
+        nodes = states.state().versions()
         return {
             "superexec_seen": superexec.seconds_ago,
             "database_bytes": sum(file.stat().st_size for file in files),
-            "refused_attempts": refusals.attempts,
-            "calls_under_way": turns.under_way,
+            "refused_attempts": shared.refusals.attempts,
+            "calls_under_way": shared.turns.under_way,
             "version": version("fairbloom"),
             "protocol": PROTOCOL,
             "nodes": {str(node_id): found for node_id, found in nodes.items()},
-            "overdue": dict(overdue.runs),
+            "overdue": dict(shared.overdue.runs),
             **read_overview(federation.state),
         }
 
-    whole = WholeMessages(app.state.linkstate_factory)
+    whole = WholeMessages(states)
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
     for path in (SEND_PATH, COLLECT_PATH):
         app.add_api_route(path, whole.answer, methods=["POST"])

@@ -36,9 +36,8 @@ from ...server.database import find_damage, set_aside
 from ...server.long_poll import LongPoll
 from ...server.members import Members
 from ...server.memory import keep_trimmed
-from ...server.overdue import Overdue
-from ...server.rate_limit import CallLimit
 from ...server.refusals import RefusalLog
+from ...server.shared import Shared
 from ..gate import FlowerVersionError
 from ..relied_on import SQL, STATE_FACTORY, STORE_FACTORY, look_up, replace
 from .control import LARGEST_HEAD, guard
@@ -71,25 +70,16 @@ of it at a time."""
 class FleetPort:
     """Our port of the fleet API, which Flower's app makes, starts and stops in place of servers of Flower's own."""
 
-    def __init__(
-        self,
-        config: Any,
-        state_factory: Any,
-        *,
-        federation: Federation,
-        connections: Connections,
-        refusals: RefusalLog,
-        overdue: Overdue,
-        turns: CallLimit,
-    ) -> None:
+    def __init__(self, config: Any, state_factory: Any, *, shared: Shared) -> None:
+        federation, refusals, connections = shared.federation, shared.refusals, shared.connections
         state, members, long_poll = state_factory.state(), Members(federation.path), LongPoll()
         state.on_message = long_poll.wake
         register_enrolled(state, federation.registry, federation.state)
-        fleet = Fleet(state, members=members, refusals=refusals, long_poll=long_poll, overdue=overdue)
+        fleet = Fleet(state, members=members, refusals=refusals, long_poll=long_poll, overdue=shared.overdue)
         port = split_address(federation.listen)[1]
         joining = Joining(federation, StateNodes(state), refusals)
         calls = {**fleet.calls(), **joining.calls()}
-        pipeline = Pipeline(calls, state, members, port, connections, refusals, turns)
+        pipeline = Pipeline(calls, state, members, port, connections, refusals, shared.turns)
         files = (federation.authority, federation.certificate, federation.certificate_key)
         authority, certificate, key = (file.read_bytes() for file in files)
         self._server = fleet_server(pipeline, federation.listen, (authority, certificate, key), connections.most)
@@ -103,14 +93,13 @@ class FleetPort:
         self._server.stop(grace=1)
 
 
-def make_app(federation: Federation, connections: Connections, refusals: RefusalLog) -> FastAPI:
+def make_app(shared: Shared) -> FastAPI:
     """Return Flower's app behind our door, with our port of the fleet API beside it."""
-    shared: Any = {"connections": connections, "refusals": refusals, "overdue": Overdue(), "turns": CallLimit()}
-    host, port = split_address(federation.control)
+    host, port = split_address(shared.federation.control)
     config = SuperLinkLifespanConfig(
         host=host,
         port=port,
-        database=str(federation.database),
+        database=str(shared.federation.database),
         authn_plugin=NoOpControlAuthnPlugin(),  # nobody gets to it without a credential
         enable_event_log=False,
         enable_supernode_auth=True,
@@ -123,8 +112,8 @@ def make_app(federation: Federation, connections: Connections, refusals: Refusal
         fleet_api_type="grpc-rere",
         **dict.fromkeys(UNREAD),
     )
-    app = create_app(config, partial(FleetPort, federation=federation, **shared))  # type: ignore[arg-type]
-    guard(app, federation, **shared)
+    app = create_app(config, partial(FleetPort, shared=shared))  # type: ignore[arg-type]
+    guard(app, shared)
     return app
 
 
@@ -231,7 +220,7 @@ def main(parent: int) -> None:
     threading.Thread(target=connections.watch, daemon=True, name="watch-connections").start()
     colour_on_terminals_alone()
     try:
-        app = make_app(federation, connections, refusals)
+        app = make_app(Shared(federation, connections, refusals))
     except FlowerVersionError as error:
         print(f"fairbloom server: {error}", file=sys.stderr, flush=True)
         sys.exit(CANNOT_RUN)
