@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from ..operator.federation import Federation
 from .connections import Connections
-from .overdue import Overdue
 from .rate_limit import CallLimit
 from .refusals import RefusalLog
 
@@ -16,5 +15,7 @@ class Shared:
     federation: Federation
     connections: Connections
     refusals: RefusalLog
-    overdue: Overdue = field(default_factory=Overdue)
+    overdue: dict[int, str] = field(default_factory=dict)
+    """The run that is over and for which a node still works, as its heartbeats say, by its number."""
+
     turns: CallLimit = field(default_factory=CallLimit)

@@ -22,7 +22,6 @@ from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.members import Members
-from fairbloom.deploy.server.overdue import Overdue
 from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 from fairbloom.private.keys import Authority, Identity, key_of_device, read_identity
@@ -44,7 +43,7 @@ class Door:
         members = Members(self.federation.path)
         register_enrolled(self.link.state, self.federation.registry, self.federation.state)
         about: dict[str, Any] = {"members": members, "refusals": refusals}
-        fleet = Fleet(self.link.state, **about, long_poll=LongPoll(), overdue=Overdue())
+        fleet = Fleet(self.link.state, **about, long_poll=LongPoll(), overdue={})
         self.nodes = StateNodes(self.link.state)
         calls = {**fleet.calls(), **Joining(self.federation, self.nodes, refusals).calls()}
         connections = Connections({self.port: 100}, 1000, refusals)

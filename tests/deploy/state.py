@@ -35,7 +35,6 @@ from fairbloom.deploy.flower.server.fleet_server import Caller, Pipeline, Refuse
 from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
-from fairbloom.deploy.server.overdue import Overdue
 from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 
@@ -87,7 +86,7 @@ class Port:
     ) -> None:
         self.again = False
         self._state, self.whole, refusals = link.state, whole, RefusalLog(folder)
-        self.overdue = Overdue()
+        self.overdue = dict[int, str]()
         self.calls = Fleet(link.state, members=members, refusals=refusals, long_poll=long_poll, overdue=self.overdue)
         given = (members, 9092, Connections({}, 1000, refusals), refusals, CallLimit())
         self.pipeline = Pipeline(self.calls.calls(), link.state, *given)

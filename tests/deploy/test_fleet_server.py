@@ -48,7 +48,6 @@ from fairbloom.deploy.flower.server.fleet_server import (
 from fairbloom.deploy.server import connections, long_poll
 from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.long_poll import LongPoll
-from fairbloom.deploy.server.overdue import Overdue
 from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 from tests.attacks.strangers import Http2, Stranger, descriptors
@@ -79,7 +78,7 @@ class Server:
     def __init__(self, shared: "Shared", folder: Path) -> None:
         self.folder, self.port, self.link = folder, free_port(), shared.link
         self.authority, refusals = shared.authority, RefusalLog(folder)
-        given: Any = {"members": Known(), "refusals": refusals, "long_poll": LongPoll(), "overdue": Overdue()}
+        given: Any = {"members": Known(), "refusals": refusals, "long_poll": LongPoll(), "overdue": {}}
         calls = Fleet(self.link.state, **given).calls()
         self.connections = Connections({self.port: connections.MOST_STRANGERS}, DESCRIPTORS, refusals)
         self.pipeline = Pipeline(calls, self.link.state, Known(), self.port, self.connections, refusals, CallLimit())

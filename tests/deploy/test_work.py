@@ -13,7 +13,7 @@ from flwr.proto.node_pb2 import Node
 
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.flower.device.worker import DroppedError, Worker
-from fairbloom.deploy.server.overdue import RUN_OVER, TIME_OVER, Overdue
+from fairbloom.deploy.flower.server.fleet import RUN_OVER, TIME_OVER
 
 from .state import Call, pull
 from .test_fleet import Place
@@ -143,9 +143,9 @@ def test_a_node_drops_the_work_of_a_run_that_is_over_and_is_listed_until_it_asks
     (about,) = place.link.state.get_run_info(run_ids=[place.run])
     place.link.state.finish_task(about.primary_task_id, SubStatus.STOPPED, "stopped by the operator")
     assert beat(place, f"{place.run}/{asked.metadata.message_id}") == RUN_OVER
-    assert dict(place.fleet.overdue.runs) == {str(place.node): str(place.run)}
+    assert place.fleet.overdue == {place.node: str(place.run)}
     place.fleet.PullMessages(pull(place.node), Call())
-    assert dict(place.fleet.overdue.runs) == {}
+    assert place.fleet.overdue == {}
 
 
 @pytest.mark.parametrize("words", ["", "x", "7", "/", "-1/a", "9" * 20 + "/a", "1 OR 1/a"])
@@ -153,8 +153,8 @@ def test_what_a_node_makes_up_about_its_work_is_no_fault(place: Place, words: st
     assert beat(place, words) in ("", TIME_OVER, RUN_OVER)
 
 
-def test_a_node_that_works_for_a_run_that_goes_on_is_not_listed() -> None:
-    overdue = Overdue()
-    assert overdue.judge(5, "7", waits=False, runs=False) == RUN_OVER
-    assert overdue.judge(5, "8", waits=True, runs=True) == ""
-    assert dict(overdue.runs) == {}
+def test_a_node_that_works_for_a_run_that_goes_on_is_not_listed(place: Place) -> None:
+    assert beat(place, "7/a") == RUN_OVER
+    assert place.fleet.overdue == {place.node: "7"}
+    assert beat(place, f"{place.run}/{place.send().metadata.message_id}") == ""
+    assert place.fleet.overdue == {}

@@ -349,7 +349,7 @@ def guard(app: FastAPI, shared: Shared) -> None:
             "version": version("fairbloom"),
             "protocol": PROTOCOL,
             "nodes": {str(node_id): found for node_id, found in nodes.items()},
-            "overdue": dict(shared.overdue.runs),
+            "overdue": {str(node_id): run_id for node_id, run_id in shared.overdue.copy().items()},
             **read_overview(federation.state),
         }
 

@@ -27,7 +27,6 @@ from fairbloom.protocol.version import WIRE
 from ...device.instance import HEADER
 from ...server.long_poll import LongPoll
 from ...server.members import Members
-from ...server.overdue import Overdue
 from ...server.refusals import RefusalLog
 from .. import exchange_pb2
 from ..whole import LARGEST_PARTS, PART_BYTES, identifiers
@@ -60,6 +59,9 @@ BEATS_MISSED, INTERVALS = 2, (10.0, 1800.0)
 """After how many intervals without a heartbeat a node counts as gone, and the shortest and the longest interval, in
 seconds: Flower's."""
 
+RUN_OVER, TIME_OVER = "the run is over", "its time is over"
+"""Why a node drops its work."""
+
 COPIED = (
     "client %s comes with its key from another place than before, from %s. If its machine was not restarted, nor its "
     "key moved, somebody has a copy: fairbloom deploy rotate %s"
@@ -75,7 +77,7 @@ class Fleet:
     """
 
     def __init__(
-        self, state: RunState, *, members: Members, refusals: RefusalLog, long_poll: LongPoll, overdue: Overdue
+        self, state: RunState, *, members: Members, refusals: RefusalLog, long_poll: LongPoll, overdue: dict[int, str]
     ) -> None:
         self._state, self._members, self._refusals = state, members, refusals
         self._long_poll, self._overdue = long_poll, overdue
@@ -173,11 +175,12 @@ class Fleet:
         """Return why a node drops the message that it works on, "" where it does not."""
         if not re.fullmatch(r"[0-9]{1,20}", run_id) or int(run_id) >= 2**64:
             return ""
-        runs = bool(self._state.query(tables.IS_UNFINISHED, {"run_id": signed(int(run_id))}))
+        if not self._state.query(tables.IS_UNFINISHED, {"run_id": signed(int(run_id))}):
+            self._overdue[node_id] = run_id
+            return RUN_OVER
+        self._overdue.pop(node_id, None)
         message = {"message_id": message_id, "node_id": signed(node_id), "now": time.time()}
-        return self._overdue.judge(
-            node_id, run_id, waits=bool(self._state.query(tables.WAITED_FOR, message)), runs=runs
-        )
+        return "" if self._state.query(tables.WAITED_FOR, message) else TIME_OVER
 
     # Messages -------------------------------------------------------------------------------------------------------
 
@@ -214,7 +217,7 @@ class Fleet:
         The node asks for work, so it works on none: what it had begun has ended with its process. What has come of a
         reply is deleted, and a message that it received in vain, again and again, is answered by an error.
         """
-        self._overdue.idle(node_id)
+        self._overdue.pop(node_id, None)
         place = {"node_id": signed(node_id)}
         self._state.end_uploads(node_id)
         for row in self._state.query(tables.NEXT, {**place, "now": time.time()}):

@@ -153,7 +153,7 @@ class SuperLink:
             trust_env=False,  # it would go by a proxy of the environment
             timeout=CALL_SECONDS,
         )
-        self._away = False
+        self._outage = Outage(log.warning)
 
     def acquire_task(self) -> tuple[int, str] | None:
         """Return the number and the token of a run that waits for its process; None for none, or where none is told."""
@@ -161,13 +161,9 @@ class SuperLink:
         try:
             answer = self._client.post(ACQUIRE_PATH, content=request.SerializeToString()).raise_for_status()
         except httpx.HTTPError as error:
-            if not self._away:
-                log.warning("the SuperLink is away, or has a fault: the SuperExec goes on asking it: %s", error)
-            self._away = True
+            self._outage.fault(f"the SuperLink is away, or has a fault: {error}")
             return None
-        if self._away:
-            log.warning("the SuperLink is back")
-        self._away = False
+        self._outage.end()
         found = runtime_pb2.AcquireTaskResponse.FromString(answer.content)
         return (found.task.task_id, found.token) if found.token else None
 
