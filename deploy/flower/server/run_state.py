@@ -244,7 +244,7 @@ class RunState(PassingFaults, SqlLinkState):
                 return [], missing
             now, taken, sizes = time.time(), list[str](), list[dict[str, Any]]()
             of_part = {name: len(content) for name, content in parts.items()}
-            if of_part.keys() < children.keys():  # the others came before
+            if not of_part.keys() >= children.keys():  # the others came before
                 of_part |= self.store.sizes(children)
             for head, tree in zip(sent.messages_list, sent.message_object_trees, strict=True):
                 about = head.metadata
