@@ -3,22 +3,22 @@
 import csv
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks.flower import SCRIPTS, flower, listens, wait_for_port
+from benchmarks.flower import flower, listens
 from fairbloom import load
 from fairbloom.tasks import load_task
 from tests.docs.pages import ROOT, blocks
+
+from .test_guide import PORTS, follow
 
 pytestmark = pytest.mark.federation
 
 HOSPITALS = ("north", "south", "west")
 COMMANDS = [line for block in blocks("docs/device-tutorial.md") for line in block.commands]
 AT_EACH = ("tar", "mkdir", "cp", "fairbloom client north/")
-PORTS = (8000, 9092)
 
 
 def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
@@ -30,25 +30,11 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
         for line in COMMANDS:
             each = [line.replace("north", name) for name in HOSPITALS] if line.startswith(AT_EACH) else [line]
             for words in map(shlex.split, each):
-                if words[:2] == ["fairbloom", "server"] or line.startswith("fairbloom client north/"):
-                    runtime.start(*words)
-                    for port in PORTS if words[1] == "server" else ():
-                        wait_for_port(port)
-                    continue
-                program = SCRIPTS / words[0] if words[0] == "fairbloom" else words[0]
-                done = subprocess.run(
-                    [program, *words[1:]],
-                    env=runtime.environment,
-                    cwd=runtime.home,
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                )
-                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+                said = follow(runtime, words, stays=line.startswith(("fairbloom server", "fairbloom client north/")))
                 if line.startswith("fairbloom deploy status"):
-                    assert "ditto" in done.stdout
+                    assert "ditto" in said
                 if line.startswith("fairbloom client models"):
-                    assert "final model of round 10, personal model of round 10" in done.stdout
+                    assert "final model of round 10, personal model of round 10" in said
         patients = (runtime.home / "hospitals" / "north.csv").read_text().splitlines()
         (folder,) = (path.parent for path in runtime.home.rglob("runs/ditto/clients.csv"))
         run = load(folder)

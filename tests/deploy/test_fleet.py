@@ -33,7 +33,6 @@ from tests.deploy.state import (
     Port,
     SuperLinkState,
     confirm,
-    content,
     head,
     part,
     parts,
@@ -734,19 +733,6 @@ def test_beyond_a_number_of_held_calls_others_are_answered_at_once(
     assert pulled(patient, patient.other) == []
     first.call.end()
     first.join(10)
-
-
-def test_a_message_is_handed_out_once_its_parts_are_here(place: Place) -> None:
-    sent = Message(content(2, 100), dst_node_id=place.node, message_type="train")
-    sent.metadata.__dict__.update(_run_id=place.run, _src_node_id=1)
-    sent.metadata.__dict__["_message_id"] = sent.object_id
-    session = place.link.state.start_session(place.run)
-    _, missing = place.link.state.store_message_and_object_tree(sent, get_object_tree(sent), session)
-    contents = parts(sent)
-    for needed in missing:
-        assert pulled(place) == []
-        assert place.link.state.store_object(place.run, session, needed, contents[needed])
-    assert pulled(place) == [sent.metadata.message_id]
 
 
 # Who may come -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.federation import rounds
-from benchmarks.flower import SCRIPTS, flower, listens, wait_for_port
+from benchmarks.flower import SCRIPTS, Flower, flower, listens, wait_for_port
 from tests.docs.pages import blocks
 
 pytestmark = pytest.mark.slow
@@ -17,6 +17,25 @@ SECTION = "A federation in six steps"
 COMMANDS = [line for block in blocks("docs/deployment.md") if block.section == SECTION for line in block.commands]
 STAY = ("fairbloom server", "fairbloom client")
 PORTS = (8000, 9092)
+
+
+def follow(runtime: Flower, words: list[str], *, stays: bool) -> str:
+    """Start a command of a page that stays, or run it; return what it printed."""
+    if stays:
+        runtime.start(*words)
+        for port in PORTS if words[1] == "server" else ():
+            wait_for_port(port)
+        return ""
+    done = subprocess.run(
+        [SCRIPTS / words[0] if words[0] == "fairbloom" else words[0], *words[1:]],
+        env=runtime.environment,
+        cwd=runtime.home,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def test_six_steps_make_a_federation(tmp_path: Path) -> None:
@@ -31,20 +50,6 @@ def test_six_steps_make_a_federation(tmp_path: Path) -> None:
             for words in map(shlex.split, each):
                 if words[0] == "tar":
                     shutil.copy(runtime.home / "federation" / "bundles" / words[-1], runtime.home)
-                if line.startswith(STAY):
-                    runtime.start(*words)
-                    for port in PORTS if words[1] == "server" else ():
-                        wait_for_port(port)
-                    continue
-                program = SCRIPTS / words[0] if words[0] == "fairbloom" else words[0]
-                done = subprocess.run(
-                    [program, *words[1:]],
-                    env=runtime.environment,
-                    cwd=runtime.home,
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                )
-                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+                follow(runtime, words, stays=line.startswith(STAY))
         (run,) = (runtime.home / "runs").iterdir()
     assert [row["replies_used"] for row in rounds(run)] == ["2", "2"]

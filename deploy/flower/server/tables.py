@@ -24,7 +24,6 @@ COLUMNS: Mapping[str, str] = {
     "objects": "object_id content is_available ref_count",
     "object_children": "parent_id child_id",
     "run_objects": "run_id object_id",
-    "object_push_session_roots": "root_object_id",
 }
 """Flower's tables that the statements below name, with the columns."""
 
@@ -108,14 +107,12 @@ ON CONFLICT (message_id) DO UPDATE SET delivered_at = delivered_at RETURNING mes
 MAIL = """
 FROM message_ins WHERE dst_node_id = :node_id AND created_at + ttl > :now
 AND EXISTS (SELECT 1 FROM objects WHERE object_id = message_ins.message_id)
-AND NOT EXISTS (SELECT 1 FROM object_push_session_roots WHERE root_object_id = message_ins.message_id)
 AND NOT EXISTS (SELECT 1 FROM message_res WHERE reply_to_message_id = message_ins.message_id)
 AND EXISTS (SELECT 1 FROM node WHERE node_id = :node_id AND status != 'unregistered')
 AND EXISTS (SELECT 1 FROM run JOIN task ON task.task_id = run.primary_task_id
 WHERE run.run_id = message_ins.run_id AND task.finished_at IS NULL)"""
 """The messages of a node, which asks when it has nothing to do: those of runs that go on which it has not answered,
-whether it was handed them before or not. Their parts are here: it would ask for each in vain, again and again. It gets
-none if its key is revoked while its call is held."""
+whether it was handed them before or not. It gets none if its key is revoked while its call is held."""
 
 HAS_MAIL = f"SELECT 1 {MAIL}"
 NEXT = f"""
