@@ -1,7 +1,9 @@
 """Messages that travel whole, or as much of them as one call of the fleet's port may have."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from . import exchange_pb2
 
 LARGEST_PARTS, PART_BYTES = 14 << 20, 100
 """Most bytes of a message's tree and parts in one call, of the 16 MiB that it may have with its head, and what each
@@ -15,6 +17,11 @@ def identifiers(tree: Any) -> Iterator[str]:
         below = left.pop()
         yield below.object_id
         left.extend(below.children)
+
+
+def pack_parts(contents: Mapping[str, bytes], names: Iterable[str] | None = None) -> list[Any]:
+    """Return parts as they travel, by default all."""
+    return [exchange_pb2.Part(id=name, content=contents[name]) for name in (contents if names is None else names)]
 
 
 def room_for(parts: Mapping[str, bytes], taken: int) -> list[str]:

@@ -34,7 +34,7 @@ from ...device.instance import HEADER
 from ...device.outage import Outage
 from .. import exchange_pb2
 from ..retries import LONGEST_RETRY_SECONDS
-from ..whole import identifiers, room_for
+from ..whole import identifiers, pack_parts, room_for
 
 OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -270,7 +270,7 @@ class Fleet:
     def _push_head(self, head: bytes, tree: bytes, parts: Mapping[str, bytes], seconds: float) -> tuple[str, set[str]]:
         """Send a reply, or as much of it as a call may have; return the session of the rest, and the rest."""
         if self._whole:
-            some = [exchange_pb2.Part(id=name, content=parts[name]) for name in room_for(parts, len(tree))]
+            some = pack_parts(parts, room_for(parts, len(tree)))
             reply = exchange_pb2.ReplyRequest(
                 node_id=self.node.node_id, head=head, tree=tree, parts=some, seconds=seconds
             )

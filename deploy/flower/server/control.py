@@ -32,8 +32,9 @@ from ...server.refusals import RefusalLog
 from ...server.shared import Shared
 from ...server.supervisor import SEEN, STARTED, is_newer
 from .. import exchange_pb2
+from ..whole import pack_parts
 from . import tables
-from .grid import COLLECT_PATH, SEND_PATH
+from .grid import COLLECT_PATH, SEND_PATH, batches
 
 STATUS_PATH, HEALTH_PATH = "/fairbloom/server", "/health"
 RUNTIME_PATHS, FLEET_PATHS = "/v1/runtime/", "/v1/fleet"
@@ -41,9 +42,6 @@ ACQUIRE_PATH = f"{RUNTIME_PATHS}acquire-task"
 """The SuperExec's call, which carries its secret; all others of the runtime API carry the token of a run's process."""
 
 TASK_TOKEN_HEADER = "flwr-task-token"  # noqa: S105 (a header's name)
-
-LARGEST_ANSWER = 64 << 20
-"""Most bytes of replies' parts in one answer to a run's process."""
 
 LONGEST_WAIT_SECONDS = 10.0
 """Longest time that a run's process is kept waiting for replies."""
@@ -299,10 +297,7 @@ class WholeMessages:
             names = {name: size for name, size in state.store.sizes(names).items() if name in names}
         return exchange_pb2.CollectResponse(
             replies=answer.SerializeToString(),
-            parts=[
-                exchange_pb2.Part(id=name, content=content)
-                for name, content in state.store.contents(first(names, LARGEST_ANSWER)).items()
-            ],
+            parts=pack_parts(state.store.contents(next(batches(names)))),
         )
 
     async def answer(self, request: Request) -> Response:
@@ -318,17 +313,6 @@ class WholeMessages:
     def _of_run(self, token: str, function: Callable[[Any, Any], Any], asked: Any) -> bytes:
         (row,) = self._state_factory.state().query(tables.RUN_OF_TOKEN, {"token": token})
         return bytes(function(asked, SimpleNamespace(run_id=tables.unsigned(row["run_id"]))).SerializeToString())
-
-
-def first(sizes: Mapping[str, int], most: int) -> list[str]:
-    """Return names until their sizes are more than `most` bytes; one at least."""
-    chosen, total = list[str](), 0
-    for name, size in sizes.items():
-        total += size
-        if chosen and total > most:
-            break
-        chosen.append(name)
-    return chosen
 
 
 def guard(app: FastAPI, shared: Shared) -> None:

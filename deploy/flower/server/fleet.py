@@ -29,7 +29,7 @@ from ...server.long_poll import LongPoll
 from ...server.members import Members
 from ...server.refusals import RefusalLog
 from .. import exchange_pb2
-from ..whole import LARGEST_PARTS, PART_BYTES, identifiers
+from ..whole import LARGEST_PARTS, PART_BYTES, identifiers, pack_parts
 from . import tables
 from .fleet_server import LARGEST_CALL, Call, Caller, RefusedCallError, note_refused
 from .run_state import RunState
@@ -208,7 +208,7 @@ class Fleet:
         return exchange_pb2.NextResponse(
             head=head.SerializeToString(),
             tree=tree.SerializeToString(),
-            parts=[exchange_pb2.Part(id=name, content=content) for name, content in parts.items()],
+            parts=pack_parts(parts),
         )
 
     def _next(self, node_id: int) -> message_pb2.Message | None:

@@ -17,13 +17,13 @@ from fairbloom.flower import set_message_id
 
 from .. import exchange_pb2
 from ..relied_on import RUN_SERVERAPP, look_up
-from ..whole import identifiers
+from ..whole import identifiers, pack_parts
 
 SEND_PATH, COLLECT_PATH = "/v1/runtime/fairbloom/send", "/v1/runtime/fairbloom/collect"
 """Paths of our two calls; Flower's runtime API keeps its own."""
 
 LARGEST_CALL = 64 << 20
-"""Most bytes of parts in one call; one part at least."""
+"""Most bytes of parts in one call, and in its answer; one part at least."""
 
 UNREADABLE_REPLY = 422
 """Code of the error that takes the place of a reply which cannot be read; Flower's own codes are below 100."""
@@ -51,12 +51,10 @@ class WholeGrid(look_up(RUN_SERVERAPP, "HttpGrid")):  # type: ignore[misc]
         request = runtime_pb2.PushAppMessagesRequest(messages_list=heads, message_object_trees=trees)
         missing = parts
         while True:
-            batches = batched(missing)
-            last = next(batches)
-            for batch in batches:
-                self._make(SEND_PATH, exchange_pb2.SendRequest(parts=last))
-                last = batch
-            sent = exchange_pb2.SendRequest(sent=request.SerializeToString(), parts=last)
+            *before, last = batches({name: len(part) for name, part in missing.items()})
+            for names in before:
+                self._make(SEND_PATH, exchange_pb2.SendRequest(parts=pack_parts(parts, names)))
+            sent = exchange_pb2.SendRequest(sent=request.SerializeToString(), parts=pack_parts(parts, last))
             answer = runtime_pb2.PushAppMessagesResponse.FromString(self._make(SEND_PATH, sent).sent)
             if not answer.objects_to_push:
                 return list(answer.message_ids)
@@ -115,13 +113,13 @@ def read_reply(head: Any, parts: Mapping[str, bytes]) -> Message:
         return make_message(metadata=about, error=Error(UNREADABLE_REPLY, reason))
 
 
-def batched(parts: Mapping[str, bytes]) -> Iterator[list[Any]]:
-    """Give parts in lists that one call may have."""
-    batch, size = list[Any](), 0
-    for name, content in parts.items():
-        if batch and size + len(content) > LARGEST_CALL:
+def batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Give names in lists that one call may have; one that is larger is alone."""
+    batch, total = list[str](), 0
+    for name, size in sizes.items():
+        if batch and total + size > LARGEST_CALL:
             yield batch
-            batch, size = [], 0
-        batch.append(exchange_pb2.Part(id=name, content=content))
-        size += len(content)
+            batch, total = [], 0
+        batch.append(name)
+        total += size
     yield batch
