@@ -360,10 +360,8 @@ def test_one_reply_to_a_message_is_under_way_at_a_time(place: Place) -> None:
     asked = place.send()
     first = reply_to(asked, arrays=2)
     answer = place.fleet.PushMessages(head(first), Call())
-    stored = place.bytes_stored()
-    for seed in range(2, 5):
-        assert not place.fleet.PushMessages(head(reply_to(asked, seed=seed)), Call()).objects_to_push
-    assert (place.bytes_stored(), place.link.count("fairbloom_uploads")) == (stored, 1)
+    assert not place.fleet.PushMessages(head(reply_to(asked, seed=2)), Call()).objects_to_push
+    assert place.link.count("fairbloom_uploads") == 1
     assert place.refused() == ["refused: a second reply to the same message"]
     for name in answer.objects_to_push:
         assert place.fleet.PushObject(part(first, answer.session_id, name, parts(first)[name]), Call()).stored
