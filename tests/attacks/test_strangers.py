@@ -300,12 +300,15 @@ def test_half_open_handshakes_are_bounded_and_given_back(roomy: Deployment, port
 
 
 def test_500_requests_that_are_no_http(there: Deployment, control: Stranger) -> None:
-    before = there.log(there.server).count("\n")
+    def lines() -> int:
+        return sum("is finished" not in line for line in there.log(there.server).splitlines())  # a run has its rounds
+
+    before = lines()
     with unharmed(there):
         for _ in range(500):
             with contextlib.suppress(OSError):
                 control.tls().sendall(b"\x00 no request\r\n\r\n")
-    assert there.log(there.server).count("\n") < before + 20
+    assert lines() < before + 20
 
 
 def test_all_of_it_is_a_few_lines_in_the_audit_log(there: Deployment) -> None:
