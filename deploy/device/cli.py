@@ -65,12 +65,13 @@ def run(
     log_file: LogFileOption = None,
 ) -> None:
     """Run a client: a node that keeps model and data in memory during a run, and reconnects if it fails."""
-    # All but two options have the names of settings in client.toml.
-    given = {name.replace("_", "-"): value for name, value in locals().items() if name not in ("config", "log_file")}
     from .client import ClientSettings
     from .supervisor import replace_process
 
-    settings = ClientSettings.of(given | {"allow": allow or None}, config)
+    given: dict[str, object] = {"superlink": superlink, "ca": ca, "key": key, "name": name, "insecure": insecure}
+    given |= {"partition-id": partition_id, "data-dir": data_dir, "state-dir": state_dir, "isolated": isolated}
+    given |= {"bundles": bundles, "app": app, "allow": allow or None}
+    settings = ClientSettings.of(given, config)
     log_to_file(log_file)
     replace_process(settings)
 

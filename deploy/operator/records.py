@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..errors import DeployError
 Record = TypeVar("Record")
 
 
-class Records(Generic[Record]):
+class Records(ABC, Generic[Record]):
     """The records in a folder. A file is parsed again only once it has changed: with a thousand, this takes longest.
 
     A kind of record says which field is its file's name (`key`), the files' permissions, and the remedy for a damaged
@@ -32,9 +33,9 @@ class Records(Generic[Record]):
         self.folder = folder
         self._parsed: dict[str, tuple[tuple[int, int, int], Record]] = {}
 
+    @abstractmethod
     def parse(self, name: str, said: dict[str, Any]) -> Record:
         """Return the record that a file says; ValueError, TypeError or AttributeError where it is none."""
-        raise NotImplementedError
 
     def read_all(self) -> list[Record]:
         """Return all in the order of names; a file that is being replaced is read as it was or as it will be."""

@@ -271,7 +271,7 @@ class WholeMessages:
         self._state_factory = state_factory
 
     def send(self, request: Any, task: Any) -> Any:
-        """Take messages, all of whose parts are here; or else parts, and say which are missing."""
+        """Take messages once all their parts are here; before that, take parts and say which are missing."""
         given = {part.id: part.content for part in request.parts}
         sent = runtime_pb2.PushAppMessagesRequest.FromString(request.sent)
         ids, missing = self._state_factory.state().store_round(task.run_id, sent, given)

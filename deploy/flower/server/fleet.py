@@ -305,7 +305,7 @@ class Fleet:
         return exchange_pb2.ReplyResponse(wanted=wanted, session_id=tree.object_id if wanted else "")
 
     def take_head(self, request: Any, caller: Caller) -> Any:
-        """Take the head of a reply, whose parts follow one by one."""
+        """Take the head of a reply; its parts follow one by one."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "one reply a call, with its object tree")
         head, tree = request.messages_list[0], request.message_object_trees[0]
@@ -372,7 +372,7 @@ class Fleet:
         return is_new and left >= 0
 
     def _store_if_whole(self, head: Any, seconds: float, allowed: int, left: int = 0) -> None:
-        """Store a reply whose parts came one by one, once all are here or too many."""
+        """Store a reply that comes part by part, once all parts are here or too many."""
         size = self._state.store.whole_size(head.metadata.message_id) if left >= 0 else allowed - left
         if size is not None:
             self._store(head, seconds, size, allowed)

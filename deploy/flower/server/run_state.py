@@ -291,7 +291,7 @@ class RunState(PassingFaults, SqlLinkState):
             return bool(self.query(tables.UPLOAD, key))
 
     def find_upload(self, node_id: int, reply_id: str) -> dict[str, Any] | None:
-        """Return head, seconds and allowance of a reply whose parts are coming."""
+        """Return head, seconds and allowance of a reply that comes part by part."""
         return next(iter(self.query(tables.UPLOAD, _key_of_upload(node_id, reply_id))), None)
 
     def end_uploads(self, node_id: int) -> None:
