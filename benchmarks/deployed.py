@@ -1,8 +1,7 @@
-"""A deployed round: warm clients and isolated ones, over TLS with node authentication, on loopback.
+"""A deployed round of warm clients over TLS with node authentication, on loopback.
 
-Both run the same app with the same settings on this machine, one after the other. CPU-seconds a round and memory
-(PSS: shared pages counted once) stand beside the seconds. The load of the machine at the start is printed: other work
-on the same cores counts.
+CPU-seconds a round and memory (PSS: shared pages counted once) stand beside the seconds. The load of the machine at the
+start is printed: other work on the same cores counts.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,10 +22,6 @@ from rich.table import Table
 from .federation import Deployment, federation, names, rounds
 from .processes import peak_memory, pss, resident_memory
 
-VARIANTS: Mapping[str, Sequence[str]] = {
-    "fairbloom client": (),
-    "fairbloom client --isolated": ("--isolated",),
-}
 TICKS = os.sysconf("SC_CLK_TCK")
 LARGE = Path(__file__).parent / "large"
 
@@ -49,22 +44,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS])
     parser.add_argument("--floats", type=int, help="send a model of so many floats to and fro instead")
     chosen = parser.parse_args()
     print(f"load of the machine at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     if chosen.floats:
         large(chosen.floats, chosen.clients, chosen.rounds)
     else:
-        compare(chosen)
+        small(chosen.clients, chosen.rounds)
 
 
-def compare(chosen: argparse.Namespace) -> None:
-    """Print the table of all variants, train only and train with evaluation."""
-    title = f"{chosen.clients} clients, logistic 64-10, TLS, node keys, database"
+def small(clients: int, number: int) -> None:
+    """Print the table of rounds that only train, and of rounds that evaluate as well."""
+    title = f"{clients} clients, logistic 64-10, TLS, node keys, database"
     table = Table(title=title)
     headings = (
-        "clients run by",
         "a round",
         "seconds",
         "CPU-s clients",
@@ -73,20 +66,19 @@ def compare(chosen: argparse.Namespace) -> None:
         "PSS server MB",
     )
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in headings[:2] else "right")
-    for variant in chosen.variants:
-        for row in measured(variant, chosen.clients, chosen.rounds + 1):
-            table.add_row(variant, *row)
+        table.add_column(heading, justify="left" if heading == headings[0] else "right")
+    for row in measured(clients, number + 1):
+        table.add_row(*row)
     Console(width=120).print(table)
 
 
-def measured(variant: str, clients: int, number: int) -> Iterator[list[str]]:
+def measured(clients: int, number: int) -> Iterator[list[str]]:
     """Run train only, then train with evaluation, on one federation; give the table's cells of each."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         federation(Path(scratch, "home"), clients) as there,
     ):
-        start_clients(there, variant, clients)
+        start_clients(there, clients)
         for what, every in (("train", 0), ("train + evaluate", 1)):
             out = Path(scratch, what.replace(" ", ""))
             settings = {
@@ -100,17 +92,17 @@ def measured(variant: str, clients: int, number: int) -> Iterator[list[str]]:
                 there.wait_for_end(there.submitting(settings | {"out": str(out)}), seconds=1800)
             rows = rounds(out)
             if any(row["missing"] or row["refused"] for row in rows):
-                raise RuntimeError(f"{variant}, {what}: replies are missing or refused")
+                raise RuntimeError(f"{what}: replies are missing or refused")
             # Round 1 loads data and libraries; the last round of train only evaluates.
             seconds = statistics.median(float(row["seconds"]) for row in rows[1:-1])
             cpu = [f"{usage.cpu_a_round(side):.2f}" for side in (0, 1)]
             yield [what, f"{seconds:.2f}", *cpu, *(f"{megabytes:.0f}" for megabytes in usage.memory)]
 
 
-def start_clients(there: Deployment, variant: str, clients: int) -> None:
+def start_clients(there: Deployment, clients: int) -> None:
     """Start all clients and wait until they are online."""
     for name in names(clients):
-        there.start_client(name, *VARIANTS[variant])
+        there.start_client(name)
     there.wait_for_clients(*names(clients), seconds=60.0 + 10.0 * clients)
 
 

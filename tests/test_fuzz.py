@@ -377,7 +377,7 @@ TOKEN = {
 JOIN = {"superlink": "fl.example.org:9092", "token": f"0123abcd.{'A' * 43}", "name": "", "ca": "a certificate"}
 CLIENT = {
     **{"superlink": "fl.example.org:9092", "insecure": True, "partition-id": 2, "name": "site-a", "bundles": "ours"},
-    **{"isolated": False, "allow": ["mine:load"], "limits": {"rows": 10}},
+    **{"allow": ["mine:load"], "limits": {"rows": 10}},
 }
 PROJECT = {
     "project": {"name": "fairbloom", "version": "0.1.0"},

@@ -52,9 +52,6 @@ def run(
         str | None, typer.Option(help="Folder for its state between rounds and for final models.")
     ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Connect without TLS.")] = None,
-    isolated: Annotated[
-        bool | None, typer.Option("--isolated", help="Answer each message in a forked process.")
-    ] = None,
     bundles: Annotated[
         str | None, typer.Option(help="ours: run the installed app; any: run whatever the server sends.")
     ] = None,
@@ -69,7 +66,7 @@ def run(
     from .supervisor import replace_process
 
     given: dict[str, object] = {"superlink": superlink, "ca": ca, "key": key, "name": name, "insecure": insecure}
-    given |= {"partition-id": partition_id, "data-dir": data_dir, "state-dir": state_dir, "isolated": isolated}
+    given |= {"partition-id": partition_id, "data-dir": data_dir, "state-dir": state_dir}
     given |= {"bundles": bundles, "app": app, "allow": allow or None}
     settings = ClientSettings.of(given, config)
     log_to_file(log_file)

@@ -37,9 +37,8 @@ class ClientSettings:
 
     `ca`, `key`, `name`, `data_dir` and `state_dir` are "" for none. A run cannot set `data_dir` and `state_dir`. With
     `insecure` there is no TLS: anyone on the way reads and changes models. With `renew_keys` the client replaces its
-    key before its end. `isolated` answers each message in a separate process. `bundles` is "ours" to run the installed
-    app and no code of the server, or "any"; `app`, `allow` and `limits` (see `fairbloom.client.limits.Limits`) are for
-    "ours".
+    key before its end. `bundles` is "ours" to run the installed app and no code of the server, or "any"; `app`, `allow`
+    and `limits` (see `fairbloom.client.limits.Limits`) are for "ours".
     """
 
     superlink: str
@@ -51,7 +50,6 @@ class ClientSettings:
     name: str = ""
     data_dir: str = ""
     state_dir: str = ""
-    isolated: bool = False
     bundles: str = "ours"
     app: str = APP
     allow: tuple[str, ...] = ()
@@ -157,8 +155,8 @@ class ClientSettings:
             "app": self.app,
             "allow": self.allow,
             "limits": dict(self.limits),
+            "node": self.node(),
         }
-        given |= {"isolated": self.isolated, "node": self.node()}
         # The worker ends with this process and gets its id here: asked for later, the id might be another process's.
         code = f"from fairbloom.deploy.flower.device.app_process import main; main({os.getpid()})"
         return [sys.executable, "-P", "-c", code, str(pipe), json.dumps(given)]

@@ -21,7 +21,7 @@ SMALL: Mapping[str, str] = {
     "comparison": "--methods fedavg,fedfv --seeds 2 --clients 4 --rounds 2 --models logistic",
     "report": "--methods 2 --seeds 2 --clients 4 --rounds 3",
     "aggregation": "--gigabytes 0.05 --repeats 1",
-    "deployed": "--clients 1 --rounds 3 --variants 'fairbloom client'",
+    "deployed": "--clients 1 --rounds 3",
     "superlink": "--clients 2 --rounds 1 --models logistic --work train",
     "csv": "--rows 1000 --repeats 1",
 }

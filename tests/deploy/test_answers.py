@@ -1,13 +1,12 @@
-"""How a client's app is called for a message: in a process that keeps it, and in a fork of one."""
+"""How a client's app is called for a message, in a process that keeps it."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.flower.device import app_process
@@ -26,35 +25,10 @@ class Telling(Exception):
 """
 
 
-@pytest.fixture(scope="module")
-def log_of_isolated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("isolated") / "log"
-
-
-@pytest.fixture(scope="module")
-def isolated(log_of_isolated: Path) -> Iterator[Worker]:
-    """A worker that answers each message in a fork, whatever bundle comes."""
-    worker = Worker(ClientSettings(superlink="a:1", insecure=True, isolated=True, bundles="any", state_dir="/own"))
-    identify(run_id=1, node_id=2, task_id=0)
-    with pytest.MonkeyPatch.context() as patch, log_of_isolated.open("w") as log:
-        patch.setenv("FLWR_HOME", str(log_of_isolated.parent))
-        patch.setattr(sys, "stderr", log)
-        worker.answer(task_of(version_of(log_of_isolated.parent, 0), message("reply")), "1/zero")
-    yield worker
-    worker.end()
-
-
 @pytest.fixture
-def resident(home: Path) -> Callable[[Task], Answer]:
-    return partial(app_process.answer, Unpacked(), NODE)
-
-
-@pytest.fixture(params=["resident", "isolated"])
-def answer(request: pytest.FixtureRequest, home: Path) -> Callable[[Task], Answer]:
-    """Answers tasks in one of the two ways."""
+def answer(home: Path) -> Callable[[Task], Answer]:
     identify(run_id=1, node_id=2, task_id=0)
-    found = request.getfixturevalue(request.param)
-    return partial(found.answer, name="1/one") if isinstance(found, Worker) else found
+    return partial(app_process.answer, Unpacked(), NODE)
 
 
 def test_a_message_is_answered_and_the_state_kept(answer: Any, home: Path) -> None:
@@ -68,15 +42,14 @@ def test_a_message_is_answered_and_the_state_kept(answer: Any, home: Path) -> No
 
 def test_a_state_that_stays_as_it_was_is_not_sent_again(answer: Any, home: Path) -> None:
     bundle = version_of(home, 7)
-    state = deserialize(answer(task_of(bundle, message("reply"))).state)
-    again = answer(task_of(bundle, message("reply"), state))
-    calls = reply_of(again).content["metrics"]["calls"]
-    assert (again.state is None) == (calls == 1)  # of a fork, which begins anew
+    assert answer(task_of(bundle, message("reply"))).state
+    state = RecordDict({"seen": MetricRecord({"calls": 2})})
+    assert answer(task_of(bundle, message("reply"), state)).state is None
 
 
-def test_the_resident_app_stays_loaded(resident: Any, home: Path) -> None:
+def test_the_app_stays_loaded(answer: Any, home: Path) -> None:
     bundle = version_of(home, 1)
-    replies = [reply_of(resident(task_of(bundle, message("reply")))) for _ in range(2)]
+    replies = [reply_of(answer(task_of(bundle, message("reply")))) for _ in range(2)]
     assert [reply.content["metrics"]["calls"] for reply in replies] == [1, 2]
 
 
@@ -84,15 +57,6 @@ def test_what_the_app_raises_leaves_the_state(answer: Any, home: Path) -> None:
     failed = answer(task_of(version_of(home, 1), message("raise")))
     assert reply_of(failed).error.code == 2
     assert failed.state is None
-
-
-def test_a_crash_of_an_isolated_app_is_noticed_at_once(isolated: Worker, home: Path) -> None:
-    bundle = version_of(home, 1)
-    crashed = reply_of(isolated.answer(task_of(bundle, message("crash")), "1/one"))
-    assert crashed.error.code == 8
-    assert "killed by SIGSEGV" in crashed.error.reason
-    reply = reply_of(isolated.answer(task_of(bundle, message("reply")), "1/one"))
-    assert reply.content["metrics"]["version"] == 1
 
 
 @pytest.mark.slow
@@ -143,15 +107,14 @@ def test_an_error_of_a_mod_answers_the_message(home: Path) -> None:
     ],
 )
 def test_of_what_an_app_raises_the_server_is_told_kind_and_place_and_its_own_log_the_text(
-    answer: Any, home: Path, do: str, kind: str, text: str, log_of_isolated: Path, caplog: pytest.LogCaptureFixture
+    answer: Any, home: Path, do: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reply = reply_of(answer(task_of(version_of(home, 1), message(do))))
     assert reply.error.reason.startswith(kind)
     assert "what it says stays in this client's own log" in reply.error.reason
     assert text not in reply.error.reason
     assert str(home) not in reply.error.reason
-    own_log = log_of_isolated.read_text() if log_of_isolated.exists() else ""
-    assert text in caplog.text + own_log
+    assert text in caplog.text
 
 
 def test_an_app_may_say_in_words_what_the_server_is_told(answer: Any, home: Path) -> None:

@@ -137,11 +137,11 @@ def test_code_of_a_bundle_is_neither_unpacked_nor_imported(how: str, installed: 
 
 
 @pytest.mark.slow
-def test_an_isolated_client_runs_none_of_it_either(home: Path) -> None:
+def test_a_workers_process_runs_none_of_it_either(home: Path) -> None:
     mark = home / "mark"
     files = {name: evil(mark) for _, names in ATTACKS.values() for name in names}
     fab = packed({"pyproject.toml": project("fairbloom.evil:app"), **files})
-    worker = Worker(ClientSettings(superlink="a:1", insecure=True, isolated=True, partition_id=1))
+    worker = Worker(ClientSettings(superlink="a:1", insecure=True, partition_id=1))
     runs = (run_of(fab), run_of(fab, fab_id="mylab/other"))
     reply, refusal = (reply_of(worker.answer(task_of((fab, run), message("", "query")), "1/one")) for run in runs)
     worker.end()

@@ -73,13 +73,13 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
 
 
 def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
-    client = ClientSettings.of({"data-dir": "/my data", "isolated": True, "bundles": "any"}, bundle / "client.toml")
+    client = ClientSettings.of({"data-dir": "/my data", "bundles": "any"}, bundle / "client.toml")
     *command, pipe, given = client.worker(7)
     code = f"from fairbloom.deploy.flower.device.app_process import main; main({os.getpid()})"
     assert command == [sys.executable, "-P", "-c", code]
     assert pipe == "7"
     assert json.loads(given) == {
-        **{"bundles": "any", "app": APP, "allow": [], "limits": {}, "isolated": True},
+        **{"bundles": "any", "app": APP, "allow": [], "limits": {}},
         "node": {"partition-id": 3, "data-dir": "/my data"},
     }
 

@@ -19,7 +19,6 @@ from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
-from benchmarks.deployed import LARGE
 from benchmarks.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
 from benchmarks.flower import wait_until
 from fairbloom.client.app import app
@@ -118,18 +117,6 @@ def test_a_run_gives_the_run_in_process(there: Deployment, undisturbed: Path, tm
     there.submit({**SETTINGS, "out": str(out)})
     assert_same_model(out, undisturbed)
     assert missing(out) == [""] * ROUNDS
-
-
-def test_an_isolated_node_gives_it_too(there: Deployment, tmp_path: Path) -> None:
-    out, settings = tmp_path / "run", {**SETTINGS, "num-rounds": 1}
-    there.stop(there.clients[CLIENTS[0]])
-    there.start_client(CLIENTS[0], "--isolated")
-    there.wait_for_clients(*CLIENTS)
-    there.submit({**settings, "out": str(out)})
-    there.stop(there.clients[CLIENTS[0]])
-    there.start_client(CLIENTS[0])
-    assert_same_model(out, simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")})))
-    there.wait_for_clients(*CLIENTS)
 
 
 def test_a_failed_run_has_an_exit_code_and_a_reason(there: Deployment, tmp_path: Path) -> None:
@@ -324,28 +311,6 @@ def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(there: 
     assert {row["replies_used"] for row in rows} <= {"2", "3", "4"}
     assert any(row["missing"] == CLIENTS[3] for row in rows[:4])
     assert all(not row["refused"] for row in rows)
-
-
-@pytest.fixture(scope="module")
-def crashed(there: Deployment, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What is said of a run of another app, which crashes on one client and is installed on none of the others."""
-    app = shutil.copytree(LARGE, tmp_path_factory.mktemp("crashing") / "app")
-    source = (app / "large.py").read_text()
-    crash = "__import__('os').kill(__import__('os').getpid(), 11)"
-    (app / "large.py").write_text(source.replace('"""Add one to every number."""', crash))
-    there.stop(there.clients[CLIENTS[0]])
-    there.start_client(CLIENTS[0], "--isolated", "--bundles", "any")
-    there.wait_for_clients(CLIENTS[0])
-    submitted = there.submitting({"floats": 10, "out": str(app / "seconds.json")}, app)
-    there.wait_for_end(submitted, code=1)
-    there.stop(there.clients[CLIENTS[0]])
-    there.start_client(CLIENTS[0])
-    there.wait_for_clients(CLIENTS[0])
-    return there.log(submitted)
-
-
-def test_a_crash_of_an_isolated_app_is_one_error(crashed: str) -> None:
-    assert "killed by SIGSEGV" in crashed
 
 
 # Who is refused -----------------------------------------------------------------------------------------------------

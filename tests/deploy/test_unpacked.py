@@ -12,10 +12,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 import fairbloom
-from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.flower.device import app_process
 from fairbloom.deploy.flower.device.unpacked import Unpacked
-from fairbloom.deploy.flower.device.worker import Worker
 
 from .unpacking import NODE, bundle_of, message, reply_of, task_of
 
@@ -87,18 +85,8 @@ def places(module: ModuleType) -> list[str]:
 
 
 @pytest.fixture
-def worker(home: Path) -> Iterator[Worker]:
-    """A client's worker that answers each message in a fork, so that bundles leave nothing to each other."""
-    worker = Worker(ClientSettings(superlink="a:1", insecure=True, isolated=True, bundles="any"))
-    yield worker
-    worker.end()
-
-
-@pytest.fixture(params=["resident", "isolated"])
-def answer(request: pytest.FixtureRequest, home: Path) -> Any:
-    if request.param == "resident":
-        return partial(app_process.answer, Unpacked(), NODE)
-    return partial(request.getfixturevalue("worker").answer, name="1/one")
+def answer(home: Path) -> Any:
+    return partial(app_process.answer, Unpacked(), NODE)
 
 
 def found(answer: Any, bundle: Any, *names: str) -> dict[str, str]:
@@ -127,15 +115,6 @@ def test_what_runs_the_client_is_never_a_bundles(answer: Any, home: Path) -> Non
     own = bundle_of(home, "fairbloom.client.app:app", fairbloom_of("first"))
     here = ("fairbloom.deploy", "fairbloom.deploy.flower.device.app_process", "fairbloom.deploy.device.bundles")
     assert found(answer, own, *here) == dict.fromkeys(here, "installed")
-
-
-@pytest.mark.slow
-def test_each_of_several_bundles_runs_its_own_code(worker: Worker, home: Path) -> None:
-    answer = partial(worker.answer, name="1/one")
-    first, second = (bundle_of(home, "fairbloom.client.app:app", fairbloom_of(whose)) for whose in ("first", "second"))
-    mine = bundle_of(home, "mine:app", own_app_of("mine"))
-    seen = [found(answer, bundle, *INSTALLED) for bundle in (first, second, mine, first, mine)]
-    assert seen == [dict.fromkeys(INSTALLED, whose) for whose in ("first", "second", "installed", "first", "installed")]
 
 
 def test_an_app_with_packages_of_our_names_has_its_own_and_ours_side_by_side(answer: Any, home: Path) -> None:

@@ -37,13 +37,9 @@ def train(message, context):
 """
 
 
-def worker_of(home: Path, **settings: Any) -> Worker:
-    return Worker(ClientSettings(superlink="a:1", insecure=True, bundles="any", state_dir="/own", **settings))
-
-
-@pytest.fixture(params=[False, True], ids=["resident", "isolated"])
-def worker(request: pytest.FixtureRequest, home: Path) -> Iterator[Worker]:
-    worker = worker_of(home, isolated=request.param)
+@pytest.fixture
+def worker(home: Path) -> Iterator[Worker]:
+    worker = Worker(ClientSettings(superlink="a:1", insecure=True, bundles="any", state_dir="/own"))
     yield worker
     worker.end()
 
@@ -63,9 +59,9 @@ def test_an_app_that_never_ends_is_dropped_with_its_process_and_the_next_message
     assert not reply_of(worker.answer(task_of(endless, message("reply")), "1/c")).has_error()
 
 
-def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(home: Path) -> None:
+def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(worker: Worker, home: Path) -> None:
     """Else a device that takes longer to load its libraries than a message may wait would never answer."""
-    worker, good = worker_of(home), version_of(home, 1)
+    good = version_of(home, 1)
     threading.Timer(0.1, worker.drop, ("1/a", "its time is over")).start()
     with pytest.raises(DroppedError, match="its time is over"):
         worker.answer(task_of(good, message("reply")), "1/a")
@@ -73,11 +69,11 @@ def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(
     assert worker.runs
     assert reply_of(worker.answer(task_of(good, message("reply")), "1/b")).content["metrics"]["version"] == 1
     assert worker._process is loading
-    worker.end()
 
 
-def test_the_owners_limit_ends_work_with_the_setting(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = worker_of(home)
+def test_the_owners_limit_ends_work_with_the_setting(
+    worker: Worker, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "_limit", 0.5)
     endless = bundle_of(home, "tried_app:app", {"tried_app.py": ENDLESS})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The process that calls the client's app: it keeps the app loaded, or, isolated, answers each message in a fork.
+"""The process that calls the client's app: it keeps the app loaded.
 
 It is started and ended by worker.py, and opens no port: tasks and answers go through an inherited pipe.
 """
@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ from fairbloom.errors import ReportableError, is_expected, reportable
 from fairbloom.flower import ErrorCode, address, deserialize, identify, serialize
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.system.parents import end_with_parent
-from fairbloom.system.supervise import exit_reason
 
 from ...device.bundles import BundleRefusedError, Bundles, Installed
 from ..gate import end_unless_fit
@@ -33,9 +31,6 @@ from .messages import Answer, Task, pack, unpack
 
 PRELOADED = ("numpy", "torch")
 """Libraries that are loaded before the first message. Never the app's own modules, which would win over a bundle's."""
-
-SHARED = (*PRELOADED, "torch._dynamo", "sklearn.datasets")
-"""Libraries that are loaded before the forks of an isolated client. Nothing here starts CUDA."""
 
 NO_HANDLER = re.compile(
     r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message type: [a-z.]+)"
@@ -87,7 +82,7 @@ def reason_of(error: Exception) -> str:
     return said if NO_HANDLER.fullmatch(said) else reportable(error)
 
 
-def serve(pipe: Connection, answer: Callable[[Task], Answer], *, isolated: bool) -> None:
+def serve(pipe: Connection, answer: Callable[[Task], Answer]) -> None:
     """Say that all is loaded, and answer tasks until nobody asks any more."""
     pipe.send(True)
     while True:
@@ -95,38 +90,7 @@ def serve(pipe: Connection, answer: Callable[[Task], Answer], *, isolated: bool)
             task = pipe.recv()
         except EOFError:
             return
-        if isolated:
-            answer_in_fork(pipe, answer, task)
-        else:
-            pipe.send(answer(task))
-
-
-def answer_in_fork(pipe: Connection, answer: Callable[[Task], Answer], task: Task) -> None:
-    """Answer a task in a child; where that ends without an answer, by an error at once."""
-    parent = os.getpid()
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            end_with_parent(parent)
-            _seed()
-            pipe.send(answer(task))
-            code = 0
-        except BaseException as error:
-            log.error("the client app's process ends: %s", error, exc_info=True)
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if code := os.waitstatus_to_exitcode(status):
-        reason = f"the client app's process ended without a reply: {exit_reason(code)}"
-        log.error("answered with error %d: %s", ErrorCode.CLIENT_APP_CRASHED, reason)
-        pipe.send(pack(Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=unpack(task))))
-
-
-def _seed() -> None:
-    """Give a child random numbers of its own: children of one process share its state."""
-    import numpy as np
-
-    np.random.seed()
+        pipe.send(answer(task))
 
 
 def preload(names: tuple[str, ...]) -> None:
@@ -148,5 +112,5 @@ def main(parent: int) -> None:
         bundles: Bundles = Unpacked()
     else:
         bundles = Installed.of(given["app"], tuple(given["allow"]), Limits.of(given["limits"]))
-    preload(SHARED if given["isolated"] else PRELOADED)
-    serve(pipe, lambda task: answer(bundles, given["node"], task), isolated=given["isolated"])
+    preload(PRELOADED)
+    serve(pipe, lambda task: answer(bundles, given["node"], task))
