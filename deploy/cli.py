@@ -13,9 +13,7 @@ import typer
 
 from fairbloom.command import Terminal
 from fairbloom.system.files import write_private
-from fairbloom.system.log_file import log_to_file
 
-from .device.cli import LogFileOption
 from .device.cli import client as client
 from .errors import DeployError
 from .operator import audit as audit_log
@@ -56,7 +54,6 @@ def server(
     untested_flower: Annotated[
         bool, typer.Option("--untested-flower", help="Run with a Flower newer than those that were tested.")
     ] = False,
-    log_file: LogFileOption = None,
 ) -> None:
     """Run the server of a federation (SuperLink and SuperExec), and restart parts that fail.
 
@@ -65,7 +62,6 @@ def server(
     """
     from .server.supervisor import replace_process
 
-    log_to_file(log_file)
     replace_process(federation, untested_flower)
 
 

@@ -9,15 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from fairbloom.command import TrustOption
-from fairbloom.system.log_file import log_to_file
 
 DEFAULT = "run"
-LogFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Write all output to a file, which is continued at 10 MB; five older ones are kept."
-    ),
-]
 
 
 class WithDefault(TyperGroup):
@@ -59,7 +52,6 @@ def run(
     allow: Annotated[
         list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
     ] = None,
-    log_file: LogFileOption = None,
 ) -> None:
     """Run a client: a node that keeps model and data in memory during a run, and reconnects if it fails."""
     from .client import ClientSettings
@@ -68,9 +60,7 @@ def run(
     given: dict[str, object] = {"superlink": superlink, "ca": ca, "key": key, "name": name, "insecure": insecure}
     given |= {"partition-id": partition_id, "data-dir": data_dir, "state-dir": state_dir}
     given |= {"bundles": bundles, "app": app, "allow": allow or None}
-    settings = ClientSettings.of(given, config)
-    log_to_file(log_file)
-    replace_process(settings)
+    replace_process(ClientSettings.of(given, config))
 
 
 @client.command(epilog="Example: fairbloom client keys site-a")

@@ -14,11 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.federation import Deployment
 from benchmarks.flower import PATIENCE, ROOT, wait_until
 from benchmarks.processes import free_port
 from fairbloom.deploy import pki
-from fairbloom.deploy.device.outage import CONNECTED
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
@@ -332,27 +330,6 @@ def test_a_full_disk_does_not_keep_the_server_from_starting(
     monkeypatch.setattr(server, "StopSignal", lambda: SimpleNamespace(came=True))
     FederationServer(federation).run()
     assert "cannot be written: No space left on device" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_server_and_client_write_to_their_log_files(tmp_path: Path) -> None:
-    there, log = Deployment(tmp_path / "home"), tmp_path / "home" / "server.log"
-    for file in (log, theirs := log.with_name("site-a.log")):
-        file.touch()
-    try:
-        there.server = there.start("fairbloom", "server", "--log-file", "server.log")
-        wait_until(lambda: "fairbloom server: ready" in log.read_text())
-        there.enroll("site-a")
-        there.start_client("site-a", "--log-file", "site-a.log")
-        wait_until(lambda: CONNECTED in theirs.read_text())
-        there.kill_part("superexec")
-        wait_until(lambda: "the SuperExec ended (killed by SIGKILL)" in log.read_text())
-        there.stop(there.server)
-        wait_until(lambda: not log.with_name("server.log.lock").exists())
-        assert log.read_text().endswith(" fairbloom server: stopped\n")
-        assert there.log(there.server) == there.log(there.clients["site-a"]) == ""
-    finally:
-        there.close()
 
 
 def test_a_fault_is_one_line_and_the_exit_code_says_so(federation: Federation) -> None:
