@@ -223,8 +223,8 @@ def compare(
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     chosen = name_of(baseline) if baseline else ""
     at_a_time = jobs or processors_here()
-    with study_progress("comparing", len(among) * seeds, Path(out), shown=progress) as bars:
-        return compare_variants(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bars.count)
+    with study_progress("comparing", len(among) * seeds, shown=progress) as bar:
+        return compare_variants(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bar.count)
 
 
 Grid = Mapping[str, Value | Sequence[Value]] | Iterable[str]
@@ -309,9 +309,9 @@ def sweep(
     if count < 1:
         raise SettingsError(f"seeds = {count}: a sweep takes at least one")
     folder = Path(out or Path("runs", recipe.name or "sweep"))
-    with study_progress("sweeping", None, folder, shown=progress) as bars:
+    with study_progress("sweeping", None, shown=progress) as bar:
         seeds_of_it, at_a_time = range(seed, seed + count), jobs or processors_here()
-        return run_sweep(recipe, seeds_of_it, folder, at_a_time, bars.count, bars.expect)
+        return run_sweep(recipe, seeds_of_it, folder, at_a_time, bar.count, bar.expect)
 
 
 def _recipe_of(
@@ -411,10 +411,10 @@ def recommend(
     wished, seconds = Objective.of(wish), parse_budget(budget)
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
     begun = time.monotonic()
-    with study_progress("searching", seconds, Path(out), counted="seconds of the budget", shown=progress) as bars:
+    with study_progress("searching", seconds, counted="seconds of the budget", shown=progress) as bar:
 
         def notify(stage: str) -> None:
-            bars.set_stage(stage, min(seconds, time.monotonic() - begun))
+            bar.set_stage(stage, min(seconds, time.monotonic() - begun))
 
         return recommend_method(config, wished, seconds, seed, Path(out), jobs or processors_here(), notify)
 

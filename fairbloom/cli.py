@@ -84,11 +84,6 @@ COMMANDS = {
         "Test a method or client-side rule of your own, and report what is wrong with it.",
         "fairbloom check my_module:Mine --set mine.share=0.3",
     ),
-    "watch": Place(
-        f"{OURS}.watch:watch",
-        "Show the progress of a run or study: rounds, clients (worst served first), absences.",
-        "fairbloom watch runs/a",
-    ),
     "report": Place(
         f"{OURS}.report:report",
         "Write a report with charts and tables as one HTML file.",

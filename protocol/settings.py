@@ -311,9 +311,6 @@ class RunSettings(BaseModel):
     metrics_port: Annotated[int, Range("[0, 65535]"), Mark.FREE] = Field(
         0, description="Port on which the server offers metrics to Prometheus; 0 offers none"
     )
-    track: Annotated[str, Choices("", "mlflow", "tensorboard", "wandb"), Mark.FREE] = Field(
-        "", description='Tracker that the run is shown in: mlflow, tensorboard or wandb; "" shows it in none'
-    )
     own_settings: str = Field(
         "", description="Settings of user-defined tasks and methods that a run config lacks, as in 'mine.share=0.5'"
     )

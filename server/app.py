@@ -63,8 +63,6 @@ from .run_folder.stopping import EarlyStopping
 from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
 from .settings import Settings, digest_changed, find_grown, may_differ, may_grow
-from .tracking.tracked import check_tracker, tracked
-from .tracking.tracker import TrackedRun
 
 app = ServerApp()
 
@@ -124,7 +122,6 @@ def federate(
     submission
         Identifies the order that a process works for, also after a restart: it is taken back to `from-round` once.
     """
-    check_tracker(settings.track)
     order, settings = TakeBack(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
     config, path = settings.run_config(), choose_run_folder(settings)
     back = order if order.number >= 0 and order.is_new(path) else None
@@ -330,9 +327,8 @@ def _suggest_learning_rate(settings: Settings) -> None:
 def _listening(
     settings: Settings, recorder: RunRecorder, rounds: Rounds, score: Score, on_round: OnRound
 ) -> Iterator[None]:
-    """Show each recorded round to Prometheus, the tracker and the caller meanwhile, as far as there are such."""
+    """Show each recorded round to Prometheus and the caller meanwhile, as far as there are such."""
     page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
-    run = TrackedRun(recorder.path, settings.run_config(), score, recorder.saved)
 
     def call(recorded: RecordedRound) -> None:
         try:
@@ -340,10 +336,10 @@ def _listening(
         except StopRun as stop:
             recorder.stopped = stop.reason
 
-    with page as metrics, tracked(settings.track, run) as track:
+    with page as metrics:
         if metrics is not None:
             recorder.listeners.append(lambda recorded: metrics.observe(recorded, connected=len(rounds.online)))
-        recorder.listeners += [track, call]
+        recorder.listeners.append(call)
         yield
 
 

@@ -159,18 +159,10 @@ def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
 
 
 def test_the_extra_all_brings_every_other_one() -> None:
-    """But for trackers, of which one is enough, and those of real nodes, which ask for one version of Flower."""
+    """But for those of real nodes, which ask for one version of Flower."""
     (line,) = OPTIONAL["all"]
     assert Requirement(line).name == PROJECT["project"]["name"]
-    assert Requirement(line).extras == OPTIONAL.keys() - {
-        "all",
-        "client",
-        "deploy",
-        "server",
-        "mlflow",
-        "tensorboard",
-        "wandb",
-    }
+    assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "deploy", "server"}
 
 
 def test_no_client_gets_what_only_simulation_and_figures_need() -> None:

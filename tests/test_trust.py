@@ -70,7 +70,6 @@ READING = {
     "json": ("show", "run", "--json"),
     "report": ("report", "run"),
     "card": ("export", "run", "--to", "card"),
-    "watch": ("watch", "run"),
     "comparison": ("show", "two"),
     "report of a comparison": ("report", "two"),
 }

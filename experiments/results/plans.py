@@ -5,7 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
-from fairbloom.server.run_folder.errors import RunFolderError, explain_read_errors, explain_write_errors
+from fairbloom.server.run_folder.errors import (
+    RunFolderError,
+    explain_access_errors,
+    explain_read_errors,
+    explain_write_errors,
+)
 from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
 
@@ -31,7 +36,9 @@ class PlanFile:
     def read(cls, folder: Path) -> Self:
         """Return what was written; raise RunFolderError when the folder has no such file or it is damaged."""
         file = folder / cls.file
-        if not file.exists():
+        with explain_access_errors(folder):
+            there = file.exists()
+        if not there:
             raise RunFolderError(f"{folder} holds no {cls.kind}: it has no {cls.file}")
         with explain_read_errors(file, f"Run the same {cls.command} again, which writes it again"):
             return decode_as(cls, json.loads(file.read_bytes()), finite=False)

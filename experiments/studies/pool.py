@@ -22,7 +22,6 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.settings import Settings
-from fairbloom.server.tracking.tracked import check_tracker
 from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.system.interrupts import hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
@@ -42,7 +41,6 @@ def check_runs(runs: Runs) -> None:
     """Raise FairbloomError where a run cannot be started or continued, as far as that can be known before."""
     read: dict[tuple[str, str], Mapping[str, str]] = {}
     for run in runs.values():
-        check_tracker(run.track)
         for key, name in {
             "task": run.task,
             "model": run.model,

@@ -119,8 +119,8 @@ def reproduce(
 
     if not run:
         return collect({})
-    with study_progress(recipe.name, study.count, study.out, shown=progress) as bars:
-        return run_study(study, jobs or processors_here(), bars.count, collect_and_write, QUIET)
+    with study_progress(recipe.name, study.count, shown=progress) as bar:
+        return run_study(study, jobs or processors_here(), bar.count, collect_and_write, QUIET)
 
 
 def _criterion(recipe: Recipe) -> Objective:

@@ -1,12 +1,10 @@
 """Progress bars, in a terminal and in a notebook, and silence of the log meanwhile."""
 
 import logging
-import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -16,10 +14,7 @@ from fairbloom.logs import colour_on_terminals_alone, follow_stderr
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
 
-from .live.state import LiveRun, Looker, describe_spread
-
-LOOK_SECONDS = 1.0
-"""The time between two looks at the runs of a study that go on."""
+from ..results.measured import measure_title
 
 
 @contextmanager
@@ -58,8 +53,7 @@ class RunBar:
     def count(self, recorded: RecordedRound, score: Score) -> None:
         """Count a recorded round."""
         if recorded.scores:
-            measures = recorded.measures
-            self._measured = describe_spread(score, measures["mean"], measures["worst_10"], len(recorded.scores))
+            self._measured = _describe_spread(score, recorded)
         elif recorded.measures:  # a private round, in which nobody knows the worst
             self._measured = f"mean {score.written(recorded.measures['mean'])}"
         self._rounds, self._began = recorded.number, time.monotonic()
@@ -76,38 +70,26 @@ class RunBar:
         self._bar.update(self._task, completed=self._num_rounds, measured=self._measured)
 
 
+def _describe_spread(score: Score, recorded: RecordedRound) -> str:
+    """Return in words the mean of a score over the clients of a round, and the mean of the worst tenth of them."""
+    mean, worst = (score.written(recorded.measures[name]) for name in ("mean", "worst_10"))
+    return f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
+
+
 @contextmanager
 def study_progress(
-    title: str, total: float | None, out: Path, *, counted: str = "runs done", shown: bool = True
-) -> Iterator["StudyBars"]:
-    """Show how far a study is, and each run that goes on with its rounds and how it serves the clients.
-
-    The runs are looked at where they lie, in the folder runs/ of `out`. `total` is None where it is not known yet, and
-    `counted` says what it counts.
-    """
+    title: str, total: float | None, *, counted: str = "runs done", shown: bool = True
+) -> Iterator["StudyBar"]:
+    """Show how far a study is. `total` is None while it is not known, and `counted` says what it counts."""
     with progress(shown=shown) as bar:
-        runs = StudyBars(bar, bar.add_task(title, total=total, measured=counted), Looker(out))
-        ended = threading.Event()
-        watcher = threading.Thread(target=runs.follow, args=(ended,), daemon=True)
-        if not bar.disable:
-            watcher.start()
-        try:
-            yield runs
-        finally:
-            ended.set()
-            if watcher.ident is not None:
-                watcher.join()
-            runs.clear()
+        yield StudyBar(bar, bar.add_task(title, total=total, measured=counted))
 
 
-class StudyBars:
-    """The bar of a study's runs, and below it one for each run that goes on."""
+class StudyBar:
+    """The bar of a study's runs."""
 
-    def __init__(self, bar: Progress, study: TaskID, looker: Looker) -> None:
-        self._bar, self._study, self._looker = bar, study, looker
-        self._done, self._counts_runs = 0.0, True
-        self.shown: dict[Path, TaskID] = {}
-        """The bars of the runs that go on, by their folders."""
+    def __init__(self, bar: Progress, study: TaskID) -> None:
+        self._bar, self._study = bar, study
 
     def expect(self, total: int) -> None:
         """Take in how many runs there will be."""
@@ -115,45 +97,11 @@ class StudyBars:
 
     def count(self) -> None:
         """Count a run that is done."""
-        self._done += 1
-        self._bar.update(self._study, completed=self._done)
+        self._bar.advance(self._study)
 
     def set_stage(self, stage: str, completed: float) -> None:
         """Show in which stage a study is that counts something else than runs, and how much of that is done."""
-        self._done, self._counts_runs = completed, False
         self._bar.update(self._study, description=stage, completed=completed)
-
-    def follow(self, ended: threading.Event) -> None:
-        """Look at the runs again and again until the study has ended."""
-        while not ended.wait(LOOK_SECONDS):
-            try:
-                self.show(self._looker.look_at_running())
-            except OSError:  # a folder that is being removed, say: the runs say what is wrong with them
-                continue
-
-    def clear(self) -> None:
-        """Take the bars of single runs away."""
-        self.show([])
-
-    def refresh(self) -> None:
-        """Draw the bars as they are now."""
-        self._bar.refresh()
-
-    def show(self, runs: list[LiveRun]) -> None:
-        """Show these as the runs that go on."""
-        for folder in self.shown.keys() - {run.folder for run in runs}:
-            self._bar.remove_task(self.shown.pop(folder))
-        for run in runs:
-            if run.folder not in self.shown:
-                self.shown[run.folder] = self._bar.add_task(f"  {run.name}", total=run.num_rounds, measured="")
-            self._bar.update(self.shown[run.folder], completed=run.rounds, measured=self._measured(run))
-        if self._counts_runs:
-            going_on = sum(run.share for run in runs)
-            self._bar.update(self._study, completed=self._done + going_on)
-
-    def _measured(self, run: LiveRun) -> str:
-        # A narrower terminal has no room for measures next to the bar.
-        return run.measured if run.points and self._bar.console.width >= 90 else ""
 
 
 @contextmanager

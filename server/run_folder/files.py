@@ -285,15 +285,6 @@ DELIVERED = File[Delivered](
     remedy="Restore it from a copy, or delete it: the clients are asked again when the run is submitted again",
 )
 
-TRACKING = File[Mapping[str, Any]](
-    name="tracking.json",
-    holds="with `track`: the ids under which MLflow or Weights & Biases [show the run](live.md#trackers)",
-    encode=_encode_json,
-    decode=_decode_object,
-    absent={},
-    remedy="Restore it from a copy, or delete it",
-)
-
 ROUNDS = TableFile(
     name="rounds.csv",
     holds="a row a round: who was refused, missing or offline, measures of fairness, bytes, seconds",
@@ -377,10 +368,6 @@ EXPORTS = Entry(
     shown="exports/",
     holds="models that were [exported](export.md), a folder of each with its model card",
 )
-
-TENSORBOARD = Entry(name="tensorboard", shown="tensorboard/", holds="with `track = tensorboard`: its event files")
-
-WANDB = Entry(name="wandb", shown="wandb/", holds="with `track = wandb`: what Weights & Biases keeps of the run")
 
 LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is there while that process works")
 

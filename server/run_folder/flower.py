@@ -15,7 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
-from fairbloom.protocol.settings import SETTINGS, Mark, Value
+from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.flower import record_of
 from fairbloom.rounds.options import OPTIONS
 from fairbloom.rounds.ranges import whole
@@ -27,8 +27,6 @@ from fairbloom.strategies.strategy import Following, layers, plain_values
 from ..observability import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
-from ..tracking.tracked import check_tracker, tracked
-from ..tracking.tracker import TrackedRun
 from .files import MODEL
 from .lock import locked_folder
 from .recorder import RunRecorder
@@ -61,8 +59,6 @@ class RunFolder:
     from_round
         The round that the run is taken back to before it continues, with other `training_clients` say; 0 begins it
         again. A process that Flower starts in place of a lost one does not take it back again. None: it goes on.
-    track
-        The tracker that the run is shown in: mlflow, tensorboard or wandb; "" shows it in none.
     """
 
     def __init__(
@@ -73,14 +69,12 @@ class RunFolder:
         loss: str = "",
         wait: bool = True,
         from_round: int | None = None,
-        track: str = "",
     ) -> None:
         self.path = Path(path).absolute()
         self.from_round = None if from_round is None else whole(0, from_round=from_round)
         self.scores = scores_in([score] if isinstance(score, str | Score) else score)
         self.loss = loss
         self._wait = wait
-        self._track = str(SETTINGS["track"].checked(track))
 
     @property
     def score(self) -> Score:
@@ -118,10 +112,8 @@ class RunFolder:
         ------
         FairbloomError
             When the strategy is none of ours, the folder belongs to a run with another strategy or other options, the
-            run cannot be taken back to that round, the tracker is not installed, or clients that evaluate do not reply
-            the scores or the loss.
+            run cannot be taken back to that round, or clients that evaluate do not reply the scores or the loss.
         """
-        check_tracker(self._track)
         inner = find_fair_strategy(strategy)
         announce(self.path)
         config = {"num-rounds": num_rounds, **collect_options(strategy), **_prefixed("train", train_config)}
@@ -147,15 +139,12 @@ class RunFolder:
             }
             optional = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": central}
             arguments |= {name: value for name, value in optional.items() if value is not None}
-            run = TrackedRun(self.path, config, self.score, recorder.saved)
-            with tracked(self._track, run) as track:
-                recorder.listeners.append(track)
-                with recorder.suggest_taking_back():
-                    if type(strategy).start in (FairStrategy.start, Strategy.start):
-                        result = FairStrategy.start(inner, **arguments, on_round=writer, resume=state, wrapper=strategy)
-                    else:
-                        result = _start_overridden(strategy, inner, arguments, writer, state)
-                recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
+            with recorder.suggest_taking_back():
+                if type(strategy).start in (FairStrategy.start, Strategy.start):
+                    result = FairStrategy.start(inner, **arguments, on_round=writer, resume=state, wrapper=strategy)
+                else:
+                    result = _start_overridden(strategy, inner, arguments, writer, state)
+            recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
             return result
 
 

@@ -35,12 +35,6 @@ def format_metrics(finished: Round) -> list[MetricRow]:
     return rows
 
 
-def metrics_together(finished: Round) -> dict[str, Any]:
-    """Return the numbers of a round that are of all clients together, or of the server, as "PHASE/METRIC"."""
-    phases = {TRAIN: finished.metrics, EVALUATE: finished.evaluation_metrics, SERVER: finished.server_metrics}
-    return {f"{phase}/{row[3]}": row[4] for phase, found in phases.items() for row in _rows(0, phase, "", found)}
-
-
 def format_initial(metrics: Mapping[str, Any]) -> list[MetricRow]:
     """Return the rows of what `evaluate_fn` returns for the initial model, which are of round 0."""
     return _rows(0, SERVER, "", metrics)

@@ -1,7 +1,7 @@
-"""A round as it was recorded; progress bars, the metrics page, trackers and a caller's function are called with it."""
+"""A round as it was recorded; progress bars, the metrics page and a caller's function are called with it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.scores import Score
@@ -33,8 +33,6 @@ class RecordedRound:
         Why a reply was not used, by client name.
     missing
         The clients that did not answer in time.
-    app_metrics
-        What a user's app reports beside that, of all clients together or of the server: "server/accuracy".
     """
 
     number: int
@@ -44,17 +42,9 @@ class RecordedRound:
     coefficients: Mapping[str, float]
     refused: Mapping[str, str]
     missing: tuple[str, ...]
-    app_metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        finished: Round,
-        row: Row,
-        score: Score,
-        model: str = "global",
-        app_metrics: Mapping[str, float] | None = None,
-    ) -> "RecordedRound":
+    def of(cls, finished: Round, row: Row, score: Score, model: str = "global") -> "RecordedRound":
         """Return a finished round with its row of rounds.csv; `model` is what clients are served with."""
         cells = {measure: row.get(f"{score.column(model)}_{measure}") for measure in MEASURES}
         return cls(
@@ -65,7 +55,6 @@ class RecordedRound:
             coefficients=dict(finished.coefficients),
             refused=dict(finished.refused),
             missing=finished.missing,
-            app_metrics=app_metrics or {},
         )
 
 

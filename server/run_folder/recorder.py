@@ -52,7 +52,7 @@ from .files import (
     is_run_folder,
 )
 from .groups import Grouped, format_groups
-from .metrics import METRIC_COLUMNS, format_initial, format_metrics, metrics_together
+from .metrics import METRIC_COLUMNS, format_initial, format_metrics
 from .recorded import OnRound, RecordedRound
 from .rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .stopping import EarlyStopping
@@ -232,8 +232,7 @@ class RunRecorder:
         self._unsaved = _Unsaved(finished.number, finished.arrays, method, score, self._losses)
         if not shares:
             self.write()
-        reported = {} if self._metrics is None else metrics_together(finished)
-        recorded = RecordedRound.of(finished, row, self._score, self.method.serves, reported)
+        recorded = RecordedRound.of(finished, row, self._score, self.method.serves)
         for listener in self.listeners:
             listener(recorded)
         return row

@@ -653,7 +653,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "sweep",
         "recommend",
         "report",
-        "watch",
         "predict",
         "export",
         "evaluate",

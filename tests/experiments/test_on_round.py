@@ -1,13 +1,12 @@
-"""`on_round` of `fairbloom.run`, and trackers of several runs at a time."""
+"""`on_round` of `fairbloom.run`."""
 
 import csv
-import warnings
 from pathlib import Path
 
 import pytest
 
 import fairbloom
-from fairbloom import FairbloomError, RecordedRound
+from fairbloom import RecordedRound
 
 SMALL = {"task": "digits", "clients": 4, "device": "cpu", "progress": False}
 
@@ -45,32 +44,3 @@ def test_what_on_round_raises_ends_the_run_which_goes_on_to_the_same_bits(tmp_pa
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
     assert models[0] == models[1]
     assert fairbloom.run(**SMALL, rounds=4, out=whole.folder, on_round=stop).finished  # nothing is run: not called
-
-
-@pytest.mark.slow
-def test_each_run_of_a_comparison_is_a_run_of_one_experiment_at_mlflow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    out = tmp_path / "hospitals"
-    shared = {**SMALL, "rounds": 2, "settings": {"track": "mlflow"}}
-    fairbloom.compare(**shared, methods="fedavg,fedfv", seeds=2, jobs=2, out=out)
-    with warnings.catch_warnings(action="ignore"):
-        from mlflow import MlflowClient
-
-        client = MlflowClient(tracking_uri=f"sqlite:///{out / 'runs' / 'mlflow' / 'mlflow.db'}")
-        experiment = client.get_experiment_by_name("hospitals")
-        shown = client.search_runs([experiment.experiment_id])
-    assert sorted(run.info.run_name for run in shown) == sorted(path.name for path in (out / "runs").glob("*-seed*"))
-    assert {run.info.status for run in shown} == {"FINISHED"}
-    assert len(shown) == 4
-
-
-def test_a_tracker_that_is_not_installed_ends_a_comparison_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fairbloom.server.tracking.tracked.find_spec", lambda name: None)
-    with pytest.raises(FairbloomError, match=r"pip install 'fairbloom\[mlflow\]'"):
-        fairbloom.compare(**SMALL, rounds=1, seeds=1, out=tmp_path / "compared", settings={"track": "mlflow"})
-    assert not (tmp_path / "compared").exists()

@@ -20,35 +20,32 @@ from .page import Page
 HERE = Path(__file__).parent
 
 
-def render(page: Page, *, live: str = "") -> str:
-    """Return the page as one HTML file; `live` is a script that renews it from where the page came from."""
+def render(page: Page) -> str:
+    """Return the page as one HTML file."""
     style = _theme() + (HERE / "page.css").read_text(encoding="utf-8")
-    scripts = [*([_library()] if page.charts or live else []), (HERE / "page.js").read_text(encoding="utf-8")]
-    scripts += [live] if live else []
+    scripts = [*([_library()] if page.charts else []), (HERE / "page.js").read_text(encoding="utf-8")]
     return _fill(
         "page.html",
         page=page,
         style=Markup(style),  # noqa: S704 (ours)
         scripts=[Markup(script) for script in scripts],  # noqa: S704 (ours and the library's)
-        policy=policy(scripts, live=bool(live)),
-        live=bool(live),
+        policy=policy(scripts),
         config=as_script_data(CONFIG),
         specs={chart.name: as_script_data(chart.spec) for chart in page.charts},
         version=__version__,
     )
 
 
-def policy(scripts: Sequence[str], *, live: bool = False) -> str:
+def policy(scripts: Sequence[str]) -> str:
     """Return a Content-Security-Policy that allows no address and no script but these, by their digests.
 
-    What a client's name says is never run. A live page may ask where it came from.
+    What a client's name says is never run.
     """
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    asked = "connect-src 'self'; " if live else ""
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
-        f"{asked}base-uri 'none'; form-action 'none'"
+        f"base-uri 'none'; form-action 'none'"
     )
 
 

@@ -48,9 +48,7 @@
   const fold = () => { document.querySelector(".contents").open = wide.matches; };
   wide.addEventListener("change", fold);
 
-  // Makes what is in the page work: once, and again where a live page has renewed it.
   async function show() {
-    views.clear();
     for (const button of document.querySelectorAll(".legend button"))
       button.addEventListener("click", () => emphasise(button.getAttribute("aria-pressed") === "true" ? "" : button.dataset.label));
     for (const button of document.querySelectorAll(".save")) {
@@ -68,6 +66,5 @@
   });
   addEventListener("afterprint", () => { for (const details of opened) details.open = false; });
 
-  window.show = show;
   window.drawn = show();
 })();

@@ -17,15 +17,11 @@ Tone = Literal["", "better", "worse", "quiet"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: what is read, and the number behind it, which the CSV file has.
-
-    A live terminal draws a bar of `share`, from 0 to 1, before the text.
-    """
+    """A cell of a table: what is read, and the number behind it, which the CSV file has."""
 
     text: str
     value: float | int | None = None
     tone: Tone = ""
-    share: float | None = None
 
     @classmethod
     def of(cls, value: object) -> Self:
@@ -144,14 +140,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its heading, the verdict, what it is of, and its parts; `done` says how much of a live one is over."""
+    """A page: its heading, the verdict, what it is of, and its parts."""
 
     title: str
     headline: str
     sentences: Sequence[str]
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
-    done: float | None = None
 
     def __post_init__(self) -> None:
         """Give charts, and tables, that would have the same name, as of labels that differ in a sign, a number each."""

@@ -31,7 +31,6 @@ from fairbloom.server.run_folder.files import (
     PREPROCESSING,
     SCORES,
     SPLIT,
-    TRACKING,
     File,
     read_model,
     record_known,
@@ -55,7 +54,6 @@ VALUES: dict[File[Any], Any] = {
     AGREED: '{"columns": ["é"]}',
     SPLIT: Split.of(load_task(Settings.of({"clients": 3}).run_config())),
     ENGINE: {"engine": "workers", "workers": 2},
-    TRACKING: {"mlflow": {"id": "0123", "taken-back": 0}},
     KNOWN: Known(("a", "b"), ("a", "b", "c")),
     PREPROCESSING: Preprocessing(
         form="table",
@@ -153,7 +151,7 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
-    of_others = {"data.json", "agreed.json", "known.json", "tracking.json", "tensorboard", "wandb", *OF_GROUPS}
+    of_others = {"data.json", "agreed.json", "known.json", *OF_GROUPS}
     of_others |= {"modules.json", "delivered.json", "exports", "metrics.csv"}
     assert declared - there == of_others | {".lock", "checkpoint/earlier"}
 

@@ -1,1 +1,0 @@
-"""Trackers: MLflow, TensorBoard or Weights & Biases show a run next to others, if the setting `track` names one."""
