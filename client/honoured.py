@@ -17,11 +17,15 @@ from .work import LocalWork, set_fields
 
 @dataclass(frozen=True)
 class Honoured:
-    """What is honoured: hooks of rules, fields of `LocalWork`, and metrics, by name or pattern of measurements."""
+    """What is honoured: hooks of rules, fields of `LocalWork`, and metrics, by name or pattern of measurements.
+
+    `rules` names the rules themselves where hooks do not say which are followed.
+    """
 
     hooks: frozenset[str]
     work: frozenset[str]
     metrics: frozenset[str]
+    rules: frozenset[type[Rule]] | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -30,8 +34,8 @@ class Honoured:
         return [key for key in WORK if key in followed]
 
     def follows(self, rule: type[Rule]) -> bool:
-        """Return whether all hooks of a rule are called."""
-        return rule.hooks() <= self.hooks
+        """Return whether a rule is followed: all its hooks are called."""
+        return rule.hooks() <= self.hooks and (self.rules is None or rule in self.rules)
 
     def find_unsupported(self, terms: Terms, rules: Iterable[Rule], *works: LocalWork, by_group: bool = False) -> str:
         """Return the first thing that is asked for and is not honoured, as name = value; "" where all is.

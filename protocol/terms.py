@@ -217,6 +217,8 @@ class Terms(
     state_rounds
         That of each client by name, as long as the terms are those of all of them; `of_client` makes them those of one.
         It is not sent.
+    seed
+        The strategy's seed, on which random numbers of a user's app depend; 0 is not sent.
     agreed
         What the clients of the run have agreed on about their data; "" where nothing needs to be agreed.
     others
@@ -227,6 +229,7 @@ class Terms(
     measure: tuple[str, ...] = ()
     state_round: int | None = None
     state_rounds: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
     agreed: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -245,7 +248,8 @@ class Terms(
         """Return what is sent: the names with hyphens, without what is at its default."""
         of_this = vars(self)
         sent = {key: of_this[name] for key, name in _FIELDS.items() if of_this[name] != _DEFAULTS[name]}
-        return {**self.others, "server-round": self.server_round, "measure": list(self.measure), **sent}
+        measure = {"measure": list(self.measure)} if self.measure else {}
+        return {**self.others, "server-round": self.server_round, **measure, **sent}
 
     def of_client(self, name: str) -> Self:
         """Return the terms of one client's work, where these are those of all clients."""
@@ -267,7 +271,7 @@ class Terms(
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
-_NAMES = (*(each.name for rule in RULES for each in fields(rule)), "state_round", "agreed")  # type: ignore[arg-type]
+_NAMES = (*(each.name for rule in RULES for each in fields(rule)), "state_round", "seed", "agreed")  # type: ignore[arg-type]
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
 _DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Terms) if each.name in _NAMES}
 

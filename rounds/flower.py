@@ -750,8 +750,8 @@ def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
     if lacking:
         terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
         raise ValueError(
-            f"it does not support {terms}, which the method requires: {advice_on(lacking)}; a client of your own code "
-            f"that supports it lists {', '.join(map(repr, lacking))} under {HONOURS!r} in its answer to QUERY"
+            f"it does not support {terms}, which the method requires: a client that acts on it lists "
+            f"{', '.join(map(repr, lacking))} under {HONOURS!r} in its answer to QUERY; else {advice_on(lacking)}"
         )
 
 

@@ -193,6 +193,7 @@ class Rounds:
             method.terms(number),
             measure=measured,
             state_rounds=self._state_rounds,
+            seed=method.seed,
             agreed=self._agreed,
             others=others or {},
         )

@@ -23,6 +23,14 @@ def kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Seed the global generators, and give them at the end the state that they have now."""
+    with kept():
+        seed(number)
+        yield
+
+
 def seed(number: int) -> None:
     """Seed the global generators, those of CUDA devices too."""
     random.seed(number)
