@@ -104,7 +104,12 @@ class FairClientApp(ClientApp, Generic[P, R]):
         seeded: bool,
     ) -> None:
         super().__init__()
-        self._functions, self._training_data, self._mods, self._seeded = (train, test), training_data, mods, seeded
+        self._functions, self._training_data, self._train_mods, self._seeded = (
+            (train, test),
+            training_data,
+            mods,
+            seeded,
+        )
         # Not a function of this scope: Ray would pickle it with all it refers to, and a ContextVar cannot be pickled.
         self.train_fn: Callable[P, R] = functools.update_wrapper(functools.partial(_on_terms, train), train)
         self._checked: set[str] = set()  # the clients for which this process has checked the test function
@@ -114,7 +119,7 @@ class FairClientApp(ClientApp, Generic[P, R]):
         self, action: str = "default", *, mods: list[Mod] | None = None
     ) -> Callable[[ClientAppCallable], ClientAppCallable]:
         """Register a train function, as ClientApp does."""
-        return self._wrapping(super().train(action, mods=[*self._mods, *(mods or [])]), self._answer_train)
+        return self._wrapping(super().train(action, mods=[*self._train_mods, *(mods or [])]), self._answer_train)
 
     def evaluate(
         self, action: str = "default", *, mods: list[Mod] | None = None

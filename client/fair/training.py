@@ -145,7 +145,7 @@ class Session:
             given = f"with the DataLoaders {', '.join(loaders)}" if loaders else "without a DataLoader"
             raise ReportableError(f"{term}: {_name(self._train)}() was called {given}: {remedy}")
         name, loader = next(iter(loaders.items()))
-        if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__len__") or not loader.batch_sampler:
+        if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__len__") or loader.batch_sampler is None:
             needed = "a DataLoader that makes batches of a dataset with a length"
             raise ReportableError(f"{term}: {name} must be {needed}, got {type(loader).__name__}: {remedy}")
         if not len(loader.dataset):

@@ -111,11 +111,14 @@ def load_head(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
 class Case:
     """How an app makes its model, trains it, and which of its arrays travel."""
 
-    def __init__(self, net: Any, data: Any, train: Any, sent: Any, load: Any, **how: Any) -> None:
-        self.net, self.data, self.train, self.sent, self.load, self.how = net, data, train, sent, load, how
+    def __init__(self, net: Any, data: Any, train: Any, sent: Any, load: Any) -> None:
+        self.net, self.data, self.train, self.sent, self.load = net, data, train, sent, load
 
     def app(self) -> ClientApp:
-        app = fair(self.train, measure, **self.how)
+        def dataset(where: Any) -> Any:
+            return self.data(int(where.node_config["partition-id"]))
+
+        app = fair(self.train, measure, training_data=lambda where: batches(dataset(where)))
 
         def received(message: Message) -> Any:
             model = self.net()
@@ -124,32 +127,23 @@ class Case:
 
         @app.train()
         def on_train(message: Message, where: Any) -> Message:
-            model, dataset = received(message), self.data(int(where.node_config["partition-id"]))
-            app.train_fn(model, batches(dataset) if self.train is by_own_loop else dataset)
+            model, data = received(message), dataset(where)
+            app.train_fn(model, batches(data) if self.train is by_own_loop else data)
             content = {"arrays": ArrayRecord(dict(self.sent(model))), "metrics": MetricRecord({"num-examples": 12})}
             return Message(RecordDict(content), reply_to=message)
 
         @app.evaluate()
         def on_evaluate(message: Message, where: Any) -> Message:
-            found = measure(received(message), batches(self.data(int(where.node_config["partition-id"]))))
+            found = measure(received(message), batches(dataset(where)))
             return Message(RecordDict({"metrics": MetricRecord({"num-examples": 12, **found})}), reply_to=message)
 
         return app
 
 
-PEFT = (bert, Sentences)
+ADAPTERS = (get_peft_model_state_dict, set_peft_model_state_dict)
 CASES = {
     "a ViT's head": Case(vit, Images, by_own_loop, head_of, load_head),
-    "a ViT's head by Trainer": Case(vit, Images, by_trainer, head_of, load_head, loader=batches),
-    "peft, own loop": Case(
-        *PEFT, by_own_loop, get_peft_model_state_dict, set_peft_model_state_dict, arrays=get_peft_model_state_dict
-    ),
-    "peft by Trainer": Case(
-        *PEFT,
-        by_trainer,
-        get_peft_model_state_dict,
-        set_peft_model_state_dict,
-        arrays=get_peft_model_state_dict,
-        loader=batches,
-    ),
+    "a ViT's head by Trainer": Case(vit, Images, by_trainer, head_of, load_head),
+    "peft, own loop": Case(bert, Sentences, by_own_loop, *ADAPTERS),
+    "peft by Trainer": Case(bert, Sentences, by_trainer, *ADAPTERS),
 }

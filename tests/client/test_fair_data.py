@@ -1,278 +1,318 @@
-"""A user's functions that take datasets, or none, and models of which a part alone travels."""
+"""What `fair` takes for the model and the training data of a call, what it refuses, and what a client draws."""
 
+import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.optim import SGD, Optimizer
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fairbloom.client.fair import fair
-from fairbloom.client.fair.functions import Helpers
 from fairbloom.rounds.round import Round
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import DRFA, Ditto, FairStrategy, FedFV, FedProx
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedProx, QFedAvg
 
-from .test_fair import (
-    BATCHES,
-    EXAMPLES,
-    RATE,
-    Point,
-    ask,
-    context,
-    descend,
-    loss_at,
-    steps,
-    test_point,
-    train_point,
-    trained,
-)
+from .test_fair import BATCHES, EXAMPLES, RATE, Point, app_of, ask, context, loss_at, steps, train_point, trained
+from .test_fair import test_point as measure_point
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
 POINTS = TensorDataset(EXAMPLES)
-SEEN: list[int] = []
-"""How many examples each call of the training function had."""
+LOADER = DataLoader(POINTS, batch_size=2)
+MEASURED = {"measure": ["loss-before"]}
 
 
-def make_loader(dataset: Any) -> Any:
-    return DataLoader(dataset, batch_size=2, collate_fn=lambda rows: (torch.stack([row[0] for row in rows]),))
-
-
-def train_on_dataset(model: nn.Module, dataset: Any) -> float:
-    """Make one pass over a dataset, in its order, in batches of two."""
-    SEEN.append(len(dataset))
-    return descend(model, make_loader(dataset), 1, torch.optim.SGD(model.parameters(), lr=RATE))
-
-
-def app_with(data: Any, train: Callable[..., Any] = train_on_dataset, **how: Any) -> ClientApp:
-    """Return an app whose training function is called with a model and these data."""
-    app = fair(train, test_point, **how)
+def app_with(*data: Any, train: Callable[..., Any], test: Callable[..., Any] = measure_point, **how: Any) -> ClientApp:
+    """Return an app whose training function is called with a model and these arguments."""
+    app = fair(train, test, **how)
 
     @app.train()
     def on_train(message: Message, _: Any) -> Message:
         model = Point()
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        app.train_fn(model, data)
+        app.train_fn(model, *data)
         metrics = MetricRecord({"num-examples": 5})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
     return app
 
 
-# Data ---------------------------------------------------------------------------------------------------------------
+# The training data ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [{}, {"loader": make_loader}])
-def test_a_dataset_is_measured_over_all_its_examples(how: dict[str, Any]) -> None:
-    content = ask(app_with(POINTS, **how), told={"measure": ["loss-before", "loss-after"], "proximal-mu": 0.7})
+def train_on_examples(model: nn.Module, dataset: Any, other: Any = None) -> float:
+    return train_point(model, DataLoader(dataset, batch_size=2), 1)
+
+
+ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])})()
+
+
+def test_training_data_of_the_user_are_measured() -> None:
+    seen: list[Any] = []
+
+    def load(where: Context) -> DataLoader[Any]:
+        seen.append(where.node_config["name"])
+        return LOADER
+
+    app = app_with(POINTS, train=train_on_examples, training_data=load)
+    content = ask(app, told={"measure": ["loss-before", "loss-after"]}, where=context(name="a"))
     metrics = content.metric_records["metrics"]
-    assert trained(content) == pytest.approx(steps(BATCHES, mu=0.7), rel=1e-12)
     assert metrics["loss-before"] == pytest.approx(loss_at(0.0), rel=1e-12)
     assert metrics["loss-after"] == pytest.approx(loss_at(trained(content)), rel=1e-12)
-
-
-@pytest.mark.parametrize("told", [{"proximal-mu": 0.7}, {"client-momentum": 0.6}, {"measure": ["update-norm"]}])
-def test_no_data_are_asked_for_where_nothing_is_measured(told: dict[str, Any]) -> None:
-    def train(model: nn.Module) -> float:
-        return train_point(model, DataLoader(POINTS, batch_size=2), 1)
-
-    app = fair(train, test_point)
-
-    @app.train()
-    def on_train(message: Message, _: Any) -> Message:
-        model = Point()
-        app.train_fn(model)
-        metrics = MetricRecord({"num-examples": 5})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
-
-    mu, beta = told.get("proximal-mu", 0.0), told.get("client-momentum", 0.0)
-    assert trained(ask(app, told=told)) == pytest.approx(steps(BATCHES, mu=mu, beta=beta), rel=1e-12)
-
-
-class Ragged(Dataset[Any]):
-    """Rows of which PyTorch's own collator makes no batch."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.ones(index + 1, dtype=torch.float64) * EXAMPLES[index]
-
-
-def columns() -> Any:
-    from datasets import Dataset as Columns
-
-    return Columns.from_dict({"x": EXAMPLES.tolist()})
+    assert set(seen) == {"a"}
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("data", "how", "words"),
     [
-        (Ragged, r"batches of the training dataset cannot be made \(RuntimeError\): give fair\(\.\.\., loader="),
-        (columns, r"a Dataset needs a collator .* fair\(\.\.\., loader="),
+        ((POINTS,), {}, "measure = loss-before: train_on_examples.. was called without a DataLoader: .*training_data="),
+        ((LOADER, DataLoader(POINTS)), {}, "with the DataLoaders dataset, other: .*training_data="),
+        ((POINTS,), {"training_data": lambda where: POINTS}, "training_data must be a DataLoader"),
+        ((DataLoader(ITERABLE),), {}, "dataset must be a DataLoader that makes batches of a dataset with a length"),
+        ((DataLoader(POINTS, batch_size=None),), {}, "dataset must be a DataLoader that makes batches"),
+        ((DataLoader(TensorDataset(EXAMPLES[:0])),), {}, "the dataset of dataset has no examples"),
     ],
 )
-def test_a_dataset_that_needs_a_collator_asks_for_a_loader(make: Any, words: str) -> None:
-    data = make()
-
-    def collate(rows: list[Any]) -> tuple[Tensor]:
-        return (torch.stack([torch.as_tensor(r["x"] if isinstance(r, dict) else r).double().mean() for r in rows]),)
-
-    def train(model: nn.Module, dataset: Any) -> float:
-        return train_point(model, DataLoader(dataset, batch_size=2, collate_fn=collate), 1)
-
-    told = {"measure": ["loss-before"]}
+def test_data_that_cannot_be_found_are_asked_for(data: Any, how: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ask(app_with(data, train), told=told)
-    remedied = app_with(data, train, loader=partial(DataLoader, batch_size=2, collate_fn=collate))
-    assert ask(remedied, told=told).metric_records["metrics"]["loss-before"] == pytest.approx(loss_at(0.0))
+        ask(app_with(*data, train=train_on_examples, **how), told=MEASURED)
 
 
-def test_a_test_function_may_take_the_dataset_itself() -> None:
-    def test(model: nn.Module, dataset: Any) -> tuple[float, float]:
-        assert dataset is POINTS
-        return test_point(model, make_loader(dataset))
+def test_two_loaders_suffice_where_nothing_is_measured() -> None:
+    def train(model: nn.Module, loader: Any, other: Any) -> float:
+        return train_point(model, loader, 1)
 
-    app = app_with(POINTS)
-    app._functions = (train_on_dataset, test)  # type: ignore[attr-defined]
-    app._helpers = type(app._helpers)(loader=lambda dataset: dataset)  # type: ignore[attr-defined]
-    assert "loss-before" in ask(app, told={"measure": ["loss-before"]}).metric_records["metrics"]
+    content = ask(app_with(LOADER, DataLoader(POINTS), train=train), told={"proximal-mu": 0.7})
+    assert trained(content) == pytest.approx(steps(BATCHES, mu=0.7), rel=1e-12)
 
 
-@pytest.mark.parametrize("wanted", [1, 2, 7])
-def test_a_dataset_has_as_many_steps_as_the_terms_say(wanted: int) -> None:
-    SEEN.clear()
-    content = ask(app_with(POINTS, loader=make_loader), told={"local-steps": wanted, "snapshot-step": wanted})
-    assert [2 * wanted] == SEEN
-    assert trained(content, "snapshot") == trained(content) != 0.0
+# The test function ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("told", "how", "words"),
-    [
-        ({"local-steps": 2}, {}, r"local-steps = 2: a Dataset does not say .* fair\(\.\.\., loader=make_loader\)"),
-        (
-            {"local-steps": 2},
-            {"loader": partial(DataLoader, batch_size=3)},
-            "local-steps = 2: SGD took 3 steps in 2 batches",
-        ),
-        ({"full-batch-step": True}, {}, "cannot make one batch of all examples: give the training function a DataLoad"),
-    ],
-)
-def test_a_number_of_steps_that_a_dataset_cannot_keep_is_named(told: Any, how: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ask(app_with(POINTS, **how), told=told)
+def means(model: nn.Module, loader: Any) -> list[Tensor]:
+    return [model(batch) for (batch,) in loader]
 
 
-def test_a_dataset_has_as_many_passes_as_the_personal_epochs() -> None:
-    SEEN.clear()
-    where = context()
-    ask(app_with(POINTS), told={"personal-lambda": 0.5, "personal-epochs": 3}, where=where)
-    assert SEEN == [5, 15]
+TESTS: dict[str, Callable[..., tuple[float, float]]] = {
+    "mean over examples": lambda model, loader: (
+        float(sum(model(batch) * len(batch) for (batch,) in loader)) / len(loader.dataset),
+        0.5,
+    ),
+    "mean over batches": lambda model, loader: (float(sum(means(model, loader))) / len(loader), 0.5),
+    "sum over batches": lambda model, loader: (float(sum(means(model, loader))), 0.5),
+}
 
 
-# A part of a model --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", TESTS)
+def test_each_kind_of_mean_is_the_mean_over_all_examples(name: str) -> None:
+    found = ask(app_of(test=TESTS[name]), told=MEASURED).metric_records["metrics"]["loss-before"]
+    assert found == pytest.approx(loss_at(0.0), rel=1e-12)
 
 
-@pytest.fixture
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # Trainer makes a folder for its outputs
+@pytest.mark.parametrize("factor", [lambda n: n, lambda n: 1 / n], ids=["sum over examples", "divided twice"])
+def test_a_loss_that_is_no_mean_is_refused_with_both_numbers(factor: Callable[[int], float]) -> None:
+    def test(model: nn.Module, loader: Any) -> tuple[float, float]:
+        return float(sum(means(model, loader))) * factor(len(loader.dataset)), 0.5
+
+    once, twice = (loss_at(0.0) * factor(n) for n in (5, 10))
+    with pytest.raises(ValueError, match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}"):
+        ask(app_of(test=test), told=MEASURED)
 
 
-@pytest.mark.usefixtures("in_an_empty_folder")
-@pytest.mark.parametrize("name", ["a ViT's head", "a ViT's head by Trainer", "peft, own loop", "peft by Trainer"])
-@pytest.mark.parametrize(
-    "method",
-    [
-        FedFV(),
-        *(
-            pytest.param(method, marks=pytest.mark.slow)
-            for method in (DRFA(gamma=0.01, local_steps=4), Ditto(lam=0.1), FedProx(mu=0.1))
-        ),
-    ],
-    ids=lambda each: type(each).__name__,
-)
-def test_every_kind_of_method_trains_the_part_that_travels(name: str, method: FairStrategy) -> None:
-    from .hugging_face import CASES
+def test_the_mean_is_checked_once_for_each_client() -> None:
+    sizes: list[int] = []
 
-    case, rounds = CASES[name], list[Round]()
-    start = ArrayRecord(dict(case.sent(case.net())))
-    method.start(InProcessGrid(case.app(), {}, 2), start, num_rounds=2, on_round=rounds.append)
-    for each in rounds:
-        assert each.refused == {}
-        assert len(each.participants) == len(each.evaluations) == 2
-        assert list(each.arrays) == list(start)
-    assert any((rounds[-1].arrays[key].numpy() != start[key].numpy()).any() for key in start)
-    if isinstance(method, Ditto):
-        for scores in rounds[-1].evaluations.values():
-            assert scores["loss-personal"] != scores["loss"]
+    def test(model: nn.Module, loader: Any) -> tuple[float, float]:
+        sizes.append(len(loader.dataset))
+        return measure_point(model, loader)
+
+    app = app_of(test=test)
+    for name in ("a", "a", "b"):
+        ask(app, told=MEASURED, where=context(name=name))
+    assert sizes == [5, 10, 2, 2, 1, 2, 2, 1, 5, 10, 2, 2, 1]
 
 
-def test_only_what_is_trained_of_a_personal_model_is_kept() -> None:
-    from .hugging_face import CASES, head_of, vit
-
-    where = context(**{"partition-id": 0, "num-partitions": 1})
-    arrays = ArrayRecord(dict(head_of(vit())))
-    told = {"server-round": 1, "personal-lambda": 0.5, "personal-epochs": 1}
-    content = RecordDict({"arrays": arrays, "config": ConfigRecord(told)})
-    CASES["a ViT's head"].app()(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), where)
-    (kept,) = where.state.array_records.values()
-    assert set(kept) == {"classifier.weight", "classifier.bias", "weight", "bias"}
+# The model ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [{"personal-lambda": 0.5, "personal-epochs": 1}, {"snapshot-step": 1}])
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        (
-            {},
-            r"the model of the training function does not fit .*: it has no 'other'. .* fair\(\.\.\., arrays=function",
-        ),
-        (
-            {"arrays": lambda model: {"y": model.x}},
-            r"what fair\(\.\.\., arrays=\.\.\.\) returns does not fit .*: it has no 'other'",
-        ),
-    ],
-)
-def test_arrays_of_no_model_are_named_before_it_trains(told: Any, how: Any, words: str) -> None:
-    SEEN.clear()
-    app = fair(train_on_dataset, test_point, **how)
-
-    @app.train()
-    def on_train(message: Message, _: Any) -> Message:
-        app.train_fn(Point(), POINTS)
-        raise AssertionError
-
-    content = RecordDict(
-        {"arrays": ArrayRecord({"other": torch.zeros(1)}), "config": ConfigRecord({"server-round": 1, **told})}
-    )
-    with pytest.raises(ValueError, match=words):
-        app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), context())
-    assert SEEN == []
-
-
-class Two(nn.Module):
-    """Two parts that have the same names and shapes, and a third one of another shape."""
+class Wide(Point):
+    """A model with other arrays."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right, self.wide = nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(3, 1)
+        self.y = nn.Parameter(torch.zeros(3))
 
 
-def test_a_part_is_found_by_its_shapes_and_by_what_is_trained() -> None:
-    model, helpers = Two(), Helpers()
-    wide = helpers.named(model, {"weight": (1, 3), "bias": (1,)})
-    assert (wide["weight"] is model.wide.weight, wide["bias"] is model.wide.bias) == (True, True)
-    small = {"weight": (1, 2), "bias": (1,)}
-    with pytest.raises(ValueError, match=r"'weight' may be each of left.weight, right.weight"):
-        helpers.named(model, small)
-    by_hand = Helpers(arrays=lambda model: model.left.state_dict())  # type: ignore[operator, union-attr]
-    assert list(by_hand.named(model, small)) == ["weight", "bias"]
-    model.left.requires_grad_(False)
-    assert helpers.named(model, small)["weight"] is model.right.weight
+@pytest.mark.parametrize("other", [Wide(), Point().requires_grad_(False), nn.MSELoss()])
+def test_the_model_is_the_one_that_fits_and_is_trained(other: nn.Module) -> None:
+    def train(student: nn.Module, loader: Any, other: nn.Module) -> float:
+        return train_point(student, loader, 1)
+
+    content = ask(app_with(LOADER, other, train=train), told={"proximal-mu": 0.7, **MEASURED})
+    assert trained(content) == pytest.approx(steps(BATCHES, mu=0.7), rel=1e-12)
+    assert content.metric_records["metrics"]["loss-before"] == pytest.approx(loss_at(0.0), rel=1e-12)
+
+
+def test_models_that_cannot_be_told_apart_are_named() -> None:
+    def train(student: nn.Module, loader: Any, teacher: nn.Module) -> float:
+        return train_point(student, loader, 1)
+
+    with pytest.raises(ValueError, match=r"train\(\) was called with the models student, teacher"):
+        ask(app_with(LOADER, Point(), train=train), told=MEASURED)
+    with pytest.raises(ValueError, match=r"no torch\.nn\.Module that has trained parameters"):
+        ask(app_of(lambda model, loader, epochs: 0.0, model=lambda: Point().requires_grad_(False)), told=MEASURED)
+
+
+@pytest.mark.parametrize("name", ["a ViT's head", "a ViT's head by Trainer", "peft, own loop", "peft by Trainer"])
+def test_a_part_of_a_model_travels_under_any_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from .hugging_face import CASES
+
+    monkeypatch.chdir(tmp_path)  # Trainer makes a folder for its outputs
+    case = CASES[name]
+    start = ArrayRecord(dict(case.sent(case.net())))
+
+    def moved(method: FairStrategy) -> float:
+        rounds: list[Round] = []
+        method.start(InProcessGrid(case.app(), {}, 2), start, num_rounds=1, on_round=rounds.append)
+        assert rounds[0].refused == {}
+        assert list(rounds[0].arrays) == list(start)
+        return sum(
+            float(np.square(array.numpy() - start[key].numpy()).sum()) for key, array in rounds[0].arrays.items()
+        )
+
+    assert 0.0 < moved(FedProx(mu=1.0)) < moved(FedAvg())
+    assert moved(FedFV()) > 0.0
+
+
+# The proximal term of the user's own ----------------------------------------------------------------------------------
+
+
+def test_a_client_that_adds_the_proximal_term_itself_adds_it_once() -> None:
+    app = fair(train_point, measure_point)
+
+    @app.train()
+    def on_train(message: Message, _: Any) -> Message:
+        model, mu = Point(), float(message.content.config_records["config"]["proximal-mu"])  # type: ignore[arg-type]
+        received = model.x.detach().clone()
+        model.forward = lambda batch: Point.forward(model, batch) + mu / 2 * (model.x - received).square().sum()  # type: ignore[method-assign]
+        app.train_fn(model, LOADER, 2)
+        metrics = MetricRecord({"num-examples": 5, "mu": mu})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+    content = ask(app, told={"proximal-mu": 0.7})
+    assert trained(content) == pytest.approx(steps(BATCHES * 2, mu=0.7), rel=1e-12)
+    assert content.metric_records["metrics"]["mu"] == 0.0
+
+
+# What a client draws ----------------------------------------------------------------------------------
+
+
+def drawing(model: nn.Module, loader: Any, epochs: int) -> float:
+    DRAWN.append((random.random(), float(np.random.rand()), float(torch.rand(1))))
+    return train_point(model, loader, epochs)
+
+
+DRAWN: list[tuple[float, float, float]] = []
+
+
+def draws(told: dict[str, Any], name: str = "a", **how: Any) -> tuple[float, float, float]:
+    ask(app_of(drawing, **how), told=told, where=context(name=name))
+    return DRAWN[-1]
+
+
+def test_draws_depend_on_client_round_and_the_strategys_seed() -> None:
+    places = [({}, "a"), ({}, "b"), ({"server-round": 2}, "a"), ({"seed": 1}, "a"), ({"seed": 2}, "a")]
+    assert len({draws(*place) for place in places}) == len(places)
+    assert draws({"seed": 1}) == draws({"seed": 1})
+    assert draws({}, seeded=False) != draws({}, seeded=False)
+
+
+def test_the_strategys_seed_reaches_the_clients() -> None:
+    seen: list[Any] = []
+
+    def handler(message: Message, where: Context) -> Message:
+        seen.append(message.content.config_records["config"].get("seed"))
+        content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 5})}
+        return Message(RecordDict(content), reply_to=message)
+
+    app = ClientApp()
+    app.train()(handler)
+    for seed in (0, 3):
+        strategy = FedAvg(seed=seed, fraction_evaluate=0.0)
+        strategy.start(InProcessGrid(app, {}, 1), ArrayRecord(Point().state_dict()), 1)
+    assert seen == [None, 3]
+
+
+class NoisySGD(Optimizer):
+    """An optimizer that adds noise before another one steps, as Opacus' DPOptimizer does."""
+
+    def __init__(self, inner: Optimizer, noise_multiplier: float) -> None:
+        self.inner, self.noise_multiplier = inner, noise_multiplier
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.inner.param_groups[0]["params"]:
+            parameter.grad += self.noise_multiplier * torch.randn_like(parameter)
+        return self.inner.step()
+
+
+def train_with_noise(model: nn.Module, loader: Any, epochs: int, noise: float = 1.0) -> float:
+    optimizer = NoisySGD(SGD(model.parameters(), lr=RATE), noise)
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        model(batch).backward()
+        optimizer.step()
+    return 0.0
+
+
+@pytest.mark.parametrize("told", [{}, MEASURED, {"proximal-mu": 0.7}])
+def test_noise_is_refused_where_the_server_knows_the_seed(told: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"):
+        ask(app_of(train_with_noise), told=told)
+    found = {trained(ask(app_of(train_with_noise, seeded=False), told=told)) for _ in range(2)}
+    assert len(found) == 2
+
+
+def test_the_server_cannot_draw_the_noise_of_an_unseeded_app() -> None:
+    """The server runs the step on examples of its own: with a known seed, the difference is the noise-free gradient."""
+
+    def update(examples: Tensor, **how: Any) -> float:
+        loader = DataLoader(TensorDataset(examples), batch_size=len(examples))
+        return trained(ask(app_of(train_with_noise, loader=loader, **how), where=context(name="a")))
+
+    secret, mine = EXAMPLES, torch.zeros_like(EXAMPLES)
+    differences = [update(secret, seeded=False) - update(mine, seeded=False) for _ in range(3)]
+    assert all(abs(each - RATE * float(EXAMPLES.mean())) > 1e-9 for each in differences)
+
+
+def test_an_optimizer_without_noise_gets_the_proximal_term() -> None:
+    def train(model: nn.Module, loader: Any, epochs: int) -> float:
+        return train_with_noise(model, loader, epochs, noise=0.0)
+
+    assert trained(ask(app_of(train), told={"proximal-mu": 0.7})) == pytest.approx(steps(BATCHES, mu=0.7), rel=1e-12)
+
+
+def test_a_plain_client_is_told_of_honours_first() -> None:
+    app = ClientApp()
+    app.train()(lambda message, where: Message(message.content, reply_to=message))
+    with pytest.raises(ValueError, match="a client that acts on it lists 'proximal-mu' under 'honours'"):
+        FedProx(mu=0.1).start(InProcessGrid(app, {}, 2), ArrayRecord(Point().state_dict()), 1)
+
+
+def test_measures_of_an_app_equal_those_of_one_message_each() -> None:
+    rounds: list[Round] = []
+    start = ArrayRecord(Point().state_dict())
+    config = ConfigRecord({"measure": ["update-norm"]})
+    QFedAvg(q=0.0, lipschitz=1.0).start(
+        InProcessGrid(app_of(), {}, 2), start, 1, train_config=config, on_round=rounds.append
+    )
+    assert {round(report["loss-before"], 9) for report in rounds[0].train_metrics.values()} == {round(loss_at(0.0), 9)}
