@@ -248,8 +248,8 @@ class Terms(
         """Return what is sent: the names with hyphens, without what is at its default."""
         of_this = vars(self)
         sent = {key: of_this[name] for key, name in _FIELDS.items() if of_this[name] != _DEFAULTS[name]}
-        measure = {"measure": list(self.measure)} if self.measure else {}
-        return {**self.others, "server-round": self.server_round, **measure, **sent}
+        config = {**self.others, "server-round": self.server_round, "measure": list(self.measure), **sent}
+        return {key: value for key, value in config.items() if key != "measure" or value}
 
     def of_client(self, name: str) -> Self:
         """Return the terms of one client's work, where these are those of all clients."""

@@ -12,7 +12,6 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.terms import Terms
 
 Anchor = Mapping[nn.Parameter, Tensor]
 """The trained parameters of a model, each with the value that it had when the training function was called."""
@@ -21,12 +20,23 @@ Anchor = Mapping[nn.Parameter, Tensor]
 class OptimizerSteps:
     """The steps that optimizers take on a model: proximal term and momentum are added to each.
 
-    Steps of optimizers that have none of the anchor's parameters are left alone. `seeded` says whether the training
-    draws its random numbers from a seed that the server knows; an optimizer that adds noise is refused then.
+    Steps of optimizers that have none of the anchor's parameters are left alone.
+
+    Parameters
+    ----------
+    by
+        What errors call the terms that ask for more than plain steps, as key = value.
+    pull
+        Strength μ of the pull to the anchor's values w, whose gradient μ · (p − w) is added; 0: there is none.
+    momentum
+        The momentum of each step; None: the optimizer's own.
+    seeded
+        Whether the server knows the seed of what the training draws; an optimizer that adds noise is refused then.
     """
 
-    def __init__(self, anchor: Anchor, terms: Terms, *, seeded: bool) -> None:
-        self._anchor, self._terms, self._seeded = anchor, terms, seeded
+    def __init__(self, anchor: Anchor, by: str, *, pull: float, momentum: float | None, seeded: bool) -> None:
+        self._anchor, self._by, self._seeded = anchor, by, seeded
+        self._pull, self._momentum = pull, momentum
         self._rates: list[set[float]] = []  # of each step: one, or several where groups of parameters have their own
 
     @contextmanager
@@ -65,13 +75,12 @@ class OptimizerSteps:
             return None
         self._rates.append({float(group["lr"]) for group in optimizer.param_groups})
         self._set_momentum(optimizer)
-        if not self._terms.proximal_mu:
+        if not self._pull:
             return None
-        by = f"proximal-mu = {self._terms.proximal_mu}"
         if isinstance(optimizer, LBFGS):
-            raise ReportableError(f"{by}: LBFGS computes several gradients in a step; use another optimizer")
+            raise ReportableError(f"{self._by}: LBFGS computes several gradients in a step; use another optimizer")
         if getattr(optimizer, "grad_scale", None) is not None:
-            raise ReportableError(f"{by}: a fused optimizer with a GradScaler is not supported; use fused=False")
+            raise ReportableError(f"{self._by}: a fused optimizer with a GradScaler is not supported; use fused=False")
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         if closure is None:
             self._add_pull(mine)
@@ -89,17 +98,16 @@ class OptimizerSteps:
         for parameter in parameters:
             if parameter.grad is not None:
                 away = parameter - self._anchor[parameter].to(parameter.device)
-                parameter.grad.add_(away, alpha=self._terms.proximal_mu)
+                parameter.grad.add_(away, alpha=self._pull)
 
     def _set_momentum(self, optimizer: Optimizer) -> None:
-        momentum = self._terms.client_momentum
-        if momentum is None:
+        if self._momentum is None:
             return
         for group in optimizer.param_groups:
             if "momentum" not in group:
                 name = type(optimizer).__name__
-                raise ReportableError(f"client-momentum = {momentum}: {name} has no momentum; torch.optim.SGD has")
-            group["momentum"] = momentum
+                raise ReportableError(f"{self._by}: {name} has no momentum; torch.optim.SGD has")
+            group["momentum"] = self._momentum
 
 
 def _single(term: str, rates: set[float]) -> float:

@@ -75,8 +75,9 @@ class Session:
         """What was measured, by its name on the wire."""
         self._train, self._test, self._terms, self._received = train, test, terms, received
         self._load, self._draw, self.checked = load, draw, checked
+        self._rules = [kind(terms) for kind in kinds_of(terms)]
         measures = [f"measure = {' '.join(terms.measure)}"] if terms.measure else []
-        self._asked = ", ".join([*(kind.asked_in(terms) for kind in kinds_of(terms)), *measures])
+        self._asked = ", ".join([*map(str, self._rules), *measures])
         self._called = False
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -90,14 +91,17 @@ class Session:
         arguments = name_arguments(self._train, args, kwargs) if self._asked else {}
         model = find_model(self._train, arguments, self._received) if self._asked else nn.Identity()
         anchor = {p: p.detach().clone() for p in model.parameters() if p.requires_grad}
-        steps = OptimizerSteps(anchor, self._terms, seeded=self._draw is not None)
+        by = ", ".join(map(str, self._rules))
+        pull = sum(rule.pull() for rule in self._rules)
+        momentum = next((rule.momentum for rule in self._rules if isinstance(rule, ClientMomentum)), None)
+        steps = OptimizerSteps(anchor, by, pull=pull, momentum=momentum, seeded=self._draw is not None)
         self._measure(BEFORE, model, arguments)
         if self._draw is not None:
             self._draw()
         with steps.watched():
             outcome = self._train(*args, **kwargs)
-        for kind in kinds_of(self._terms):
-            steps.check_taken(kind.asked_in(self._terms))
+        if by:
+            steps.check_taken(by)
         self._measure(AFTER, model, arguments)
         done = WorkDone(steps.learning_rate, lambda: ((old, new) for new, old in anchor.items()), steps.rate_sum)
         self.metrics |= requested_metrics(self._terms.measure, {}, done)

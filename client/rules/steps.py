@@ -25,10 +25,14 @@ class ClientMomentum(Rule):
 
     reads = MomentumTerms
 
+    @property
+    def momentum(self) -> float | None:
+        """The momentum of each step; None: the run's."""
+        return self.terms.client_momentum
+
     def replace_steps(self, work: LocalWork) -> LocalWork:
         """Return steps with this momentum."""
-        momentum = self.terms.client_momentum
-        return work if momentum is None else replace(work, momentum=momentum)
+        return work if self.momentum is None else replace(work, momentum=self.momentum)
 
 
 class FullBatchStep(Rule):

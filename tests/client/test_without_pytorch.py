@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_the_received_model_before_the_fit(module: ModuleTyp
 def test_a_term_is_taken_by_the_client_that_honours_it(module: ModuleType, tmp_path: Path) -> None:
     strategy = FedProx(mu=1.0, unused_rounds=1)
     if module.__name__ == "sklearn_client":
-        words = r"proximal-mu = 1\.0.*without PyTorch as docs/flower\.md shows.*lists 'proximal-mu' under 'honours'"
+        words = r"proximal-mu = 1\.0.*lists 'proximal-mu' under 'honours'.*without PyTorch as docs/flower\.md shows"
         with pytest.raises(FairbloomError, match=words):
             start(module, tmp_path / "run", strategy)
         return
@@ -101,7 +101,7 @@ def test_what_they_cannot_do_is_said_at_once_with_a_remedy(
     strategy.unused_rounds = 1 if isinstance(strategy, QFedSGD) else 3
     with pytest.raises(FairbloomError, match=f"{lacks}.*") as error:
         start(module, tmp_path / "run", strategy, on_round=seen.append)
-    assert "without PyTorch as docs/flower.md shows" in str(error.value)
+    assert "docs/flower.md shows" in str(error.value)
     assert not seen
 
 

@@ -60,7 +60,7 @@ def test_wire_names_have_hyphens_and_defaults_are_not_sent(sent: Terms) -> None:
     told = {key: value for key, value in sent.to_config().items() if key not in sent.others}
     plain = Terms(server_round=1)
     changed = {name for name in NAMES if getattr(sent, attribute(name)) != getattr(plain, attribute(name))}
-    assert set(told) == (changed - {"others"}) | {"server-round", "measure"}
+    assert set(told) == (changed - {"others"}) | {"server-round"}
     assert all(value == as_list(getattr(sent, attribute(key))) for key, value in told.items())
 
 
@@ -82,25 +82,25 @@ def as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def test_plain_terms_are_the_round_and_an_empty_list() -> None:
-    assert Terms(server_round=7).to_config() == {"server-round": 7, "measure": []}
+def test_plain_terms_are_the_round_alone() -> None:
+    assert Terms(server_round=7).to_config() == {"server-round": 7}
 
 
 def test_strengths_of_zero_are_told_where_none_is_the_default() -> None:
     told = Terms(server_round=1, personal_lambda=0.0, client_momentum=0.0).to_config()
-    assert told == {"server-round": 1, "measure": [], "personal-lambda": 0.0, "client-momentum": 0.0}
+    assert told == {"server-round": 1, "personal-lambda": 0.0, "client-momentum": 0.0}
 
 
 def test_what_another_app_tells_comes_back_among_the_others() -> None:
     config = {"server-round": 2, "lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"}
     received = Terms.of(config)
     assert received == Terms(server_round=2, others={"lr": 0.1, "others": "mine", "local_steps": 3, "__class__": "x"})
-    assert received.to_config() == {**config, "measure": []}
+    assert received.to_config() == config
 
 
 def test_a_servers_word_outweighs_what_is_told_with_it() -> None:
     told = Terms(server_round=3, proximal_mu=0.5, others={"server-round": 1, "proximal-mu": 9.0, "measure": ["x"]})
-    assert told.to_config() == {"server-round": 3, "proximal-mu": 0.5, "measure": []}
+    assert told.to_config() == {"server-round": 3, "proximal-mu": 0.5}
 
 
 def test_a_message_without_a_round_is_no_terms() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairbloom.client.fair.functions import HONOURED as BY_FAIR
+from fairbloom.client.fair.training import HONOURED as BY_FAIR
 from fairbloom.client.honoured import Honoured, metric_row
 from fairbloom.client.local import HONOURED as BY_A_CLIENT
 from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, WORK_METRICS
@@ -115,6 +115,7 @@ OF_THE_TERMS: Mapping[str, Case] = {
     "baseline_epochs": Case(terms=replace(ALONE, baseline_epochs=2)),
     "disparity": Case(TWO_GROUPS, PARITY),
     "disparity_sharpness": Case(TWO_GROUPS, replace(PARITY, disparity_sharpness=2.0)),
+    "seed": asked(seed=3),
     "agreed": asked(agreed="1.5"),
     "control_variates": asked(control_variates=True),
     "dynamic_alpha": asked(dynamic_alpha=0.5),
@@ -430,7 +431,9 @@ def test_a_case_of_the_work_sets_its_field(name: str) -> None:
     assert plain.learning_rate > 0.0
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name not in ("terms: others", "metric: loss")])
+@pytest.mark.parametrize(
+    "case", [name for name in CASES if name not in ("terms: others", "terms: seed", "metric: loss")]
+)
 def test_a_case_changes_the_numbers(case: str, engines: Engines) -> None:
     """Otherwise who overlooks what it sets would not be seen."""
     chosen = CASES[case]
@@ -482,7 +485,7 @@ def test_a_client_honours_all_that_any_engine_honours() -> None:
         assert others.work <= BY_A_CLIENT.work
         assert others.metrics <= BY_A_CLIENT.metrics
     assert BY_A_CLIENT.keys == list(WORK)
-    assert BY_FAIR.keys == [key for key in BY_A_CLIENT.keys if key not in (*OF_TWO_GROUPS, *OF_A_BASELINE, *OF_A_RULE)]
+    assert BY_FAIR.keys == ["proximal-mu", "client-momentum"]
 
 
 def test_every_key_of_the_work_is_read_by_one_rule() -> None:
@@ -497,17 +500,8 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
     assert stacked.HONOURED.metrics == BY_A_CLIENT.metrics
 
 
-OF_NO_RULE = {"server_round", "measure", "state_round", "state_rounds", "agreed", "others"}
+OF_NO_RULE = {"server_round", "measure", "state_round", "state_rounds", "seed", "agreed", "others"}
 """The fields of the terms that every client acts on."""
-
-OF_TWO_GROUPS = ("disparity", "disparity-sharpness")
-"""What a user's own functions do not honour: they know no groups."""
-
-OF_A_RULE = ("control-variates", "dynamic-alpha", "client-rule")
-"""Nor these, which correct each step of plain SGD: a user's own functions take any steps."""
-
-OF_A_BASELINE = ("baseline-patience", "baseline-tolerance", "baseline-epochs")
-"""What they do not honour, either: they train for a round, and what an epoch alone would be they do not say."""
 
 
 def without(honoured: Honoured, name: str) -> Honoured:

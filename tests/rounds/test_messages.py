@@ -75,7 +75,12 @@ def test_train_messages_hold_arrays_and_config_to_the_letter(name: str, argument
             assert config.pop("state-round") in range(number)
         if name == "drfa":
             assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
-        expected = {"measure": MEASURED.get(name, []), **TERMS.get(name, lambda **_: {})(**arguments)}
+        measured = {"measure": MEASURED[name]} if name in MEASURED else {}
+        expected = {
+            **measured,
+            **({"seed": OPTIONS["seed"]} if OPTIONS.get("seed") else {}),
+            **TERMS.get(name, lambda **_: {})(**arguments),
+        }
         assert config == expected
         assert {key: type(value) for key, value in config.items()} == {k: type(v) for k, v in expected.items()}
         assert message.metadata.ttl == 60.0
