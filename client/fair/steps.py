@@ -121,7 +121,7 @@ def _refuse_noise(optimizer: Optimizer) -> None:
     frame = sys._getframe(1)
     for _ in range(8):  # the hook, PyTorch's wrappers of `step`, and Opacus' step
         for each in (optimizer, frame.f_locals.get("self")):
-            if isinstance(each, Optimizer) and getattr(each, "noise_multiplier", 0.0):
+            if isinstance(each, Optimizer) and getattr(each, "noise_multiplier", False):
                 raise ReportableError(
                     f"{type(each).__name__} adds noise for differential privacy, but this app is seeded, so the server "
                     "can draw the same noise and remove it: write fair(..., seeded=False)"
