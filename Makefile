@@ -92,12 +92,8 @@ docs: $(VENV)/docs ## build the documentation into docs/_build
 bench: setup ## measure simulated and deployed rounds against a plain loop and against Flower's own; takes an hour
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.rounds
-	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.memory
-	$(BIN)/python -m benchmarks.comparison
-	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.deployed
-	$(BIN)/python -m benchmarks.superlink
 
 lock: setup ## write the lock files anew; UPGRADE=--upgrade takes the newest versions
 	locks/renew.sh $(UPGRADE)

@@ -19,8 +19,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from .federation import Deployment, federation, names, rounds
-from .processes import peak_memory, pss, resident_memory
+from tests.deploy.federation import Deployment, federation, names, rounds
+from tests.deploy.processes import peak_memory, pss, resident_memory
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LARGE = Path(__file__).parent / "large"

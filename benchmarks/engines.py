@@ -6,12 +6,10 @@ loop has PyTorch's own number of threads. A ratio is taken repeat by repeat: bot
 """
 
 import argparse
-import os
 from collections.abc import Iterator, Mapping
 
 from fairbloom.server.settings import Settings
 
-from .bounds import find_bound, measure_cores
 from .measuring import Cells, InProcess, Measured, Report, Side, in_turn, parser_of, times
 from .plain import plain_loop
 from .workloads import WORKLOADS
@@ -31,7 +29,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.quick:
         chosen.seconds, chosen.repeats = 1.0, 2
-    report, plain = Report(chosen), dict[str, Measured]()
+    report = Report(chosen)
     for what, every in EVALUATED.items():
         rows: list[Cells] = []
         notes: dict[str, None] = {}
@@ -39,15 +37,10 @@ def main() -> None:
             engines = {engine: InProcess(engine) for engine in chosen.engines}
             settings = WORKLOADS[name].settings(evaluate_every=every)
             found, refused = measured(engines, settings, chosen)
-            plain.setdefault(name, found[PLAIN])
             for row in compared(name, engines, found, refused, notes):
                 report.tell(row)
                 rows.append(row)
         report.add(f"A simulated round, {what}", rows, list(notes))
-    cores = measure_cores()
-    bounds = [find_bound(name, WORKLOADS[name].settings(evaluate_every=0), cores, plain[name]) for name in plain]
-    note = f"{os.cpu_count()} processors do {cores:.2f} times the arithmetic of one; stacked clients share calls"
-    report.add("What bounds a round of training, client by client", bounds, [note])
 
 
 def measured(

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from fairbloom.tasks import Task, load_task
+from tests.deploy.flower import SCRIPTS
+from tests.deploy.processes import family, pss
 
 from .engines import ENGINES
-from .flower import SCRIPTS
 from .measuring import Cells, Measured, Report, parser_of
-from .processes import family, pss
 from .workloads import WORKLOADS, Workload
 
 SECONDS = 0.05

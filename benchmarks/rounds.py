@@ -14,8 +14,8 @@ from fairbloom.protocol.settings import OWN_SETTINGS
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
+from tests.deploy.flower import flower
 
-from .flower import flower
 from .measuring import Cells, InProcess, Measured, Report, Side, in_turn, parser_of, times
 from .plain import plain_loop
 from .workloads import WORKLOADS

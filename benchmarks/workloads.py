@@ -6,7 +6,7 @@ from functools import cache, partial
 from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fairbloom.protocol.settings import Value
@@ -67,41 +67,6 @@ def made(setup: Setup, shape: Shape, classes: int, examples: int, drawn: Drawn) 
 
     model = partial(build, setup.model or "logistic", shape, classes, setup.seed, inputs.dtype)
     return Task(clients=names, model=model, loss=partial(cross_entropy, reduction="none"), splits=splits)
-
-
-# Models ---------------------------------------------------------------------------------------------------------------
-
-
-def wide(shape: Shape, outputs: int, width: int) -> nn.Module:
-    """Return a perceptron with two hidden layers of `width` units."""
-    return nn.Sequential(
-        nn.Linear(shape[0], width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
-    )
-
-
-def wide_1e3(shape: Shape, outputs: int) -> nn.Module:
-    """Return a perceptron of about a thousand parameters on 64 features."""
-    return wide(shape, outputs, 12)
-
-
-def wide_1e4(shape: Shape, outputs: int) -> nn.Module:
-    """Return a perceptron of about ten thousand parameters on 64 features."""
-    return wide(shape, outputs, 69)
-
-
-def wide_1e5(shape: Shape, outputs: int) -> nn.Module:
-    """Return a perceptron of about a hundred thousand parameters on 64 features."""
-    return wide(shape, outputs, 280)
-
-
-def wide_1e6(shape: Shape, outputs: int) -> nn.Module:
-    """Return a perceptron of about a million parameters on 64 features."""
-    return wide(shape, outputs, 963)
-
-
-def wide_1e7(shape: Shape, outputs: int) -> nn.Module:
-    """Return a perceptron of about ten million parameters on 64 features."""
-    return wide(shape, outputs, 3125)
 
 
 # What is measured -----------------------------------------------------------------------------------------------------
@@ -210,23 +175,3 @@ WORKLOADS = {
     "lstm": Workload("LSTM 2×256 over 80 characters, 10 clients, 2 steps of 10", TEXT, "lstm", 10, 10, 10),
 }
 """The workloads that engines are compared on, by name."""
-
-CLIENTS = {
-    number: Workload(f"logistic 64-10, {number:,} clients, one step of 64", VECTORS, "logistic", number, number, 0)
-    for number in (10, 100, 1_000, 10_000)
-}
-"""Workloads that differ in the clients of a round alone."""
-
-SIZES = {
-    size: Workload(
-        f"MLP of {size} parameters, 10 clients, 5 steps of 10",
-        VECTORS,
-        f"{__name__}:wide_{size}",
-        10,
-        10,
-        10,
-        {"vectors.examples": 50},
-    )
-    for size in ("1e3", "1e4", "1e5", "1e6", "1e7")
-}
-"""Workloads that differ in the size of the model alone."""

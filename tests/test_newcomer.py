@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.federation import federation
-from benchmarks.flower import flower
+from tests.deploy.federation import federation
+from tests.deploy.flower import flower
 
 from .checkout import PACKAGES, ROOT, copy_packages
 

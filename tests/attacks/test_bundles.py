@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.federation import Deployment, federation, names, rounds
 from fairbloom.deploy.device.client import APP
 from tests.checkout import ROOT, copy_packages
+from tests.deploy.federation import Deployment, federation, names, rounds
 from tests.simulation.helpers import table
 
 pytestmark = pytest.mark.slow

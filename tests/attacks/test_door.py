@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.federation import Deployment, cmdline, federation, wait_for_rounds
-from benchmarks.flower import SCRIPTS
 from fairbloom.deploy.operator.folder import write_flower_home
+from tests.deploy.federation import Deployment, cmdline, federation, wait_for_rounds
+from tests.deploy.flower import SCRIPTS
 from tests.runtimes.test_wheel import APP
 
 from .unhurried import start_unhurried_client

@@ -15,8 +15,8 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from benchmarks.federation import Deployment, federation, rounds, wait_for_rounds
-from benchmarks.peer import Peer, Whole, enrolled, flooded, message_of, pushed
+from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
+from tests.deploy.peer import Peer, Whole, enrolled, flooded, message_of, pushed
 
 from .unhurried import start_unhurried_client
 

@@ -16,14 +16,14 @@ from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
-from benchmarks.federation import Deployment, federation, names, rounds
-from benchmarks.flower import ROOT
 from fairbloom.client.app import app
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
+from tests.deploy.federation import Deployment, federation, names, rounds
+from tests.deploy.flower import ROOT
 
 from .hostile import ATTACKS
 

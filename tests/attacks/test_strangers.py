@@ -18,14 +18,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
-from benchmarks.federation import Deployment, rounds, wait_for_rounds
-from benchmarks.flower import wait_until
-from benchmarks.peer import enrolled, signed_head
-from benchmarks.processes import grown_memory, resident_memory
 from fairbloom.deploy.flower.server.control import STATUS_PATH
 from fairbloom.protocol.names import TOKEN_HEADER
 from tests.attacks.strangers import SERVICES, Stranger, descriptors
 from tests.attacks.unhurried import start_unhurried_client
+from tests.deploy.federation import Deployment, rounds, wait_for_rounds
+from tests.deploy.flower import wait_until
+from tests.deploy.peer import enrolled, signed_head
+from tests.deploy.processes import grown_memory, resident_memory
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ import time
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from benchmarks.federation import Deployment
-from benchmarks.flower import ROOT
 from fairbloom.client import app as ours
+from tests.deploy.federation import Deployment
+from tests.deploy.flower import ROOT
 
 app = ClientApp()
 

@@ -10,20 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.flower import ROOT
+from tests.deploy.flower import ROOT
 
 SMALL: Mapping[str, str] = {
     "engines": "--workloads logistic --engines loop --seconds 0.1 --repeats 1",
     "rounds": "--workloads logistic --rounds 4 --seconds 0.1 --repeats 1",
-    "growth": "--by clients --clients 10 --models --seconds 0.1 --repeats 1",
     "memory": "--workloads logistic --engines loop --rounds 4",
     "scale": "--rounds 4",
-    "comparison": "--methods fedavg,fedfv --seeds 2 --clients 4 --rounds 2 --models logistic",
-    "report": "--methods 2 --seeds 2 --clients 4 --rounds 3",
     "aggregation": "--gigabytes 0.05 --repeats 1",
     "deployed": "--clients 1 --rounds 3",
-    "superlink": "--clients 2 --rounds 1 --models logistic --work train",
-    "csv": "--rows 1000 --repeats 1",
 }
 """Options of each command with which it does little."""
 

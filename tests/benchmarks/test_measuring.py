@@ -2,17 +2,18 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.measuring import InProcess, Measured, Report, as_markdown, in_turn, times
 from benchmarks.memory import peak_of_command
-from benchmarks.workloads import CLIENTS
+from benchmarks.workloads import WORKLOADS
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 
-SETTINGS = CLIENTS[10].settings(evaluate_every=0)
+SETTINGS = replace(WORKLOADS["logistic"], clients=10, drawn=10).settings(evaluate_every=0)
 
 
 def test_sides_are_measured_in_turn_and_a_refusal_is_named() -> None:

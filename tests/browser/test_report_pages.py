@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.report import make_comparison, make_run
 from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import REPORT, load
 from fairbloom.experiments.views.report import write_report
+from tests.experiments.made_up import make_comparison, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

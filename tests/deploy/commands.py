@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.flower import ROOT
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.flower.operator.control_api import Nodes
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import CONNECTION, Federation
 from fairbloom.deploy.operator.registry import ClientKey
+from tests.deploy.flower import ROOT
 
 MACHINE = """#!{python} -SE
 import json, os, sys, time

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.device import joining as device
 from fairbloom.deploy.device.client import ClientSettings
@@ -25,6 +24,7 @@ from fairbloom.deploy.server.members import Members
 from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 from fairbloom.private.keys import Authority, Identity, key_of_device, read_identity
+from tests.deploy.processes import free_port
 
 from .state import SuperLinkState
 

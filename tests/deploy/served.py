@@ -6,8 +6,8 @@ from pathlib import Path
 
 import uvicorn
 
-from benchmarks.processes import free_port
 from fairbloom.deploy.operator.federation import Federation
+from tests.deploy.processes import free_port
 
 from .test_control import Place
 

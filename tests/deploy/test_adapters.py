@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.federation import Deployment, federation, rounds, wait_for_rounds
+from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
 from tests.docs.pages import blocks
 from tests.simulation.helpers import assert_same_model
 

@@ -35,7 +35,6 @@ from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from benchmarks.peer import signed_head
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.server import superlink
 from fairbloom.deploy.flower.server.control import (
@@ -52,6 +51,7 @@ from fairbloom.deploy.server.connections import Connections
 from fairbloom.deploy.server.refusals import RefusalLog
 from fairbloom.deploy.server.shared import Shared
 from fairbloom.deploy.server.supervisor import STARTED
+from tests.deploy.peer import signed_head
 from tests.deploy.state import empty_database, submit
 
 TOKEN, SECRET = "an operator's credential", bytes(range(32))

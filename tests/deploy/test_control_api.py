@@ -8,8 +8,6 @@ import httpx
 import pytest
 from flwr.proto.control_pb2 import StreamLogsRequest
 
-from benchmarks.flower import wait_until
-from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.connectivity import tls_context
 from fairbloom.deploy.errors import DeployError, UnauthorizedError, UnreachableError
@@ -17,6 +15,8 @@ from fairbloom.deploy.flower.operator.control_api import connected
 from fairbloom.deploy.flower.server.control import FOLLOWED_BY_ALL, FOLLOWED_BY_ONE
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all, revoke
 from fairbloom.deploy.operator.federation import Federation
+from tests.deploy.flower import wait_until
+from tests.deploy.processes import free_port
 
 from .served import Served
 from .state import submit

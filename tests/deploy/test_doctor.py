@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import UnauthorizedError
 from fairbloom.deploy.flower.operator import commands as flower_commands
@@ -34,6 +33,7 @@ from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from fairbloom.protocol.version import PROTOCOL
+from tests.deploy.processes import free_port
 from tests.experiments.helpers import fairbloom
 
 from .commands import Machine

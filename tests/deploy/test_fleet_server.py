@@ -31,9 +31,6 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from grpc import StatusCode
 
-from benchmarks.flower import PATIENCE, wait_until
-from benchmarks.peer import Signature, signed_head
-from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.exchange_pb2 import NextRequest
 from fairbloom.deploy.flower.server import fleet_server as gate
@@ -51,6 +48,9 @@ from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 from tests.attacks.strangers import Http2, Stranger, descriptors
+from tests.deploy.flower import PATIENCE, wait_until
+from tests.deploy.peer import Signature, signed_head
+from tests.deploy.processes import free_port
 from tests.deploy.state import SuperLinkState, parts
 from tests.deploy.test_fleet import Known
 

@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.flower import ROOT
-from benchmarks.processes import free_port
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.flower import gate, relied_on
 from fairbloom.deploy.flower.__main__ import main as report
@@ -38,6 +36,8 @@ from fairbloom.deploy.flower.relied_on import RELIED_ON, Need, count_names, look
 from fairbloom.deploy.flower.retries import Retries
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.system.supervise import CANNOT_RUN
+from tests.deploy.flower import ROOT
+from tests.deploy.processes import free_port
 
 PACKAGES = (
     *("fairbloom", "system", "private", "protocol", "tasks", "rounds", "strategies", "client", "server", "prediction"),

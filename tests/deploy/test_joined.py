@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.federation import Deployment, federation, rounds, wait_for_rounds
-from benchmarks.flower import wait_until
 from fairbloom.deploy.operator.federation import Federation
 from tests.attacks.unhurried import start_unhurried_client
+from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
+from tests.deploy.flower import wait_until
 
 from .door import end_soon
 

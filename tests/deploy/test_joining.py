@@ -11,8 +11,6 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from benchmarks.flower import PATIENCE, wait_until
-from benchmarks.peer import signed_head
 from fairbloom.deploy import pki
 from fairbloom.deploy.device import joining as device
 from fairbloom.deploy.errors import ClientError, DeployError
@@ -23,6 +21,8 @@ from fairbloom.deploy.operator.federation import Federation
 from fairbloom.private.keys import key_of_device, read_identity
 from fairbloom.protocol.names import TOKEN_HEADER
 from tests.attacks.strangers import Stranger
+from tests.deploy.flower import PATIENCE, wait_until
+from tests.deploy.peer import signed_head
 from tests.experiments.helpers import fairbloom
 
 from .door import Door

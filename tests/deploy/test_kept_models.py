@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.federation import Deployment, federation, wait_for_rounds
-from benchmarks.flower import wait_until
 from fairbloom.client.kept import About, KeptRun, find_kept, list_kept
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.server.run_folder.files import AGREED, CLIENTS, MODEL, read_delivered
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
+from tests.deploy.federation import Deployment, federation, wait_for_rounds
+from tests.deploy.flower import wait_until
 from tests.prediction.hospitals import write_hospitals
 
 pytestmark = pytest.mark.federation

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
-from benchmarks.flower import wait_until
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
+from tests.deploy.flower import wait_until
 
 from .door import end_soon
 

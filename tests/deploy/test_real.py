@@ -19,8 +19,6 @@ from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
-from benchmarks.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
-from benchmarks.flower import wait_until
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
 from fairbloom.rounds.flower import FlowerClients
@@ -31,6 +29,8 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.system.files import write_private
+from tests.deploy.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
+from tests.deploy.flower import wait_until
 from tests.simulation.helpers import assert_same_model, checkpoints_every
 
 pytestmark = pytest.mark.slow

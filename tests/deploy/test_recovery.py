@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.federation

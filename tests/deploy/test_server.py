@@ -14,8 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.flower import PATIENCE, ROOT, wait_until
-from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.operator import audit
@@ -33,6 +31,8 @@ from fairbloom.deploy.server.supervisor import (
     lock_folder,
     renew_if_due,
 )
+from tests.deploy.flower import PATIENCE, ROOT, wait_until
+from tests.deploy.processes import free_port
 
 
 @pytest.fixture

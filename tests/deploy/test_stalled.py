@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
-from benchmarks.flower import wait_until
+from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
+from tests.deploy.flower import wait_until
 
 pytestmark = pytest.mark.federation
 

@@ -19,8 +19,6 @@ from flwr.supercore.object_store import object_store_factory
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from benchmarks.flower import PATIENCE, ROOT, wait_until
-from benchmarks.processes import free_port
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.server.registration import register_enrolled
 from fairbloom.deploy.flower.server.run_state import RunState, RunStore
@@ -33,6 +31,8 @@ from fairbloom.deploy.operator.status import PROGRESS, render, survey
 from fairbloom.deploy.server.supervisor import RUN_FOLDERS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.deploy.flower import PATIENCE, ROOT, wait_until
+from tests.deploy.processes import free_port
 from tests.experiments.helpers import fairbloom
 
 from .served import Served

@@ -16,13 +16,13 @@ import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 
-from benchmarks.flower import PATIENCE, ROOT, wait_until
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.server import superexec
 from fairbloom.deploy.flower.server.superexec import ExpectedEnds, ServerApps, SuperLink
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.run_folder.errors import RunFolderError
+from tests.deploy.flower import PATIENCE, ROOT, wait_until
 
 TOKEN = "a-token-that-is-nobodys-business"
 WAITING = "import sys, time; token = sys.stdin.read(); print(token, flush=True); time.sleep(600)"

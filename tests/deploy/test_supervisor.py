@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.flower import PATIENCE, ROOT
 from fairbloom.deploy.device import supervisor
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.processes import duration
 from fairbloom.system.supervise import CANNOT_RUN
+from tests.deploy.flower import PATIENCE, ROOT
 
 LOOP = """
 import sys

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.processes import free_port
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.observability import Metrics
+from tests.deploy.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.private import measure
 from fairbloom.private.errors import SkippedError
 from fairbloom.private.packing import pack
 from fairbloom.private.weighing import (
@@ -91,16 +90,6 @@ def test_the_step_of_many_is_that_of_the_method(name: str, clients: int, most: f
     assert opened.capped == (shares > 5.0 / clients).sum()
     if not opened.capped:
         assert error(name, federation, opened.step, federation.names) < most
-
-
-@pytest.mark.slow
-def test_a_million_numbers_cost_what_the_page_says() -> None:
-    """Masks and quantisation take 50 ms; a client sends four bytes a number and 120 kB besides."""
-    assert min(measure(1_000_000, 9) for _ in range(3)) < 50.0
-    federation = Federation(10, 1_000_000)
-    federation.run()
-    sent = [reply for _, client, reply in federation.replies if client == NAMES[0]]
-    assert sum(len(content) for reply in sent for content in reply.values()) < 4_000_000 + 120_000
 
 
 def test_vectors_of_a_round_are_uniform_and_say_nothing() -> None:

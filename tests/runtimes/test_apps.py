@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.flower import ROOT
+from tests.deploy.flower import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.federation import Deployment, federation, names, rounds, wait_for_rounds
+from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import table
 

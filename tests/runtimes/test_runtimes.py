@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from benchmarks.federation import rounds
-from benchmarks.flower import ROOT, Flower, flower
 from fairbloom.deploy.operator.run_bundle import temporary_app
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from tests import test_import_strings as theirs
 from tests.client import changed
+from tests.deploy.federation import rounds
+from tests.deploy.flower import ROOT, Flower, flower
 from tests.docs.pages import blocks
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table

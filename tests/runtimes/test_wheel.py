@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.federation import Deployment, federation, names, rounds
-from benchmarks.flower import flower
 from tests.checkout import PACKAGES, ROOT, copy_packages
+from tests.deploy.federation import Deployment, federation, names, rounds
+from tests.deploy.flower import flower
 
 from .wheel import installed_wheel
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.flower import ROOT
 from fairbloom.protocol.version import PROTOCOL
+from tests.deploy.flower import ROOT
 
 FLOWER = importlib.metadata.distribution("flwr")
 

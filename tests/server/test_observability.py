@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import free_port
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.rounds.screening import Refusals
 from fairbloom.server.observability import JsonLines, Metrics, MetricsError
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.deploy.processes import free_port
 from tests.simulation.helpers import checkpoints_every
 
 from .run_folder.test_recorder import a_round

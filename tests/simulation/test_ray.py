@@ -21,7 +21,6 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as Machines
 
-from benchmarks.flower import wait_until
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.simulation.dispatch import ray as engine
@@ -29,6 +28,7 @@ from fairbloom.simulation.dispatch.dispatch import Call
 from fairbloom.simulation.dispatch.ray import RayClients
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FedAvg
+from tests.deploy.flower import wait_until
 
 from .harmed import FIVE
 from .helpers import Outcome, both_of, config_of, is_gone, model_of, run

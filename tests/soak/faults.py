@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from benchmarks.federation import Cable, Deployment
-from benchmarks.peer import Peer, flooded
+from tests.deploy.federation import Cable, Deployment
+from tests.deploy.peer import Peer, flooded
 
 from .hostile import ATTACKS, ORDER
 

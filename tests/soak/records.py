@@ -11,7 +11,6 @@ from flwr.app import Message, MessageType
 from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 
-from benchmarks.federation import rounds
 from fairbloom.client.app import app
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.method import Method
@@ -19,6 +18,7 @@ from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import one_thread
+from tests.deploy.federation import rounds
 
 NOT_OF_THE_ROUND = ("evaluation: ", "it answers no message of this round", "a second reply to the same message")
 """How reasons of refusals begin that are not about the reply to a round's training."""

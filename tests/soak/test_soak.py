@@ -19,10 +19,10 @@ import pytest
 import tomli_w
 from flwr.supercore.task_identity import TaskIdentity
 
-from benchmarks.federation import federation, names, rounds, wait_for_rounds
-from benchmarks.flower import ROOT, wait_until
-from benchmarks.processes import pss
 from fairbloom.server.settings import default_config
+from tests.deploy.federation import federation, names, rounds, wait_for_rounds
+from tests.deploy.flower import ROOT, wait_until
+from tests.deploy.processes import pss
 
 from .faults import FAULTS, Site
 from .records import trained_again

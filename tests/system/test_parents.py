@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.flower import ROOT, wait_until
+from tests.deploy.flower import ROOT, wait_until
 
 CHILD = """
 import os, sys, time

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.flower import wait_until
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.results.comparison import load_comparison
@@ -34,6 +33,7 @@ from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.settings import Settings, Value
 from fairbloom.simulation.run import simulate
+from tests.deploy.flower import wait_until
 from tests.simulation.helpers import Outcome, table
 
 from ..helpers import compared_by_hand, fairbloom, start

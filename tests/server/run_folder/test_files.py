@@ -209,7 +209,7 @@ def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(fin
 
 # One place ----------------------------------------------------------------------------------------------------------
 
-FLOWERS = {("deploy/operator/folder.py", "config.toml"), ("benchmarks/flower.py", "config.toml")}
+FLOWERS = {("deploy/operator/folder.py", "config.toml")}
 """Where a text is the name of a file of Flower's."""
 
 OF_CLIENTS = {

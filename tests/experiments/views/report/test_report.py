@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.report import make_comparison, make_run
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.commands.show import load_result
 from fairbloom.experiments.results.comparison import Plan, load_comparison
@@ -28,6 +27,7 @@ from fairbloom.experiments.views.report.lines import read_clients
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
 from fairbloom.strategies import find_method
+from tests.experiments.made_up import make_comparison, make_run
 
 from ...helpers import fairbloom
 from .parsed import Parsed

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from benchmarks import processes
-from benchmarks.processes import PORTS, free_port
+from tests.deploy import processes
+from tests.deploy.processes import PORTS, free_port
 
-DRAW = "from benchmarks.processes import free_port; print(*(free_port() for _ in range({})), flush=True); input()"
+DRAW = "from tests.deploy.processes import free_port; print(*(free_port() for _ in range({})), flush=True); input()"
 
 
 def drawing(ports: int) -> subprocess.Popen[str]:

@@ -1,20 +1,11 @@
-"""How long the report of a large comparison takes, and how large it is: run folders as real runs leave them, made up.
+"""Comparisons and runs as `fairbloom compare` and `fairbloom run` leave them, with made-up numbers."""
 
-By default ten methods × ten seeds × 100 clients × 200 rounds, all clients evaluated after every round: two million rows
-of clients.csv.
-"""
-
-import argparse
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fairbloom.experiments.results.comparison import Plan, load_comparison
-from fairbloom.experiments.results.run import REPORT
-from fairbloom.experiments.views.report import write_report
+from fairbloom.experiments.results.comparison import Plan
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import CLIENTS, CONFIG, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
@@ -24,46 +15,6 @@ from fairbloom.server.run_folder.values import Recorded
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method
 from fairbloom.tasks.split import Split
-
-from .measuring import Cells, Measured, Report, parser_of
-
-METHODS = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair", "gifair", "adafed", "fedprox"]
-
-
-def main() -> None:
-    """Write the report of a made-up comparison, and print how long that took and how large it is."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--methods", type=int, default=10, help=f"at most {len(METHODS)}")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--out", type=Path, help="the folder that keeps what is made up; by default it is thrown away")
-    chosen = parser.parse_args()
-    if chosen.quick:
-        chosen.methods, chosen.seeds, chosen.rounds = 3, 2, 20
-    report = Report(chosen)
-    report.add("The report of a comparison", [measured(chosen)])
-
-
-def measured(chosen: argparse.Namespace) -> Cells:
-    """Return the row of the table."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = chosen.out or Path(scratch)
-        clients = [f"client-{i:03}" for i in range(chosen.clients)]
-        make_comparison(folder, METHODS[: chosen.methods], range(chosen.seeds), clients, chosen.rounds)
-        started = time.perf_counter()
-        comparison = load_comparison(folder)
-        loaded = time.perf_counter()
-        write_report(comparison, folder / REPORT)
-        written = time.perf_counter()
-        return {
-            "methods × seeds": f"{chosen.methods} × {chosen.seeds}",
-            "clients": str(chosen.clients),
-            "rounds": str(chosen.rounds),
-            "read the comparison": Measured((loaded - started,), "s"),
-            "write the report": Measured((written - loaded,), "s"),
-            "size": Measured(((folder / REPORT).stat().st_size / 1e6,), "MB"),
-        }
 
 
 def make_comparison(
@@ -151,7 +102,3 @@ def make_run(
         label = draws.integers(0, 10, examples)
         SPLIT.write(folder, Split(tuple(clients), owner.astype(np.int32), part, np.arange(examples), label))
     MODEL.write(folder, {"weight": draws.normal(size=(2, 2)).astype(np.float32)}, {"round": rounds})
-
-
-if __name__ == "__main__":
-    main()

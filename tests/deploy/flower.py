@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .processes import free_port
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
 PATIENCE = 600.0  # seconds to wait for what is sure to come: machines differ, and have other things to do
 
