@@ -16,7 +16,6 @@ from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.recorded import RecordedRound
-from tests.deploy.flower import wait_until
 from tests.server.run_folder.test_recorder import a_round
 
 
