@@ -106,7 +106,7 @@ def run(
         Seed of the data split, initial model, client sampling and batch order.
     engine
         How the clients are computed: "auto" takes what is fastest here, "loop" computes one after the other, "stacked"
-        all of them at once, "workers" several in processes side by side, "ray" on a Ray cluster.
+        all of them at once, "workers" several in processes side by side.
     device
         What the clients compute on: auto, cpu, cuda or mps.
     memory

@@ -74,11 +74,6 @@ COMMANDS = {
         f"{OURS}.catalogue:settings",
         "List all settings with their defaults. Change one with --set KEY=VALUE.",
     ),
-    "tune": Place(
-        f"{OURS}.tune:tune",
-        "Measure the speed of each engine on this machine, and recommend one.",
-        "fairbloom tune --model mlp --clients 100 --set batch-size=20",
-    ),
     "check": Place(
         f"{OURS}.check:check",
         "Test a method or client-side rule of your own, and report what is wrong with it.",

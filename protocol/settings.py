@@ -295,8 +295,8 @@ class RunSettings(BaseModel):
     angles_sketch: Annotated[int, Range("[0, 65536]")] = Field(
         0, description="Numbers of a sketch that stands for each update in privacy=angles, as in 1024; 0: exact angles"
     )
-    engine: Annotated[str, Choices("auto", "loop", "stacked", "workers", "ray"), Mark.ROUNDING] = Field(
-        "auto", description="How clients on one machine are computed; auto chooses, ray uses a cluster"
+    engine: Annotated[str, Choices("auto", "loop", "stacked", "workers"), Mark.ROUNDING] = Field(
+        "auto", description="How clients on one machine are computed; auto chooses"
     )
     device: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.PLACE, Mark.ROUNDING] = Field(
         "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,9 +37,6 @@ from .loop import LoopClients
 from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
 from .trial import check_first_step, evenly_spaced
-
-if TYPE_CHECKING:
-    from .dispatch.ray import RayClients
 
 FLOPS_PER_SECOND = 1.5e11
 """Floating-point operations that one processor core makes in a second; an estimate is enough."""
@@ -76,9 +73,9 @@ class Choice:
     Attributes
     ----------
     engine
-        loop, stacked, workers or ray.
+        loop, stacked or workers.
     workers
-        How many processes compute; 0: as many as a Ray cluster has places for.
+        How many processes compute.
     threads
         With how many threads each.
     block
@@ -106,11 +103,9 @@ class Choice:
                 return StackedClients(method, settings, block=self.block)
             case "workers":
                 return WorkerClients(method, settings, workers=self.workers)
-            case "ray":
-                return ray_clients()(method, settings, shards=self.workers or None, block=self.block)
             case "loop":
                 return LoopClients(method, settings)
-        raise FairbloomError(f"engine = {self.engine!r}: there are loop, stacked, workers and ray: name one of them")
+        raise FairbloomError(f"engine = {self.engine!r}: there are loop, stacked and workers: name one of them")
 
 
 @dataclass(frozen=True)
@@ -172,13 +167,6 @@ class Effort:
         return self.steps * self.cohort * of_each + self.most_steps * blocks * self.stacked_calls
 
 
-def ray_clients() -> "type[RayClients]":
-    """Return the engine `ray`, imported when it is asked for, since Ray takes a second."""
-    from .dispatch.ray import RayClients
-
-    return RayClients
-
-
 def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice:
     """Return how a run's clients are computed, on a machine with this many `processors` for runs.
 
@@ -186,8 +174,6 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     had.
     """
     settings = RunSettings.of(settings)
-    if settings.engine == "ray":  # whose workers have devices that this machine may lack
-        settings = settings.model_copy(update={"device": "cpu"})
     task, model = load_task_and_model(settings)
     device = choose_device(settings.device)
     training = len(split_names(settings.training_clients)) or len(task.clients)
@@ -204,16 +190,7 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     except FairbloomError:
         raise
     except Exception as error:  # whatever a user's model raises on a single example; a batch of them it can take
-        why = f"the model {type(model).__name__} cannot take one example ({failure_reason(error)})"
-        return Choice("ray", why, workers=0) if settings.engine == "ray" else Choice("loop", why)
-    if settings.engine == "ray":
-        why_not = why_slow_side_by_side(model) or why_unstackable(settings, task, model)
-        return Choice(
-            "ray",
-            f"it was asked for; {why_not or 'its workers stack their clients'}",
-            workers=0,
-            block=0 if why_not else effort.block,
-        )
+        return Choice("loop", f"the model {type(model).__name__} cannot take one example ({failure_reason(error)})")
     if settings.engine == "stacked":
         if why_not := why_unstackable(settings, task, model):
             return Choice("loop", f"stacked was asked for, but {why_not}")

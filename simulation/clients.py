@@ -70,9 +70,6 @@ class LocalClients:
     The reply of a client that raises is refused, with its error as the reason.
     """
 
-    processes = 1
-    """How many processes compute."""
-
     def __init__(self, method: Method, settings: RunSettings | Mapping[str, Any]) -> None:
         self.method = method
         self.settings = RunSettings.of(settings)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from fairbloom.server.run_folder.recorded import OnRound, ignore
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data
 
-from .choice import Choice, choose, ray_clients
+from .choice import Choice, choose
 from .clients import LocalClients, OnTrained
 from .dispatch.processes import processors_here
 from .loop import DebuggedClients, LoopClients
@@ -51,10 +51,7 @@ def simulate(
         Whether clients are computed one after the other in this process, whatever the engine, and the first error of
         one ends the run with its traceback.
     """
-    if settings.engine == "ray" and not debug:
-        ray_clients()  # an error, where it is not installed, before data are read
-    else:
-        choose_device(settings.device)
+    choose_device(settings.device)
     config, folder = settings.run_config(), choose_run_folder(settings)
     check_data(config)
     if not settings.state_dir:
@@ -71,8 +68,7 @@ def simulate(
             clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
             if on_trained is not None:
                 clients.on_trained = on_trained
-            # A cluster's places are known now; when the run continues, the shards are to be the same.
-            return private(clients), asdict(choice if choice.workers else replace(choice, workers=clients.processes))
+            return private(clients), asdict(choice)
 
         def private(clients: LocalClients) -> Clients:
             tiers = tiers_of(settings.privacy, settings.evaluation, settings.method)

@@ -71,7 +71,7 @@ DeviceOption = Annotated[str | None, setting_option("device")]
 
 ENGINES = (
     "loop computes one client at a time, stacked many as one tensor, workers in several processes. All give the same "
-    "numbers, up to rounding. fairbloom tune measures their speed."
+    "numbers, up to rounding."
 )
 COMMON: Mapping[str, Any] = {
     "data_dir": DataOption,

@@ -1,4 +1,4 @@
-"""What the command line lists: recipes, methods, tasks, data, settings, runs and engines."""
+"""What the command line lists: recipes, methods, tasks, data, settings and runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,27 +22,7 @@ from .report.page import Cell, Table
 from .terminal import console, show_table
 
 if TYPE_CHECKING:
-    from fairbloom.simulation.tune import Tuned
-
     from ..recipes.recipe import Recipe
-
-
-def show_tuned(tuned: "Tuned") -> None:
-    """Print how fast each engine is, what auto chooses, and what to set."""
-    rows = []
-    for timing in tuned.timings:
-        speed = tuned.speed(timing)
-        numbers = ["–", "–"] if speed is None else [f"{1e3 * timing.of_a_round:.1f}", f"{speed:.1f}"]
-        rows.append([Cell(timing.engine), *(Cell(number, 0) for number in numbers), Cell(timing.why_not)])
-    headings = ["engine", "ms a round", "× loop", *(["why it is not available"] if len(tuned.had) < len(rows) else [])]
-    cells = [row[: len(headings)] for row in rows]
-    caption = "ms a round: median, with the evaluation; × loop: speed relative to that of the engine loop"
-    show_table(Table("engines", "", headings, cells, caption))
-    console.print(f"auto chooses {tuned.auto.engine}: {escape(tuned.auto.reason)}", soft_wrap=True)
-    if tuned.better:
-        console.print(f"{tuned.better} is faster here: set --engine {tuned.better}", soft_wrap=True)
-    else:
-        console.print("no engine is more than a tenth faster here: leave --engine at auto", soft_wrap=True)
 
 
 def show_recipes(recipes: Sequence["Recipe"]) -> None:

@@ -1,1 +1,1 @@
-"""Clients on several processes: who computes which, and the pipes or the cluster that carry their models."""
+"""Clients on several forked processes: who computes which, and the pipes that carry their models."""

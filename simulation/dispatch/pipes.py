@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,15 +22,58 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import layout_of_second
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.updates import Layout, Model, Updates
+from fairbloom.tasks.models import arrays_of
 
-from ..clients import Reply, answer_of, store_reply
-from .dispatch import Answers, Call, Lost, ScheduledTask, Starts, Work, pack_made, pack_starts
+from ..clients import PackedStates, Reply, answer_of, store_reply
 from .processes import Forked, shared_array
+
+Work = Literal["train", "evaluate"]
+"""What clients do."""
 
 REPORT_SECONDS = 0.1
 """A worker hands over what it has so often, so that little is lost when it is killed."""
 
 NO_ROW = -1
+
+
+class Call(NamedTuple):
+    """What all clients of a call have in common.
+
+    `participants` are, in an evaluation, the clients that measure what the terms ask for. In a training, each client is
+    `sent` vectors, by record.
+    """
+
+    work: Work
+    model: Model
+    terms: Terms
+    participants: Collection[str] = frozenset()
+    sent: Mapping[str, Model] = {}
+
+    def asks(self, name: str) -> bool:
+        """Return whether a client measures what the terms ask to measure."""
+        return self.work == "train" or name in self.participants
+
+
+class ClientTask(NamedTuple):
+    """A client to compute: its row in the matrices of the call, and the kept states that it goes on from, by name."""
+
+    name: str
+    row: int
+    states: Mapping[str, Version] = MappingProxyType({})
+
+
+Starts = Mapping[str, tuple[int, Model]]
+"""What a client goes on from of what it keeps between rounds, as arrays by name, with the round that made it."""
+
+Answers = dict[str, Reply | str]
+"""What clients reply, each with its row in the matrices of the call, or why they cannot, by name."""
+
+
+class Lost(NamedTuple):
+    """How a worker ended, and the row of the client that it was computing; None: unknown."""
+
+    how: str
+    row: int | None
 
 
 class SharedBuffers:
@@ -78,19 +122,18 @@ class Pipes:
         for name, array in call.model.items():
             self.buffers.received[name][...] = array
 
-    def send(self, call: Call, worker: int, tasks: Sequence[ScheduledTask]) -> None:
+    def send(self, call: Call, worker: int, tasks: Sequence[ClientTask]) -> None:
         """Give a worker its clients, all at once; it asks for what each keeps between rounds, one after the other."""
-        named = [client for task in tasks for client in task.clients]
-        self._states[worker] = {client.name: client.states for client in named}
-        clients = [(client.name, client.row, bool(client.states), call.asks(client.name)) for client in named]
+        self._states[worker] = {task.name: task.states for task in tasks}
+        clients = [(task.name, task.row, bool(task.states), call.asks(task.name)) for task in tasks]
         self.buffers.computed[worker] = NO_ROW
         if worker not in self.processes:
             self.processes[worker] = Forked(lambda pipe: self._serve(worker, pipe), self.processes.values())
         with contextlib.suppress(OSError):  # it has ended, which shows when its answer is waited for
             self.processes[worker].pipe.send((call.work, call.terms, call.sent, clients))
 
-    def receive(self, call: Call, workers: Collection[int]) -> tuple[int, Answers | Lost]:
-        """Return what a worker has computed since it last said so."""
+    def receive(self, workers: Collection[int]) -> tuple[int, Answers | Lost]:
+        """Wait for one of these workers; return which it is, and what it has computed since, or that it has ended."""
         while True:
             (ready, *_) = wait([self.processes[worker].pipe for worker in workers])
             worker = next(worker for worker in workers if self.processes[worker].pipe is ready)
@@ -162,6 +205,16 @@ class Pipes:
             return Reply(row, local.evaluate(received, terms), {}, {})
         reply = store_reply(self.buffers.updates, self.buffers.second, row, local.train(received, terms, vectors))
         return reply._replace(made=pack_made(local.states, terms.server_round))
+
+
+def pack_starts(states: Mapping[str, Version]) -> Starts:
+    """Return what a client goes on from, as it is handed to a worker."""
+    return {name: (version.made, arrays_of(version.state)) for name, version in states.items()}
+
+
+def pack_made(states: ClientStates, number: int) -> PackedStates:
+    """Return what a client has kept in round `number`, as a worker hands it back."""
+    return {name: (made.origin, arrays_of(made.state)) for name, made in states.made_in(number).items()}
 
 
 def tensors_of(arrays: Model) -> StateDict:

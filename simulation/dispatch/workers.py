@@ -1,35 +1,39 @@
 """The engine `workers`: a round's clients on several processes with one thread each.
 
-Each client computes as it does in the loop, to the same bits.
+Each client computes as it does in the loop, to the same bits. When a worker ends in mid-round, killed as memory runs
+short, another one does what it had left. A client that was being computed when two workers ended is refused.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from fairbloom.client.local import Metrics
 from fairbloom.client.plan import epochs_in_time, global_work, own_works
-from fairbloom.client.rules.registry import rules_of
+from fairbloom.client.rules.registry import kinds_of, rules_of
+from fairbloom.client.states import Made
 from fairbloom.client.work import LocalWork
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Trained, layout_of_second
+from fairbloom.rounds.clients import NOTHING, Replies, Trained, layout_of_second
 from fairbloom.rounds.memory import Memory
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Model, Updates, Vectors
 
+from ..clients import LocalClients, Reply, answer_of, refuse_failed
 from .balance import balance
-from .dispatch import Call, ClientTask, DispatchedClients, ScheduledTask
-from .pipes import Pipes, SharedBuffers
+from .dispatch import Dispatch
+from .pipes import Call, ClientTask, Pipes, SharedBuffers
 from .processes import can_fork
 
 
-class WorkerClients(DispatchedClients):
+class WorkerClients(LocalClients):
     """All clients of a run, several at a time in forked processes, each as it would be computed by itself."""
 
     def __init__(self, method: Method, settings: Mapping[str, Any], workers: int) -> None:
@@ -52,6 +56,50 @@ class WorkerClients(DispatchedClients):
         if self._pipes is not None:
             self._pipes.end()
 
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
+        """Let these clients train the model on the terms, each on its own data."""
+        self.begin(names, terms)
+        trained = self._room(names, model, terms)
+        replies = self._replies(Call("train", model, terms, sent=dict(sent)), names, trained.refused)
+        for name, reply in replies.items():
+            made = {kept: Made(self.on_device(arrays), origin) for kept, (origin, arrays) in (reply.made or {}).items()}
+            self.states(name).keep(terms.server_round, made)
+        self.hand_over(trained, replies)
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        """Let these clients evaluate the model; only `participants` measure what the terms ask for."""
+        self.begin(names, terms)
+        call = Call("evaluate", model, terms, frozenset(participants))
+        refused, reports = Refusals(terms.server_round), dict[str, Metrics]()
+        at_once = self._at_once(call, names)
+        for start in range(0, len(names), at_once):
+            replies = self._replies(call, names[start : start + at_once], refused)
+            reports |= {name: reply.metrics for name, reply in replies.items()}
+        return self.evaluated(reports, refused)
+
+    def _replies(self, call: Call, names: Sequence[str], refused: Refusals) -> dict[str, Reply]:
+        """Return what workers compute of these clients, in the order of names; those that fail are refused."""
+        cost, training = self._cost(call), call.work == "train"
+        kinds = kinds_of(call.terms, self.settings.client_rule)
+
+        def prepare(row: int, name: str) -> tuple[ClientTask, float]:
+            states, terms = self.states(name), call.terms.of_client(name)
+            found = {rule.keeps: rule.kept_version(states, terms, training=training) for rule in kinds}
+            kept = {name: version for name, version in found.items() if version is not None}
+            return ClientTask(name, row, kept), cost(name)
+
+        prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
+        clients, costs = [client for client, _ in prepared.values()], [needed for _, needed in prepared.values()]
+
+        def on_answers(answered: int) -> None:
+            if training:
+                self.on_trained(answered, len(names))
+
+        lists = [[clients[place] for place in places] for places in balance(costs, self.processes)]
+        answers = Dispatch(self._pipes_of(call, clients), call, on_answers).answers(lists)
+        return refuse_failed({name: answers[name] for name in prepared}, refused)
+
     def _room(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
         """Return room in the shared memory, which the next training uses again.
 
@@ -72,7 +120,7 @@ class WorkerClients(DispatchedClients):
         trained = None if self._pipes is None else self._pipes.buffers.rows
         return max(1, len(names) if trained is None or not call.terms.has_personal_models else trained)
 
-    def _cost(self, call: Call, names: Sequence[str]) -> Callable[[str], float]:
+    def _cost(self, call: Call) -> Callable[[str], float]:
         """Return the function that says with how many examples a client computes, which its time grows with."""
         terms, settings = call.terms, self.settings
         rules = cache(lambda: rules_of(settings, terms))
@@ -94,17 +142,13 @@ class WorkerClients(DispatchedClients):
 
         return trained if call.work == "train" else evaluated
 
-    def _transport(self, call: Call, clients: Sequence[ClientTask]) -> Pipes:
+    def _pipes_of(self, call: Call, clients: Sequence[ClientTask]) -> Pipes:
         """Return the way to workers that were forked when this process had these clients' data already."""
         settings, seen = self._seen
         if settings is not self.settings or not all(client.name in seen for client in clients):
             self.close()
             self._seen = self.settings, frozenset(self._locals)
         return self._pipes_for(call.model, min(1, len(clients)))
-
-    def _lists(self, clients: Sequence[ClientTask], costs: Sequence[float]) -> list[list[ScheduledTask]]:
-        lists = balance(costs, self.processes)
-        return [[ScheduledTask([clients[place]]) for place in places] for places in lists]
 
     # Memory -----------------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 
+from fairbloom.client.app import app
 from fairbloom.client.ledger import LEDGER, Ledger
+from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError
+from fairbloom.server.app import app as server
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.tasks import load_task
+from tests.simulation.helpers import table
+from tests.tasks.tables import csv_of
 
 from .hospital import PATIENTS, Device, write_hospital
 
@@ -74,6 +81,19 @@ def test_scores_need_five_rows_and_five_of_each_class(device: Device) -> None:
     few = device.evaluate(**FILL, **{"test-share": 6 / PATIENTS, "seed": 1})
     assert few.keys() == {"num-examples", "loss", "accuracy"}
     assert {"loss", "accuracy", "balanced-accuracy", "auc"} < device.evaluate(**FILL, seed=2).keys()
+
+
+def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None:
+    asked = Settings.of({"task": "csv", "device": "cpu", "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")})
+    grid = InProcessGrid(app, accepted_settings(asked.run_config()), 2)
+    for context, (name, rows) in zip(grid.contexts.values(), {"lund": 60, "oslo": 20}.items(), strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.csv").write_text(csv_of(rows, rows))
+        context.node_config = {"partition-id": 0, "name": name, "data-dir": str(tmp_path / name)}
+    server(grid, Context(1, 1, {}, RecordDict(), asked.run_config()))
+    rows = {row["client"]: row for row in table(tmp_path / "run" / "clients.csv")}
+    assert float(rows["lund"]["test_accuracy_of_global_model"]) > 0.0
+    assert (rows["oslo"]["test_accuracy_of_global_model"], rows["oslo"]["test_loss_of_global_model"]) == ("", "")
 
 
 def test_a_loss_of_few_training_rows_is_refused_by_name(device: Device) -> None:

@@ -105,17 +105,6 @@ def toml(tmp_path: Path) -> Path:
     return file
 
 
-def test_what_leaves_is_shown_by_the_limits_of_client_toml(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("data", toml, "--leaves", "--set", "csv.missing=fill")
-    assert fairbloom(*asked, "--set", "csv.group=sex") == 0
-    said = capsys.readouterr().out
-    assert "it does not send groups by sex, because one has fewer than 30 examples." in said
-    assert fairbloom(*asked, "--set", "csv.group=age>=50") == 2
-    assert "this device allows sex" in capsys.readouterr().err
-    assert fairbloom(*asked, "--set", "csv.standardise=together", "--set", "test-share=0.9") == 1
-    assert "a mean needs at least 30 training rows" in capsys.readouterr().out
-
-
 def test_the_log_is_read_run_by_run(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     device = Device(toml.parent)
     device.evaluate(**{"csv.missing": "fill"})

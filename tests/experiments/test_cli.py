@@ -137,7 +137,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--set", "clients"], ("'clients'", "KEY=VALUE")),
     (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
     (["run", "--clients", "few"], ("--clients = 'few'", "int at least 0")),
-    (["run", "--engine", "lop"], ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked, workers or ray")),
+    (["run", "--engine", "lop"], ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked or workers")),
     (["run", "--memory", "-1"], ("--memory = -1", "float at least 0")),
     (["run", "--rounds", "10,20"], ("--rounds = '10,20'", "fairbloom sweep --grid num-rounds=10,20")),
     (["compare", "--fraction", "0,5"], ("--fraction = '0,5'", "a point, 0.5")),
@@ -495,7 +495,7 @@ def test_data_take_the_folder_as_run_does(tmp_path: Path, capsys: pytest.Capture
     assert "data-dir is given two values" in refusal(capsys, "data", tmp_path, "--data-dir", "other")
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend", "reproduce", "data", "tune", "check"])
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend", "reproduce", "data", "check"])
 @pytest.mark.parametrize("option", ["--learning-rate", "--server_optimizer=adam", "--fedlf.server-lr"])
 def test_a_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_it(
     command: str, option: str, capsys: pytest.CaptureFixture[str]
@@ -505,7 +505,7 @@ def test_a_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_it
     assert f"write --set {key}=VALUE" in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend", "reproduce", "data", "tune", "check"])
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend", "reproduce", "data", "check"])
 @pytest.mark.parametrize(
     ("option", "key"), [("--server-optimzer=adam", "server-optimizer"), ("--fedlf.server-rl", "fedlf.server-lr")]
 )
@@ -647,7 +647,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "tasks",
         "data",
         "settings",
-        "tune",
         "check",
         "new",
         "sweep",

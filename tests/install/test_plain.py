@@ -102,7 +102,6 @@ def test_a_device_predicts_with_what_is_installed_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (("--task", "digits", "--set", "engine=ray"), "ray"),
         (("--task", "adult"), "downloads"),
         (("--task", "shakespeare"), "downloads"),
         (("--task", "mnist"), "images"),

@@ -251,16 +251,9 @@ ONE_BY_ONE = {
 """The fields of the work that stacked clients leave to one after the other, and what the log says of it."""
 
 
-def by_ray(method: Method, config: Config) -> Clients:
-    from fairbloom.simulation.dispatch.ray import RayClients
-
-    return RayClients(method, config, shards=1)
-
-
-FIVE: Mapping[str, Callable[[Method, Config], Clients]] = {
+ENGINES: Mapping[str, Callable[[Method, Config], Clients]] = {
     **IMPLEMENTATIONS,
     "stacked": lambda method, config: StackedClients(method, config, block=3),
-    "ray": by_ray,
 }
 EXPECTED = "local"
 
@@ -271,18 +264,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def rays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Start Ray once: every run joins what it finds."""
-    import tempfile
-
-    ray = pytest.importorskip("ray")
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-        yield
-        ray.shutdown()
 
 
 class Engines:
@@ -302,7 +283,7 @@ class Engines:
             key += (case.terms,)
         if clients is None or known != key:
             self.close(implementation)
-            clients = FIVE[implementation](case.method, dict(case.settings.run_config()))
+            clients = ENGINES[implementation](case.method, dict(case.settings.run_config()))
             self._there[implementation] = key, clients
         return clients
 
@@ -316,7 +297,7 @@ class Engines:
 def engines() -> Iterator[Engines]:
     there = Engines()
     yield there
-    for implementation in FIVE:
+    for implementation in ENGINES:
         there.close(implementation)
 
 
@@ -398,15 +379,6 @@ def rounding(case: Case) -> float:
     if torch.bfloat16 in {weights.dtype for weights in load_task(case.settings).model().state_dict().values()}:
         return torch.finfo(torch.bfloat16).eps
     return 1e-3 if case.settings.precision == "bfloat16" else 1e-12
-
-
-@pytest.mark.federation
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
-@pytest.mark.usefixtures("rays")
-@pytest.mark.parametrize("case", sorted(CASES, key=lambda name: str((CASES[name].config, type(CASES[name].method)))))
-def test_a_ray_cluster_gives_the_numbers_of_one_after_the_other(case: str, engines: Engines) -> None:
-    expected, ours = (of_a_round(engines.of(each, CASES[case]), CASES[case]) for each in (EXPECTED, "ray"))
-    assert_equal(ours, expected, 0.0)
 
 
 # What the cases are there for -----------------------------------------------------------------------------------------

@@ -1,30 +1,21 @@
-"""Clients on several workers have the bits, words and refusals of the loop, whatever becomes of a worker.
+"""Clients on several workers have the bits, words and refusals of the loop, whatever becomes of a worker."""
 
-Each scenario is played with forked processes and with the actors of Ray, which is started once.
-"""
-
-import gc
 import itertools
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
-from warnings import catch_warnings
+from typing import Any
 
 import pytest
 
 from fairbloom.client.states import ClientStates
-from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
-from fairbloom.simulation.dispatch.dispatch import DispatchedClients
 from fairbloom.simulation.dispatch.workers import WorkerClients
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import DRFA, FedAvg
@@ -32,71 +23,31 @@ from fairbloom.strategies import DRFA, FedAvg
 from .harmed import BUFFERS, FIVE, SHARED
 from .helpers import Outcome, all_of, both_of, config_of, is_gone, model_of, run, table
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ARRAYS: Any = {"buffers": BUFFERS, "shared": SHARED}
 CONFIG: dict[str, Any] = {"task": "tests.simulation.harmed:tied", "batch_size": 8, "momentum": 0.9}
 
 
-class Start(Protocol):
-    """Returns the clients of a method, on two workers."""
-
-    def __call__(self, method: Method) -> DispatchedClients: ...
+Start = Callable[[Method], WorkerClients]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the working directory of all workers."""
-    return tmp_path_factory.mktemp("here")
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory of all workers, without any file."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
 
 
-@pytest.fixture(scope="module")
-def on_ray(place: Path) -> Iterator[Callable[[], DispatchedClients]]:
-    """Return what returns the clients on Ray, which is started with the first call."""
+@pytest.fixture
+def start(place: Path) -> Iterator[Start]:
+    """Return what starts the clients of a method on two workers."""
+    begun: list[WorkerClients] = []
 
-    @cache
-    def started() -> DispatchedClients:
-        from fairbloom.simulation.dispatch.ray import RayClients
-
-        return RayClients(FedAvg(**ARRAYS), config_of(**CONFIG), shards=2)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield started
-        if started.cache_info().currsize:
-            started().close()
-            with catch_warnings(action="ignore", category=ResourceWarning):  # Ray leaves files and processes open
-                gc.collect()
-
-
-RAY = pytest.param("ray", marks=pytest.mark.federation)
-
-
-@pytest.fixture(params=["workers", RAY])
-def start(
-    request: pytest.FixtureRequest,
-    place: Path,
-    on_ray: Callable[[], DispatchedClients],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Start]:
-    """Return what starts clients on two workers of each kind, in a working directory without any file."""
-    monkeypatch.chdir(place)
-    for path in place.iterdir():
-        path.unlink()
-    begun: list[DispatchedClients] = []
-
-    def start(method: Method) -> DispatchedClients:
-        if request.param == "workers":
-            begun.append(WorkerClients(method, config_of(**CONFIG), 2))
-            return begun[-1]
-        clients = on_ray()
-        clients.method = method
-        clients._states.clear()
-        return clients
+    def start(method: Method) -> WorkerClients:
+        begun.append(WorkerClients(method, config_of(**CONFIG), 2))
+        return begun[-1]
 
     yield start
     for clients in begun:
@@ -195,10 +146,7 @@ def test_a_worker_killed_in_mid_round_is_replaced(
         found.append(both_of(clients, FIVE, model, method.terms(number)))
     assert found == expected
     (warned,) = lost_workers()
-    assert re.fullmatch(
-        r"a worker ended \(.+\) before it had computed (client \S+|a shard of [2-4] clients), which is computed again",
-        warned,
-    )
+    assert re.fullmatch(r"a worker ended \(.+\) before it had computed client \S+, which is computed again", warned)
 
 
 def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place: Path) -> None:
@@ -208,7 +156,7 @@ def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place
     (place / "deadly").touch()
     trained = all_of(clients.train(FIVE, model, method.terms(1)))
     (place / "deadly").unlink()
-    assert re.fullmatch(r"computing it has ended [23] workers \(.+\)", trained["refused"].pop("client-3"))
+    assert re.fullmatch(r"computing it has ended 2 workers \(.+\)", trained["refused"].pop("client-3"))
     assert trained == all_of(loop.train(others, model, method.terms(1)))
     assert both_of(clients, FIVE, model, method.terms(2)) == both_of(loop, FIVE, model, method.terms(2))
 
@@ -256,24 +204,11 @@ def test_ctrl_c_ends_the_workers_and_their_answers(start: Start, place: Path) ->
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_after_a_killed_worker_has_the_bits_of_the_loop(start: Start, place: Path, tmp_path: Path) -> None:
+def test_a_run_after_a_killed_worker_has_the_bits_of_the_loop(place: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = CONFIG | {"method": "fedavg", "personal_lambda": 0.5, "fraction": 0.6}
-    clients = start(FedAvg(**ARRAYS))
-    engine = "workers" if isinstance(clients, WorkerClients) else "ray"
-    if engine == "ray":
-        clients._actors.end()  # its workers hold all places of the cluster
     (place / "die-once").touch()
-    run(tmp_path / "a", engine=engine, **changes, num_rounds=3)
+    run(tmp_path / "a", engine="workers", **changes, num_rounds=3)
     assert not (place / "die-once").exists()
-    folder = run(tmp_path / "a", engine=engine, **changes, num_rounds=6)
+    folder = run(tmp_path / "a", engine="workers", **changes, num_rounds=6)
     assert not Outcome.of(folder).differences(Outcome.of(run(tmp_path / "loop", engine="loop", **changes)))
     assert any("personal_model" in column for column in table(folder / "clients.csv")[0])
-
-
-def test_without_ray_one_line_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "fairbloom.simulation.dispatch.ray", raising=False)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(FairbloomError, match=r"^engine = 'ray': .* pip install 'fairbloom\[ray\]'$"):
-        run(tmp_path / "a", engine="ray")
-    assert not (tmp_path / "a").exists()
-    run(tmp_path / "a", engine="workers")

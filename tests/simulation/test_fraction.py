@@ -9,7 +9,6 @@ import pytest
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.simulation.tune import tune
 
 from .helpers import table
 
@@ -57,8 +56,3 @@ def test_a_run_goes_on_with_the_fraction_that_it_was_begun_with(tmp_path: Path) 
 def test_pooled_data_train_one_client(tmp_path: Path) -> None:
     assert participants(run(tmp_path / "a", clients=4, pooled=True)) == ["1"]
     assert participants(run(tmp_path / "a", clients=4, pooled=True, num_rounds=2)) == ["1", "1"]
-
-
-def test_tune_measures_rounds_with_as_many_clients_as_a_run_has() -> None:
-    tuned = tune(Settings.of({"clients": 4, "device": "cpu", "engine": "stacked"}), ["loop", "stacked"], 0.0)
-    assert tuned.auto.block == 4

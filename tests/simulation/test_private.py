@@ -369,16 +369,6 @@ def test_a_hundred_clients_make_a_private_round(method: str, tier: str, tmp_path
     assert max(errors) < 1e-4
 
 
-@pytest.mark.federation
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning:ray.*")
-@pytest.mark.parametrize(("method", "tier"), [("term", "sums"), ("fedmgdaplus", "angles"), ("afl", "sums")])
-def test_ray_computes_private_rounds(method: str, tier: str, tmp_path: Path) -> None:
-    rayed = trained(tmp_path / "ray", method, tier, engine="ray")
-    looped = trained(tmp_path / "loop", method, tier)
-    assert rayed.rounds["replies_used"].tolist() == [10, 10, 10]
-    assert rayed.rounds[MEAN].to_numpy() == pytest.approx(looped.rounds[MEAN].to_numpy(), abs=0.5)
-
-
 def test_a_loss_bound_without_privacy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="loss-bound = 2 has no effect without privacy"):
         trained(tmp_path, "term", "none", **{"loss-bound": 2.0})

@@ -1,6 +1,6 @@
 """The engine `workers`: what forked processes share with this one, and how they end.
 
-What they have in common with the workers of a Ray cluster is tested in test_dispatch.py.
+What becomes of the clients of a lost worker is tested in test_dispatch.py.
 """
 
 import errno

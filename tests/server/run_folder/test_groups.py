@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from fairbloom.client.app import app
-from fairbloom.client.limits import Limits
 from fairbloom.experiments.results.run import load
-from fairbloom.experiments.views.leaving import sentences
 from fairbloom.protocol.scores import ACCURACY, GroupScore
 from fairbloom.protocol.thresholds import BRIER, SENSITIVITY
 from fairbloom.rounds.flower import FlowerClients
@@ -26,7 +24,6 @@ from fairbloom.server.run_folder.rows import ClientTable, format_round
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
-from fairbloom.simulation.rehearsal import rehearse
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 from tests.simulation.helpers import checkpoints_every, table
@@ -41,9 +38,6 @@ PLAIN: dict[str, Any] = {
 }
 
 SEXES = Grouped({"sex": ("F", "M", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE))
-
-FEW_ROWS = Limits.of({"rows": 1})
-"""The owner of these small files lets a single row stand behind a number."""
 
 
 @pytest.fixture(scope="module")
@@ -115,21 +109,6 @@ def test_clients_that_send_messages_report_the_same_groups(finished: Path, data:
     out = federate(Settings.of({**config, "out": str(tmp_path / "run")}), clients_of)
     assert (out / "groups.csv").read_bytes() == (finished / "groups.csv").read_bytes()
     assert (out / "groups.json").read_bytes() == (finished / "groups.json").read_bytes()
-
-
-def test_a_device_sends_nothing_of_a_group_that_is_too_small(data: Path) -> None:
-    sent = rehearse(Settings.of({**PLAIN, "data-dir": str(data), "smallest-group": 8}), limits=FEW_ROWS)
-    said = {
-        (each.client, key): value
-        for each in sent
-        if each.asked == "evaluate"
-        for key, value in each.content["metrics"].items()
-        if "[" in key
-    }
-    counts = {key: value for key, value in said.items() if key[1].startswith("count[")}
-    assert min(counts.values()) >= 8
-    assert {key for client, key in said if client == "c" and "sex" in key} == set()
-    assert {client for client, key in counts if "[sex:" in key} == {"a", "b"}
 
 
 def test_grouping_changes_no_number_and_without_it_there_is_no_file(finished: Path, data: Path, tmp_path: Path) -> None:
@@ -230,16 +209,6 @@ def test_groups_of_validation_examples_are_the_same_from_stacked_clients(
     keys = ("round", "client", "model", "split", "grouping", "group", "count", "positives")
     assert [[row[key] for key in keys] for row in other] == [[row[key] for key in keys] for row in expected]
     assert {row["split"] for row in other} == {"test", "validation"}
-
-
-def test_what_leaves_a_device_names_the_validation_examples(data: Path) -> None:
-    said = list(sentences(rehearse(Settings.of({**PLAIN, "data-dir": str(data), **VALIDATED}), limits=FEW_ROWS), 1))
-    of_validation = [each for each in said if "of groups of its validation examples these numbers: count[" in each]
-    assert of_validation
-    assert all("count[sex:F] " not in each for each in of_validation)
-    assert any("of groups of its test examples these numbers: count[sex:F] = " in each for each in said)
-    plain = sentences(rehearse(Settings.of({**PLAIN, "data-dir": str(data)}), limits=FEW_ROWS), 1)
-    assert not any("groups of its validation" in each for each in plain)
 
 
 # What nobody believes -------------------------------------------------------------------------------------------------
