@@ -12,7 +12,7 @@ from fairbloom import __version__
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import OPTIONS
-from fairbloom.strategies.torchjd import WRAPPERS
+from fairbloom.strategies import FromTorchJD
 
 project = "Fairbloom"
 release = __version__
@@ -69,7 +69,7 @@ def keep_signs(app: Sphinx, what: str, name: str, obj: object, options: object, 
 
 def say_ranges(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Put range and default behind the names of a method's parameters and of the common options, for napoleon."""
-    if what == "class" and isinstance(obj, type) and issubclass(obj, Method) and obj not in WRAPPERS.values():
+    if what == "class" and isinstance(obj, type) and issubclass(obj, Method) and obj is not FromTorchJD:
         known = dict(OPTIONS) if obj is Method else {each.argument: each for each in parameters_of("", obj)}
         lines[:] = [
             f"{line} : {each.range}, default {each.default}" if (each := known.get(line)) else line for line in lines

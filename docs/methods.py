@@ -22,7 +22,6 @@ from fairbloom.protocol.names import (
 )
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.strategies import METHODS, FairStrategy
-from fairbloom.strategies.scalarizers import scalarizer_classes, starting_points, why_nameless
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
 
 from . import toy
@@ -168,27 +167,27 @@ In round $t$ the server sends out the model $w$; each client $k$ of the $m$ whos
 """
 
 TORCHJD = """\
-## TorchJD's {those}
+## TorchJD's weightings
 
 {explanation}
 
 With `pip install "fairbloom[torchjd]"` each is a method by the name of its class, as in
-`fairbloom run --method {shown}`:
+`fairbloom run --method torchjd:upgrad`:
 
 {names}
 
 {facts}
 
-Arguments without a default are {starting_points}{equal}. For others, {otherwise}:
+Arguments without a default are {starting_points}. For others, or a weighting of your own:
 
-```{{py:class}} fairbloom.strategies.{maker}({argument}, **options)
+```{{py:class}} fairbloom.strategies.FromTorchJD(weighting, **options)
 ```
 
 ```python
-from fairbloom.strategies import {maker}
-from torchjd.{module} import {example}
+from fairbloom.strategies import FromTorchJD
+from torchjd.aggregation import UPGradWeighting
 
-strategy = {maker}({example}())
+strategy = FromTorchJD(UPGradWeighting())
 ```
 
 {figure}
@@ -207,7 +206,6 @@ def write(folder: Path) -> None:
     files = {f"{method.name}.md": page(method).encode() for method in methods}
     files |= {f"{method.name}.svg": toy.drawn(method.name, method.title) for method in methods}
     files |= {"index.md": index(methods).encode(), "torchjd.svg": toy.drawn("torchjd:upgrad", "UPGrad")}
-    files |= {"scalarizers.svg": toy.drawn("torchjd:stch", "STCH")}
     for old in folder.iterdir():
         if old.name not in files:
             old.unlink()
@@ -235,70 +233,32 @@ def page(method: MethodDoc) -> str:
 
 def index(methods: Iterable[MethodDoc]) -> str:
     """Return the page that compares all methods."""
-    methods, weightings, scalarizations = list(methods), describe("torchjd"), describe("torchjd:stch")
+    methods = list(methods)
     rows = [(f"[{method.title}]({method.name}.md)", *compared(method)) for method in methods]
-    rows.append(("[torchjd:NAME](#torchjds-weightings)", *compared(weightings)))
-    rows.append(("[torchjd:NAME](#torchjds-scalarizations-of-losses)", *compared(scalarizations)))
+    rows.append(("[torchjd:NAME](#torchjds-weightings)", *compared(describe("torchjd"))))
     return INDEX.format(
         count=len(methods),
         pages="\n".join(method.name for method in methods),
         table=table(("Method", "Objective", "Asks of clients", "Memory", "Cost"), rows),
-        torchjd="\n".join((of_weightings(weightings), of_scalarizations(scalarizations))),
+        torchjd=of_torchjd(),
     )
 
 
-def of_weightings(method: MethodDoc) -> str:
+def of_torchjd() -> str:
     """Return the section on TorchJD's weightings."""
-    return of_torchjd(
-        method,
-        (
-            name.removesuffix("Weighting").lower()
-            for name, value in vars(aggregation).items()
-            if inspect.isclass(value) and not name.startswith("_") and takes_gram(value)
-        ),
-        those="weightings",
-        shown="torchjd:upgrad",
-        starting_points=assigned(STARTING_POINTS),
-        equal="",
-        otherwise="or a weighting of your own",
-        maker="FromTorchJD",
-        argument="weighting",
-        module="aggregation",
-        example="UPGradWeighting",
-        figure=figure("torchjd:upgrad", "UPGrad", "torchjd.svg"),
+    method = describe("torchjd")
+    names = (
+        name.removesuffix("Weighting").lower()
+        for name, value in vars(aggregation).items()
+        if inspect.isclass(value) and not name.startswith("_") and takes_gram(value)
     )
-
-
-def of_scalarizations(method: MethodDoc) -> str:
-    """Return the section on TorchJD's scalarizations of losses."""
-    names = sorted(name for name, kind in scalarizer_classes().items() if not why_nameless(name, kind))
-    numbers = {
-        name: {key: value for key, value in starting_points(name, 1).items() if key != "weights"} for name in names
-    }
-    return of_torchjd(
-        method,
-        names,
-        those="scalarizations of losses",
-        shown="torchjd:stch",
-        starting_points=assigned(numbers),
-        equal="; weights are equal",
-        otherwise="give an object, or a function that\nmakes one for m clients",
-        maker="FromScalarizer",
-        argument="scalarizer",
-        module="scalarization",
-        example="GeometricMean",
-        figure=figure("torchjd:stch", "STCH", "scalarizers.svg"),
-    )
-
-
-def of_torchjd(method: MethodDoc, names: Iterable[str], **parts: str) -> str:
-    """Return the section on methods of TorchJD."""
     return TORCHJD.format(
         explanation=explanation(method),
         names=", ".join(f"`torchjd:{name}`" for name in sorted(names)),
         facts=facts(method),
+        starting_points=assigned(STARTING_POINTS),
+        figure=figure("torchjd:upgrad", "UPGrad", "torchjd.svg"),
         source=source(method),
-        **parts,
     )
 
 

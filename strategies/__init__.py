@@ -29,10 +29,9 @@ from .gifair import GiFair
 from .propfair import PropFair
 from .qffl import QFedAvg, QFedSGD
 from .scaffold import SCAFFOLD
-from .scalarizers import FromScalarizer
 from .strategy import FairStrategy
 from .term import TERM
-from .torchjd import TORCHJD, WRAPPERS, FromTorchJD, kind_of
+from .torchjd import TORCHJD, FromTorchJD
 from .vred import SemiVRed, VRed
 
 METHODS: dict[str, type[FairStrategy]] = {
@@ -45,7 +44,7 @@ METHODS: dict[str, type[FairStrategy]] = {
         *(Ditto, Local),
     )
 }
-"""Every method by its name on the command line; FromTorchJD and FromScalarizer add TorchJD's."""
+"""Every method by its name on the command line; FromTorchJD adds TorchJD's."""
 
 
 def canonical(name: str) -> str:
@@ -77,11 +76,8 @@ def name_of(method: str | type[FairStrategy]) -> str:
             f"method = {method!r}: give a name or a class, FedFV in place of FedFV(alpha=0.2) say; its parameters are "
             "settings, as in {'fedfv.alpha': 0.2}"
         )
-    if method in WRAPPERS.values():
-        raise FairbloomError(
-            f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad, or "
-            f"the scalarizer, as {TORCHJD}stch"
-        )
+    if method is FromTorchJD:
+        raise FairbloomError(f"method = {method.__name__}: name the weighting of TorchJD, as {TORCHJD}upgrad")
     if method in METHODS.values():
         return canonical(method.__name__)
     name = f"{method.__module__}:{method.__qualname__}"
@@ -104,7 +100,7 @@ def find_method(name: str) -> type[FairStrategy]:
     if canonical(name) in METHODS:
         return METHODS[canonical(name)]
     if name.startswith(TORCHJD):
-        return kind_of(name.removeprefix(TORCHJD))
+        return FromTorchJD
     if not is_import_string(name):
         hint = did_you_mean(name, METHODS)
         raise FairbloomError(
@@ -143,7 +139,6 @@ __all__ = [
     "FedMGDAPlus",
     "FedProx",
     "FloatArray",
-    "FromScalarizer",
     "FromTorchJD",
     "GiFair",
     "Kept",

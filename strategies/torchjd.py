@@ -1,7 +1,8 @@
 """Every Gram-based aggregator of TorchJD, by its weighting."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 import numpy as np
@@ -9,14 +10,14 @@ import numpy as np
 from fairbloom.logs import log
 from fairbloom.private.weighing import TORCHJD as TORCHJD_IN_PRIVATE
 from fairbloom.private.weighing import GramWeighing, Weighing
+from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.rounds.options import OptionsWithoutPrior
 
-from .scalarizers import FromScalarizer, of_scalarizer, scalarizer_classes, seeded, why_nameless
 from .strategy import FairStrategy
 
 TORCHJD = "torchjd:"
-"""The beginning of a method's name that means a weighting or scalarizer of TorchJD: torchjd:upgrad, torchjd:stch."""
+"""The beginning of a method's name that means a weighting of TorchJD: torchjd:upgrad."""
 
 STARTING_POINTS: dict[str, dict[str, float]] = {
     "cagrad": {"c": 0.4},
@@ -69,7 +70,7 @@ class FromTorchJD(FairStrategy):
         import torch  # imported late: the other methods do without
 
         self._reset()
-        with seeded(self.seed, "weighting", cohort.round):
+        with seeded(self.seed, cohort.round):
             try:
                 weights = self.weigh_gram(torch.from_numpy(cohort.gram))
             except ValueError as error:
@@ -95,13 +96,23 @@ class FromTorchJD(FairStrategy):
             self.weigh_gram.reset()
 
 
+@contextmanager
+def seeded(seed: int, server_round: int) -> Iterator[None]:
+    """Let PyTorch draw from (seed, round) for a while; its own generator is then as it was."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, "weighting", server_round).integers(2**63)))
+        yield
+
+
 def takes_gram(weighting: type) -> bool:
     """Return whether a class is one of TorchJD's weightings of a Gram matrix; TorchJD keeps their base private."""
     return any(base.__name__ == "_GramianWeighting" for base in weighting.__mro__) and not inspect.isabstract(weighting)
 
 
-def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FairStrategy:
-    """Return the strategy of one of TorchJD's weightings or scalarizers: "upgrad" is UPGradWeighting(), "sum" is Sum().
+def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
+    """Return the strategy of one of TorchJD's weightings: "upgrad" is UPGradWeighting().
 
     Raises
     ------
@@ -112,17 +123,13 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FairStrategy:
         from torchjd import aggregation
     except ImportError as error:
         raise ValueError(f"torchjd:{name} needs TorchJD: pip install 'fairbloom[torchjd]'") from error
-    scalarizers = scalarizer_classes()
-    if name in scalarizers:
-        return of_scalarizer(name, scalarizers[name], **options)
     classes: dict[str, Callable[..., Any]] = {
         key.removesuffix("Weighting").lower(): value
         for key, value in vars(aggregation).items()
         if inspect.isclass(value) and not key.startswith("_") and takes_gram(value)
     }
     if name not in classes:
-        named = [key for key, kind in scalarizers.items() if not why_nameless(key, kind)]
-        there = ", ".join(f"{TORCHJD}{key}" for key in (*sorted(classes), *sorted(named)))
+        there = ", ".join(f"{TORCHJD}{key}" for key in sorted(classes))
         raise ValueError(f"torchjd:{name} is unknown; there are {there}")
     try:
         made = FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
@@ -130,15 +137,3 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FairStrategy:
         raise ValueError(f"torchjd:{name} needs more: pip install 'fairbloom[torchjd]' ({error})") from error
     made.name = name
     return made
-
-
-def kind_of(name: str) -> type[FairStrategy]:
-    """Return the class of one of TorchJD's weightings or scalarizers; where TorchJD is missing, that of weightings."""
-    try:
-        return FromScalarizer if name in scalarizer_classes() else FromTorchJD
-    except ImportError:
-        return FromTorchJD
-
-
-WRAPPERS: Mapping[str, type[FairStrategy]] = {f"{TORCHJD}upgrad": FromTorchJD, f"{TORCHJD}stch": FromScalarizer}
-"""The methods that are made of an object of TorchJD's, each by one of its names; no settings of a run are theirs."""

@@ -10,7 +10,7 @@ from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS, find_task
 
 from ..views.catalogue import about, describe
-from ..views.lists import show_methods, show_settings, show_tasks, show_wrappers
+from ..views.lists import show_methods, show_settings, show_tasks, show_torchjd
 from .options import JsonOption
 
 NamesArgument = Annotated[
@@ -28,7 +28,7 @@ def methods(names: NamesArgument = None, as_json: JsonOption = False) -> None:
     else:
         show_methods(described)
         if not names:
-            show_wrappers()
+            show_torchjd()
 
 
 def tasks(names: NamesArgument = None, as_json: JsonOption = False) -> None:

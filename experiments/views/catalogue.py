@@ -8,7 +8,6 @@ from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.rounds.fits import SERVER_MOMENTUM, misfit
 from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
-from fairbloom.strategies.torchjd import WRAPPERS
 
 from ..recipes.labels import format_value
 
@@ -58,7 +57,7 @@ def about(parameter: Parameter) -> dict[str, str]:
 
 def describe(name: str) -> MethodDoc:
     """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings."""
-    method = FromTorchJD if name == "torchjd" else WRAPPERS.get(name) or find_method(name)
+    method = FromTorchJD if name == "torchjd" else find_method(name)
     text = inspect.getdoc(method) or ""
     return MethodDoc(
         name=canonical(name),
@@ -68,7 +67,7 @@ def describe(name: str) -> MethodDoc:
         formula="\n".join(_one_line(block) for block in re.findall(r"\.\. math::((?:.+\n|\n(?= ))+)", text)),
         needs=tuple(sorted(method.needs)),
         weighting=method.default_weighting or "no prior",
-        parameters=() if method in WRAPPERS.values() else parameters_of(method.__name__.lower(), method),
+        parameters=() if method is FromTorchJD else parameters_of(method.__name__.lower(), method),
         server_optimizer=_with_server_optimizer(method),
         **{label.lower().replace(" ", "_"): _paragraph(text, label) for label in LABELS},
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.server.settings import parameters
-from fairbloom.strategies.torchjd import WRAPPERS
+from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import OTHER_PARTITIONS, Described
 
@@ -51,10 +51,9 @@ def show_methods(methods: Iterable[MethodDoc]) -> None:
         console.print()
 
 
-def show_wrappers() -> None:
-    """Print by what names TorchJD's weightings and scalarizers come beside the methods."""
-    for name in WRAPPERS:
-        console.print(f"[b]{escape(name)}[/] and its like  {escape(describe(name).summary)}")
+def show_torchjd() -> None:
+    """Print by what names TorchJD's weightings come beside the methods."""
+    console.print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(describe(f'{TORCHJD}upgrad').summary)}")
 
 
 def show_tasks(tasks: Iterable[TaskInfo]) -> None:

@@ -45,7 +45,6 @@ def test_each_method_has_a_page(built: Path) -> None:
     assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".svg")} | {
         "index.md",
         "torchjd.svg",
-        "scalarizers.svg",
     }
     compared = (built / "methods" / "index.html").read_text()
     for name in METHODS:
@@ -53,7 +52,6 @@ def test_each_method_has_a_page(built: Path) -> None:
         assert METHODS[name].__name__ in html
         assert f'href="{name}.html"' in compared
     assert "torchjd:upgrad" in compared
-    assert "torchjd:stch" in compared
 
 
 def test_every_public_name_is_in_the_reference(built: Path) -> None:

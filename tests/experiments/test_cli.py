@@ -444,7 +444,6 @@ def test_methods_in_words_names_every_method_and_parameter(capsys: pytest.Captur
     for name in (*METHODS, *(key for key, parameter in parameters().items() if parameter.owner in METHODS)):
         assert name in printed
     assert "torchjd:upgrad and its like  A weighting of TorchJD" in printed
-    assert "torchjd:stch and its like  A scalarization of" in printed
     assert fairbloom("methods", "term") == 0
     assert "torchjd" not in capsys.readouterr().out
 

@@ -15,19 +15,18 @@ import pytest
 from fairbloom import strategies
 from fairbloom.protocol.parameters import Parameter, described, parameters_of
 from fairbloom.rounds.method import Method
-from fairbloom.strategies import METHODS, FairStrategy
-from fairbloom.strategies.torchjd import WRAPPERS
+from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD
 
 from .helpers import ARGUMENTS, make
 
 FILES = sorted(Path(strategies.__file__).parent.glob("*.py"))
-PUBLIC = [*METHODS.values(), *WRAPPERS.values()]
+PUBLIC = [*METHODS.values(), FromTorchJD]
 every_class = pytest.mark.parametrize("method", PUBLIC, ids=lambda method: method.__name__)
 
 
 def own_parameters(method: type[FairStrategy]) -> tuple[Parameter, ...]:
-    """What a run can set of a method; what is made of an object of TorchJD's has no settings."""
-    return () if method in WRAPPERS.values() else parameters_of(method.__name__.lower(), method)
+    """What a run can set of a method; what is made of a weighting of TorchJD has none."""
+    return () if method is FromTorchJD else parameters_of(method.__name__.lower(), method)
 
 
 OTHERS = {

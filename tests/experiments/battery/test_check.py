@@ -49,16 +49,10 @@ KNOWN_REMARKS: dict[str, dict[str, str]] = {
     "torchjd:krum": BY_NAME | TOO_LONG,
     "torchjd:gradvac": BY_NAME | TOO_LONG | DRAWN,
     "torchjd:pcgrad": BY_NAME | TOO_LONG | DRAWN,
-    "torchjd:pbi": TOO_LONG,
-    "torchjd:random": BY_NAME | DRAWN,
-    "torchjd:sum": TOO_LONG,
 }
 """What the battery has to remark on methods that are as their papers have them."""
 
-TORCHJD = (
-    *("alignedmtl", "cagrad", "dualproj", "fairgrad", "gradvac", "imtlg", "krum", "mgda", "pcgrad", "upgrad"),
-    *("cosmos", "geometricmean", "mean", "pbi", "random", "stch", "sum"),
-)
+TORCHJD = ("alignedmtl", "cagrad", "dualproj", "fairgrad", "gradvac", "imtlg", "krum", "mgda", "pcgrad", "upgrad")
 
 NORMALISED = ("fedavgn", "fedmgdaplus", "mgdaprox")
 """The methods whose step does not depend on the length of all updates."""
