@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fairbloom.errors import FairbloomError
 from fairbloom.flower import log_start
 from fairbloom.logs import log
 from fairbloom.protocol.parameters import Value
@@ -97,9 +98,10 @@ class FairStrategy(Method, Strategy):
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         following, self._following = self._following, None
-        if following is not None:  # this one follows the rounds itself, and a subclass that called it knows nothing
-            on_round, resume, initial_arrays = following.on_round, following.resume, following.arrays or initial_arrays
-        self._begin(grid, num_rounds, timeout, resume, following.outer if following is not None else wrapper)
+        if following is not None:  # an overridden start has called this one, which reports its rounds itself
+            on_round, resume, wrapper = following.on_round, following.resume, following.outer
+            initial_arrays = following.arrays or initial_arrays
+        self._begin(grid, num_rounds, timeout, resume, wrapper)
         check_model(model_of(initial_arrays), self.progress.lengths.longest)
         self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
         for name, changes in (resume or {}).get("configs", {}).items():
@@ -218,12 +220,10 @@ class FairStrategy(Method, Strategy):
     def followed(self, following: "Following", grid: Grid, num_rounds: int, timeout: float) -> Iterator[None]:
         """Record the rounds of an overridden `start`; StopRun ends them.
 
-        The hooks notice which round is over. In rounds that were finished before, they send nothing, so that the user's
-        loop passes through them to the first one that is left. Where `start` of this class is called after all, it does
-        both in their place. In the end, `arrays` are those to be saved.
+        The hooks notice which round is over. Where `start` of this class is called after all, it reports the rounds in
+        their place. In the end, `arrays` are those to be saved.
         """
-        self._begin(grid, num_rounds, timeout, following.resume, following.outer)
-        following.first = self.progress.finished_rounds + 1
+        self._begin(grid, num_rounds, timeout, None, following.outer)
         self._following = following
         try:
             with suppress(StopRun):
@@ -277,10 +277,9 @@ class FairStrategy(Method, Strategy):
         """Draw the round's clients from (seed, round) and write a message to each."""
         self._flower.grid = grid
         if (following := self._following) is not None:
-            following.arrays = arrays if server_round > following.first else following.arrays or arrays
+            following.check_new()
+            following.arrays = arrays
             self._close(following)
-            if server_round < following.first:
-                return []
             following.begin(server_round)
         names, terms = self._loop.draw(server_round, *_asked(config))
         log.info("configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
@@ -291,9 +290,6 @@ class FairStrategy(Method, Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh the updates and take the step; no arrays (the model stays) in a skipped round."""
         replies = list(replies)
-        following = self._following
-        if following is not None and server_round < following.first:
-            return (following.arrays if server_round + 1 == following.first else None), None
         log_replies("aggregate_train", replies)
         trained = self._flower.trained(replies)
         model, metrics = self._loop.step(server_round, trained)
@@ -301,7 +297,7 @@ class FairStrategy(Method, Strategy):
             metrics = self._with_own(self.train_metrics_aggr_fn, metrics, trained, replies)
         after = None if model is None else record_of(model)
         averaged = MetricRecord(join_lists(metrics, trained.metrics.values()))
-        if following is not None:
+        if (following := self._following) is not None:
             following.trained, following.replies, following.arrays = averaged, replies, after or following.arrays
         return after, averaged
 
@@ -314,8 +310,6 @@ class FairStrategy(Method, Strategy):
         """
         self._flower.grid = grid
         if (following := self._following) is not None:
-            if server_round < following.first:
-                return []
             self._note_skipped(server_round, following.replies)
             following.arrays = arrays  # a wrapper may have changed what it was given
         self._loop.add_to_average(model_of(arrays))
@@ -332,9 +326,6 @@ class FairStrategy(Method, Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means of the clients' metrics, weighted by examples, None where no client was asked."""
         replies = list(replies)
-        following = self._following
-        if following is not None and server_round < following.first:
-            return None
         log_replies("aggregate_evaluate", replies)
         evaluated = self._flower.evaluated(replies)
         metrics: Metrics | None = self._loop.evaluated(evaluated)
@@ -343,8 +334,8 @@ class FairStrategy(Method, Strategy):
         if metrics is None:
             return None
         averaged = MetricRecord(join_lists(metrics, evaluated.metrics.values()))
-        if following is not None:
-            following.evaluated = averaged
+        if self._following is not None:
+            self._following.evaluated = averaged
         return averaged
 
     def _with_own(self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]) -> Metrics:
@@ -364,8 +355,6 @@ class Following:
         The global model after the last finished round, or as far as the current one has it; None before any.
     resume
         The state after the last finished round, None where there is none.
-    first
-        The first round that is left.
     open
         The current round, 0 where there is none.
     """
@@ -374,11 +363,20 @@ class Following:
     on_round: Callable[[Round], None]
     arrays: ArrayRecord | None = None
     resume: Mapping[str, Any] | None = None
-    first: int = 1
     open: int = 0
     replies: Collection[Message] = ()
     trained: MetricRecord | None = None
     evaluated: MetricRecord | None = None
+
+    def check_new(self) -> None:
+        """Raise FairbloomError where the run is to be continued: a loop of one's own begins at round 1."""
+        if self.resume is not None:
+            name = type(self.outer).__name__
+            raise FairbloomError(
+                f"{name}.start is a loop of its own, which begins at round 1, and this run has finished rounds: change "
+                "the hooks (configure_train, aggregate_train, …) and leave the loop to FairStrategy.start, which "
+                "continues a run, or take another folder"
+            )
 
     def begin(self, number: int) -> None:
         """Begin a round."""

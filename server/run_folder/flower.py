@@ -97,8 +97,7 @@ class RunFolder:
         """Run, continue or extend what the strategy says; arguments and result are those of `strategy.start`.
 
         The strategy is one of ours, or a wrapper around one, such as Flower's for differential privacy. If its `start`
-        is overridden, that is called; a loop of its own is called from round 1 on also where the run continues, and
-        rounds that are over then send no messages.
+        is overridden, that is called; a loop of its own is recorded, and refused where the run has finished rounds.
 
         Replies are looked for often, in place of every three seconds, and the run outlives a SuperLink that falls.
 
@@ -111,8 +110,9 @@ class RunFolder:
         Raises
         ------
         FairbloomError
-            When the strategy is none of ours, the folder belongs to a run with another strategy or other options, the
-            run cannot be taken back to that round, or clients that evaluate do not reply the scores or the loss.
+            When the strategy is none of ours, a `start` with a loop of its own is to continue a run, the folder belongs
+            to a run with another strategy or other options, the run cannot be taken back to that round, or clients that
+            evaluate do not reply the scores or the loss.
         """
         inner = find_fair_strategy(strategy)
         announce(self.path)
@@ -171,7 +171,6 @@ class RoundWriter:
         self._recorder, self._scores, self._on_round = recorder, scores, on_round
         self._unseen = [*(score.name for score in scores), *([loss] if loss else [])] if not recorder.saved else []
         self._central: dict[int, MetricRecord] = {}
-        self._begun = recorder.saved or -1  # rounds up to this one, the initial model as round 0 among them, are over
         self._started = time.perf_counter()
 
     def __call__(self, finished: Round) -> None:
@@ -191,11 +190,9 @@ class RoundWriter:
         self._started = time.perf_counter()
 
     def watch(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
-        """Return the user's function, wrapped to keep its metrics; it is not called for earlier rounds."""
+        """Return the user's function, wrapped to keep its metrics."""
 
         def watched(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            if number <= self._begun:
-                return None
             with self._noting_stop():
                 try:
                     metrics = evaluate_fn(number, arrays)

@@ -239,7 +239,8 @@ class WithLoop(Falling):
 
 
 started: list[int] = []
-CHANGED: list[type[FairStrategy]] = [Falling, WithLogin, WithLoop]
+CONTINUED: list[type[FairStrategy]] = [Falling, WithLogin]
+CHANGED: list[type[FairStrategy]] = [*CONTINUED, WithLoop]
 
 
 def central(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -251,7 +252,7 @@ def changed(folder: Path, strategy: FairStrategy, rounds: int = ROUNDS, **given:
     return start(folder, strategy, rounds, train_config=config, evaluate_fn=central, **given)
 
 
-@pytest.mark.parametrize("strategy", CHANGED)
+@pytest.mark.parametrize("strategy", CONTINUED)
 @pytest.mark.parametrize("stopped_after", [1, 2, 4])
 def test_a_schedule_in_the_config_and_an_overridden_start_survive_a_stop_to_the_bit(
     tmp_path: Path, strategy: type[FairStrategy], stopped_after: int, monkeypatch: pytest.MonkeyPatch
@@ -326,11 +327,21 @@ def test_all_ways_to_start_give_the_same_run(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_whose_start_is_overridden_is_extended(tmp_path: Path) -> None:
-    for strategy in (WithLogin, WithLoop):
-        changed(tmp_path / f"long {strategy.__name__}", strategy(), rounds=7)
-        changed(tmp_path / strategy.__name__, strategy(), rounds=4)
-        changed(tmp_path / strategy.__name__, strategy(), rounds=7)
-        assert_equal(tmp_path / strategy.__name__, tmp_path / f"long {strategy.__name__}")
+    changed(tmp_path / "long", WithLogin(), rounds=7)
+    changed(tmp_path / "run", WithLogin(), rounds=4)
+    changed(tmp_path / "run", WithLogin(), rounds=7)
+    assert_equal(tmp_path / "run", tmp_path / "long")
+
+
+def test_a_loop_of_ones_own_continues_no_run(tmp_path: Path) -> None:
+    with pytest.raises(StoppedError):
+        changed(tmp_path / "killed", WithLoop(), on_round=stop_after(2))
+    changed(tmp_path / "finished", WithLoop(), rounds=2)
+    for folder in (tmp_path / "killed", tmp_path / "finished"):
+        before = without_seconds(folder / "rounds.csv")
+        with pytest.raises(FairbloomError, match=r"WithLoop\.start.*FairStrategy\.start.*another folder"):
+            changed(folder, WithLoop())
+        assert without_seconds(folder / "rounds.csv") == before
 
 
 def test_averaged_models_are_those_of_the_plain_start_where_the_loop_is_the_users(tmp_path: Path) -> None:
@@ -398,7 +409,7 @@ def evaluate_and_stop(number: int, arrays: ArrayRecord) -> MetricRecord:
     return central(number, arrays)
 
 
-@pytest.mark.parametrize("strategy", CHANGED)
+@pytest.mark.parametrize("strategy", CONTINUED)
 def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_so(
     tmp_path: Path, strategy: type[FairStrategy]
 ) -> None:
