@@ -35,10 +35,9 @@ DATA: Mapping[str, Mapping[str, Any]] = {
 }
 METHODS = ("fedavg", "qfedavg", "afl", "term", "fedmgda", "fedmgdaplus", "fedfv")
 ATTACKS = {
-    **{"none": 0.0, "sign-flip": 0.5, "free-rider": 0.0, "alie": 0.0, "optimal-ipm": 0.0, "loss": 5.0, "scale": 10.0},
-    **{"ipm": 2.0, "label-flip": 0.0},
+    **{"none": 0.0, "sign-flip": 0.5, "alie": 0.0, "loss": 5.0, "scale": 10.0, "ipm": 2.0, "label-flip": 0.0},
 }
-DEFENCES = ("none", "clip", "nnm", "bucketing", "arc")
+DEFENCES = ("none", "clip", "nnm")
 COLUMNS = (
     "data",
     "method",

@@ -1,8 +1,7 @@
-"""Attacks by hostile clients, as experiments set them: their names, what each needs, and who attacks."""
+"""Attacks by hostile clients, as experiments set them: their names, usual strengths, and who attacks."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 
@@ -10,49 +9,19 @@ from .parameters import SettingsError
 from .settings import RunSettings, split_names
 from .streams import generator
 
-OWN, HONEST, EARLIER, LABELS = "its own update", "all honest updates", "its earlier update", "labels of classes"
-LOSSES, ACCURACIES = "a method that weighs losses, as QFedAvg does", "a method that weighs accuracies, as FairFed does"
-COUNTS = "weighting = examples"
-"""What an attack needs."""
+LABEL_FLIP, LOSS = "label-flip", "loss"
+"""The attacks on data, see tasks.flipped, and on the reported training loss."""
 
-LABEL_FLIP = "label-flip"
-"""The attack that is one of the data: see tasks.flipped."""
-
-
-@dataclass(frozen=True)
-class Attack:
-    """What is known of an attack before a run; docs/data/attacks.csv says what it does.
-
-    Attributes
-    ----------
-    needs
-        What a run must have for it to have an effect: one of the constants above.
-    strength
-        The usual attack-strength; None: the attack has none.
-    """
-
-    needs: str
-    strength: float | None = None
-
-
-ATTACKS: Mapping[str, Attack] = {
-    "sign-flip": Attack(OWN, 1.0),
-    "scale": Attack(OWN, 10.0),
-    "same-value": Attack(OWN, 1.0),
-    "noise": Attack(OWN, 10.0),
-    "drift": Attack(OWN, 1.0),
-    "free-rider": Attack(OWN),
-    "stale": Attack(EARLIER),
-    "label-flip": Attack(LABELS),
-    "loss": Attack(LOSSES, 1.0),
-    "count": Attack(COUNTS, 5.0),
-    "accuracy": Attack(ACCURACIES),
-    "alie": Attack(HONEST, 1.5),
-    "ipm": Attack(HONEST, 2.0),
-    "optimal-alie": Attack(HONEST),
-    "optimal-ipm": Attack(HONEST),
-    "mimic": Attack(HONEST),
+ATTACKS: Mapping[str, float | None] = {
+    "sign-flip": 1.0,
+    "scale": 10.0,
+    "noise": 10.0,
+    LABEL_FLIP: None,
+    LOSS: 1.0,
+    "alie": 1.5,
+    "ipm": 2.0,
 }
+"""The usual attack-strength of each attack, None where it has none; docs/data/attacks.csv says what each does."""
 
 
 def attackers_of(settings: RunSettings, clients: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ UpdateLimit = Annotated[float, Range("[1, inf]"), Default(100.0), Mark.LIMIT]
 ClipUpdates = Annotated[float, Range("[0, inf)"), Default(0.0)]
 DefenceName = Annotated[
     str,
-    Choices("none", "clip", "nnm", "bucketing", "arc", "krum", "trimmed-mean", "geometric-median", "centred-clip"),
+    Choices("none", "clip", "nnm", "krum", "trimmed-mean", "geometric-median"),
     Default("none"),
     Mark.VARIANT,
 ]

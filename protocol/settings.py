@@ -271,7 +271,7 @@ class RunSettings(BaseModel):
     )
     defence: options.DefenceName = Field(
         options.default_of(options.DefenceName),
-        description="Defence against hostile updates: clip to arc mix updates, the others replace FedAvg's weights",
+        description="Defence against hostile updates: clip and nnm mix updates, the others replace FedAvg's weights",
     )
     defence_tolerance: options.DefenceTolerance = Field(
         options.default_of(options.DefenceTolerance),

@@ -10,19 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
-
-from fairbloom.protocol.streams import generator
 
 from .cohort import Cohort
 from .updates import FloatArray, Vectors
 
-CENTRED_CLIPS = 3
-"""Steps of centred clipping."""
-
-NONE, BUCKETING, TRIMMED_MEAN = "none", "bucketing", "trimmed-mean"
-MIXING = ("clip", "nnm", BUCKETING, "arc")
-WEIGHING = ("krum", TRIMMED_MEAN, "geometric-median", "centred-clip")
+NONE, TRIMMED_MEAN = "none", "trimmed-mean"
+MIXING = ("clip", "nnm")
+WEIGHING = ("krum", TRIMMED_MEAN, "geometric-median")
 
 
 @dataclass(frozen=True)
@@ -35,13 +29,10 @@ class Defence:
         One of MIXING or WEIGHING.
     tolerance
         f, how many of a round's clients may be hostile; 0: a quarter, and at least one.
-    seed
-        Of the run: buckets are drawn from it and the round.
     """
 
     name: str
     tolerance: int
-    seed: int
 
     def tolerated(self, m: int) -> int:
         """Return f for a round with m updates: below m/2, whatever was asked for."""
@@ -52,10 +43,7 @@ class Defence:
         m, f = cohort.size, self.tolerated(cohort.size)
         if self.name not in MIXING or not f:
             return None
-        if self.name == BUCKETING:
-            mixing = buckets(generator(self.seed, "buckets", cohort.round).permutation(m))
-        else:
-            mixing = MIXERS[self.name](cohort.gram[:m, :m], f)
+        mixing = MIXERS[self.name](cohort.gram[:m, :m], f)
         whole = np.eye(cohort.rows)
         for start in range(0, (1 + cohort.second) * m, m):  # second updates are mixed as the updates are
             whole[start : start + m, start : start + m] = mixing
@@ -65,18 +53,12 @@ class Defence:
         """Return how many values the trimmed mean leaves out at either end; 0 with any other defence."""
         return self.tolerated(m) if self.name == TRIMMED_MEAN else 0
 
-    def of_mean(self, gram: FloatArray) -> FloatArray:
-        """Return the weights of each update in the mean behind this defence, as an attacker may know it."""
-        m, f = len(gram), self.tolerated(len(gram))
-        if self.name in WEIGHERS:
-            return WEIGHERS[self.name](gram, f)
-        mean = np.full(m, 1.0 / m)
-        return mean @ MIXERS[self.name](gram, f) if self.name in MIXERS else mean
-
     def weights(self, cohort: Cohort) -> FloatArray | None:
-        """Return what replaces the method's coefficients, None where nothing does."""
-        f = self.tolerated(cohort.size)
-        return WEIGHERS[self.name](cohort.gram, f) if f and self.name in WEIGHERS else None
+        """Return what replaces the method's coefficients, 0 for kept rows; None where nothing does."""
+        m, f = cohort.size, self.tolerated(cohort.size)
+        if self.name not in WEIGHERS or not f:
+            return None
+        return np.concatenate([WEIGHERS[self.name](cohort.gram[:m, :m], f), np.zeros(cohort.rows - m)])
 
 
 def mixed(cohort: Cohort, mixing: FloatArray) -> Cohort:
@@ -123,20 +105,7 @@ def squared_distances(gram: FloatArray) -> FloatArray:
 def clip(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     """Return the matrix that shortens updates to the lower median of the lengths."""
     lengths = np.sqrt(np.diagonal(gram))
-    return _shortening(lengths, float(np.sort(lengths)[(len(lengths) - 1) // 2]))
-
-
-def arc(gram: FloatArray, tolerance: int) -> FloatArray:
-    """Return the matrix that shortens the k = ⌊2 f/m (m − f)⌋ longest updates to the length of the longest other one.
-
-    Source: Allouah et al., Adaptive Gradient Clipping for Robust Federated Learning, ICLR 2025, Algorithm 1.
-    """
-    m, lengths = len(gram), np.sqrt(np.diagonal(gram))
-    shortened = 2 * tolerance * (m - tolerance) // m
-    return _shortening(lengths, float(np.sort(lengths)[m - shortened - 1]))
-
-
-def _shortening(lengths: FloatArray, longest: float) -> FloatArray:
+    longest = float(np.sort(lengths)[(len(lengths) - 1) // 2])
     return np.diag(np.where(lengths > longest, longest / np.where(lengths > 0.0, lengths, 1.0), 1.0))
 
 
@@ -153,18 +122,6 @@ def nearest_neighbours(gram: FloatArray, tolerance: int) -> FloatArray:
     mixing = np.zeros((m, m))
     np.put_along_axis(mixing, nearest, 1.0 / (m - tolerance), axis=1)
     return mixing
-
-
-def buckets(order: NDArray[np.int64]) -> FloatArray:
-    """Return the matrix that replaces each update by the mean of its bucket: two of them, next in this order.
-
-    Source: Karimireddy, He and Jaggi, Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022,
-    Algorithm 1. Departures: each bucket's mean stands for each of its clients, so that a method can weigh clients.
-    """
-    bucket = np.empty(len(order), np.int64)
-    bucket[order] = np.arange(len(order)) // 2
-    same = (bucket[:, None] == bucket[None, :]).astype(np.float64)
-    return np.asarray(same / same.sum(axis=1, keepdims=True))
 
 
 # Weighing -----------------------------------------------------------------------------------------------------------
@@ -201,43 +158,38 @@ def geometric_median(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     return weights
 
 
-def centred_clip(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
-    """Return the weights of centred clipping from 0, with the lower median of the distances as the radius.
-
-    Source: Karimireddy, He and Jaggi, Learning from History for Byzantine Robust Optimization, ICML 2021, Algorithm 2.
-    Departures: it starts at 0 in every round, and the radius follows the round's updates, so nothing is tuned.
-    """
-    m = len(gram)
-    weights = np.zeros(m)
-    for _ in range(CENTRED_CLIPS):
-        distances = np.sqrt(np.maximum(_to(weights, gram), 0.0))
-        radius = float(np.sort(distances)[(m - 1) // 2])
-        factors = np.where(distances > radius, radius / np.where(distances > 0.0, distances, 1.0), 1.0)
-        weights = weights * (1.0 - factors.mean()) + factors / m
-    return weights
-
-
 def _to(weights: FloatArray, gram: FloatArray) -> FloatArray:
     """Return the squared distance of each update to Σ w_k u_k."""
     products = gram @ weights
     return np.asarray(np.diagonal(gram) - 2.0 * products + weights @ products)
 
 
-MIXERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {"clip": clip, "nnm": nearest_neighbours, "arc": arc}
+MIXERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {"clip": clip, "nnm": nearest_neighbours}
 WEIGHERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
     "krum": krum,
     "geometric-median": geometric_median,
-    "centred-clip": centred_clip,
 }
 """The defences that need the Gram matrix and the tolerance alone."""
 
 
-def trimmed_mean(vectors: Vectors, tolerance: int) -> FloatArray:
-    """Return the mean of each number's middle values: without the f smallest and the f largest.
+def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArray]:
+    """Return the mean of each number's middle values, without the f smallest and the f largest; and the coefficients.
+
+    A client's coefficient is the mean, over all numbers, of the weight that its value has in theirs. Equal values at an
+    end of the middle share what is left of it.
 
     Source: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Definition 2.
     """
-    mean = np.empty(vectors.size)
+    m = len(vectors)
+    mean, weights = np.empty(vectors.size), np.zeros(m)
     for place, block in vectors.chunks(True):
-        mean[place] = np.sort(block * vectors.scales[:, None], axis=0)[tolerance : len(block) - tolerance].mean(axis=0)
-    return mean
+        values = block * vectors.scales[:, None]
+        middle = np.sort(values, axis=0)[tolerance : m - tolerance]
+        mean[place] = middle.mean(axis=0)
+        used = ((middle[0] < values) & (values < middle[-1])).astype(np.float64)
+        ends = 1.0 - 0.5 * (middle[0] == middle[-1])  # which are then one value, met twice
+        for end in (middle[0], middle[-1]):
+            equal = values == end
+            used += equal * (ends * (middle == end).sum(axis=0) / equal.sum(axis=0))
+        weights += used.sum(axis=1)
+    return mean, weights / (vectors.size * (m - 2 * tolerance))

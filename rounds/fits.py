@@ -11,15 +11,15 @@ GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER = "gram", "gram by array", "exact gram",
 """What `weigh` reads: the inner products of all rows, those within each array, in float64 however large the work, and
 all training clients that the server has known. No option changes these."""
 
-PLAIN_SGD, ONE_MOMENTUM = "plain sgd", "one momentum"
-"""What a method may need of the steps of clients and server: see `NEEDS`."""
+PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES = "plain sgd", "one momentum", "whole updates"
+"""What a method may need of the steps of clients and server, and of updates: see `NEEDS`."""
 
-REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM})
+REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES})
 """What a class may name in `requires`."""
 
 PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
-WHOLE_UPDATES, CORRECTED_SGD = "whole updates", "corrected sgd"
-PLAIN_LOSS, CLIENT_MOMENTUM, OWN_WEIGHTS = "plain loss", "client momentum", "own weights"
+CORRECTED_SGD, PLAIN_LOSS = "corrected sgd", "plain loss"
+CLIENT_MOMENTUM, OWN_WEIGHTS = "client momentum", "own weights"
 BEYOND = "beyond "
 """The beginning of what a method needs where a tier of privacy hides it: "beyond sums"."""
 
@@ -48,9 +48,9 @@ NEEDS: Mapping[str, Requirement] = {
         "leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
     ),
     WHOLE_UPDATES: Requirement(
-        "keeps state on the clients that depends on unshortened updates",
-        "{option} = {value:g}: with {method}, clients keep state that depends on unshortened updates: "
-        "leave {option} out",
+        "keeps state on the clients that follows from their whole updates",
+        "{option} = {value!r}: with {method}, clients keep state that follows from their whole updates: leave {option} "
+        "out",
     ),
     ONE_MOMENTUM: Requirement(
         "has a momentum of its own on the server",
@@ -87,7 +87,7 @@ NEEDS: Mapping[str, Requirement] = {
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
         "{option} = {value!r} replaces the weights of FedAvg, and {method} has its own: choose one that mixes updates "
-        "(clip, nnm, bucketing, arc), or leave {option} out",
+        "(clip, nnm), or leave {option} out",
     ),
 }
 """Each need that an option can change."""
@@ -104,16 +104,17 @@ class Option:
 WEIGHTING, SAMPLING = Option("weighting", frozenset({PRIOR_FREE})), Option("sampling", frozenset({OWN_DRAW}))
 CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 CLIP_UPDATES = Option("clip_updates", frozenset({WHOLE_UPDATES}))
+MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
 ADAPTIVE_SERVER = Option('server_optimizer="adam"')
 OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM}))
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
-OTHER_WEIGHTS = Option('defence="krum"', frozenset({OWN_WEIGHTS}))
+OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS}))
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
 PRIVACY = {tier: Option(f'privacy="{tier}"', frozenset({f"{BEYOND}{tier}"})) for tier in TIERS}
 
 OPTIONS = (
-    *(WEIGHTING, SAMPLING, CLIP_UPDATES, SERVER_MOMENTUM, ADAPTIVE_SERVER, OTHER_WEIGHTS),
+    *(WEIGHTING, SAMPLING, CLIP_UPDATES, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
     *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL, *PRIVACY.values()),
 )
 """The options in the order of the table's columns."""

@@ -111,7 +111,7 @@ class Rounds:
         self._method = method
         self._num_rounds = num_rounds
         self._agreed = agreed
-        self._skipped, self._why = 0, "its rounds were skipped"
+        self._why = "its rounds were skipped"
         self._lost_to: set[str] = set()  # the clients named with a step that has lost the common direction
         self._asked = False  # whether clients were asked to train, by this process
         self._begin()
@@ -450,6 +450,10 @@ class Rounds:
             sent=self._sent,
         )
         coefficients, own, seen, mixing = defended(method, cohort)
+        down: FloatArray | None = None
+        if trimmed := method.defence.trimmed(cohort.size) if method.defence else 0:
+            down, of_clients = trimmed_mean(trained.updates.vectors, trimmed)
+            coefficients = np.concatenate([of_clients, np.zeros(cohort.rows - cohort.size)])
         lengths = trained.updates.lengths if self._clipped else replied
         if method.has_second_rows and trained.second is not None:
             lengths = np.concatenate([lengths, trained.second.lengths])
@@ -458,13 +462,13 @@ class Rounds:
         if method.defence is None or method.defence.name not in WEIGHING:  # which is to choose whom the step follows
             self._note_decider(cohort, parts, lambda places: share_along(coefficients, vectors, places, ends))
         try:
-            after, step, moments = self._stepped(trained, cohort, coefficients, vectors, float(lengths.max()))
+            after, step, moments = self._stepped(trained, cohort, coefficients, vectors, float(lengths.max()), down)
         except ValueError as reason:
             client, share = largest_share(parts)
             raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason
         if cohort.size > 2:  # of two with opposite updates, nobody can say which one opposes the other
             self._note_opposing(cohort, coefficients[..., : cohort.size], trained.updates.vectors)
-        probed = self._probe(seen, own, trained)
+        probed = self._probe(seen, own, mixing, trained)
         remembered = method.remember(seen, own, probed)
         if mixing is not None:
             remembered = {key: None if mix is None else mix @ mixing for key, mix in remembered.items()}
@@ -476,17 +480,25 @@ class Rounds:
         return after, method.own_metrics(cohort, coefficients)
 
     def _stepped(
-        self, trained: Trained, cohort: Cohort, coefficients: FloatArray, vectors: Vectors, longest_update: float
+        self,
+        trained: Trained,
+        cohort: Cohort,
+        coefficients: FloatArray,
+        vectors: Vectors,
+        longest_update: float,
+        down: FloatArray | None,
     ) -> tuple[Model, float, Moments | None]:
-        """Return the model after the step, the length of the method's step, and the state of the server optimizer."""
+        """Return the model after the step, the length of the method's step, and the state of the server optimizer.
+
+        `down` is the step down that a trimmed mean takes in place of the coefficients, None with any other.
+        """
         method, updates, layout = self._method, trained.updates, trained.updates.layout
-        trimmed = method.defence.trimmed(cohort.size) if method.defence else 0
-        if method.server_optimizer is None and not trimmed:
+        if method.server_optimizer is None and down is None:
             after = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
             step = layout.distance(after, layout.trainable)
             check_step(method, layout, step, longest_update)
             return after, step, None
-        down = trimmed_mean(updates.vectors, trimmed) if trimmed else total(coefficients, vectors, ends=layout.ends)
+        down = total(coefficients, vectors, ends=layout.ends) if down is None else down
         step = length(down)
         check_step(method, layout, step, longest_update)
         if method.server_optimizer is None:
@@ -533,15 +545,17 @@ class Rounds:
             words = "the step of round %d has next to nothing of what the updates have in common; against it: %s"
             log.warning(words, cohort.round, ", ".join(against) or "nobody alone", extra={"round": cohort.round})
 
-    def _probe(self, cohort: Cohort, coefficients: FloatArray, trained: Trained) -> Probed:
+    def _probe(self, cohort: Cohort, coefficients: FloatArray, mixing: FloatArray | None, trained: Trained) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes.
 
-        Leave out unusable answers.
+        Snapshots are mixed as the updates are. Leave out unusable answers.
         """
         mix = self._method.probe(cohort, coefficients)
         snapshots = trained.second if self._method.second == SNAPSHOT else None
         if mix is None or snapshots is None:
             return {}
+        if mixing is not None:
+            mix = mix @ mixing[: cohort.size, : cohort.size]
         try:
             model = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
         except ValueError as reason:
@@ -584,18 +598,18 @@ class Rounds:
         """Raise NothingLearnedError when round after round was skipped; `why` this one was, "" where it was not."""
         progress, limit = self._method.progress, self._method.unused_rounds
         if not why:
-            progress.steps, self._skipped = progress.steps + 1, 0
+            progress.steps, progress.skipped = progress.steps + 1, 0
             return
-        self._skipped += 1
+        progress.skipped += 1
         lacking = trained.refused.lacked_by_all
         if limit and lacking and progress.steps == 0 and trained.refused.count > 1:  # of one, it is that client's fault
             raise NothingLearnedError(
                 f"all {trained.refused.count} replies of round {number} lack {lacking}, which "
                 f"{type(self._method).__name__} needs: {advice_on([lacking])}, or choose a method that does without"
             )
-        if limit and self._skipped >= limit:
+        if limit and progress.skipped >= limit:
             raise NothingLearnedError(
-                f"the run has learned nothing for {self._skipped} rounds: in round {number}, {why}. {REMEDY}"
+                f"the run has learned nothing for {progress.skipped} rounds: in round {number}, {why}. {REMEDY}"
             )
 
 

@@ -103,8 +103,8 @@ class Method:
         Above 0, an update that is not refused is shortened to this many times the usual length, times the client's
         examples as above, if it is longer; 0: none is.
     defence
-        "clip", "nnm", "bucketing" or "arc": updates are changed before the method sees them; "krum", "trimmed-mean",
-        "geometric-median" or "centred-clip": FedAvg's weights are replaced. See `rounds.defences`. "none": neither.
+        "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or "geometric-median":
+        FedAvg's weights are replaced. See `rounds.defences`. "none": neither.
     defence_tolerance
         How many hostile clients of a round the defence tolerates, less than half of them; 0: a quarter, and at least
         one.
@@ -202,6 +202,8 @@ class Method:
                 f"clip_updates must be less than update_limit ({self.update_limit:g}), beyond which replies are "
                 f"refused, got {self.clip_updates:g}: lower it, or raise update_limit"
             )
+        if self.clip_updates:
+            self.check_fit(fits.CLIP_UPDATES, "clip_updates", self.clip_updates)
         self.defence = self._checked_defence(plain)
         self.max_share: float = plain["max_share"]
         self.unused_rounds: int = plain["unused_rounds"]
@@ -251,8 +253,8 @@ class Method:
 
     def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
         name = plain["defence"]
-        if name in WEIGHING:
-            self.check_fit(fits.OTHER_WEIGHTS, "defence", name)
+        if name != NONE:
+            self.check_fit(fits.OTHER_WEIGHTS if name in WEIGHING else fits.MIXED_UPDATES, "defence", name)
         if name == NONE and plain["defence_tolerance"]:
             raise ValueError(
                 f"defence_tolerance = {plain['defence_tolerance']} has no effect: name a defence by defence, as in nnm"
@@ -262,7 +264,7 @@ class Method:
                 f"max_share = {plain['max_share']} has no effect with defence = {name!r}, which uses no weights: leave "
                 "one of them out"
             )
-        return None if name == NONE else Defence(name, plain["defence_tolerance"], self.seed)
+        return None if name == NONE else Defence(name, plain["defence_tolerance"])
 
     def check_fit(self, option: fits.Option, name: str, value: object) -> None:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
@@ -292,7 +294,9 @@ class Method:
                 return type(self).__name__ != "FedAvg"
             case fits.PLAIN_LOSS:
                 return bool(self.terms(1).disparity)
-            case fits.WHOLE_UPDATES | fits.CORRECTED_SGD:
+            case fits.WHOLE_UPDATES:
+                return need in self.requires or self.control_variates
+            case fits.CORRECTED_SGD:
                 return self.corrects_clients
         if need.startswith(fits.BEYOND):
             enough = self.beyond_sums[1] in ("", need.removeprefix(fits.BEYOND))
@@ -429,6 +433,8 @@ class Method:
     def state_dict(self) -> dict[str, Any]:
         """Return the last finished round, how many took a step, the method's memory and each client's first count.
 
+        How many rounds in a row took none is there, too.
+
         The lengths of the last rounds' updates, and of the longest step, are there too. Where models are averaged, so
         is their sum; where clients are drawn by their history, that; where the method uses it, the roster; what a
         server optimizer keeps; and where clients keep states, from which rounds these are. All is made of str,
@@ -442,6 +448,7 @@ class Method:
             "method": type(self).__name__,
             "round": self.progress.finished_rounds,
             "steps": self.progress.steps,
+            "skipped": self.progress.skipped,
             "rows": rows,
             "memory": copy.deepcopy(self.memory),
             "first-counts": dict(self.progress.first_counts),
@@ -474,6 +481,7 @@ class Method:
         self.progress = Progress(
             finished_rounds=whole(0, round=state["round"]),
             steps=state["steps"],
+            skipped=state["skipped"],
             kept={Kept(row["key"], row["round"]): Vectors.of(row["values"], row["scale"]) for row in state["rows"]},
             first_counts=dict(state["first-counts"]),
             lengths=Lengths.of_state(state["lengths"]),

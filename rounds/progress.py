@@ -19,12 +19,14 @@ SERVER_OPTIMIZER = "server-optimizer"
 class Progress:
     """How far a run has come, and what it knows of its clients, in addition to the method's own memory.
 
-    `finished_rounds` is the number of the last one; `steps` counts those that took a step; `first_counts` has the
+    `finished_rounds` is the number of the last one; `steps` counts those that took a step, and `skipped`
+    those in a row without one up to now; `first_counts` has the
     weight of each client's first usable reply.
     """
 
     finished_rounds: int = 0
     steps: int = 0
+    skipped: int = 0
     kept: dict[Kept, Vectors] = field(default_factory=dict)
     first_counts: dict[str, float] = field(default_factory=dict)
     average: Average = field(default_factory=Average)

@@ -113,8 +113,7 @@ class Settings(RunSettings):
                 if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
                     raise SettingsError(f"{key} = {value!r} has no effect: name an attack by attack, as in sign-flip")
             return
-        known = ATTACKS.get(self.attack)
-        if known is None and not is_import_string(self.attack):
+        if self.attack not in ATTACKS and not is_import_string(self.attack):
             hint = did_you_mean(self.attack, ATTACKS)
             raise SettingsError(
                 f"attack = {self.attack!r}: {hint}there are {', '.join(ATTACKS)}, and yours as my_module:attack"
@@ -131,7 +130,7 @@ class Settings(RunSettings):
                 f"attack-from = {self.attack_from} has no effect in {self.num_rounds} rounds: lower it, or raise "
                 "num-rounds"
             )
-        if known is not None and known.strength is None and self.attack_strength:
+        if self.attack in ATTACKS and ATTACKS[self.attack] is None and self.attack_strength:
             raise SettingsError(
                 f"attack-strength = {self.attack_strength} has no effect on {self.attack}: leave it out"
             )

@@ -212,7 +212,7 @@ class LocalClients:
                     updates.matrix[row] = updates.matrix[reply.row]
         trained.add_rows(reports, [reply.others for reply in kept], [reply.second for reply in kept])
         if self._adversaries is not None:
-            self._adversaries.attack(trained, trained.refused.round, self.states)
+            self._adversaries.attack(trained, trained.refused.round)
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its own data."""

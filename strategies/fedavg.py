@@ -7,7 +7,6 @@ import numpy as np
 
 from fairbloom.private.weighing import PriorWeighing, Weighing
 from fairbloom.protocol.names import CONTROL, STEP_SUM
-from fairbloom.rounds.fits import CLIP_UPDATES
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 
 from .strategy import FairStrategy
@@ -57,8 +56,6 @@ class FedAvg(FairStrategy):
     def _use_control_variates(self) -> None:
         """Ask clients for the sums of their steps' learning rates, and for the roster, which C is a sum over."""
         self.control_variates, self.requires = True, self.requires | {"roster"}
-        if self.clip_updates:
-            self.check_fit(CLIP_UPDATES, "clip_updates", self.clip_updates)
         self.needs = self.needs | {STEP_SUM}
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:

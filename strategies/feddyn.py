@@ -7,7 +7,6 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.fits import CLIP_UPDATES
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Positive
 
@@ -51,13 +50,11 @@ class FedDyn(FairStrategy):
     tries = ()
     default_weighting = None
     beyond_sums = ("states that single clients keep", "")
-    requires = frozenset({"roster", "one momentum"})
+    requires = frozenset({"roster", "one momentum", "whole updates"})
 
     def __init__(self, *, alpha: Positive = 0.01, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.alpha = alpha
-        if self.clip_updates:
-            self.check_fit(CLIP_UPDATES, "clip_updates", self.clip_updates)
 
     def terms(self, server_round: int) -> Terms:
         """Return the strength of the regularizer with the common terms."""

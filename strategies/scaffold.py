@@ -48,7 +48,7 @@ class SCAFFOLD(FedAvg):
     tries = ()
     needs = frozenset({STEP_SUM})
     beyond_sums = ("each client's control variate", "")
-    requires = frozenset({"roster"})
+    requires = frozenset({"roster", "whole updates"})
 
     def __init__(self, *, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

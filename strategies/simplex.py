@@ -14,6 +14,9 @@ from fairbloom.rounds.method import FloatArray
 SOLVER = {"show_progress": False, "abstol": 1e-13, "reltol": 1e-13, "feastol": 1e-13, "maxiters": 200}
 """The solver's default tolerances leave errors of 5e-5 in the weights."""
 
+SOLVER_ERRORS = (ArithmeticError, ValueError)
+"""What the solver raises where rounding has made a number negative whose square root it takes."""
+
 MAX_RELATIVE_GAP = 1e-11
 """Relative excess of the objective over its minimum, as its duality gap bounds it, that is left as it is."""
 
@@ -50,21 +53,26 @@ def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> Flo
         return prior
     G = gram / scale
     lower, upper = np.maximum(prior - epsilon, 0.0), np.minimum(prior + epsilon, 1.0)
-    solution = cvxopt.solvers.qp(
-        cvxopt.matrix(G),
-        cvxopt.matrix(0.0, (m, 1)),
-        cvxopt.spmatrix([-1.0] * m + [1.0] * m, range(2 * m), [*range(m), *range(m)]),
-        cvxopt.matrix(np.concatenate([-lower, upper])),
-        cvxopt.matrix(1.0, (1, m)),
-        cvxopt.matrix(1.0),
-        initvals={"x": cvxopt.matrix(prior)},
-        options=SOLVER,
-    )
-    weights: FloatArray = np.clip(np.array(solution["x"]).ravel(), lower, upper)
-    weights /= weights.sum()
-    if not is_minimal(G, weights, lower, upper):
+    try:
+        solution = cvxopt.solvers.qp(
+            cvxopt.matrix(G),
+            cvxopt.matrix(0.0, (m, 1)),
+            cvxopt.spmatrix([-1.0] * m + [1.0] * m, range(2 * m), [*range(m), *range(m)]),
+            cvxopt.matrix(np.concatenate([-lower, upper])),
+            cvxopt.matrix(1.0, (1, m)),
+            cvxopt.matrix(1.0),
+            initvals={"x": cvxopt.matrix(prior)},
+            options=SOLVER,
+        )
+    except SOLVER_ERRORS:
+        weights, active = prior, np.stack([prior <= lower, prior >= upper])
+    else:
+        weights = np.clip(np.array(solution["x"]).ravel(), lower, upper)
+        weights = weights / weights.sum()
         slack, pressure = (np.array(solution[key]).reshape(2, m) for key in "sz")
-        weights = _polished(G, weights, lower, upper, active=pressure > slack)
+        active = pressure > slack
+    if not is_minimal(G, weights, lower, upper):
+        weights = _polished(G, weights, lower, upper, active)
     return _nearest_minimiser(G, weights, prior, lower, upper)
 
 
@@ -186,7 +194,7 @@ def _nearest_minimiser(
                 cvxopt.matrix(np.maximum(np.concatenate([x - lower, upper - x]), 0.0)),
                 options=SOLVER,
             )
-        except (ArithmeticError, ValueError):  # cvxopt's square root of a number that rounding made negative
+        except SOLVER_ERRORS:
             return x
         nearest = x + moves @ np.array(solution["x"]).ravel()
     nearest = np.clip(nearest, lower, upper)

@@ -29,9 +29,7 @@ def updates(clients: int) -> FloatArray:
 
 
 @pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(defences.nearest_neighbours, "NNM"), (defences.arc, "ARC"), (defences.krum, "Krum")]
-)
+@pytest.mark.parametrize(("ours", "theirs"), [(defences.nearest_neighbours, "NNM"), (defences.krum, "Krum")])
 def test_a_defence_on_the_gram_matrix_is_byzfls(
     clients: int, tolerance: int, ours: Callable[[FloatArray, int], FloatArray], theirs: str
 ) -> None:
@@ -43,7 +41,7 @@ def test_a_defence_on_the_gram_matrix_is_byzfls(
 @pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
 def test_the_trimmed_mean_is_byzfls(clients: int, tolerance: int) -> None:
     rows = updates(clients)
-    found = defences.trimmed_mean(Vectors((rows,), np.ones(clients)), tolerance)
+    found, _ = defences.trimmed_mean(Vectors((rows,), np.ones(clients)), tolerance)
     np.testing.assert_allclose(found, aggregators.TrMean(tolerance)(rows), rtol=0, atol=1e-12)
 
 
@@ -61,7 +59,6 @@ def test_the_geometric_median_is_byzfls(clients: int, tolerance: int) -> None:
         ("sign-flip", lambda: attacks.SignFlipping()),
         ("alie", lambda: attacks.ALittleIsEnough(tau=1.0)),
         ("ipm", lambda: attacks.InnerProductManipulation(tau=1.0)),
-        ("mimic", lambda: attacks.Mimic(epsilon=0)),
     ],
 )
 @pytest.mark.parametrize("clients", [4, 10])
@@ -69,6 +66,5 @@ def test_an_attack_is_byzfls(clients: int, ours: str, theirs: Callable[[], Calla
     """ByzFL's attackers have no update of their own: it turns the mean of the honest ones, which is given here."""
     honest = updates(clients)
     own = honest.mean(axis=0)
-    streams = (generator(1, "attack", 1, "a"), generator(1, "attack"))
-    found = UPDATES[ours](Sight(own, honest, 1.0, 1, *streams, lambda rows: rows.mean(axis=0)))
+    found = UPDATES[ours](Sight(own, honest, 1.0, 1, generator(1, "attack", 1, "a")))
     np.testing.assert_allclose(found, theirs()(honest), rtol=0, atol=1e-12)

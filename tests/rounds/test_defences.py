@@ -49,28 +49,10 @@ def test_nnm_of_equal_updates_goes_by_name() -> None:
     np.testing.assert_array_equal(mixing[3] > 0.0, [True, True, False, True])
 
 
-@pytest.mark.parametrize(("m", "f"), SIZES)
-def test_arc_shortens_the_longest_to_the_longest_other(m: int, f: int) -> None:
-    rows = updates(m)
-    lengths = np.linalg.norm(rows, axis=1)
-    k = int(2 * f / m * (m - f))
-    after = np.linalg.norm(defences.arc(rows @ rows.T, f) @ rows, axis=1)
-    np.testing.assert_allclose(after, np.minimum(lengths, np.sort(lengths)[m - k - 1]))
-
-
 def test_clip_shortens_to_the_lower_median() -> None:
     rows = np.diag([0.0, 1.0, 2.0, 3.0])
     after = np.linalg.norm(defences.clip(rows @ rows.T) @ rows, axis=1)
     np.testing.assert_allclose(after, [0.0, 1.0, 1.0, 1.0])
-
-
-def test_a_bucket_s_mean_stands_for_each_of_its_clients() -> None:
-    rows = updates(5)
-    mixing = Defence("bucketing", 1, 7).mixing(cohort_of(rows))
-    assert mixing is not None
-    assert sorted((mixing > 0.0).sum(axis=1).tolist()) == [1, 2, 2, 2, 2]
-    np.testing.assert_allclose(mixing.sum(axis=1), 1.0)
-    np.testing.assert_allclose(mixing, mixing.T)
 
 
 @pytest.mark.parametrize(("m", "f"), SIZES)
@@ -89,28 +71,44 @@ def test_at_the_geometric_median_unit_vectors_sum_to_zero(m: int, f: int) -> Non
     assert np.linalg.norm(towards.sum(axis=0)) < 1e-5
 
 
-def test_centred_clipping_is_that_of_vectors() -> None:
-    rows, centre = updates(7), np.zeros(40)
-    for _ in range(defences.CENTRED_CLIPS):
-        away = rows - centre
-        lengths = np.linalg.norm(away, axis=1)
-        centre = centre + (away * np.minimum(1.0, np.sort(lengths)[3] / lengths)[:, None]).mean(axis=0)
-    np.testing.assert_allclose(defences.centred_clip(rows @ rows.T) @ rows, centre, atol=1e-10)
-
-
 @pytest.mark.parametrize(("m", "f"), SIZES)
 def test_the_trimmed_mean_leaves_the_extremes_out(m: int, f: int) -> None:
     rows = updates(m)
     scales = np.linspace(0.5, 2.0, m)
     ordered = np.sort(rows * scales[:, None], axis=0)
-    np.testing.assert_allclose(defences.trimmed_mean(Vectors((rows,), scales), f), ordered[f : m - f].mean(axis=0))
+    mean, weights = defences.trimmed_mean(Vectors((rows,), scales), f)
+    np.testing.assert_allclose(mean, ordered[f : m - f].mean(axis=0))
+    places = np.argsort(np.argsort(rows * scales[:, None], axis=0), axis=0)
+    used = ((places >= f) & (places < m - f)).mean(axis=1)
+    np.testing.assert_allclose(weights, used / (m - 2 * f))
+
+
+def test_equal_values_share_what_a_trimmed_mean_leaves() -> None:
+    """The middle is 1 and 1, of three; then 0 and 1, where one of two zeros is left out; then the same four times."""
+    rows = np.array([[1.0, 0.0, 2.0], [1.0, 0.0, 2.0], [1.0, 1.0, 2.0], [0.0, 3.0, 2.0]])
+    mean, weights = defences.trimmed_mean(Vectors((rows,), np.ones(4)), 1)
+    np.testing.assert_array_equal(mean, [1.0, 0.5, 2.0])
+    by_number = np.array([[1 / 3, 1 / 3, 1 / 3, 0.0], [1 / 4, 1 / 4, 1 / 2, 0.0], [1 / 4, 1 / 4, 1 / 4, 1 / 4]])
+    np.testing.assert_allclose(weights, by_number.mean(axis=0))
+
+
+@pytest.mark.parametrize("name", ["krum", "geometric-median"])
+def test_a_kept_row_is_no_client_to_a_weighing_defence(name: str) -> None:
+    rows = updates(5)
+    alone = Defence(name, 1).weights(cohort_of(rows))
+    beside = np.vstack([rows, rows.mean(axis=0)])  # which would be the nearest to all
+    cohort = replace(cohort_of(rows), memory=(None,), gram_of=lambda: beside @ beside.T)  # type: ignore[arg-type]
+    weights = Defence(name, 1).weights(cohort)
+    assert alone is not None
+    assert weights is not None
+    np.testing.assert_array_equal(weights, np.append(alone, 0.0))
 
 
 @pytest.mark.parametrize("name", MIXING)
 def test_mixed_cohorts_have_the_products_of_mixed_vectors(name: str) -> None:
     rows = updates(7)
     cohort = cohort_of(rows)
-    mixing = Defence(name, 0, 3).mixing(cohort)
+    mixing = Defence(name, 0).mixing(cohort)
     assert mixing is not None
     seen, after = mixed(cohort, mixing), mixing @ rows
     np.testing.assert_allclose(seen.gram, after @ after.T, atol=1e-9)
@@ -121,7 +119,7 @@ def test_mixed_cohorts_have_the_products_of_mixed_vectors(name: str) -> None:
 def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
     rows = updates(9)  # four updates, four second ones, one kept
     cohort = replace(cohort_of(rows[:4]), second=True, memory=(None,), gram_of=lambda: rows @ rows.T)  # type: ignore[arg-type]
-    mixing = Defence("nnm", 1, 0).mixing(cohort)
+    mixing = Defence("nnm", 1).mixing(cohort)
     assert mixing is not None
     np.testing.assert_array_equal(mixing[:4, :4], mixing[4:8, 4:8])
     np.testing.assert_array_equal(mixing[8], np.eye(9)[8])
@@ -132,12 +130,12 @@ def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
     ("m", "asked", "tolerated"), [(4, 0, 1), (12, 0, 3), (3, 2, 1), (2, 0, 0), (1, 1, 0), (10, 2, 2)]
 )
 def test_fewer_than_half_of_a_round_are_tolerated(m: int, asked: int, tolerated: int) -> None:
-    assert Defence("nnm", asked, 0).tolerated(m) == tolerated
+    assert Defence("nnm", asked).tolerated(m) == tolerated
 
 
 @pytest.mark.parametrize("name", [*MIXING, *WEIGHING])
 def test_two_clients_cannot_be_defended(name: str) -> None:
-    defence, cohort = Defence(name, 0, 0), cohort_of(updates(2))
+    defence, cohort = Defence(name, 0), cohort_of(updates(2))
     assert defence.mixing(cohort) is None
 
 

@@ -1,14 +1,17 @@
 """What fits with what: the refusals, and the table in the documentation, which is made of the same two lists."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 
 from docs import fits as page
+from fairbloom.rounds.defences import MIXING, WEIGHING
 from fairbloom.rounds.fits import NEEDS, OPTIONS, WEIGHTING, Option, misfit
 from fairbloom.server.settings import Settings
-from fairbloom.strategies import METHODS
+from fairbloom.strategies import METHODS, SCAFFOLD, FairStrategy, FedAvg, FedDyn
 from tests.strategies.helpers import ARGUMENTS, make
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -18,6 +21,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     'server_optimizer="avgm"': {"server_optimizer": "avgm"},
     'server_optimizer="adam"': {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
     "control_variates": {"control_variates": True},
+    'defence="nnm"': {"defence": "nnm"},
     'defence="krum"': {"defence": "krum"},
     "proximal_mu": {"proximal_mu": 0.1},
     "personal_lambda": {"personal_lambda": 0.1},
@@ -66,6 +70,13 @@ def test_an_option_is_refused_where_the_table_says_so(name: str, option: Option)
     refused = misfit(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
     with pytest.raises(ValueError, match="leave") if refused else nullcontext():
         take(name, option.name)
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)])
+def test_no_defence_goes_with_states_of_whole_updates(method: Callable[..., FairStrategy]) -> None:
+    for defence in (*MIXING, *WEIGHING):
+        with pytest.raises(ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"):
+            method(defence=defence)
 
 
 def test_each_need_is_changed_by_an_option() -> None:

@@ -12,7 +12,7 @@ from fairbloom.rounds import flower
 from fairbloom.rounds.cohort import Cohort, MethodError, UnneededMetricError
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.round import Round
+from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV
 from tests.strategies.helpers import (
@@ -127,6 +127,22 @@ def test_the_option_says_after_how_many(cause: str) -> None:
     strategy.unused_rounds = 2
     with pytest.raises(NothingLearnedError, match="nothing for 2 rounds: in round 2, "):
         run(strategy, grid())
+
+
+@every_cause
+def test_skipped_rounds_are_counted_over_a_restart(cause: str) -> None:
+    method, grid, _ = CAUSES[cause]
+    killed, state = method(), dict[str, Any]()
+
+    def stop(finished: Round) -> None:
+        state.update(killed.state_dict())
+        if finished.number == 2:
+            raise StopRun("killed")
+
+    arrays = record(initial_model())
+    killed.start(grid(), arrays, num_rounds=9, on_round=stop)
+    with pytest.raises(NothingLearnedError, match="nothing for 3 rounds: in round 3, "):
+        method().start(grid(), arrays, num_rounds=9, resume=state)
 
 
 @every_cause

@@ -526,7 +526,10 @@ HOSTILE = {"attack": "sign-flip", "attackers": "a"}
             HOSTILE | {"attack-from": 9, "num-rounds": 3},
             "attack-from = 9 has no effect in 3 rounds: lower it, or raise",
         ),
-        ({"attack": "mimic", "attackers": "a", "attack-strength": 2.0}, "strength = 2.0 has no effect on mimic: leave"),
+        (
+            {"attack": "label-flip", "attackers": "a", "attack-strength": 2.0},
+            "strength = 2.0 has no effect on label-flip",
+        ),
         ({"attack": "label-flip", "attackers": "a", "attack-from": 2}, "attack-from = 2 has no effect on label-flip"),
         ({"defence": "median"}, "defence = 'median': allowed is none, clip, nnm,"),
         ({"defence-tolerance": 1}, "defence-tolerance = 1 has no effect: name a defence by defence, as in nnm"),

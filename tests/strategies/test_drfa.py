@@ -148,6 +148,15 @@ def test_a_run_goes_as_in_the_definition(arguments: dict[str, Any], fraction: fl
         np.testing.assert_allclose(flat(unpack(one.arrays)), mean, rtol=2e-5, atol=2e-5)
 
 
+def test_snapshots_are_mixed_by_a_defence_as_updates_are() -> None:
+    """After one local step both are the same models, so the probed model is the global one after the step."""
+    strategy = DRFA(gamma=0.01, local_steps=1, defence="clip", fraction_train=1.0, buffers=BUFFERS)
+    finished, _, grid = run(strategy, rounds=1)
+    for message in asked_for_losses(grid, 1).values():
+        probed = unpack(message.content.array_records["arrays"])
+        np.testing.assert_allclose(flat(probed), flat(unpack(finished[0].arrays)), rtol=1e-6, atol=1e-6)
+
+
 # The draw -----------------------------------------------------------------------------------------------------------
 
 

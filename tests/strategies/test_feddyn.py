@@ -127,7 +127,7 @@ def test_a_joiner_and_one_that_has_gone_count_among_all_clients() -> None:
 def test_it_refuses_a_weighting_and_shortened_updates() -> None:
     with pytest.raises(ValueError, match="FedDyn has no prior: leave weighting out"):
         FedDyn(weighting="uniform")
-    with pytest.raises(ValueError, match=r"clip_updates = 2: .*FedDyn.* leave clip_updates out"):
+    with pytest.raises(ValueError, match=r"clip_updates = 2.0: .*FedDyn.* leave clip_updates out"):
         FedDyn(clip_updates=2.0)
 
 

@@ -311,7 +311,7 @@ def test_shortened_updates_are_refused(maker: Any) -> None:
     if maker is PropFair:
         assert PropFair(clip_updates=2.0).clip_updates == 2.0
         return
-    with pytest.raises(ValueError, match=r"clip_updates = 2: .* leave clip_updates out"):
+    with pytest.raises(ValueError, match=r"clip_updates = 2.0: .* leave clip_updates out"):
         maker(clip_updates=2.0)
 
 

@@ -339,3 +339,20 @@ def test_processors_agree_on_the_weights() -> None:
         for one, another in zip(first, other, strict=True):
             np.testing.assert_allclose(one, another, atol=1e-6)
             np.testing.assert_allclose(another[:3], another[0], atol=1e-9)
+
+
+@given(U=edgy_updates())
+def test_an_error_of_the_solver_ends_no_round(U: FloatArray) -> None:
+    prior = np.full(len(U), 1.0 / len(U))
+    gram = U @ U.T
+    expected = min_norm_weights(gram, prior, 1.0)
+
+    def fails(*_: object, **__: object) -> None:
+        raise ArithmeticError(3)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cvxopt.solvers.qp", fails)
+        found = min_norm_weights(gram, prior, 1.0)
+    assert found.sum() == pytest.approx(1.0)
+    assert (found >= 0.0).all()
+    assert found @ gram @ found <= expected @ gram @ expected + 1e-9 * np.trace(gram)
