@@ -129,9 +129,8 @@ def test_the_option_says_after_how_many(cause: str) -> None:
         run(strategy, grid())
 
 
-@every_cause
-def test_skipped_rounds_are_counted_over_a_restart(cause: str) -> None:
-    method, grid, _ = CAUSES[cause]
+def test_skipped_rounds_are_counted_over_a_restart() -> None:
+    method, grid, _ = CAUSES["every step is beyond the range"]
     killed, state = method(), dict[str, Any]()
 
     def stop(finished: Round) -> None:
@@ -222,10 +221,10 @@ def test_every_run_of_a_strategy_counts_for_itself() -> None:
 
 def test_a_continued_run_counts_on_and_knows_its_steps() -> None:
     before = FedFV()
-    last = run(before, grid_of(error, rounds=(2, 3)), rounds=3)[-1]
+    last = run(before, grid_of(error, rounds=(3,)), rounds=3)[-1]
     after = {"initial_arrays": last.arrays, "resume": before.state_dict()}
-    lacking = grid_of(metrics({"loss-before": None}), rounds=(4, 5))
-    assert skipped(run(FedFV(), lacking, rounds=5, **after)) == [4, 5]
+    lacking = grid_of(metrics({"loss-before": None}), rounds=(4,))
+    assert skipped(run(FedFV(), lacking, rounds=5, **after)) == [4]
 
 
 @pytest.mark.parametrize("kind", [*BROKEN, *UNMEASURED])
