@@ -283,23 +283,6 @@ def status(
         show(found, everyone)
 
 
-@app.command()
-def notify(
-    command: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Program to run with each notice, which is its last argument.")
-    ],
-    federation: FederationOption = HERE,
-) -> None:
-    """Run a command once for each new fault: a failed run, a lost client, a key or certificate that expires soon.
-
-    For a timer, such as cron's or systemd's. A fault that ends and comes back is new again.
-    """
-    from .operator.notices import notify as run_for_each
-
-    for sentence in run_for_each(federation, command):
-        print(sentence)
-
-
 @app.command(epilog="Example: fairbloom deploy metrics --to /var/lib/node_exporter/fairbloom.prom")
 def metrics(
     to: Annotated[Path, typer.Option(metavar="FILE.prom", help="The file to write. An existing file is replaced.")],
