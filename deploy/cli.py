@@ -283,17 +283,6 @@ def status(
         show(found, everyone)
 
 
-@app.command(epilog="Example: fairbloom deploy metrics --to /var/lib/node_exporter/fairbloom.prom")
-def metrics(
-    to: Annotated[Path, typer.Option(metavar="FILE.prom", help="The file to write. An existing file is replaced.")],
-    federation: FederationOption = HERE,
-) -> None:
-    """Write the federation's numbers for Prometheus to a file, for a timer: clients, keys, runs, refusals, disks."""
-    from .operator.metrics import write_metrics
-
-    write_metrics(federation, to)
-
-
 @app.command(epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50")
 def submit(
     settings: Annotated[

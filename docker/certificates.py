@@ -4,7 +4,6 @@ Begins as root, because a new volume, and a runs folder that Docker made, belong
 """
 
 import os
-import secrets
 import shlex
 import shutil
 import sys
@@ -16,12 +15,12 @@ from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_private, write_public
 
-FEDERATION, SERVER, STATE, METRICS = Path("/federation"), Path("/server"), Path("/state"), Path("/metrics")
+FEDERATION, SERVER, STATE = Path("/federation"), Path("/server"), Path("/state")
 CLIENTS, SIGNALS, RUNS = Path("/clients"), Path("/signals"), Path("/runs")
 NAMES = ("server", "control")
 
 PUBLIC = ("federation.toml", "ca.crt", "server.crt")
-PRIVATE = ("server.key", "operators.toml", "runtime.secret", "metrics.token")
+PRIVATE = ("server.key", "operators.toml", "runtime.secret")
 """What the server has of the operator's folder; not the authority's key, and of the credential only what checks it."""
 
 
@@ -37,7 +36,7 @@ def check_settings() -> None:
 
 def become_user(user: int, group: int) -> None:
     """Give the volumes to the user, and the runs folder where it is nobody's; then be the user."""
-    for folder in (FEDERATION, SERVER, STATE, METRICS, CLIENTS, SIGNALS):
+    for folder in (FEDERATION, SERVER, STATE, CLIENTS, SIGNALS):
         os.chown(folder, user, group)
     if RUNS.stat().st_uid == 0:
         os.chown(RUNS, user, group)
@@ -66,15 +65,6 @@ def certify(hosts: list[str]) -> None:
         (SERVER / place).mkdir(exist_ok=True)
 
 
-def make_dashboard_password() -> None:
-    """Make the dashboard's password, once, and put it and the metrics page's credential where they are read."""
-    password = FEDERATION / "dashboard.password"
-    if not password.exists():
-        write_private(password, secrets.token_urlsafe(16).encode())
-    for name in ("dashboard.password", "metrics.token"):
-        write_private(METRICS / name, (FEDERATION / name).read_bytes())
-
-
 def main() -> None:
     """Prepare a federation's volumes."""
     check_settings()
@@ -92,7 +82,6 @@ def main() -> None:
     for name in os.environ["CLIENTS"].split():
         (CLIENTS / name).mkdir(mode=0o700, exist_ok=True)
     certify([*NAMES, *os.environ.get("HOSTS", "").split()])
-    make_dashboard_password()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def main() -> int:
     """Return the run's exit code."""
     signal.signal(signal.SIGTERM, stop)
     clients = len(os.environ["CLIENTS"].split())
-    settings = [f"clients={clients}", "metrics-port=9464", *shlex.split(os.environ.get("SETTINGS", ""))]
+    settings = [f"clients={clients}", *shlex.split(os.environ.get("SETTINGS", ""))]
     words = [word for setting in settings for word in ("--set", setting)]
     code = subprocess.call(["fairbloom", "deploy", "submit", "--app", "/app", *words])  # noqa: S603 (it checks them)
     if os.environ.get("STAY", "no") != "yes":

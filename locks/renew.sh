@@ -36,5 +36,5 @@ mapfile -t apart < <(sed -n "s/^\([^= ]*\)==.*sys_platform == 'linux'.*/--no-emi
 apart+=(--no-emit-package=torch --no-emit-package=torchvision)
 part requirements.lock pyproject.toml --all-extras --group dev --group build "${apart[@]}"
 extras client | part locks/client.lock - "${apart[@]}"
-extras client server metrics | part locks/server.lock - "${apart[@]}"
+extras client server | part locks/server.lock - "${apart[@]}"
 for group in docs build inventory audit; do part "locks/$group.lock" --group "$group"; done

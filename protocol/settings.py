@@ -308,9 +308,6 @@ class RunSettings(BaseModel):
     log_format: Annotated[str, Choices("text", "json"), Mark.FREE] = Field(
         "text", description="Format of the server's log: text, or json with run, round and client in every line"
     )
-    metrics_port: Annotated[int, Range("[0, 65535]"), Mark.FREE] = Field(
-        0, description="Port on which the server offers metrics to Prometheus; 0 offers none"
-    )
     own_settings: str = Field(
         "", description="Settings of user-defined tasks and methods that a run config lacks, as in 'mine.share=0.5'"
     )

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from fairbloom.tasks.score import decide_score, has_two_classes
 from .arrival import drop_revoked, wait_for_clients
 from .delivery import deliver_model
 from .fallen import check_not_fallen
-from .observability import Metrics, log_as_json, name_worst_served, summarize_row
+from .observability import log_as_json, name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
@@ -278,24 +278,24 @@ def _run_rounds(
         known = recorder.knows_losses(rounds.clients.online(1))
         return [*([] if known else [LOSS_BEFORE]), *([DISPARITY_HARD] if DISPARITY in method.needs else [])]
 
-    with _listening(settings, recorder, rounds, score, on_round):
-        with recorder.suggest_taking_back(), suggest_shorter_steps(settings, rounds), recorder.write_at_end():
+    _call_when_recorded(on_round, recorder)
+    with recorder.suggest_taking_back(), suggest_shorter_steps(settings, rounds), recorder.write_at_end():
+        started = time.perf_counter()
+        # A run that was lost between its last round and its model has stopped already.
+        left = () if recorder.stopped else rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
+        for finished in left:
+            if deployed:
+                record_known(recorder.path, rounds.known)
+            if settings.threshold == TOGETHER:
+                finished = replace(finished, evaluations=apply_common_threshold(finished.evaluations))
+            row = recorder.record(finished, seconds=time.perf_counter() - started)
+            last = finished.number == settings.num_rounds or bool(recorder.stopped)
+            _log_round(recorder, finished, row, score, last=last)
+            model = finished.arrays
+            if recorder.stopped:
+                break
             started = time.perf_counter()
-            # A run that was lost between its last round and its model has stopped already.
-            left = () if recorder.stopped else rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
-            for finished in left:
-                if deployed:
-                    record_known(recorder.path, rounds.known)
-                if settings.threshold == TOGETHER:
-                    finished = replace(finished, evaluations=apply_common_threshold(finished.evaluations))
-                row = recorder.record(finished, seconds=time.perf_counter() - started)
-                last = finished.number == settings.num_rounds or bool(recorder.stopped)
-                _log_round(recorder, finished, row, score, last=last)
-                model = finished.arrays
-                if recorder.stopped:
-                    break
-                started = time.perf_counter()
-        recorder.finish(rounds.averaged(model))
+    recorder.finish(rounds.averaged(model))
 
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:
@@ -323,12 +323,8 @@ def _suggest_learning_rate(settings: Settings) -> None:
         )
 
 
-@contextmanager
-def _listening(
-    settings: Settings, recorder: RunRecorder, rounds: Rounds, score: Score, on_round: OnRound
-) -> Iterator[None]:
-    """Show each recorded round to Prometheus and the caller meanwhile, as far as there are such."""
-    page = closing(Metrics(settings.metrics_port, score)) if settings.metrics_port else nullcontext()
+def _call_when_recorded(on_round: OnRound, recorder: RunRecorder) -> None:
+    """Call a function with each round that is recorded from now on; StopRun of it stops the run."""
 
     def call(recorded: RecordedRound) -> None:
         try:
@@ -336,11 +332,7 @@ def _listening(
         except StopRun as stop:
             recorder.stopped = stop.reason
 
-    with page as metrics:
-        if metrics is not None:
-            recorder.listeners.append(lambda recorded: metrics.observe(recorded, connected=len(rounds.online)))
-        recorder.listeners.append(call)
-        yield
+    recorder.listeners.append(call)
 
 
 def _log_round(recorder: RunRecorder, finished: Round, row: Row, score: Score, *, last: bool) -> None:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 LOCKS = {path.stem: path for path in (ROOT / "requirements.lock", *(ROOT / "locks").glob("*.lock"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OPTIONAL = PROJECT["project"]["optional-dependencies"]
-EXTRAS = {"client": ("client",), "server": ("client", "server", "metrics")}
+EXTRAS = {"client": ("client",), "server": ("client", "server")}
 """What is locked for a client's device and for a server."""
 
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
@@ -150,7 +150,7 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
 def test_an_extra_asks_for_no_other_version_than_the_project() -> None:
     """And for nothing else: what simulates can be a client as well. A server needs a Flower of its own."""
     assert OPTIONAL["deploy"] == [gate.needed("server")]
-    others = [Requirement(line) for extra in ("images", "metrics") for line in OPTIONAL[extra]]
+    others = [Requirement(line) for line in OPTIONAL["images"]]
     ranges = {requirement.name: requirement.specifier for requirement in (*declared(extras=False), *others)}
     assert ranges["flwr"] == SpecifierSet(">=1.39")
     assert Requirement(gate.needed("client")).specifier == ranges["flwr"]

@@ -38,7 +38,7 @@ FORMAT = 1
 ABOUT, DATABASE, LOG = "backup.toml", "state/superlink.db", f"state/{audit.FILE}"
 FILES = (
     *("federation.toml", "ca.crt", "ca.key", "server.crt", "server.key"),
-    *("operator.token", "operators.toml", "runtime.secret", "metrics.token"),
+    *("operator.token", "operators.toml", "runtime.secret"),
 )
 """What is kept of a federation's folder, in addition to clients' files, the audit log and the database."""
 

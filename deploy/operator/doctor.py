@@ -37,7 +37,7 @@ SECONDS = 5.0
 EXPIRES_SOON_DAYS = 30.0
 
 SECRETS = (
-    *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret", "metrics.token"),
+    *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret"),
     *("state/superlink.db", f"state/{audit.FILE}", "flower/credentials.yaml", "tokens/*.toml"),
     *("bundles/*.tar.gz", "bundles/*/key"),
 )

@@ -53,7 +53,7 @@ class Federation:
         self.authority, self.authority_key = path / "ca.crt", path / "ca.key"
         self.certificate, self.certificate_key = path / "server.crt", path / "server.key"
         self.operator_token, self.operators = path / "operator.token", path / "operators.toml"
-        self.runtime_secret, self.metrics_token = path / "runtime.secret", path / "metrics.token"
+        self.runtime_secret = path / "runtime.secret"
         self.unit = path / SERVER_UNIT.name
         self.state = path / "state"
         self.database = self.state / "superlink.db"

@@ -52,8 +52,6 @@ def add_missing_files(folder: Path) -> None:
         write_private(folder / "operator.token", token.encode())
     if not (folder / "runtime.secret").exists():
         write_private(folder / "runtime.secret", secrets.token_bytes(32))
-    if not (folder / "metrics.token").exists():
-        write_private(folder / "metrics.token", secrets.token_urlsafe(32).encode())
 
 
 def write_flower_home(home: Path, control: str, authority: Path, token: str) -> None:

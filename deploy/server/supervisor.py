@@ -44,7 +44,7 @@ READY_SECONDS = 120.0
 PORT_SECONDS = 2.0
 """How long to wait for a port that is taken: after its server was killed, a SuperLink ends within a second."""
 
-SECRETS = ("server.key", "runtime.secret", "metrics.token", "operators.toml")
+SECRETS = ("server.key", "runtime.secret", "operators.toml")
 STARTED, SEEN = "superexec.started", "superexec.seen"
 """Files in the state folder: touched by each SuperExec that starts, and by the SuperLink when it asks for work."""
 
@@ -86,8 +86,7 @@ class FederationServer:
         self._federation = federation
         home = federation.state / "flower"
         defaults = QUIET | {LOG_LEVEL: "WARNING"}
-        own = {HOME: str(home), "FAIRBLOOM_METRICS_TOKEN_FILE": str(federation.metrics_token.absolute())}
-        own |= {"FAIRBLOOM_RUN_FOLDERS": str((federation.state / RUN_FOLDERS).absolute())}
+        own = {HOME: str(home), "FAIRBLOOM_RUN_FOLDERS": str((federation.state / RUN_FOLDERS).absolute())}
         own["FAIRBLOOM_CLIENTS"] = str(federation.registry.folder.absolute())
         own["PYTHONUNBUFFERED"] = "1"
         environment = defaults | dict(os.environ) | own

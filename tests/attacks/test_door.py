@@ -105,11 +105,11 @@ def test_another_account_cannot_read_the_folder(there: Deployment, stranger: Pat
 
 def test_another_account_sees_no_secret_of_a_process(there: Deployment, stranger: Path) -> None:
     seen = as_stranger(python_of_all(), "-c", LOOK).stdout
-    tokens = [(there.folder / name).read_text() for name in ("operator.token", "metrics.token")]
+    token = (there.folder / "operator.token").read_text()
     assert "'server.superlink'" in seen  # it does look at the server's processes
     (process,) = there.serverapps()
     assert cmdline(process).split(b"\0")[-2] == str(there.folder / "ca.crt").encode()  # and not a token behind it
-    for secret in [*tokens, (there.folder / "runtime.secret").read_bytes().decode("latin-1")]:
+    for secret in (token, (there.folder / "runtime.secret").read_bytes().decode("latin-1")):
         assert secret not in seen
 
 

@@ -59,7 +59,7 @@ def test_settings_of_other_tasks_are_not_on_the_list() -> None:
     assert work_settings({"task": 3}) == work_settings({})
 
 
-@pytest.mark.parametrize("key", ["state-dir", "data-dir", "out", "metrics-port", "app", "fedfv.alpha", FINGERPRINT])
+@pytest.mark.parametrize("key", ["state-dir", "data-dir", "out", "app", "fedfv.alpha", FINGERPRINT])
 def test_what_the_work_does_not_need_is_dropped(key: str) -> None:
     with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
     assert {name: value for name, value in with_it.items() if name != FINGERPRINT} == {

@@ -170,7 +170,7 @@ def test_personal_models_go_on_over_rounds_for_each_client() -> None:
     assert personal(other, told)["loss-personal"] == personal(other, told)["loss"]
 
 
-@pytest.mark.parametrize("also", [{}, {"metrics_port": 9464, "log_format": "json", "out": "elsewhere"}], ids=str)
+@pytest.mark.parametrize("also", [{}, {"log_format": "json", "out": "elsewhere"}], ids=str)
 def test_a_personal_model_outlives_the_process_in_a_state_folder(tmp_path: Path, also: Any) -> None:
     config = run_config(state_dir=str(tmp_path))
     told, where = {"personal-lambda": 0.1}, context(config=config)

@@ -51,7 +51,7 @@ def link_to_itself(folder: Path) -> None:
 
 FILES = (
     *("federation.toml", "clients/a.toml", "ca.crt", "ca.key", "server.crt", "server.key", "operator.token"),
-    *("operators.toml", "runtime.secret", "metrics.token", "state/audit.jsonl"),
+    *("operators.toml", "runtime.secret", "state/audit.jsonl"),
 )
 FOLDERS = ("clients", "state", "bundles", "bundles/a", "flower")
 DAMAGE: dict[str, Callable[[Path], None]] = {

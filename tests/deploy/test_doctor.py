@@ -48,13 +48,13 @@ def test_doctor_names_faults_and_exits_with_1(made: Path, capsys: pytest.Capture
     authority, server = (made / "ca.crt", made / "ca.key"), (made / "server.crt", made / "server.key")
     pki.make_server_certificate(*authority, *server, ["fl.example.org"], -3)
     (made / "ca.key").chmod(0o644)
-    (made / "metrics.token").chmod(0o640)
+    (made / "runtime.secret").chmod(0o640)
     capsys.readouterr()
     assert fairbloom("deploy", "doctor") == 1
     printed = capsys.readouterr().out
     assert "fault server certificate: " in printed
     assert "expired 3 days ago: fairbloom deploy renew" in printed
-    assert "others can read federation/ca.key, federation/metrics.token: chmod 600" in printed
+    assert "others can read federation/ca.key, federation/runtime.secret: chmod 600" in printed
     assert "fault control API: 127.0.0.1:8000 cannot be used" in printed
     assert "fault server: 127.0.0.1:8000 does not answer" in printed
 
@@ -81,7 +81,7 @@ def test_doctor_warns_of_what_ends_soon(made: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret", "metrics.token"),
+        *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret"),
         *("flower/credentials.yaml", "state/audit.jsonl", "bundles/a.tar.gz", "bundles/b/key", "tokens/*.toml"),
     ],
 )

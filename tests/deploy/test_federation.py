@@ -35,7 +35,7 @@ VERSION = version("fairbloom")
 def test_init_makes_a_folder_that_only_its_owner_enters(made: Path) -> None:
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert stat.S_IMODE((made / "state").stat().st_mode) == 0o700
-    secret = ("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret", "metrics.token")
+    secret = ("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret")
     for name in (*secret, "flower/credentials.yaml", "state/audit.jsonl"):
         assert stat.S_IMODE((made / name).stat().st_mode) == 0o600, name
     connection = tomllib.loads((made / "flower" / "config.toml").read_text())["superlink"]["federation"]
@@ -51,7 +51,6 @@ def test_the_server_knows_the_operators_credential_by_its_hash_alone(made: Path)
     assert known == {"operator": {"sha256": hashlib.sha256(federation.read_token().encode()).hexdigest()}}
     assert len(federation.runtime_secret.read_bytes()) == 32
     assert federation.read_token() not in federation.operators.read_text()
-    assert len({federation.read_token(), federation.metrics_token.read_text()}) == 2
 
 
 def test_flowers_own_commands_find_the_credential(made: Path) -> None:
@@ -250,7 +249,6 @@ def test_renew_makes_credentials_that_are_missing_and_leaves_the_others(made: Pa
     federation = Federation(made)
     old, secret = federation.read_token(), federation.runtime_secret.read_bytes()
     federation.operator_token.unlink()
-    federation.metrics_token.unlink()
     assert fairbloom("deploy", "renew") == 0
     known = tomllib.loads(federation.operators.read_text())["operator"]["sha256"]
     assert known == hashlib.sha256(federation.read_token().encode()).hexdigest()

@@ -317,7 +317,6 @@ def test_a_file_that_was_touched_later_is_newer(tmp_path: Path) -> None:
 def test_the_processes_environment_holds_no_credential(federation: Federation) -> None:
     for part in (FederationServer(federation)._superlink, FederationServer(federation)._superexec):
         assert federation.operator_token.read_text() not in str(part._environment)
-        assert federation.metrics_token.read_text() not in str(part._environment)
 
 
 def test_a_full_disk_does_not_keep_the_server_from_starting(

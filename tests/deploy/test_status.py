@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.supercore.object_store import object_store_factory
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from fairbloom.deploy import pki
@@ -144,57 +143,10 @@ def test_a_second_credential_that_may_only_read_sees_it_all(served: Served, caps
     served.place.operators.write_bytes(served.federation.operators.read_bytes())
     run = begin(served, served.run)  # type: ignore[attr-defined]
     assert of_run(survey(Federation(home / "watcher")), run)["round"] == 2
-    measured(Federation(home / "watcher"), home / "fed.prom")
     assert fairbloom("deploy", "stop", run, "--dir", home / "watcher") != 0
     assert "this credential may only read" in capsys.readouterr().err
     assert of_run(survey(served.federation), run)["status"] == "pending"
     assert fairbloom("deploy", "stop", run, "--dir", served.federation.path) == 0
-
-
-# For Prometheus -----------------------------------------------------------------------------------------------------
-
-
-def measured(federation: Federation, file: Path) -> dict[tuple[str, str], float]:
-    """Return what the command writes, by the name of a metric and the value of its label."""
-    assert fairbloom("deploy", "metrics", "--to", file, "--dir", federation.path) == 0
-    assert [each.name for each in file.parent.glob(f"{file.name}*")] == [file.name]
-    families = text_string_to_metric_families(file.read_text())
-    samples = [sample for family in families for sample in family.samples]
-    assert {name for sample in samples for name in sample.labels} == {"state"}
-    return {(sample.name.removeprefix("fairbloom_"), *sample.labels.values()): sample.value for sample in samples}
-
-
-def test_metrics_are_those_of_the_federation(served: Served, tmp_path: Path) -> None:
-    run = begin(served, served.run)  # type: ignore[attr-defined]
-    before = measured(served.federation, tmp_path / "fed.prom")
-    for _ in range(3):
-        assert served.place.get("/v1/control/list-runs").status_code == 401
-    found, metrics = survey(served.federation), measured(served.federation, tmp_path / "fed.prom")
-    assert metrics[("up",)] == 0  # no SuperExec is there: runs cannot begin
-    assert metrics[("refused_attempts_total",)] == before[("refused_attempts_total",)] + 3
-    assert metrics["clients", "never-seen"] == 1
-    assert metrics["clients", "online"] == metrics[("calls_under_way",)] == metrics[("longest_absence_seconds",)] == 0
-    assert metrics["runs", "pending"] == found["counts"]["runs"]["pending"] >= 1
-    assert metrics["runs", "other"] == 0
-    assert of_run(found, run)["status"] == "pending"
-    assert metrics["keys", "good"] == 1
-    assert 397 < metrics[("first_key_days_left",)] < 398
-    assert 9 < metrics[("certificate_days_left",)] <= 10 < metrics[("authority_days_left",)]
-    assert metrics[("database_bytes",)] > 10_000
-    assert metrics[("state_free_bytes",)] > 0
-    assert "site-a" not in (tmp_path / "fed.prom").read_text()
-
-
-def test_metrics_without_a_server_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    away = Federation.init(tmp_path / "away", ["localhost"], free_port(), f"127.0.0.1:{free_port()}", 10)
-    metrics = measured(away, tmp_path / "fed.prom")
-    assert metrics[("up",)] == 0
-    assert "cannot be reached" in capsys.readouterr().err
-    assert {name for name, *_ in metrics} == {"up", "keys", "authority_days_left"}
-    for file, words in ((tmp_path / "fed.txt", "end with .prom"), (tmp_path / "no" / "fed.prom", "cannot be written")):
-        assert fairbloom("deploy", "metrics", "--to", file, "--dir", away.path) == 2
-        assert f"--to {file}" in (said := capsys.readouterr().err)
-        assert words in said
 
 
 # Again and again ----------------------------------------------------------------------------------------------------
@@ -315,15 +267,6 @@ def test_a_thousand_clients_are_summed_up_on_a_screen(thousand: Federation) -> N
     assert text.count("site-") == 10
     assert len(text.splitlines()) <= 24
     assert len(found["clients"]) == 1000
-
-
-def test_a_thousand_clients_have_as_few_series_as_one(thousand: Federation, served: Served, tmp_path: Path) -> None:
-    metrics, few = (measured(each, tmp_path / "fed.prom") for each in (thousand, served.federation))
-    assert {place: metrics["clients", place] for place in ("online", "away", "never-seen", "revoked")} == {
-        **{"online": 900, "away": 60, "never-seen": 40, "revoked": 1}
-    }
-    assert 0 <= metrics[("longest_absence_seconds",)] < 600
-    assert metrics.keys() <= few.keys()
 
 
 def test_all_lists_a_thousand_clients(thousand: Federation, capsys: pytest.CaptureFixture[str]) -> None:

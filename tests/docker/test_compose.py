@@ -48,15 +48,10 @@ for process in Path("/proc").glob("[0-9]*"):
         os.kill(int(process.name), signal.SIGKILL)
         print("killed")
 """
-METRICS = """
-import urllib.request
-credential = {"Authorization": "Bearer " + open("/server/metrics.token").read()}
-print(urllib.request.urlopen(urllib.request.Request("http://metrics:9464/metrics", headers=credential)).read().decode())
-"""
 REACH = """
 import socket
-for host in ("control", "server", "metrics"):
-    for port in (8000, 9092, 9464):
+for host in ("control", "server"):
+    for port in (8000, 9092):
         try:
             socket.create_connection((host, port), 3).close()
             print(host, port)
@@ -247,15 +242,15 @@ def test_all_services_have_ended_well(checkout: Checkout, finished: Path) -> Non
 
 
 def test_secrets_are_their_owners_alone(checkout: Checkout, finished: Path) -> None:
-    names = "-name '*key' -o -name '*.token' -o -name '*.secret' -o -name '*.password' -o -name 'superlink.db'"
-    code = f"find /federation /server /state /clients /metrics -type f \\( {names} \\) -printf '%p %m %U\\n' | sort"
+    names = "-name '*key' -o -name '*.token' -o -name '*.secret' -o -name 'superlink.db'"
+    code = f"find /federation /server /state /clients -type f \\( {names} \\) -printf '%p %m %U\\n' | sort"
     listed = checkout.compose(
         *("run", "--rm", "--no-deps", "--user=1000:1000", "--entrypoint=sh", "certificates", "-c", code)
     )
-    operators = ("ca.key", "server.key", "operator.token", "metrics.token", "runtime.secret", "dashboard.password")
+    operators = ("ca.key", "server.key", "operator.token", "runtime.secret")
     files = [f"/federation/{name}" for name in operators]
-    files += [f"/server/{name}" for name in ("server.key", "metrics.token", "runtime.secret")]
-    files += ["/state/superlink.db", "/metrics/metrics.token", "/metrics/dashboard.password"]
+    files += [f"/server/{name}" for name in ("server.key", "runtime.secret")]
+    files += ["/state/superlink.db"]
     files += [f"/clients/client-{i}/key" for i in range(CLIENTS)]
     assert listed.stdout.splitlines() == sorted(f"{file} 600 1000" for file in files)
 
@@ -289,12 +284,10 @@ def check_host(checkout: Checkout) -> None:
     }
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    asked = (("control", "https", 8000, "/v1/control/list-runs"), ("control", "https", 8000, "/v1/runtime/get-nodes"))
-    for network, scheme, port, path in (*asked, ("metrics", "http", 9464, "/metrics")):
-        address, method = f"{scheme}://{places[network]}:{port}{path}", "POST" if port == 8000 else "GET"
-        call = urllib.request.Request(address, method=method)  # noqa: S310 (http and https, as it says)
+    for path in ("/v1/control/list-runs", "/v1/runtime/get-nodes"):
+        call = urllib.request.Request(f"https://{places['control']}:8000{path}", method="POST")
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(call, context=context if scheme == "https" else None, timeout=10)  # noqa: S310
+            urllib.request.urlopen(call, context=context, timeout=10)  # noqa: S310 (https, as it says)
         assert refused.value.code == 401
         refused.value.close()
 
@@ -305,8 +298,6 @@ def test_a_run_outlives_the_superlink_and_nobody_else_gets_in(checkout: Checkout
         checkout.first_round_of(run, time.monotonic())
         check_reach(checkout)
         check_host(checkout)
-        metrics = checkout.compose("exec", "-T", "server", "python", "-c", METRICS).stdout
-        assert "fairbloom_connected_clients 4.0" in metrics
         assert checkout.compose("exec", "-T", "server", "python", "-c", KILL).stdout.split() == ["killed"]
     rows = table(run / "rounds.csv")
     assert len(rows) == 15

@@ -1,22 +1,16 @@
 """What can be said of the files in docker/ without an engine."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 import time
 import tomllib
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-
-from fairbloom.protocol.scores import ACCURACY
-from fairbloom.server.observability import Metrics
-from tests.deploy.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -69,19 +63,10 @@ def test_no_client_is_on_the_network_of_the_control_api() -> None:
     assert 'control="control:8000"' in (DOCKER / "certificates.py").read_text()
     assert server["ports"] == ["${FLEET:-127.0.0.1:9092}:9092"]  # the fleet's alone
     published = {name for name, service in services().items() if "ports" in service}
-    assert published == {"server", "grafana"}
-    assert "control" not in services()["grafana"]["networks"]
+    assert published == {"server"}
     networks = yaml.safe_load((DOCKER / "compose.yaml").read_text())["networks"]
     assert networks["fleet"]["internal"]
     assert networks["control"]["internal"]
-
-
-def test_prometheus_is_reached_by_the_dashboard_alone() -> None:
-    prometheus, grafana = services()["prometheus"], services()["grafana"]
-    assert prometheus["network_mode"] == "service:grafana"
-    assert "--web.listen-address=127.0.0.1:9090" in prometheus["command"]
-    assert grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/metrics/dashboard.password"
-    assert not any("ANONYMOUS" in name for name in grafana["environment"])
 
 
 def test_a_client_sees_its_own_part_of_the_volume_and_no_other() -> None:
@@ -99,7 +84,7 @@ def test_the_server_has_neither_authority_key_nor_credential() -> None:
     names = set(re.findall(r'"([^"]+)"', "".join(copied)))
     assert names == {
         *("federation.toml", "ca.crt", "server.crt"),
-        *("server.key", "operators.toml", "runtime.secret", "metrics.token"),
+        *("server.key", "operators.toml", "runtime.secret"),
     }
 
 
@@ -119,24 +104,6 @@ def test_the_gpu_twins_reserve_devices() -> None:
         assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
         waits = services()[name.removesuffix("-gpu")]["depends_on"][name]
         assert waits == {"condition": "service_started", "required": False}
-
-
-def test_the_dashboard_shows_what_a_run_tells() -> None:
-    dashboard = json.loads((DOCKER / "monitoring" / "dashboards" / "fairbloom.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    metrics = Metrics(port := free_port(), ACCURACY)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-            told = {line.split()[2] for line in page.read().decode().splitlines() if line.startswith("# TYPE")}
-    finally:
-        metrics.close()
-    shown = {name for expression in asked for name in re.findall(r"fairbloom_\w+", expression)}
-    assert shown
-    assert shown <= told
-    scraped = yaml.safe_load((DOCKER / "monitoring" / "prometheus.yaml").read_text())["scrape_configs"]
-    assert scraped[0]["static_configs"] == [{"targets": ["metrics:9464"]}]
-    assert scraped[0]["authorization"] == {"credentials_file": "/metrics/metrics.token"}
-    assert '"metrics-port=9464"' in (DOCKER / "experiment.py").read_text()
 
 
 def test_the_dockerfile_names_no_host_and_one_torch() -> None:

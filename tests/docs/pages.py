@@ -53,7 +53,6 @@ ELSEWHERE = {
     "docs/upkeep.md#Another host": (
         "tests/deploy/test_backup.py::test_another_host_is_in_certificate_and_settings_and_its_devices_owners_are_told"
     ),
-    "docs/upkeep.md#Metrics": "tests/deploy/test_status.py::test_metrics_are_those_of_the_federation",
     "docs/stock-nodes.md": "tests/runtimes/test_stock_nodes.py::test_fairbloom_gives_the_run_in_process",
     "docs/docker.md#In containers": COMPOSE,
     "docs/docker.md#Settings": (

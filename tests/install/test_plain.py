@@ -108,7 +108,6 @@ def test_a_device_predicts_with_what_is_installed_there(tmp_path: Path) -> None:
         (("--task", "femnist"), "datasets"),
         (("--partition", "flwr:IidPartitioner"), "datasets"),
         (("--method", "torchjd:upgrad"), "torchjd"),
-        (("--set", "metrics-port=9464"), "metrics"),
     ],
 )
 def test_what_needs_an_extra_says_in_one_line_which(

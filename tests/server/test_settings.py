@@ -450,7 +450,7 @@ def test_another_tasks_setting_is_refused_where_somebody_typed_it(monkeypatch: p
 
 
 def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
-    free = {"out", "log-format", "metrics-port", "enrolled-sizes", "unused-rounds", "memory", "from-round"}
+    free = {"out", "log-format", "enrolled-sizes", "unused-rounds", "memory", "from-round"}
     free |= {"min-clients", "patience"}
     assert may_differ(finished=True) == free
     limits = {"max-growth", "loss-limit", "update-limit"}

@@ -340,21 +340,19 @@ def test_a_comparison_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
         command.communicate()
 
 
+def block_run(out: Path, method: str) -> None:
+    """Let a run fail: it cannot make its lock, because a folder has that name."""
+    (out / "runs" / f"{method}-seed0" / ".lock").mkdir(parents=True)
+
+
 def test_a_comparison_that_fails_ends_no_other_process_of_the_caller(tmp_path: Path) -> None:
     """Nor one that is started meanwhile: a notebook may have a loader's workers, or a run of its own."""
     other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     other.start()
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(FairbloomError, match="cannot be served"):
-        compare(
-            methods="fedfv,fedavg",
-            seeds=1,
-            clients=5,
-            rounds=300,
-            jobs=2,
-            out=tmp_path,
-            settings={"metrics-port": taken.getsockname()[1]},
-            progress=False,
-        )
+    for method in ("fedavg", "fedfv"):
+        block_run(tmp_path, method)
+    with pytest.raises(FairbloomError, match=r"with seed 0: .*\.lock"):
+        compare(methods="fedfv,fedavg", seeds=1, clients=5, rounds=300, jobs=2, out=tmp_path, progress=False)
     try:
         assert other.is_alive()
         assert {process.pid for process in multiprocessing.active_children()} == {other.pid}
@@ -375,12 +373,12 @@ def test_a_method_that_lacks_a_client_of_another_is_refused_by_name(
 
 
 def test_a_run_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No port is served twice."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        words = ("--methods", "fedfv", "--seeds", 1, "--clients", 5, "--jobs", 1, "--set", f"metrics-port={port}")
-        assert fairbloom("compare", *words, "--out", tmp_path) == 2
-    assert f"error: FedFV with seed 0: metrics-port = {port} cannot be served" in capsys.readouterr().err
+    block_run(tmp_path, "fedfv")
+    words = ("--methods", "fedfv", "--seeds", 1, "--clients", 5, "--jobs", 1)
+    assert fairbloom("compare", *words, "--out", tmp_path) == 2
+    said = capsys.readouterr().err
+    assert "error: FedFV with seed 0: " in said
+    assert f"the file .lock cannot be written to {tmp_path / 'runs' / 'fedfv-seed0'}" in said
 
 
 def test_a_method_given_twice_is_compared_once(tmp_path: Path) -> None:

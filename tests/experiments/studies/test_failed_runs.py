@@ -79,11 +79,11 @@ def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
 
 
 def test_runs_that_failed_otherwise_are_tried_again(compared: Path, tmp_path: Path) -> None:
-    """As one whose port was taken: here it is finished meanwhile."""
+    """As one whose disk was full: here it is finished meanwhile."""
     out = tmp_path / "cmp"
     shutil.copytree(compared, out)
-    taken = Failure("metrics-port = 9000 cannot be served")
-    Plan.read(out).with_failures({**DIVERGED, ("FedFV", 1): taken}).write(out)
+    full = Failure("No space left on device")
+    Plan.read(out).with_failures({**DIVERGED, ("FedFV", 1): full}).write(out)
     assert load_comparison(out).failed["FedFV"] == "failed with 1 of 2 seeds"
     assert fairbloom(*WORDS, "--baseline", "fedavg", "--out", out) == 0
     assert set(load_comparison(out).failed) == {FAILING}
