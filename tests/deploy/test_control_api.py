@@ -1,26 +1,19 @@
 """The operator's calls of a real control API over TLS: Flower's app behind our door, with a database."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from flwr.proto.control_pb2 import StreamLogsRequest
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.device.connectivity import tls_context
 from fairbloom.deploy.errors import DeployError, UnauthorizedError, UnreachableError
 from fairbloom.deploy.flower.operator.control_api import connected
-from fairbloom.deploy.flower.server.control import FOLLOWED_BY_ALL, FOLLOWED_BY_ONE
 from fairbloom.deploy.operator.enrolment import Applicant, enroll_all, revoke
 from fairbloom.deploy.operator.federation import Federation
-from tests.deploy.flower import wait_until
 from tests.deploy.processes import free_port
 
 from .served import Served
 from .state import submit
-from .test_control import MAY_READ, READER
 
 
 @pytest.fixture(scope="module")
@@ -68,36 +61,6 @@ def test_what_the_superlink_refuses_is_said_in_its_words(served: Served) -> None
             api.register("twice", public)
         with pytest.raises(DeployError, match=r"the SuperLink does not unregister a client: \[code: \d+\] "):
             api.unregister("12345")
-
-
-def test_who_follows_runs_leaves_threads_to_others(served: Served) -> None:
-    assert FOLLOWED_BY_ALL < 40  # threads on which Starlette answers
-    served.place.operators.write_text(served.federation.operators.read_text() + MAY_READ)
-    run, task = submit(served.place.state)
-    asked = StreamLogsRequest(run_id=run).SerializeToString()
-    head = {"content-type": "application/protobuf"} | READER
-    place, context = f"https://{served.federation.control}", tls_context(str(served.federation.authority))
-
-    def follow(operator: httpx.Client) -> int:
-        call = operator.stream("POST", "/v1/control/stream-logs", content=asked)
-        answer = under_way.enter_context(call)
-        said.append(answer.read().decode() if answer.is_error else "")
-        return answer.status_code
-
-    said = list[str]()
-    with httpx.Client(base_url=place, headers=head, verify=context) as reader, contextlib.ExitStack() as under_way:
-        assert [follow(reader) for _ in range(FOLLOWED_BY_ONE + 1)] == [200] * FOLLOWED_BY_ONE + [429]
-        assert f"{FOLLOWED_BY_ONE} calls of zoe" in said[-1]
-        assert "end one of them" in said[-1]
-        with connected(served.federation) as api:
-            own = httpx.Client(base_url=place, headers=api.client.headers, verify=context)
-            with own as operator:
-                more = FOLLOWED_BY_ALL - FOLLOWED_BY_ONE
-                assert [follow(operator) for _ in range(more + 1)] == [200] * more + [429]
-            assert api.runs(str(run))
-        served.place.state.finish_task(task, "stopped", "")
-    with contextlib.ExitStack() as under_way, httpx.Client(base_url=place, headers=head, verify=context) as reader:
-        wait_until(lambda: follow(reader) == 200)  # those before end within half a second
 
 
 def test_another_credential_is_refused(served: Served, tmp_path: Path) -> None:

@@ -135,20 +135,6 @@ def test_the_keys_of_the_json_are_those_of_the_guide(served: Served) -> None:
         assert f"`{key}`" in section, key
 
 
-def test_a_second_credential_that_may_only_read_sees_it_all(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the commands of the page."""
-    page, home = (ROOT / "docs" / "nodes-keys.md").read_text(), served.federation.path.parent
-    commands = page[page.index("mkdir -m 700 watcher") :].partition("```")[0]
-    subprocess.run(["bash", "-e", "-c", commands], cwd=home, check=True)
-    served.place.operators.write_bytes(served.federation.operators.read_bytes())
-    run = begin(served, served.run)  # type: ignore[attr-defined]
-    assert of_run(survey(Federation(home / "watcher")), run)["round"] == 2
-    assert fairbloom("deploy", "stop", run, "--dir", home / "watcher") != 0
-    assert "this credential may only read" in capsys.readouterr().err
-    assert of_run(survey(served.federation), run)["status"] == "pending"
-    assert fairbloom("deploy", "stop", run, "--dir", served.federation.path) == 0
-
-
 # Again and again ----------------------------------------------------------------------------------------------------
 
 COMMAND = "from fairbloom.cli import main; main()"

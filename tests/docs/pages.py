@@ -33,9 +33,6 @@ ELSEWHERE = {
     "docs/nodes-keys.md#Devices that join by a token": (
         "tests/deploy/test_joined.py::test_devices_join_train_and_renew_their_keys_in_a_run"
     ),
-    "docs/nodes-keys.md#The operator's credential": (
-        "tests/deploy/test_status.py::test_a_second_credential_that_may_only_read_sees_it_all"
-    ),
     "docs/nodes-keys.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),

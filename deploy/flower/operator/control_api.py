@@ -119,8 +119,6 @@ def _reason(response: httpx.Response) -> str:
     """Return why a call was refused, in Flower's words where it has them."""
     try:
         said = json.loads(response.text)
-        if response.status_code == httpx.codes.FORBIDDEN:
-            return str(said["detail"])
         return " ".join(filter(None, (f"[code: {said['code']}]", said["detail"], said.get("extra"))))
     except (ValueError, KeyError, TypeError):
         return f"it answers with {response.status_code}: see the server's log"

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -63,15 +62,6 @@ NOTED: Mapping[str, tuple[str, Any]] = {
 }
 """Calls of the control API that change something, what the audit log calls them, and what is answered to them."""
 
-FOLLOWING = ("/v1/control/stream-logs", "/v1/control/stream-run-events")
-"""Calls that last as long as their run, each on one of the 40 threads on which all HTTP calls are answered."""
-
-FOLLOWED_BY_ONE, FOLLOWED_BY_ALL = 10, 20
-"""How many of these calls each credential may have under way, and all together."""
-
-READABLE = (STATUS_PATH, "/v1/control/list-runs", "/v1/control/list-nodes", FOLLOWING[0])
-"""Calls of an operator who may only read; others are refused, also those that a later Flower adds."""
-
 
 class Operators:
     """Those who may use the control API, by the SHA-256 of their credentials in operators.toml."""
@@ -79,21 +69,20 @@ class Operators:
     def __init__(self, file: Path, refusals: RefusalLog) -> None:
         self._file, self._refusals = file, refusals
 
-    def find(self, token: str) -> tuple[str, bool]:
-        """Return whose credential this is, and whether it is for all calls; "" for nobody's.
-
-        All are nobody's while the file cannot be used.
-        """
+    def find(self, token: str) -> str:
+        """Return whose credential this is, "" for nobody's; all are nobody's while the file cannot be used."""
         given = hashlib.sha256(token.encode()).hexdigest()
         try:
             known = tomllib.loads(self._file.read_text())  # read each time: what is taken back counts at once
-            may = {name: {"all": True, "read": False}[about.get("may", "all")] for name, about in known.items()}
+            for name, about in known.items():
+                if about.keys() != {"sha256"}:  # what is meant by more, a narrower right say, is not known here
+                    raise ValueError(f"{name} has {', '.join(sorted(about))}: write sha256 and nothing else")
             matching = [name for name, about in known.items() if hmac.compare_digest(about["sha256"], given)]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             if self._refusals.note_event("operators.toml cannot be used", reason=str(error)):
                 log.error("%s cannot be used, so nobody is let in: %s", self._file, error)
-            return "", False
-        return (matching[0], may[matching[0]]) if matching else ("", False)
+            return ""
+        return matching[0] if matching else ""
 
 
 @lru_cache(maxsize=10)
@@ -116,10 +105,9 @@ class CredentialCheck:
         self._folder, self._secret = shared.federation.state, shared.federation.runtime_secret.read_bytes()
         self._operators = Operators(shared.federation.operators, shared.refusals)
         self._good: dict[str, float] = {}
-        self._followed = Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a call on, or answer 401, 403 or 429."""
+        """Hand a call on, or answer 401."""
         if scope["type"] == "http":
             request = Request(scope)
             if not await self._is_allowed(request):
@@ -131,22 +119,18 @@ class CredentialCheck:
             if scope["path"] in NOTED:
                 await self._note_outcome(request, receive, send)
                 return
-            if scope["path"] in FOLLOWING:
-                await self._follow(request, receive, send)
-                return
         await self._app(scope, receive, send)
 
     async def _refuse(self, request: Request, receive: Receive, send: Send) -> None:
-        """Answer 401, or 403 to an operator who may only read, and note the attempt."""
-        scope, reader = request.scope, getattr(request.state, "operator", "")
+        """Answer 401, and note the attempt."""
+        scope = request.scope
         api = next((name for name in ("runtime", "fleet") if scope["path"].startswith(f"/v1/{name}")), "control")
-        what, status, detail = f"a call of the {api} API without the credential", 401, "not authenticated"
-        if reader:
-            what, status, detail = "a call of an operator who may only read", 403, "this credential may only read"
+        what = f"a call of the {api} API without the credential"
         call = scope["path"] if scope["path"] in paths(scope["app"]) else "other"  # what is made up fills logs
-        who = {"peer": request.client.host if request.client else "", **({"operator": reader} if reader else {})}
-        await run_in_threadpool(partial(self._refusals.note, what, call=call, **who))
-        await JSONResponse({"detail": detail}, status, {"connection": "close"})(scope, receive, send)
+        peer = request.client.host if request.client else ""
+        await run_in_threadpool(partial(self._refusals.note, what, call=call, peer=peer))
+        answer = JSONResponse({"detail": "not authenticated"}, HTTPStatus.UNAUTHORIZED, {"connection": "close"})
+        await answer(scope, receive, send)
 
     async def _note_outcome(self, request: Request, receive: Receive, send: Send) -> None:
         """Hand on a call that changes something, and note what came of it."""
@@ -171,23 +155,6 @@ class CredentialCheck:
             about["failed"] = failed[0]
         await run_in_threadpool(partial(audit.note, self._folder, event, **about))
 
-    async def _follow(self, request: Request, receive: Receive, send: Send) -> None:
-        """Hand on a call that lasts, unless too many are under way: they would take all threads."""
-        operator = request.state.operator
-        if self._followed[operator] >= FOLLOWED_BY_ONE or self._followed.total() >= FOLLOWED_BY_ALL:
-            await run_in_threadpool(self._refusals.note, "a call to follow one run more", operator=operator)
-            detail = (
-                f"{self._followed[operator]} calls of {operator}, and {self._followed.total()} in all, follow runs: "
-                f"{FOLLOWED_BY_ONE} and {FOLLOWED_BY_ALL} may at once, so end one of them (flwr log, deploy submit)"
-            )
-            await JSONResponse({"detail": detail}, HTTPStatus.TOO_MANY_REQUESTS)(request.scope, receive, send)
-            return
-        self._followed[operator] += 1
-        try:
-            await self._app(request.scope, receive, send)
-        finally:
-            self._followed[operator] -= 1
-
     @staticmethod
     def _say_of(scope: Scope, tell: Callable[[int, str, int], None]) -> None:
         """Tell by what connection a call came, unless the peer has hung up already."""
@@ -205,9 +172,8 @@ class CredentialCheck:
         if path == HEALTH_PATH:
             return True
         token = bearer_token(request)
-        found = await run_in_threadpool(self._operators.find, token) if token else ("", False)
-        request.state.operator, may_change = found
-        return bool(request.state.operator) and (may_change or path in READABLE)
+        request.state.operator = await run_in_threadpool(self._operators.find, token) if token else ""
+        return bool(request.state.operator)
 
     async def _is_superexec(self, request: Request) -> bool:
         length = request.headers.get("content-length", "")
