@@ -98,8 +98,8 @@ bench: setup ## measure simulated and deployed rounds against a plain loop and a
 lock: setup ## write the lock files anew; UPGRADE=--upgrade takes the newest versions
 	locks/renew.sh $(UPGRADE)
 
-digests: ## write the digests that the registry has today for the images of others; needs Docker and a network
-	docker/digests.sh docker/Dockerfile docker/compose.yaml
+digests: ## write the digest that the registry has today for the base image; needs Docker and a network
+	docker/digests.sh docker/Dockerfile
 
 sbom: ## copy the lists of what is in the images, which must be built, to dist/
 	mkdir -p dist
