@@ -96,8 +96,8 @@ COMMANDS = {
     ),
     "export": Place(
         f"{OURS}.export:export",
-        "Export the trained model and its preprocessing for other programs, with a model card.",
-        "fairbloom export runs/a --to onnx",
+        "Export the trained model with its preprocessing as an ONNX file for other programs.",
+        "fairbloom export runs/a --out model.onnx",
     ),
     "client": Place(
         "fairbloom.deploy.cli:client",

@@ -1,7 +1,6 @@
 """Files that are written whole or not at all, whatever happens meanwhile."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,28 +35,6 @@ def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
             draft.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
-
-
-@contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Give a private folder that replaces `path` whole and on disk if the block succeeds; else nothing changes."""
-    make_folder(path.parent)
-    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".draft"))
-    try:
-        yield draft
-        for each in (*draft.rglob("*"), draft):
-            sync_folder(each)
-        if path.exists():
-            before = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".before")
-            path.replace(before)
-            draft.replace(path)
-            shutil.rmtree(before)
-        else:
-            draft.replace(path)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    sync_folder(path.parent)
 
 
 def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:

@@ -69,13 +69,12 @@ READING = {
     "show": ("show", "run"),
     "json": ("show", "run", "--json"),
     "report": ("report", "run"),
-    "card": ("export", "run", "--to", "card"),
     "comparison": ("show", "two"),
     "report of a comparison": ("report", "two"),
 }
 PREDICTING = {
     "predict": ("predict", "run", "new.csv", "--out", "out.csv"),
-    "export": ("export", "run", "--to", "safetensors"),
+    "export": ("export", "run"),
     "evaluate": ("evaluate", "run", "--data-dir", "new.csv"),
 }
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from fairbloom.server.run_folder.files import (
     GROUPED,
     GROUPS,
     METRICS,
-    PREPROCESSING,
     ROUNDS,
     SCORES,
     SPLIT,
@@ -50,7 +49,7 @@ from fairbloom.tasks import TASKS, TaskInfo
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
 from .groups import GroupReport, read_groups
-from .presentation import Shown, chart, write_card
+from .presentation import Shown, chart
 
 if TYPE_CHECKING:
     import pandas
@@ -442,46 +441,32 @@ class Run(Shown):
 
     def export(
         self,
-        to: str,
         *,
         client: str = "",
         model: str = "last",
         out: str | os.PathLike[str] | None = None,
         trust: Sequence[str] = (),
     ) -> Path:
-        """Export the trained model with its preprocessing and a model card; return the folder.
+        """Export the trained model with its preprocessing as ONNX; return the file.
 
         What was written is tried: its predictions are compared with the model's own.
 
         Parameters
         ----------
-        to
-            "onnx", "torch" (a program of torch.export), "safetensors" or "mlflow"; or "card", for the model card alone.
         client, model, trust
             As in `predictor`.
         out
-            The folder; by default one in exports/ in the run folder. One of an earlier export is replaced.
+            The file; by default one in exports/ in the run folder. An earlier file is replaced.
 
         Raises
         ------
         FairbloomError
-            When there is no such model, it cannot be exported in this form, or what was written predicts something
-            else; nothing is left of the export then.
+            When there is no such model, it cannot be exported, or what was written predicts something else; nothing is
+            written then.
         """
-        from fairbloom.prediction.export.export import CARD_ALONE, export_card, export_model
+        from fairbloom.prediction.export import export_onnx  # imported late, as PyTorch is with it
 
-        folder = None if out is None else Path(out)
-        if to == CARD_ALONE:
-            return export_card(self.folder, self.card(client, model), client, model, folder)
-        return export_model(self.predictor(client, model, trust=trust), to, partial(write_card, self), folder)
-
-    def card(self, client: str = "", model: str = "last") -> str:
-        """Return the model card, in Markdown: whom the model serves how, and how it was made."""
-        from fairbloom.prediction.export.described import DescribedModel
-
-        task, preprocessing = str(self.settings.get("task", "model")), PREPROCESSING.read(self.folder)
-        described = DescribedModel(task=task, client=client, model=model, preprocessing=preprocessing)
-        return write_card(self, described)
+        return export_onnx(self.predictor(client, model, trust=trust), None if out is None else Path(out))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the global model after the last round: arrays by the names of the module's state dict.

@@ -363,11 +363,7 @@ PERSONAL = Entry(
     ),
 )
 
-EXPORTS = Entry(
-    name="exports",
-    shown="exports/",
-    holds="models that were [exported](export.md), a folder of each with its model card",
-)
+EXPORTS = Entry(name="exports", shown="exports/", holds="models that were [exported](using.md#export-as-onnx)")
 
 LOCK = Entry(name=LOCK_NAME, holds="which process writes to the folder; it is there while that process works")
 

@@ -13,12 +13,11 @@ import fairbloom
 from fairbloom.client import app as client_app
 from fairbloom.prediction.predictor import Predictor, load_predictor
 from fairbloom.server.app import main
-from fairbloom.server.run_folder.files import BEST, MODEL, PREPROCESSING
+from fairbloom.server.run_folder.files import BEST, MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from tests.experiments.helpers import fairbloom as command
 
-from .export.readers import READERS
 from .hospitals import write_hospital, write_hospitals
 from .made import held_out, read
 
@@ -97,32 +96,6 @@ def test_the_command_says_the_threshold(run: fairbloom.Run, tmp_path: Path, caps
     assert command("predict", run.folder, new, "--client", "h2", "--out", out) == 0
     assert capsys.readouterr().out == f"90 predictions, sick from a probability of {threshold:g}: {out}\n"
     assert {row["predicted_target"] for row in read(out)} == {"sick", "well"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["onnx", "mlflow", "torch", "safetensors"])
-def test_exports_predict_by_the_threshold_or_name_it(run: fairbloom.Run, form: str, tmp_path: Path) -> None:
-    client = max(SITES, key=lambda each: abs((load_predictor(run.folder, client=each).threshold or 0.5) - 0.5))
-    frame = pandas.read_csv(run.folder.parent / "data" / f"{client}.csv", dtype=str).drop(columns="target")
-    expected = run.predict(frame, client=client)
-    higher = np.where(expected["probability_sick"] > 0.5, "sick", "well")
-    assert list(expected["predicted_target"]) != list(higher)
-    folder = run.export(form, client=client, out=tmp_path / "out")
-    values, _ = READERS[form](folder, frame)
-    if form in ("onnx", "mlflow"):  # which predict classes; the others return numbers
-        assert values == expected["predicted_target"].tolist()
-    else:
-        how = PREPROCESSING.read(folder)
-        assert how is not None
-        assert (how.positive, how.threshold) == ("sick", load_predictor(run.folder, client=client).threshold)
-    words = f"It predicts sick from a probability of {load_predictor(run.folder, client=client).threshold:g}"
-    assert words in (folder / "README.md").read_text()
-
-
-def test_the_card_alone_says_that_thresholds_were_chosen(run: fairbloom.Run) -> None:
-    whose = "each client" if run.settings["threshold"] == "client" else "all clients together"
-    assert f"f1, sensitivity, specificity are measured by a threshold of {whose}" in run.card()
-    assert "threshold of" not in run.card("h0", "personal")
 
 
 # A site that took no part, and devices --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.system.files import whole_file, whole_folder, write_private, write_public, write_whole
+from fairbloom.system.files import whole_file, write_private, write_public, write_whole
 
 
 def test_a_reader_sees_the_old_or_the_new_file(tmp_path: Path) -> None:
@@ -83,20 +83,3 @@ def test_permissions_are_never_wider_than_asked_for(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("by-umask", "public")] == [0o640, 0o644]
-
-
-def test_a_folder_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "new" / "export") as draft:
-        (draft / "inner").mkdir()
-        (draft / "inner" / "old").write_text("old")
-        assert not (tmp_path / "new" / "export").exists()
-    with pytest.raises(IsADirectoryError), whole_folder(tmp_path / "new" / "export") as draft:
-        draft.write_text("which is a folder")
-    assert [str(path.relative_to(tmp_path / "new")) for path in sorted((tmp_path / "new").rglob("*"))] == [
-        "export",
-        "export/inner",
-        "export/inner/old",
-    ]
-    with whole_folder(tmp_path / "new" / "export") as draft:
-        (draft / "other").write_text("other")
-    assert [path.name for path in (tmp_path / "new").rglob("*")] == ["export", "other"]

@@ -218,9 +218,6 @@ OF_CLIENTS = {
 }
 """Where a text is the name of a file in the folder of a client, which knows no run folder."""
 
-OF_EXPORTS = {("prediction/export/safetensors.py", "model.safetensors")}
-"""Where a text is the name of a file in the folder of an export."""
-
 
 def texts(path: Path) -> Iterator[str]:
     """Yield the texts in a module that are neither docstrings nor parts of them."""
@@ -244,4 +241,4 @@ def test_the_name_of_a_file_is_written_in_one_place() -> None:
         for name in names
         if name in text
     ]
-    assert sorted({*found} - FLOWERS - OF_CLIENTS - OF_EXPORTS) == []
+    assert sorted({*found} - FLOWERS - OF_CLIENTS) == []
