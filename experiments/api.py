@@ -35,7 +35,7 @@ from .studies.recommend import parse_budget, recommend_method
 from .studies.reproduce import reproduce
 from .studies.sweep import run_sweep
 from .studies.swept import load_sweep
-from .views import presenters as presenters  # which registers the views of runs, comparisons and reproductions
+from .views import summary as summary  # which registers the pages of results
 from .views.progress import RunBar, study_progress
 from .views.progress import progress as progress_bar
 

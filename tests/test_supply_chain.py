@@ -165,7 +165,7 @@ def test_the_extra_all_brings_every_other_one() -> None:
 
 
 def test_no_client_gets_what_only_simulation_and_figures_need() -> None:
-    assert not {"ray", "altair", "vl-convert-python", "cvxopt", "pytest"} & set(locked("client"))
+    assert not {"ray", "vl-convert-python", "cvxopt", "pytest"} & set(locked("client"))
     assert set(locked("client")) < set(locked("server")) < set(locked("requirements"))
 
 

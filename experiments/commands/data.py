@@ -11,6 +11,7 @@ from fairbloom.tasks import describe_data, load_task
 
 from ..options import merge_settings
 from ..views.lists import show_data
+from ..views.report.sections import split_charts
 from .options import ClientsOption, DataOption, JsonOption, PartitionOption, SetOption, setting_option, settings_of
 from .show import draw
 
@@ -49,6 +50,6 @@ def data(
     if figure is not None:
         from fairbloom.tasks.split import Split  # imported late: PyTorch takes seconds
 
-        draw(Split.of(load_task(chosen)), figure, as_json)
+        draw(split_charts(Split.of(load_task(chosen))), figure, as_json)
     if any({"problem", "warning"} & row.keys() for row in described["clients"]):
         raise typer.Exit(1)

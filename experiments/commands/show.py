@@ -11,25 +11,27 @@ from fairbloom.client.record import RECORD, own_rows, read_entries
 from fairbloom.server.run_folder.errors import RunFolderError
 
 from ..results.comparison import Comparison, Plan, load_comparison
-from ..results.ranks import name_tasks, ranks_of
+from ..results.presentation import page_of
 from ..results.run import COMPARISON, SWEEP, Run, load
 from ..results.scored import scores_of
 from ..results.sweep import Sweep
 from ..studies.swept import load_sweep
 from ..views.listing import find_runs
 from ..views.lists import show_data, show_runs
-from ..views.summary import details_of, summary_of
-from ..views.terminal import console, show_page
+from ..views.report.page import Charts
+from ..views.report.sections import split_charts
+from ..views.summary import details_of
+from ..views.terminal import console
 from .options import FigureOption, JsonOption, SpreadOption
 
 
 def show(
-    folders: Annotated[
-        list[Path],
+    folder: Annotated[
+        Path,
         typer.Argument(
-            metavar="RUN...",
-            help="The folder of a run, comparison or sweep; or those of several comparisons, to rank their methods; or "
-            "the state-dir of a device, for its own numbers in private runs.",
+            metavar="RUN",
+            help="The folder of a run, comparison or sweep; or the state-dir of a device, for its own numbers in "
+            "private runs.",
         ),
     ],
     figure: FigureOption = None,
@@ -42,27 +44,23 @@ def show(
     spread: SpreadOption = "interval",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the results, progress and settings of a run, comparison or sweep.
-
-    For several comparisons of the same methods on different tasks, it ranks the methods.
-    """
-    folder, *others = folders
-    if not others and (show_own(folder, as_json) or show_unfinished(folder, as_json)):
+    """Show the results, progress and settings of a run, comparison or sweep."""
+    if show_own(folder, as_json) or show_unfinished(folder, as_json):
         return
-    found = ranks_of(name_tasks([load_comparison(each) for each in folders])) if others else load_result(folder)
+    found = load_result(folder)
     if split is not None and not isinstance(found, Run):
-        kind = "comparison" if others else type(found).__name__.lower()
+        kind = type(found).__name__.lower()
         raise RunFolderError(f"{folder} holds a {kind}: draw the split of one of its runs, in {folder}/runs")
     if as_json:
         print(json.dumps(describe(found) if isinstance(found, Run) else found.as_json, indent=2))
     elif isinstance(found, Comparison):
         found.show(spread)
     else:
-        show_page(details_of(found) if isinstance(found, Run) else summary_of(found))
+        (details_of(found) if isinstance(found, Run) else page_of(found)).show()
     if figure is not None:
-        draw(found, figure, as_json)
+        draw(page_of(found).make_figure(), figure, as_json)
     if split is not None and isinstance(found, Run):
-        draw(found.split(), split, as_json)
+        draw(split_charts(found.split()), split, as_json)
 
 
 def load_result(folder: Path) -> Run | Comparison | Sweep:
@@ -118,10 +116,10 @@ def show_unfinished(folder: Path, as_json: bool) -> bool:
     return True
 
 
-def draw(result: object, path: Path, as_json: bool) -> None:
-    """Write the figure of a result, or of a split, and say where it lies, but for what is to be JSON alone."""
-    from ..views.figures import write_figure  # imported late: it takes a second
+def draw(charts: Charts, path: Path, as_json: bool) -> None:
+    """Write charts as a figure, and say where it lies, but for what is to be JSON alone."""
+    from ..views.figures import write_charts  # imported late: it takes a second
 
-    files = write_figure(result, path.with_suffix("") if path.suffix in (".png", ".svg") else path)
+    files = write_charts(charts, path.with_suffix("") if path.suffix in (".png", ".svg") else path)
     if not as_json:
         console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)

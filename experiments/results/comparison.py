@@ -27,14 +27,13 @@ from .groups import GroupReport
 from .measured import BARE
 from .other_scores import Contradiction, find_contradictions, sentences_on
 from .plans import PlanFile
-from .presentation import Shown, chart, show
+from .presentation import Drawn, page_of
 from .run import COMPARISON, Run, final_of, frame, load, measures
 from .shared_data import SharedData
 from .verdict import OTHERS, Verdict, verdict_of
 
 if TYPE_CHECKING:
     import pandas
-    from altair.typing import ChartType
 
 Values = Mapping[str, float]
 """A score by client."""
@@ -244,7 +243,7 @@ def _left_out(
 
 
 @dataclass(frozen=True)
-class Comparison(Shown):
+class Comparison(Drawn):
     """The outcome of every method and seed.
 
     Attributes
@@ -612,10 +611,6 @@ class Comparison(Shown):
             **({"groups": self.group_rows(), "gaps": self.gap_rows()} if self.by_group else {}),
         }
 
-    def chart(self) -> "ChartType":
-        """Return a chart of the clients under each method, from the worst served to the best."""
-        return chart(self)
-
     def show(self, spread: str = "interval") -> None:
         """Print the tables as the command line does.
 
@@ -625,7 +620,7 @@ class Comparison(Shown):
             "interval" prints differences to the baseline with their 95 % intervals; "std" prints the measures of each
             method with their standard deviation over the seeds.
         """
-        show(self, spread)
+        page_of(self, spread).show()
 
     def __repr__(self) -> str:
         """Return the comparison in a line."""

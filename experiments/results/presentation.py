@@ -1,36 +1,16 @@
-"""How results are shown to people: each view, which lies above the results, registers itself for a class of them."""
+"""How results are shown to people: the views, which lie above the results, register a page for each class of them."""
 
 from functools import singledispatch
-from typing import TYPE_CHECKING, Never
-
-if TYPE_CHECKING:
-    from altair.typing import ChartType
-
-    from fairbloom.prediction.export.described import DescribedModel
+from typing import Any
 
 
 @singledispatch
-def chart(result: object) -> "ChartType":
-    """Return the chart of a result."""
-    _raise_missing(result)
-
-
-@singledispatch
-def show(result: object, spread: str = "") -> None:
-    """Print a result as the command line does; `spread` says how a comparison prints uncertainty."""
-    _raise_missing(result)
-
-
-@singledispatch
-def render_html(result: object) -> str:
-    """Return the HTML of a result that a notebook shows."""
-    _raise_missing(result)
-
-
-@singledispatch
-def write_card(result: object, described: "DescribedModel") -> str:
-    """Return the model card of a model of a result."""
-    _raise_missing(result)
+def page_of(result: object, spread: str = "") -> Any:  # a page of the views, which results do not know
+    """Return the page of a result; a comparison's takes how it shows uncertainty, by `spread`."""
+    raise NotImplementedError(
+        f"no page of {type(result).__name__} is registered: import fairbloom.experiments.api, as `fairbloom.load` "
+        "does, or register one"
+    )
 
 
 class Shown:
@@ -38,14 +18,23 @@ class Shown:
 
     def show(self) -> None:
         """Print it as the command line does."""
-        show(self)
+        page_of(self).show()
 
     def _repr_html_(self) -> str:
-        return render_html(self)
+        html: str = page_of(self).html()
+        return html
 
 
-def _raise_missing(result: object) -> Never:
-    raise NotImplementedError(
-        f"no view of {type(result).__name__} is registered: import fairbloom.experiments.api, as "
-        "`fairbloom.load` does, or register one"
-    )
+class Drawn(Shown):
+    """A result that has a chart, too."""
+
+    def chart(self) -> dict[str, Any]:
+        """Return its chart as a Vega-Lite specification, which a notebook draws.
+
+        Raises
+        ------
+        FairbloomError
+            When there is nothing to draw yet.
+        """
+        spec: dict[str, Any] = page_of(self).chart()
+        return spec

@@ -3,22 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairbloom.protocol.settings import Mark, Value, marked
 from fairbloom.server.settings import may_differ
 
 from ..recipes.recipe import Recipe
 from .outcome import Outcome
-from .presentation import Shown, chart
+from .presentation import Drawn
 from .run import Run
-
-if TYPE_CHECKING:
-    from altair.typing import ChartType
 
 
 @dataclass(frozen=True)
-class Reproduction(Shown):
+class Reproduction(Drawn):
     """What was measured beside what was printed.
 
     Attributes
@@ -95,10 +92,6 @@ class Reproduction(Shown):
             for measure in self.recipe.measures
             for number, (mean, deviation) in outcome.curve(measure).items()
         ]
-
-    def chart(self) -> "ChartType":
-        """Return the chart: what was printed and measured side by side, or the figure that was published."""
-        return chart(self)
 
     def __repr__(self) -> str:
         """Return the reproduction in a line."""

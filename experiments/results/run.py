@@ -49,11 +49,10 @@ from fairbloom.tasks import TASKS, TaskInfo
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
 from .groups import GroupReport, read_groups
-from .presentation import Shown, chart
+from .presentation import Drawn
 
 if TYPE_CHECKING:
     import pandas
-    from altair.typing import ChartType
     from torch.nn import Module
 
     from fairbloom.prediction.predictor import Predictor
@@ -94,7 +93,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
 
 
 @dataclass(frozen=True)
-class Run(Shown):
+class Run(Drawn):
     """A run.
 
     Attributes
@@ -495,10 +494,6 @@ class Run(Shown):
                 f"{self.folder} has no {SPLIT.name}: its data were not dealt to clients on this machine"
             )
         return split
-
-    def chart(self) -> "ChartType":
-        """Return a chart of the score over the rounds."""
-        return chart(self)
 
     def __repr__(self) -> str:
         """Return the run in a line."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
@@ -16,11 +16,8 @@ from ..recipes.labels import format_value, label_of, short_key
 from .comparison import Comparison, Plan
 from .differences import Difference, differences_of
 from .plans import PlanFile
-from .presentation import Shown, chart
+from .presentation import Drawn
 from .run import SWEEP
-
-if TYPE_CHECKING:
-    from altair.typing import ChartType
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep(Shown):
+class Sweep(Drawn):
     """What a sweep has found.
 
     Attributes
@@ -303,10 +300,6 @@ class Sweep(Shown):
 
     def _role(self, point: SweepPoint) -> str:
         return "chosen" if point is self.best else "baseline" if point is self.baseline else ""
-
-    def chart(self) -> "ChartType":
-        """Return a chart of the points: mean and range over the seeds of the criterion on validation examples."""
-        return chart(self)
 
     def __repr__(self) -> str:
         """Return the sweep in a line."""

@@ -1,7 +1,10 @@
-"""The summary of each result: what the command line prints and a notebook shows, with the tables of its report."""
+"""The page of each result: what the command line prints and a notebook shows, with tables and charts of its report.
+
+Importing this module makes the methods `show`, `chart` and `_repr_html_` of results work.
+"""
 
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +16,19 @@ from ..results.comparison import Comparison
 from ..results.differences import FEWEST_SEEDS
 from ..results.evaluation import Evaluation
 from ..results.measured import measure_title
-from ..results.ranks import Ranks
+from ..results.presentation import page_of
 from ..results.recommendation import FILE, Recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import REPORT, Run
 from ..results.sweep import Sweep
 from .report.cells import CLEAR, NONE, SHOWN, Digits, mark_clear
 from .report.lines import worst_first
-from .report.of_comparison import by_name, failed_rows, left_out, names_table
-from .report.of_comparisons import rank_table
-from .report.of_reproduction import notes_section, rows_table, verdict
+from .report.of_comparison import by_name, failed_rows, left_out, names_table, sorted_charts
+from .report.of_reproduction import figure_charts, notes_section, rows_charts, rows_table, verdict
 from .report.of_run import measures_table
-from .report.of_sweep import points_table
-from .report.page import Block, Cell, Note, Page, Section, Table
+from .report.of_sweep import points_charts, points_table
+from .report.page import Block, Cell, Charts, Note, Page, Section, Table
+from .report.sections import run_rounds_charts
 from .report.subgroups import gaps_table, group_blocks
 
 NEGLECTED, SERVED = 6, 3
@@ -42,12 +45,6 @@ INTERVALS = ", with its 95 % interval over the seeds; where single seeds decide 
 PRIVATE_RUN = "a private run: the server saw sums alone, so there are no coefficients and no rows of single clients"
 
 
-@singledispatch
-def summary_of(result: object) -> Page:
-    """Return the summary of a result."""
-    raise NotImplementedError(f"there is no summary of {type(result).__name__}: register summary_of for it")
-
-
 def _section(*blocks: Block | None) -> Section:
     return Section("", "", "", [block for block in blocks if block is not None])
 
@@ -59,7 +56,7 @@ def _report_place(folder: Path) -> list[tuple[str, str]]:
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 
-@summary_of.register(Run)
+@page_of.register(Run)
 def _of_run(run: Run) -> Page:
     """Return how the final model serves the clients, and which of them it serves worst."""
     task = f" on {run.settings['task']}" if "task" in run.settings else ""
@@ -74,7 +71,8 @@ def _of_run(run: Run) -> Page:
         words = {"mean": "mean", "std": "standard deviation", "worst_10": "worst 10 %", "best_10": "best 10 %"}
         said = ", ".join(f"{words[measure]} {run.score.written(value)}" for measure, value in opened.items())
         blocks = [Note([f"{run.score.name} over the clients: {said}", PRIVATE_RUN])]
-    return Page(title, "", (), [("run folder", str(run.folder))], [_section(*blocks)])
+    figure = partial(run_rounds_charts, run) if final else None
+    return Page(title, "", (), [("run folder", str(run.folder))], [_section(*blocks)], figure)
 
 
 def _groups(run: Run) -> list[Block]:
@@ -91,7 +89,7 @@ def _groups(run: Run) -> list[Block]:
 
 def details_of(run: Run) -> Page:
     """Return a run as `fairbloom show` prints it: its summary, metrics, absences and settings."""
-    page, blocks, said = summary_of(run), list[Block](), list[str]()
+    page, blocks, said = _of_run(run), list[Block](), list[str]()
     for entry in run.taken_back:
         others = "".join(f", {key} was {value!r} before" for key, value in entry["before"].items())
         said.append(f"taken back to round {entry['to']} after round {entry['after']}{others}")
@@ -122,8 +120,8 @@ def describe_engine(engine: Mapping[str, Any]) -> str:
 # Comparisons --------------------------------------------------------------------------------------------------------
 
 
-@summary_of.register(Comparison)
-def summary_of_comparison(comparison: Comparison, spread: str = INTERVAL) -> Page:
+@page_of.register(Comparison)
+def _of_comparison(comparison: Comparison, spread: str = INTERVAL) -> Page:
     """Return the table of methods, the clients that the baseline neglects, the verdict, and what limits the numbers."""
     tables = [method_table(comparison, spread), client_table(comparison), *gap_tables(comparison, spread)]
     files = [path for end in ("png", "svg") if (path := comparison.folder / f"clients.{end}").exists()]
@@ -132,7 +130,8 @@ def summary_of_comparison(comparison: Comparison, spread: str = INTERVAL) -> Pag
     notes = Note([*left_out(comparison), *comparison.caveats])
     verdict = comparison.verdict
     sections = [_section(*tables), _section(notes)]
-    return Page("", verdict.headline, verdict.sentences, [*facts, *_report_place(comparison.folder)], sections)
+    facts += _report_place(comparison.folder)
+    return Page("", verdict.headline, verdict.sentences, facts, sections, partial(sorted_charts, comparison))
 
 
 def method_table(comparison: Comparison, spread: str = INTERVAL) -> Table:
@@ -243,16 +242,10 @@ def gap_tables(comparison: Comparison, spread: str = INTERVAL) -> list[Table]:
     return [gaps, Table("narrower", caption, ["method", *(measure_title(gap, 0) for gap in found)], rows, note)]
 
 
-@summary_of.register(Ranks)
-def _of_ranks(ranks: Ranks) -> Page:
-    """Return how methods rank over several tasks, and what that shows."""
-    return Page("", "", (), (), [_section(rank_table(ranks), Note(ranks.sentences))])
-
-
 # Studies ------------------------------------------------------------------------------------------------------------
 
 
-@summary_of.register(Reproduction)
+@page_of.register(Reproduction)
 def _of_reproduction(done: Reproduction) -> Page:
     """Return what was printed and measured, row by row, and in words what is known of the differences."""
     recipe = done.recipe
@@ -262,10 +255,15 @@ def _of_reproduction(done: Reproduction) -> Page:
     written = done.whole and (done.folder / "results.csv").exists()
     facts = [("table, figure and runs" if written else "runs", str(done.folder)), *_report_place(done.folder)]
     sections = [_section(about, *(rows_table(done, variant) for variant in variants)), *([notes] if notes else [])]
-    return Page(recipe.title, verdict(done), (), facts, sections)
+    return Page(recipe.title, verdict(done), (), facts, sections, partial(_charts_of_reproduction, done))
 
 
-@summary_of.register(Sweep)
+def _charts_of_reproduction(done: Reproduction) -> Charts:
+    """Return what was printed and measured, or the figure that was published, as measured."""
+    return rows_charts(done) if done.recipe.figure is None else figure_charts(done, done.recipe.figure.x)
+
+
+@page_of.register(Sweep)
 def _of_sweep(swept: Sweep) -> Page:
     """Return the points, what was chosen and how sure that is, and the test numbers of the chosen point."""
     headline, *sentences = swept.sentences()
@@ -276,10 +274,11 @@ def _of_sweep(swept: Sweep) -> Page:
         found = [verdict.headline, *verdict.sentences] if swept.baseline is not None else []
         blocks.append(Note([" ".join(found), *swept.test.caveats, "Test examples had no part in the choice."]))
     facts = [("tables, figure and runs", str(swept.folder)), *_report_place(swept.folder)]
-    return Page(swept.plan.title, headline, sentences, facts, [_section(points_table(swept)), _section(*blocks)])
+    sections = [_section(points_table(swept)), _section(*blocks)]
+    return Page(swept.plan.title, headline, sentences, facts, sections, partial(points_charts, swept))
 
 
-@summary_of.register(Recommendation)
+@page_of.register(Recommendation)
 def _of_recommendation(found: Recommendation) -> Page:
     """Return the answer, how far the candidates came, and the commands that run it."""
     digits = Digits.of(found.judged, (each.value for each in found.tried))
@@ -296,7 +295,7 @@ def _of_recommendation(found: Recommendation) -> Page:
     return Page("", headline, sentences, facts, [_section(), _section(tried)])
 
 
-@summary_of.register(Evaluation)
+@page_of.register(Evaluation)
 def _of_evaluation(found: Evaluation) -> Page:
     """Return the scores of the site, before and after, above those of the run's clients."""
     shown = [score for score in found.scores if score.name in found.before or score.name in found.others]

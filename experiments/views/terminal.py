@@ -13,7 +13,7 @@ from rich.text import Text
 from fairbloom.command import Terminal
 from fairbloom.logs import escape_unprintable
 
-from .report.page import Block, Listing, Note, Page, Table
+from .report.page import Block, Note, Page, Table
 
 STYLES = {"better": "bold green", "worse": "bold red", "quiet": "dim"}
 """How cells are printed by their tone."""
@@ -65,8 +65,6 @@ def _show_blocks(blocks: Sequence[Block]) -> None:
         elif isinstance(block, Note):
             for sentence in block.sentences:
                 console.print(Text(sentence))
-        elif isinstance(block, Listing):
-            console.print(Text(block.code), soft_wrap=True)
 
 
 def show_table(table: Table) -> None:

@@ -293,6 +293,12 @@ ROUNDS = TableFile(
 
 CLIENTS = TableFile(name="clients.csv", holds="a row per client and evaluated round", needed=("round", "client"))
 
+COEFFICIENTS = TableFile(
+    name="coefficients.csv",
+    holds="a row per round and client whose update was used, with its coefficient in the step",
+    needed=("round", "client", "coefficient"),
+)
+
 METRICS = TableFile(
     name="metrics.csv",
     holds=(

@@ -40,6 +40,7 @@ from .files import (
     BEST,
     CHECKPOINTS,
     CLIENTS,
+    COEFFICIENTS,
     CONFIG,
     EARLIER,
     ENVIRONMENT,
@@ -141,6 +142,7 @@ class RunRecorder:
         hostile = bool(config.get("attack"))
         self._table = ClientTable(scores, validated, threshold, personal, disparity, two_classes, hostile, loss)
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
+        self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
         self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
@@ -213,6 +215,7 @@ class RunRecorder:
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
         self._clients.add(self._table.rows(finished))
+        self._coefficients.add((finished.number, *each) for each in sorted(finished.coefficients.items()))
         if self._grouped is not None and self._groups is not None:
             self._groups.add(format_groups(finished, self._grouped))
         if self._metrics is not None:
@@ -326,7 +329,8 @@ class RunRecorder:
 
     @property
     def _tables(self) -> Sequence[TableWriter]:
-        return tuple(each for each in (self._rounds, self._clients, self._groups, self._metrics) if each is not None)
+        tables = (self._rounds, self._clients, self._coefficients, self._groups, self._metrics)
+        return tuple(each for each in tables if each is not None)
 
     @property
     def _checkpoints(self) -> Path:

@@ -160,14 +160,6 @@ def test_a_chart_is_saved_as_svg_with_its_colours(browser: Any, reports: dict[st
     assert "var(" not in svg
 
 
-def test_a_table_is_saved_as_csv(browser: Any, reports: dict[str, Path], tmp_path: Path) -> None:
-    opened = Opened(browser, reports["few"], **SHOWN["desktop"])
-    with opened.page.expect_download() as waiting:
-        opened.page.locator("a[download='clients.csv']").click()
-    waiting.value.save_as(tmp_path / "clients.csv")
-    assert (tmp_path / "clients.csv").read_text().startswith("client,FedAvg,QFedAvg,Ditto")
-
-
 def test_the_first_tab_leads_past_the_contents(browser: Any, reports: dict[str, Path]) -> None:
     opened = Opened(browser, reports["few"], **SHOWN["desktop"])
     opened.page.keyboard.press("Tab")

@@ -8,7 +8,7 @@ import numpy as np
 from fairbloom.experiments.results.comparison import Plan
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
-from fairbloom.server.run_folder.files import CLIENTS, CONFIG, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
+from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS, CONFIG, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
 from fairbloom.server.run_folder.rows import ClientTable, round_columns
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.run_folder.values import Recorded
@@ -96,6 +96,8 @@ def make_run(
     CLIENTS.path_in(folder).write_text(
         format_csv(ClientTable([score]).columns, client_rows, header=True), encoding="utf-8"
     )
+    used = [row for row in client_rows if "coefficient" in row]
+    COEFFICIENTS.path_in(folder).write_text(format_csv(COEFFICIENTS.needed, used, header=True), encoding="utf-8")
     if dealt:
         examples = 45 * len(clients)
         owner, part = np.arange(examples) % len(clients), (draws.random(examples) < 0.2).astype(np.uint8)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import fairbloom
 from fairbloom.cli import app
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.views.figures import charts_of
+from fairbloom.experiments.views.report.sections import split_charts
 
 
 def test_a_run_saves_who_had_which_examples_and_keeps_it_when_it_goes_on(tmp_path: Path) -> None:
@@ -48,6 +48,6 @@ def test_a_picture_names_few_clients_and_counts_many(tmp_path: Path) -> None:
     for clients, named in ((5, True), (60, False)):
         folder = tmp_path / str(clients)
         split = fairbloom.run(rounds=1, out=folder, clients=clients, partition="iid", progress=False).split()
-        (chart,) = charts_of(split).charts
+        (chart,) = split_charts(split).charts
         labels = {row["client"] for row in chart.spec["data"]["values"]}
         assert (set(split.clients) == labels) is named

@@ -13,8 +13,8 @@ import fairbloom
 from fairbloom.client.app import app
 from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.views.report import write_report
-from fairbloom.experiments.views.summary import summary_of
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, LOSS, attackers_of
 from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.protocol.streams import generator
@@ -241,7 +241,7 @@ def test_results_leave_the_attacker_out_and_say_so(turned: Path) -> None:
     mean = float(np.mean([*loaded.final().values()]))
     assert float(last["test_accuracy_of_global_model_mean"]) == pytest.approx(mean)
     words = "client-1 attacks by sign-flip, as set: all measures are over the honest clients."
-    assert words in str(summary_of(loaded))
+    assert words in str(page_of(loaded))
 
 
 def test_the_opposing_client_is_named_with_both_readings(turned: Path, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_the_opposing_client_is_named_with_both_readings(turned: Path, tmp_path:
     deciders = [row["decided_by"] for row in table(turned / "rounds.csv")]
     assert deciders[4:] == [HOSTILE] * 4
     write_report(loaded, tmp_path / "report.html")
-    for page in (str(summary_of(loaded)), (tmp_path / "report.html").read_text()):
+    for page in (str(page_of(loaded)), (tmp_path / "report.html").read_text()):
         assert "The updates of client-1 went against the mean of the others in most rounds" in page
         assert "hostile, or it is honest and badly served" in page
 
@@ -268,7 +268,7 @@ def test_of_several_opposing_clients_the_clearest_decides(tmp_path: Path, said: 
     assert words[0].startswith(", ".join(loaded.opposing))
     assert words[0].endswith("most clients do, so their data may merely differ")
     assert [row["decided_by"] for row in table(tmp_path / "run/rounds.csv")][4:] == [HOSTILE] * 4
-    assert "each is hostile, or honest and badly served" in str(summary_of(loaded))
+    assert "each is hostile, or honest and badly served" in str(page_of(loaded))
 
 
 def test_krum_decides_no_round_for_a_client(tmp_path: Path) -> None:

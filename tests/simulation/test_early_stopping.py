@@ -218,7 +218,7 @@ def test_methods_with_different_last_rounds_are_compared_so(tmp_path: Path) -> N
     assert len(ended) > 1, "the data are such that they differ"
     assert any(line.startswith("Runs stopped early (") for line in found.caveats)
     assert len(found.clients) == 2 * 2 * 4
-    assert found.chart().to_dict()["layer"]
+    assert found.chart()["layer"]
     assert (tmp_path / "compared" / "report.html").exists()
     again = fairbloom.compare(
         methods=["fedavg", "fedfv"], seeds=2, rounds=20, clients=4, out=tmp_path / "compared", settings=SOONER

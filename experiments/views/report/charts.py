@@ -252,49 +252,6 @@ PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measure
 """How numbers of a reproduction look."""
 
 
-def critical_difference(
-    ranks: Mapping[str, float], groups: Sequence[Sequence[str]], series: Sequence[Series], distance: float | None
-) -> Spec:
-    """Return the methods on a line by their mean rank, with a bar over each of the groups that cannot be told apart.
-
-    The critical difference, where there is one, is drawn as a ruler.
-    """
-    ascending = sorted(ranks, key=lambda method: ranks[method])
-    labels = [{"method": m, "rank": short(ranks[m]), "axis": 0, "place": -1.2 - i} for i, m in enumerate(ascending)]
-    middle = (1 + len(ranks)) / 2
-    bars = [
-        {"from": short(min(of)), "to": short(max(of)), "place": 0.55 + 0.5 * i}
-        for i, of in enumerate([ranks[method] for method in group] for group in groups)
-    ]
-    top = 1.0 + 0.5 * len(bars) + (0.7 if distance is not None else 0.0)
-    last = max(2.0, len(ranks), 1.0 + (distance or 0.0))
-    scale = {"domain": [1, short(last)], "nice": False, "padding": 12}
-    x: Spec = {"field": "rank", "type": "quantitative", "title": "mean rank over the tasks (1: the best)"}
-    x |= {"scale": scale, "axis": {"tickMinStep": 1, "grid": True}}
-    y = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.8 - len(ranks), top]}}
-    level, common = {**y, "field": "axis"}, {**_method(series), "opacity": _emphasis()}
-    tooltip = _tooltip(("method", "method"), ("rank", "mean rank"))
-    span = {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "y": y}
-    layers = [
-        _layer("rule", {"x": x, "y": level, "y2": {"field": "place"}, **common}, strokeWidth=1),
-        _layer("point", {"x": x, "y": level, "shape": _shape(series), "tooltip": tooltip, **common}, size=90),
-        *(
-            _layer("text", {"x": x, "y": y, "text": {"field": "method"}, **common}, align=align, dx=dx, fontSize=12)
-            | {"transform": [{"filter": f"datum.rank {sign} {middle}"}]}
-            for align, dx, sign in (("left", 5, "<="), ("right", -5, ">"))
-            if any((rank <= middle) == (sign == "<=") for rank in ranks.values())
-        ),
-    ]
-    if bars:
-        layers.append(_layer("rule", span, {"values": bars}, strokeWidth=5, color=colour("ink"), strokeCap="round"))
-    if distance is not None:
-        ruler = {"values": [{"from": 1, "to": short(1 + distance), "place": top - 0.5}]}
-        words = {"x": span["x"], "y": y, "text": {"value": f"critical difference {distance:.2f}"}}
-        layers.append(_layer("rule", span, ruler))
-        layers.append(_layer("text", words, ruler, align="left", dy=-9, color=colour("muted")))
-    return {**_spec(labels, layers), "height": 90 + 22 * len(ranks)}
-
-
 NAMES: Spec = {"domain": False, "ticks": False, "labelPadding": 8}
 """An axis of names."""
 

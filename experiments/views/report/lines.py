@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.errors import explain_read_errors
-from fairbloom.server.run_folder.files import CLIENTS
+from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
 from fairbloom.server.run_folder.rows import parse_refusals
 
 from ...results.measured import curve
@@ -45,9 +46,14 @@ class Line:
     beside: str = ""
 
     @cached_property
-    def tables(self) -> "list[pandas.DataFrame]":
-        """The columns of clients.csv that charts need, run by run, with each client's `share` of a round's weights."""
-        return [_with_shares(read_clients(run, self.model)) for run in self.runs]
+    def scores(self) -> "list[pandas.DataFrame]":
+        """Run by run, the `value` of each client after each evaluated `round`."""
+        return [_read_scores(run, self.model) for run in self.runs]
+
+    @cached_property
+    def shares(self) -> "list[pandas.DataFrame]":
+        """Run by run, in percent of each `round`'s weights, the `value` of each client that took part."""
+        return [_read_shares(run) for run in self.runs]
 
 
 @dataclass(frozen=True)
@@ -72,15 +78,25 @@ def groups_of(clients: Sequence[str]) -> Groups:
     return Groups(names, {clients[i]: name for part, name in zip(parts, names, strict=True) for i in part})
 
 
-def read_clients(run: Run, model: str = "global") -> "pandas.DataFrame":
-    """Return the columns of a run's clients.csv that charts need: round, client, coefficient, and value.
+def _read_scores(run: Run, model: str) -> "pandas.DataFrame":
+    return _read_clients(run, CLIENTS.path_in(run.folder), run.score.column(model))
+
+
+def _read_shares(run: Run) -> "pandas.DataFrame":
+    """Return the coefficients of each round in percent of the round's, without signs."""
+    table = _read_clients(run, COEFFICIENTS.path_in(run.folder), "coefficient")
+    total = table["value"].abs().groupby(table["round"]).transform("sum")
+    return table.assign(value=100.0 * table["value"] / total.where(total > 0.0))
+
+
+def _read_clients(run: Run, path: Path, column: str) -> "pandas.DataFrame":
+    """Return the columns round, client, and another one as `value`, of a table of a run, without attackers.
 
     A torn last line, of a run that goes on, is left out; a column that the file lacks is empty.
     """
     import pandas
 
-    path, column = CLIENTS.path_in(run.folder), run.score.column(model)
-    wanted = {"round": "round", "client": "client", "coefficient": "coefficient", column: "value"}
+    wanted = {"round": "round", "client": "client", column: "value"}
     with explain_read_errors(path, "Restore it from a copy"):
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1] or b"round,client\n"
@@ -110,12 +126,12 @@ class Scene:
     first_only: bool
     clients: int
 
-    def table(self, line: Line, column: str) -> "pandas.DataFrame":
-        """Return the rows of a line's runs, or of the first, that have a column, for the clients in the groups."""
+    def join(self, tables: "Sequence[pandas.DataFrame]") -> "pandas.DataFrame":
+        """Return the rows of all runs, or of the first, that have a value, for the clients in the groups."""
         import pandas
 
-        table = pandas.concat(line.tables[:1] if self.first_only else line.tables)
-        return table[table[column].notna() & table["client"].isin(self.groups.members)]
+        table = pandas.concat(tables[:1] if self.first_only else tables)
+        return table[table["value"].notna() & table["client"].isin(self.groups.members)]
 
     @property
     def series(self) -> list[Series]:
@@ -186,17 +202,11 @@ def spanned(values: Sequence[float]) -> dict[str, float | None]:
     return {"value": short(float(np.mean(values))), "low": short(min(values)), "high": short(max(values))}
 
 
-def _with_shares(table: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return a table with the `share` of participants: the coefficient in percent of the round's, without signs."""
-    total = table["coefficient"].abs().groupby(table["round"]).transform("sum")
-    return table.assign(share=100.0 * table["coefficient"] / total.where(total > 0.0))
-
-
 def score_map(scene: Scene, line: Line) -> list[Row]:
     """Return the score of each row of a map after thinned rounds, the mean over its clients and the runs."""
-    table = scene.table(line, "value")
+    table = scene.join(line.scores)
     kept = thin(sorted(int(number) for number in table["round"].unique()), MAP_ROUNDS)
-    return _mapped(table[table["round"].isin(kept)], scene.groups, "value")
+    return _mapped(table[table["round"].isin(kept)], scene.groups)
 
 
 def weight_map(scene: Scene, line: Line) -> list[Row]:
@@ -204,24 +214,24 @@ def weight_map(scene: Scene, line: Line) -> list[Row]:
 
     Rounds are put together where they are many: a value is the mean over the rounds in which clients took part.
     """
-    table = scene.table(line, "share")
+    table = scene.join(line.shares)
     if table.empty:
         return []
     last = int(table["round"].max())
     width = -(-last // MAP_ROUNDS)
-    return _mapped(table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)), scene.groups, "share")
+    return _mapped(table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)), scene.groups)
 
 
 def mean_shares(scene: Scene, line: Line) -> dict[str, float]:
     """Return how much a client of each row weighed when it took part, in percent: the mean over rounds and runs."""
-    table = scene.table(line, "share")
-    found = table["share"].groupby(table["client"].map(scene.groups.members)).mean()
+    table = scene.join(line.shares)
+    found = table["value"].groupby(table["client"].map(scene.groups.members)).mean()
     return {str(name): float(value) for name, value in found.items()}
 
 
-def _mapped(table: "pandas.DataFrame", groups: Groups, column: str) -> list[Row]:
-    """Return the mean of a column by round and row of a map."""
-    means = table[column].groupby([table["round"], table["client"].map(groups.members)]).mean()
+def _mapped(table: "pandas.DataFrame", groups: Groups) -> list[Row]:
+    """Return the mean value by round and row of a map."""
+    means = table["value"].groupby([table["round"], table["client"].map(groups.members)]).mean()
     return [
         {"round": int(number), "client": str(name), "value": short(float(value))}
         for (number, name), value in means.items()

@@ -1,13 +1,11 @@
 """What is shown of a result, as values: a page has sections of tables, charts and notes. Renderers make text of it."""
 
-import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeVar
-from urllib.parse import quote
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
-from fairbloom.server.run_folder.tables import format_csv
+from fairbloom.errors import FairbloomError
 
 from .charts import Series, Spec
 
@@ -17,7 +15,7 @@ Tone = Literal["", "better", "worse", "quiet"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: what is read, and the number behind it, which the CSV file has."""
+    """A cell of a table: what is read, and the number behind it."""
 
     text: str
     value: float | int | None = None
@@ -28,18 +26,10 @@ class Cell:
         """Return the cell of a value as Python writes it."""
         return cls(str(value), value if isinstance(value, int | float) else None)
 
-    @property
-    def exact(self) -> str | float | int:
-        """What the CSV file has."""
-        return self.text if self.value is None else self.value
-
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `folded` closes it until it is asked for.
-
-    Its files are called by its name, to which a page adds a number where two have the same.
-    """
+    """A table; `folded` closes it until it is asked for."""
 
     name: str
     caption: str
@@ -51,38 +41,9 @@ class Table:
     kind = "table"
 
     @property
-    def csv(self) -> str:
-        """The table as CSV, with all digits; headings that are the same get a number."""
-        columns = tuple(
-            heading if heading not in self.headings[:i] else f"{heading} {i + 1}"
-            for i, heading in enumerate(self.headings)
-        )
-        rows = [dict(zip(columns, (cell.exact for cell in row), strict=True)) for row in self.rows]
-        return format_csv(columns, rows, header=True)
-
-    @property
-    def latex(self) -> str:
-        """The table as LaTeX, for the package booktabs."""
-        align = "".join("r" if numeric else "l" for numeric in self.numeric)
-        lines = [[to_latex(heading) for heading in self.headings]]
-        lines += [[to_latex(cell.text) for cell in row] for row in self.rows]
-        head, *body = [" & ".join(line) + r" \\" for line in lines]
-        top = [rf"\begin{{tabular}}{{{align}}}", r"\toprule", head, r"\midrule"]
-        return "\n".join([f"% {_one_line(self.caption)}", *top, *body, r"\bottomrule", r"\end{tabular}", ""])
-
-    @property
     def numeric(self) -> list[bool]:
         """Whether each column holds numbers."""
         return [any(row[i].value is not None for row in self.rows) for i in range(len(self.headings))]
-
-    @property
-    def links(self) -> list[tuple[str, str, str]]:
-        """Its files, each by its kind, its name and an address that holds all of it."""
-        files = (("CSV", "csv", "text/csv", self.csv), ("LaTeX", "tex", "application/x-tex", self.latex))
-        return [
-            (kind, f"{self.name}.{ending}", f"data:{mime};charset=utf-8,{quote(text)}")
-            for kind, ending, mime, text in files
-        ]
 
 
 @dataclass(frozen=True)
@@ -115,17 +76,7 @@ class Note:
     kind = "note"
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Lines of code."""
-
-    code: str
-    language: str
-
-    kind = "listing"
-
-
-Block = Table | Charts | Note | Listing
+Block = Table | Charts | Note
 
 
 @dataclass(frozen=True)
@@ -140,18 +91,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its heading, the verdict, what it is of, and its parts."""
+    """A page: its heading, the verdict, what it is of, its parts, and how the charts of its figure are made, if any."""
 
     title: str
     headline: str
     sentences: Sequence[str]
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
-
-    def __post_init__(self) -> None:
-        """Give charts, and tables, that would have the same name, as of labels that differ in a sign, a number each."""
-        taken: set[tuple[type, str]] = set()
-        object.__setattr__(self, "sections", [_with_own_names(section, taken) for section in self.sections])
+    figure: Callable[[], Charts] | None = None
 
     @property
     def charts(self) -> list[Chart]:
@@ -164,40 +111,32 @@ class Page:
         """All tables, in order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
 
+    def show(self) -> None:
+        """Print the page."""
+        from ..terminal import show_page  # imported late, as it prints pages
 
-Named = TypeVar("Named", Table, Chart)
+        show_page(self)
 
+    def html(self) -> str:
+        """Return what a notebook shows: the page and its figure."""
+        from ..figures import render_image  # imported late: what draws takes a second
+        from .html import render_fragment
 
-def _with_own_names(section: Section, taken: set[tuple[type, str]]) -> Section:
-    """Return a section whose charts and tables have names of their own, which are added to those that are taken."""
+        return render_fragment(self) + (render_image(self.figure()) if self.figure else "")
 
-    def own(named: Named) -> Named:
-        names = itertools.chain([named.name], (f"{named.name}-{number}" for number in itertools.count(2)))
-        found = next(each for each in names if (type(named), each) not in taken)
-        taken.add((type(named), found))
-        return replace(named, name=found)
+    def chart(self) -> dict[str, Any]:
+        """Return the figure as a Vega-Lite specification, which a notebook draws."""
+        from ..figures import spec_of  # imported late: what draws takes a second
 
-    blocks: list[Block] = []
-    for block in section.blocks:
-        if isinstance(block, Charts):
-            blocks.append(replace(block, charts=[*map(own, block.charts)]))
-        else:
-            blocks.append(own(block) if isinstance(block, Table) else block)
-    return replace(section, blocks=blocks)
+        return spec_of(self.make_figure())
 
-
-def to_latex(text: str) -> str:
-    """Return text as LaTeX writes it."""
-    special: dict[str, str | int | None] = {char: rf"\{char}" for char in "&%$#_{}"}
-    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
-    special |= {"±": r"$\pm$", "−": "$-$", "≠": r"$\neq$", "×": r"$\times$", "≥": r"$\ge$", "<": "$<$", ">": "$>$"}
-    return _one_line(text).translate(str.maketrans(special))
+    def make_figure(self) -> Charts:
+        """Return the charts of the figure; raise FairbloomError where there is nothing to draw."""
+        if self.figure is None:
+            raise FairbloomError(f"{self.title}: there is nothing to draw yet")
+        return self.figure()
 
 
 def slug(text: str) -> str:
     """Return a text as a part of a file's name or an identifier."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

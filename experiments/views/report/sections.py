@@ -3,13 +3,14 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
-from fairbloom.server.run_folder.rows import ABSENT, parse_absent, parse_names
+from fairbloom.server.run_folder.rows import ABSENT, parse_absent
 
 from ...recipes.labels import format_value
 from ...results.measured import measure_title
@@ -36,6 +37,9 @@ from .lines import (
 )
 from .page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from .subgroups import Reports, subgroups_section
+
+if TYPE_CHECKING:
+    from fairbloom.tasks.split import Split
 
 TOGETHER = 6
 """The most lines that one chart has; more methods have a chart each, with the baseline in it."""
@@ -93,11 +97,11 @@ def lines_charts(
         return Charts([Chart(name, title, f"{title}. {said}", draw(rows, series, axis))], series)
     base, *others = series
     panels = []
-    for each in others:
+    for place, each in enumerate(others, 1):
         shown = [row for row in rows if row["method"] in (base.label, each.label)]
         spec = {**draw(shown, [base, each], axis, rows), "height": 150}
         what = f"{title} under {each.label} and {base.label}."
-        panels.append(Chart(f"{name}-{slug(each.label)}", f"{each.label}{panel}", what, spec))
+        panels.append(Chart(f"{name}-{place}", f"{each.label}{panel}", what, spec))
     return Charts(panels, [base], narrow=True)
 
 
@@ -189,14 +193,14 @@ def _map_section(scene: Scene) -> Section | None:
         return None
     low, high = bounds = _bounds(found, 0.05, 1.0) if scene.score.higher_is_better else _bounds(found, 0.0, 0.95)
     maps = []
-    for label, rows in found.items():
+    for place, (label, rows) in enumerate(found.items(), 1):
         end = max(row["round"] for row in rows)
         last = [row for row in rows if row["round"] == end]
         least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
         what = f"Score by client and round. After round {end} from {scene.score.written(least['value'])} "
         what += f"({least['client']}) to {scene.score.written(most['value'])} ({most['client']})."
         spec = charts.heat_map(rows, scene.groups.names, scene.axis, bounds, reverse=not scene.score.higher_is_better)
-        maps.append(Chart(f"map-{slug(label)}", label, what, spec))
+        maps.append(Chart(f"map-{place}", label, what, spec))
     written = scene.score.written
     beyond = f"{written(low)} and below" if scene.score.higher_is_better else f"{written(high)} and above"
     intro = " ".join(filter(None, (f"Bright is better; the darkest stands for {beyond}.", scene.rows_are, scene.whose)))
@@ -217,7 +221,7 @@ def _weights_section(scene: Scene) -> Section | None:
             most = max(share, key=lambda name: share[name])
             what = f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a round."
             spec = charts.heat_map(found[line.label], scene.groups.names, "% of a round's weights", bounds)
-            maps.append(Chart(f"weights-{slug(line.label)}", line.label, what, spec))
+            maps.append(Chart(f"weights-{len(shares)}", line.label, what, spec))
     cells = [
         [Cell(name), *(Digits(1).cell(share.get(name)) for share in shares.values())] for name in scene.groups.names
     ]
@@ -267,6 +271,11 @@ def _split_section(scene: Scene) -> Section | None:
     return Section("split", "Who has which data", intro, blocks)
 
 
+def split_charts(split: "Split") -> Charts:
+    """Return a map of how many examples of each class the clients of a split have."""
+    return class_charts(dict(zip(split.clients, split.counts().tolist(), strict=True)), groups_of(split.clients))
+
+
 def class_charts(counts: Mapping[str, Sequence[int]], groups: Groups) -> Charts:
     """Return a map of how many examples of each class the clients have."""
     sums: dict[tuple[str, int], list[int]] = {}
@@ -312,19 +321,12 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
 # What happened ------------------------------------------------------------------------------------------------------
 
 
-def _absences_section(scene: Scene) -> Section:
-    """Return who was refused, missing or offline, why replies were refused, and who decided or opposed rounds."""
-    kinds: dict[str, Callable[[Mapping[str, str]], list[str]]] = {
-        **{kind: partial(parse_absent, kind=kind) for kind in ABSENT},
-        "decided or opposed": lambda row: [row["decided_by"]] if row.get("decided_by") else [],
-        "shortened": lambda row: parse_names(row.get("clipped", "")),
-        "lost its state": lambda row: parse_names(row.get("lost_states", "")),
-    }
+def _absences_section(scene: Scene) -> Section | None:
+    """Return who was refused, missing or offline, why replies were refused, and which runs were taken back."""
     rows, reasons = [], []
     for line in scene.trained:
-        found = {kind: count_names(line.runs, names_in) for kind, names_in in kinds.items()}
-        for client in sorted({client for each in found.values() for client in each}):
-            rows.append((line.label, client, [each.get(client, 0) for each in found.values()]))
+        found = [count_names(line.runs, partial(parse_absent, kind=kind)) for kind in ABSENT]
+        rows += [(line.label, client, [each[client] for each in found]) for client in sorted({*chain(*found)})]
         for (client, reason), count in sorted(refusal_reasons(line.runs).items(), key=lambda item: -item[1]):
             reasons.append([Cell(line.label), Cell(client), Cell(reason), Cell.of(count)])
     taken_back = [
@@ -334,25 +336,26 @@ def _absences_section(scene: Scene) -> Section:
         for entry in run.taken_back
     ]
     blocks: list[Block] = [Note(taken_back)] if taken_back else []
-    if not rows:
-        blocks.append(Note(["No client was refused, missing or offline in any round; none decided or opposed one."]))
-        return Section("absences", "Absences and refusals", "", blocks)
-    there = [i for i, _ in enumerate(kinds) if any(counts[i] for _, _, counts in rows)]
+    if rows:
+        blocks.append(_absences_table(rows))
+    if reasons:
+        headings = ["method", "client", "reason", "rounds"]
+        blocks.append(Table("refusals", "Why replies were refused", headings, reasons[:LISTED], folded=True))
+    return Section("absences", "Absences and refusals", "", blocks) if blocks else None
+
+
+def _absences_table(rows: Sequence[tuple[str, str, list[int]]]) -> Table:
+    """Return in how many rounds clients were absent, given by method, client and a count for each kind."""
+    there = [i for i, _ in enumerate(ABSENT) if any(counts[i] for _, _, counts in rows)]
     shown = sorted(rows, key=lambda row: -sum(row[2]))[:LISTED]
     cells = [
         [Cell(label), Cell(client), *(Cell(str(counts[i] or "–"), counts[i]) for i in there)]
         for label, client, counts in shown
     ]
     note = f"{len(rows) - len(shown)} more are in the runs' {ROUNDS.name}. " if len(rows) > len(shown) else ""
-    note += "Refused: a reply that could not be used. Missing: no reply in time. "
-    note += "Decided or opposed: nearly all of a step was this client's, or it opposes the others in most rounds."
-    headings = ["method", "client", *([*kinds][i] for i in there)]
-    table = Table("absences", "In how many rounds clients were absent, over all seeds", headings, cells, note)
-    blocks.append(table)
-    if reasons:
-        headings = ["method", "client", "reason", "rounds"]
-        blocks.append(Table("refusals", "Why replies were refused", headings, reasons[:LISTED], folded=True))
-    return Section("absences", "Absences and refusals", "", blocks)
+    note += "Refused: a reply that could not be used. Missing: no reply in time. Offline: known, and not connected."
+    headings = ["method", "client", *(ABSENT[i] for i in there)]
+    return Table("absences", "In how many rounds clients were absent, over all seeds", headings, cells, note)
 
 
 def _cost_section(scene: Scene) -> Section:

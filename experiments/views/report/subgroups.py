@@ -23,8 +23,8 @@ def subgroups_section(scene: Scene, reports: Reports) -> Section | None:
         return None
     first = next(iter(reports.values()))[0]
     blocks: list[Block] = []
-    for grouping in first.grouped.groupings:
-        blocks.append(_group_charts(scene, reports, grouping, first.scores))
+    for place, grouping in enumerate(first.grouped.groupings, 1):
+        blocks.append(_group_charts(scene, reports, grouping, first.scores, f"groups-{place}"))
     blocks += [_groups_table(reports, first), gaps_table(reports), *_inside_clients(scene, reports, first)]
     left_out = {
         f"By {grouping}, {report.left_out(grouping)}."
@@ -39,8 +39,8 @@ def subgroups_section(scene: Scene, reports: Reports) -> Section | None:
     return Section("groups", "Subgroups", intro, blocks)
 
 
-def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequence[GroupScore]) -> Charts:
-    """Return a chart for each score, with a point for each group and method."""
+def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequence[GroupScore], name: str) -> Charts:
+    """Return a chart for each score, whose names begin with `name`, with a point for each group and method."""
     drawn = []
     for score in scores:
         rows: list[charts.Row] = [
@@ -55,7 +55,7 @@ def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequenc
         spec = charts.clients_by_method(rows, series, list(dict.fromkeys(row["client"] for row in rows)), score.title)
         said = "; ".join(f"{row['client']} under {row['method']} {score.written(row['value'])}" for row in rows)
         title = f"{score.name.capitalize()} by {grouping}, over all clients"
-        drawn.append(Chart(f"groups-{slug(grouping)}-{slug(score.name)}", title, f"{title}: {said}.", spec))
+        drawn.append(Chart(f"{name}-{slug(score.name)}", title, f"{title}: {said}.", spec))
     return Charts(drawn, scene.series)
 
 

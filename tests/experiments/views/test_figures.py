@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.views.figures import build_chart, draw_svg, spec_of, write_figure
+from fairbloom.experiments.views.figures import draw_svg, write_figure
 from fairbloom.experiments.views.report.charts import Spec
 from fairbloom.experiments.views.report.sections import TOGETHER
 from fairbloom.protocol.scores import ACCURACY, Score
@@ -44,8 +44,7 @@ def looks(spec: Spec, channel: str) -> dict[str, object]:
 )
 def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
     comparison = made_up(count)
-    spec = spec_of(comparison)
-    assert build_chart(comparison).to_dict()["config"]["axis"] == spec["config"]["axis"], "Altair takes it as it is"
+    spec = comparison.chart()
     svg = draw_svg(spec).decode()
     assert "var(" not in svg
     assert all(method in svg for method in comparison.methods)
@@ -66,14 +65,14 @@ def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
 @pytest.mark.parametrize("count", [4, 12])
 def test_personal_models_are_dashed_and_global_ones_are_not(count: int) -> None:
     comparison = made_up(count, personal=1)
-    dashed = [method for method, dash in looks(spec_of(comparison), "strokeDash").items() if dash != [1, 0]]
+    dashed = [method for method, dash in looks(comparison.chart(), "strokeDash").items() if dash != [1, 0]]
     assert dashed == [comparison.methods[-1]]
 
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_an_axis_has_the_score_with_its_unit_and_direction(count: int) -> None:
     for score, title in ((ACCURACY, "test accuracy, %, higher is better"), (MAE, "test mae, lower is better")):
-        spec = spec_of(made_up(count, score))
+        spec = made_up(count, score).chart()
         assert all(panel["layer"][-1]["encoding"]["y"]["title"] == title for panel in panels(spec))
 
 
@@ -81,7 +80,7 @@ def test_an_axis_has_the_score_with_its_unit_and_direction(count: int) -> None:
 def test_the_worst_served_client_is_on_the_left_whatever_the_direction(count: int) -> None:
     for score, sign in ((ACCURACY, 1), (MAE, -1)):
         comparison = made_up(count, score)
-        for panel in panels(spec_of(comparison)):
+        for panel in panels(comparison.chart()):
             for method in {row["method"] for row in panel["data"]["values"]}:
                 rows = [row for row in panel["data"]["values"] if row["method"] == method]
                 assert [row["rank"] for row in rows] == list(range(1, 13))
@@ -91,7 +90,7 @@ def test_the_worst_served_client_is_on_the_left_whatever_the_direction(count: in
 def test_clients_without_a_score_at_one_seed_leave_the_others_in_the_figure() -> None:
     comparison = made_up(2)
     del comparison.finals["FedAvg"][1]["accuracy"]["c3"]  # type: ignore[attr-defined]
-    assert sum(row["method"] == "FedAvg" for row in spec_of(comparison)["data"]["values"]) == 12
+    assert sum(row["method"] == "FedAvg" for row in comparison.chart()["data"]["values"]) == 12
 
 
 @pytest.mark.parametrize("count", [3, 12])

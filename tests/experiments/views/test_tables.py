@@ -12,12 +12,13 @@ from rich.cells import cell_len
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.experiments.views import terminal
 from fairbloom.experiments.views.catalogue import default_of, describe
 from fairbloom.experiments.views.report.page import Cell, Table
-from fairbloom.experiments.views.summary import client_table, method_table, summary_of
-from fairbloom.experiments.views.terminal import Output, show_page, show_table, tables_within
+from fairbloom.experiments.views.summary import client_table, method_table
+from fairbloom.experiments.views.terminal import Output, show_table, tables_within
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS
@@ -184,7 +185,7 @@ def test_the_closing_sentences_are_wrapped_in_a_terminal(
     comparison = dataclasses.replace(made_up(2), caveats=("A caveat of words. " * 20,))
     for width, longest in ((60, 60), (100, 100)):
         monkeypatch.setenv("COLUMNS", str(width))
-        show_page(summary_of(comparison))
+        page_of(comparison).show()
         said = capsys.readouterr().out
         assert max(map(cell_len, said.split("tables and runs")[0].splitlines())) <= longest
         assert comparison.verdict.headline in " ".join(said.split())

@@ -1,12 +1,9 @@
 """A page as its readers get it: what it would fetch or run, and its tables."""
 
-import csv
-import io
 import json
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
-from urllib.parse import unquote
 
 
 @dataclass
@@ -78,18 +75,10 @@ class Parsed(HTMLParser):
             if self._in_cell:
                 self.tables[self._table][-1][-1] += data
 
-    def attributes(self, tag: str, name: str) -> list[str]:
-        """Return an attribute of all tags of a kind that have it."""
-        return [about[name] for each, about in self.tags if each == tag and name in about]
-
-    def file(self, name: str) -> str:
-        """Return the content of a file that the page lets one save."""
-        (address,) = [about["href"] for tag, about in self.tags if tag == "a" and about.get("download") == name]
-        return unquote(address.partition(",")[2])
-
-    def csv(self, name: str) -> list[dict[str, str]]:
-        """Return the rows of a table's CSV file."""
-        return list(csv.DictReader(io.StringIO(self.file(f"{name}.csv"))))
+    def rows(self, name: str) -> list[dict[str, str]]:
+        """Return the rows of a table, by its headings."""
+        headings, *rows = self.tables[name]
+        return [dict(zip(headings, row, strict=True)) for row in rows]
 
     def chart(self, name: str) -> dict[str, Any]:
         """Return a chart's specification."""

@@ -64,12 +64,12 @@ def test_gaps_are_those_of_the_clients_records_with_the_seeds_that_have_them(
     rates = [[rate for rate, _ in each.values()] for each in by_seed]
     gaps = [max(each) - min(each) for each in rates if len(each) > 1]
     title = f"{score.replace('_', '-')}, %"
-    found = [row for row in page.csv("gaps") if row["method"] == "FedAvg" and row["score"] == title]
+    found = [row for row in page.rows("gaps") if row["method"] == "FedAvg" and row["score"] == title]
     if not gaps:
         assert found == []
         return
     (row,) = found
-    assert float(row["gap"]) == pytest.approx(statistics.fmean(gaps))
+    assert float(row["gap"].partition(" ")[0]) == pytest.approx(statistics.fmean(gaps), abs=0.051)
     assert int(row["seeds"]) == len(gaps)
 
 
@@ -81,10 +81,10 @@ def test_differences_of_gaps_are_those_of_the_terminal_and_of_the_file(
 ) -> None:
     with (folder / "differences.csv").open(newline="") as file:
         (expected,) = [row for row in csv.DictReader(file) if row["measure"] == measure]
-    (row,) = [row for row in page.csv("differences") if row["measure"] == title]
+    (row,) = [row for row in page.rows("differences") if row["measure"] == title]
     read = ("difference", "95 % from", "to", "seeds better", "seeds worse")
     written = ("mean", "low", "high", "better", "worse")
-    assert [float(row[key]) for key in read] == pytest.approx([float(expected[key]) for key in written])
+    assert [float(row[key]) for key in read] == pytest.approx([float(expected[key]) for key in written], abs=0.051)
     capsys.readouterr()
     assert fairbloom("show", folder) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -97,11 +97,11 @@ def test_differences_of_gaps_are_those_of_the_terminal_and_of_the_file(
 
 def test_not_every_gap_has_all_seeds_here(page: Parsed) -> None:
     """Else the test above would not see a number of seeds that is made up."""
-    seeds = [int(row["seeds"]) for row in page.csv("gaps")]
+    seeds = [int(row["seeds"]) for row in page.rows("gaps")]
     assert max(seeds) == len(SEEDS) > min(seeds)
 
 
 def test_the_page_has_the_groups_of_all_methods(page: Parsed) -> None:
-    assert {(row["method"], row["group"]) for row in page.csv("groups")} == {
+    assert {(row["method"], row["group"]) for row in page.rows("groups")} == {
         (method, group) for method in ("FedAvg", "FedFV") for group in "FM"
     }
