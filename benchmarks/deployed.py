@@ -118,8 +118,9 @@ def large(floats: int, clients: int, number: int) -> None:
         tempfile.TemporaryDirectory() as scratch,
         federation(Path(scratch, "home"), clients) as there,
     ):
+        there.environment["PYTHONPATH"] = str(LARGE)
         for name in names(clients):
-            there.start_client(name, "--bundles", "any")
+            there.start_client(name, "--app", "large:client")
         there.wait_for_clients(*names(clients), seconds=60.0 + 10.0 * clients)
         out = Path(scratch, "seconds.json")
         run = there.submitting({"floats": floats, "num-rounds": number, "out": str(out)}, LARGE)

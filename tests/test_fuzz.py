@@ -376,7 +376,7 @@ TOKEN = {
 }
 JOIN = {"superlink": "fl.example.org:9092", "token": f"0123abcd.{'A' * 43}", "name": "", "ca": "a certificate"}
 CLIENT = {
-    **{"superlink": "fl.example.org:9092", "insecure": True, "partition-id": 2, "name": "site-a", "bundles": "ours"},
+    **{"superlink": "fl.example.org:9092", "insecure": True, "partition-id": 2, "name": "site-a"},
     **{"allow": ["mine:load"], "limits": {"rows": 10}},
 }
 PROJECT = {

@@ -1,7 +1,7 @@
 """What a client takes of the bundle (FAB) that comes with a run.
 
 Whoever holds the federation's credential can submit a bundle with any code in it. `Installed` takes the run's settings
-from its pyproject.toml and nothing else; the app is the one that is installed here. unpacked.py runs what came.
+from its pyproject.toml and nothing else; the app is the one that is installed here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 from importlib.metadata import Distribution, distributions
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
@@ -45,13 +45,6 @@ OURS = "fairbloom"
 
 class BundleRefusedError(Exception):
     """A run whose bundle or settings this client does not take; the message says which and why."""
-
-
-class Bundles(Protocol):
-    """Gives the app that answers a run's messages, and the settings that it gets."""
-
-    def __call__(self, bundle: bytes, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
-        """Return app and settings."""
 
 
 @dataclass(frozen=True)

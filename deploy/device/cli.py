@@ -45,9 +45,6 @@ def run(
         str | None, typer.Option(help="Folder for its state between rounds and for final models.")
     ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Connect without TLS.")] = None,
-    bundles: Annotated[
-        str | None, typer.Option(help="ours: run the installed app; any: run whatever the server sends.")
-    ] = None,
     app: Annotated[str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Installed app to run.")] = None,
     allow: Annotated[
         list[str] | None, typer.Option(metavar="VALUE", help="A path or import string that a run may use.")
@@ -59,7 +56,7 @@ def run(
 
     given: dict[str, object] = {"superlink": superlink, "ca": ca, "key": key, "name": name, "insecure": insecure}
     given |= {"partition-id": partition_id, "data-dir": data_dir, "state-dir": state_dir}
-    given |= {"bundles": bundles, "app": app, "allow": allow or None}
+    given |= {"app": app, "allow": allow or None}
     replace_process(ClientSettings.of(given, config))
 
 

@@ -37,8 +37,7 @@ class ClientSettings:
 
     `ca`, `key`, `name`, `data_dir` and `state_dir` are "" for none. A run cannot set `data_dir` and `state_dir`. With
     `insecure` there is no TLS: anyone on the way reads and changes models. With `renew_keys` the client replaces its
-    key before its end. `bundles` is "ours" to run the installed app and no code of the server, or "any"; `app`, `allow`
-    and `limits` (see `fairbloom.client.limits.Limits`) are for "ours".
+    key before its end. `limits`: see `fairbloom.client.limits.Limits`.
     """
 
     superlink: str
@@ -50,7 +49,6 @@ class ClientSettings:
     name: str = ""
     data_dir: str = ""
     state_dir: str = ""
-    bundles: str = "ours"
     app: str = APP
     allow: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
@@ -61,14 +59,8 @@ class ClientSettings:
             split_address(self.superlink)
         except ValueError as error:
             raise ClientError(f"superlink = {error}") from None
-        if self.bundles not in ("ours", "any"):
-            raise ClientError(f'bundles = {self.bundles!r}: write "ours" or "any"')
         if not IMPORT_STRING.fullmatch(self.app):
             raise ClientError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
-        if self.bundles == "any" and (self.app != APP or self.allow or self.limits):
-            raise ClientError(
-                'app, allow or limits with bundles = "any": the run brings its app then; leave them or it out'
-            )
         self._check_node_config()
         if self.partition_id < 0:
             raise ClientError(f"partition-id = {self.partition_id}: it is counted from 0")
@@ -85,7 +77,7 @@ class ClientSettings:
             )
 
     def _check_node_config(self) -> None:
-        if self.node_config and self.bundles == "ours" and self.app == APP:
+        if self.node_config and self.app == APP:
             raise ClientError("node-config is for an app of your own: name it by app, or leave node-config out")
         for key, value in self.node_config.items():
             setting = f"node-config has {key} = {value!r}"
@@ -137,7 +129,7 @@ class ClientSettings:
             Limits.of(self.limits)
         except LimitsError as error:
             raise ClientError(str(error)) from error
-        if self.bundles == "ours" and importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
+        if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
             raise ClientError(f"app = {self.app!r}: there is no such module here; install it, or name another app")
 
     def node(self) -> dict[str, Any]:
@@ -151,7 +143,6 @@ class ClientSettings:
     def worker(self, pipe: int) -> list[str]:
         """Return the command by which this process runs the worker, which inherits this descriptor."""
         given: dict[str, Any] = {
-            "bundles": self.bundles,
             "app": self.app,
             "allow": self.allow,
             "limits": dict(self.limits),

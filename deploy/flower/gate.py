@@ -18,16 +18,15 @@ from fairbloom.system.supervise import CANNOT_RUN
 from ..errors import DeployError
 from .relied_on import RELIED_ON, User, missing
 
-Deployed = Literal["client", "app", "server", "operator"]
+Deployed = Literal["client", "server", "operator"]
 
 COMMANDS: Mapping[Deployed, str] = {
     "client": "fairbloom client",
-    "app": 'fairbloom client with bundles = "any"',
     "server": "fairbloom server",
     "operator": "fairbloom deploy",
 }
 
-OLDEST: Mapping[Deployed, tuple[int, int]] = {"client": (1, 39), "app": (1, 39), "server": (1, 41), "operator": (1, 39)}
+OLDEST: Mapping[Deployed, tuple[int, int]] = {"client": (1, 39), "server": (1, 41), "operator": (1, 39)}
 NEWEST_TESTED = (1, 42)
 """Major and minor number of the oldest Flower that each side runs with, and of the newest that was tested."""
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-User = Literal["library", "client", "app", "server", "operator"]
-"""Who needs a name: whatever runs on Flower; `fairbloom client`; the same with `bundles = "any"`; `fairbloom server`;
-the operator's commands."""
+User = Literal["library", "client", "server", "operator"]
+"""Who needs a name: whatever runs on Flower; `fairbloom client`; `fairbloom server`; the operator's commands."""
 
 INFLATABLE = "flwr.supercore.inflatable.inflatable_utils"
 OBJECTS = "flwr.supercore.inflatable.inflatable_object"
@@ -128,14 +127,6 @@ RELIED_ON = (
             "flwr.common.serde:message_to_proto": "message",
         },
         {"flwr.clientapp.client_app": ("function registered with name",)},
-    ),
-    Need(
-        "app",
-        "apps that come with a run",
-        {
-            "flwr.cli.install:install_from_fab": "fab_file skip_prompt",
-            "flwr.clientapp.utils:get_load_client_app_fn": "default_app_ref app_path multi_app",
-        },
     ),
     Need(
         "server",

@@ -83,13 +83,11 @@ def test_limits_that_make_no_sense_are_refused_with_their_key(table: dict[str, A
         ClientSettings.of({"superlink": "a:1", "insecure": True, "limits": table})
 
 
-def test_limits_reach_the_worker_and_need_the_installed_app() -> None:
+def test_limits_reach_the_worker() -> None:
     given = {"superlink": "a:1", "insecure": True, "limits": {"rows": 30, "tasks": ["csv"]}}
     reached = json.loads(ClientSettings.of(given).worker(3)[-1])
     assert reached["limits"] == {"rows": 30, "tasks": ["csv"]}
     assert reached["node"]["limit-rows"] == 30
-    with pytest.raises(ClientError, match="limits with bundles"):
-        ClientSettings.of({**given, "bundles": "any"})
     with pytest.raises(ClientError, match="write rows into the table limits"):
         ClientSettings.of({**given, "app": "json:loads", "node-config": {"limit-rows": 1}})
 

@@ -1,5 +1,6 @@
 """What several of these tests begin with: a federation's folder, a client's bundle, Flower's home."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +48,10 @@ def bundle(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose `app` is on the path, also of processes that are started."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "app"), prepend=os.pathsep)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), *sys.path])
     yield tmp_path
     sys.modules.pop("tried_app", None)
 

@@ -1,17 +1,18 @@
 """How a client's app is called for a message, in a process that keeps it."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
+from fairbloom.deploy.device.bundles import Installed
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.flower.device import app_process
 from fairbloom.deploy.flower.device.messages import Answer, Task
-from fairbloom.deploy.flower.device.unpacked import Unpacked
 from fairbloom.deploy.flower.device.worker import CrashedError, Worker
 from fairbloom.errors import FairbloomError
 from fairbloom.flower import deserialize, identify
@@ -27,8 +28,9 @@ class Telling(Exception):
 
 @pytest.fixture
 def answer(home: Path) -> Callable[[Task], Answer]:
+    """Answers tasks by the app that is installed."""
     identify(run_id=1, node_id=2, task_id=0)
-    return partial(app_process.answer, Unpacked(), NODE)
+    return partial(app_process.answer, Installed("tried_app:app"), NODE)
 
 
 def test_a_message_is_answered_and_the_state_kept(answer: Any, home: Path) -> None:
@@ -42,8 +44,8 @@ def test_a_message_is_answered_and_the_state_kept(answer: Any, home: Path) -> No
 
 def test_a_state_that_stays_as_it_was_is_not_sent_again(answer: Any, home: Path) -> None:
     bundle = version_of(home, 7)
-    assert answer(task_of(bundle, message("reply"))).state
-    state = RecordDict({"seen": MetricRecord({"calls": 2})})
+    state = deserialize(answer(task_of(bundle, message("reply"))).state)
+    sys.modules["tried_app"].__dict__["calls"] = 0
     assert answer(task_of(bundle, message("reply"), state)).state is None
 
 
@@ -61,7 +63,7 @@ def test_what_the_app_raises_leaves_the_state(answer: Any, home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_message_that_ends_a_kept_app_three_times_is_given_up(home: Path) -> None:
-    worker = Worker(ClientSettings(superlink="a:1", insecure=True, bundles="any", state_dir="/own"))
+    worker = Worker(ClientSettings(superlink="a:1", insecure=True, app="tried_app:app", state_dir="/own"))
     bundle = version_of(home, 1)
     try:
         with pytest.raises(CrashedError, match="ended 3 times without a reply: killed by SIGSEGV"):
@@ -76,10 +78,10 @@ def test_a_message_that_ends_a_kept_app_three_times_is_given_up(home: Path) -> N
 def test_what_a_user_can_mend_has_no_traceback_on_the_device(
     home: Path, error: Exception, traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def bundles(*given: Any) -> Any:
+    def installed(*given: Any) -> Any:
         raise error
 
-    reply = reply_of(app_process.answer(bundles, NODE, task_of(version_of(home, 1), message("reply"))))
+    reply = reply_of(app_process.answer(installed, NODE, task_of(version_of(home, 1), message("reply"))))
     assert reply.error.reason.startswith(f"{type(error).__name__} in test_answers.py, line ")
     assert f"the client app raised {error}" in caplog.text
     assert f"answered with error 2: {reply.error.reason}" in caplog.text

@@ -41,11 +41,9 @@ def test_paths_of_the_file_are_relative_to_it_and_options_win(bundle: Path, monk
         ({"superlink": "a:1", "insecure": True, "key": "k"}, "insecure = true with ca or key"),
         ({"superlink": "a:1", "insecure": True, "partition-id": -1}, "partition-id = -1: it is counted from 0"),
         ({"superlink": "a:1", "insecure": True, "partition-id": "0"}, "partition-id = '0': it must be of type int"),
-        ({"superlink": "a:1", "insecure": True, "bundles": "all"}, 'bundles = \'all\': write "ours" or "any"'),
         ({"superlink": "a:1", "insecure": True, "colour": 1}, "unknown setting colour = 1: there are allow, app"),
         ({"superlink": "a:1", "insecure": True, "app": "client"}, "app = 'client': write it as module:attribute"),
         ({"superlink": "a:1", "insecure": True, "app": "nowhere.at:all"}, "there is no such module here; install it"),
-        ({"superlink": "a:1", "insecure": True, "app": "a:b", "bundles": "any"}, "the run brings its app then"),
         ({"superlink": "a:1", "insecure": True, "allow": "x:y"}, "allow = 'x:y': it must be of type list"),
         ({"superlink": "a:1", "insecure": True, "allow": [3]}, "allow = [3]: it must be a list of texts"),
         ({"superlink": "a:1", "insecure": True, "node-config": {"a": 1}}, "node-config is for an app of your own"),
@@ -73,23 +71,23 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
 
 
 def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
-    client = ClientSettings.of({"data-dir": "/my data", "bundles": "any"}, bundle / "client.toml")
+    client = ClientSettings.of({"data-dir": "/my data"}, bundle / "client.toml")
     *command, pipe, given = client.worker(7)
     code = f"from fairbloom.deploy.flower.device.app_process import main; main({os.getpid()})"
     assert command == [sys.executable, "-P", "-c", code]
     assert pipe == "7"
     assert json.loads(given) == {
-        **{"bundles": "any", "app": APP, "allow": [], "limits": {}},
+        **{"app": APP, "allow": [], "limits": {}},
         "node": {"partition-id": 3, "data-dir": "/my data"},
     }
 
 
-def test_a_client_runs_the_installed_app_unless_it_is_told_to_run_any(bundle: Path) -> None:
+def test_a_client_runs_our_app_or_the_one_that_its_file_names(bundle: Path) -> None:
     given = json.loads(ClientSettings.of({}, bundle / "client.toml").worker(7)[-1])
-    assert (given["bundles"], given["app"], given["allow"]) == ("ours", APP, [])
+    assert (given["app"], given["allow"]) == (APP, [])
     (bundle / "client.toml").write_text('superlink = "a:1"\ninsecure = true\napp = "json.tool:main"\nallow = ["x:y"]\n')
     given = json.loads(ClientSettings.of({}, bundle / "client.toml").worker(7)[-1])
-    assert (given["bundles"], given["app"], given["allow"]) == ("ours", "json.tool:main", ["x:y"])
+    assert (given["app"], given["allow"]) == ("json.tool:main", ["x:y"])
 
 
 def test_an_app_of_ones_own_finds_the_node_config_of_the_file(bundle: Path) -> None:

@@ -393,8 +393,11 @@ def test_a_node_that_claims_anothers_name_takes_part_under_its_own(there: Deploy
     there.stop(there.clients.pop("mallory"))
 
 
-def test_an_app_that_is_not_installed_on_the_clients(crashed: str) -> None:
-    assert "the run is of fairbloom/large 1.0.0, this client has fairbloom 0.1.0 installed" in crashed
+def test_an_app_that_is_not_installed_on_the_clients(there: Deployment, tmp_path: Path) -> None:
+    submitted = there.submitting({"floats": 10, "out": str(tmp_path / "seconds.json")}, LARGE)
+    there.wait_for_end(submitted, code=1)
+    words = "the run is of fairbloom/large 1.0.0, this client has fairbloom 0.1.0 installed"
+    assert words in there.log(submitted)
 
 
 # What the operator sees ---------------------------------------------------------------------------------------------

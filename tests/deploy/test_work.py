@@ -39,7 +39,7 @@ def train(message, context):
 
 @pytest.fixture
 def worker(home: Path) -> Iterator[Worker]:
-    worker = Worker(ClientSettings(superlink="a:1", insecure=True, bundles="any", state_dir="/own"))
+    worker = Worker(ClientSettings(superlink="a:1", insecure=True, app="tried_app:app", state_dir="/own"))
     yield worker
     worker.end()
 

@@ -1,7 +1,6 @@
-"""Bundles made of a few files, and the tasks of runs that bring them."""
+"""Apps made of a few files, which are on the path, and the tasks of runs that are of them."""
 
 import hashlib
-import itertools
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,12 +58,11 @@ def train(message, context):
     metrics = MetricRecord({"calls": calls, "version": VERSION, "state-dir": len(str(context.run_config["state-dir"]))})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 """
-numbers = itertools.count()
 
 
 def bundle_of(home: Path, app: str, files: Mapping[str, str]) -> tuple[bytes, Run]:
-    """Return the bundle that Flower makes of these files, and a run of it."""
-    folder = home / f"app-{next(numbers)}"
+    """Write an app into the folder that is on the path; return the bundle that Flower makes of it, and a run of it."""
+    folder = home / "app"
     for name, text in {"pyproject.toml": PROJECT.format(app=app), **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -81,7 +79,7 @@ def run_of(content: bytes) -> Run:
 
 
 def version_of(home: Path, version: int) -> tuple[bytes, Run]:
-    """Return a bundle whose app says this version, and does what the message asks; and a run of it."""
+    """Write an app that says this version, and does what the message asks; return its bundle and a run of it."""
     return bundle_of(home, "tried_app:app", {"tried_app.py": f"VERSION = {version}\n{APP}"})
 
 

@@ -25,12 +25,11 @@ from fairbloom.flower import ErrorCode, address, deserialize, identify, serializ
 from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.system.parents import end_with_parent
 
-from ...device.bundles import BundleRefusedError, Bundles, Installed
-from ..gate import end_unless_fit
+from ...device.bundles import BundleRefusedError, Installed
 from .messages import Answer, Task, pack, unpack
 
 PRELOADED = ("numpy", "torch")
-"""Libraries that are loaded before the first message. Never the app's own modules, which would win over a bundle's."""
+"""Libraries that are loaded before the first message."""
 
 NO_HANDLER = re.compile(
     r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message type: [a-z.]+)"
@@ -44,11 +43,11 @@ class AppError(ReportableError):
     """What the app raised, in words: the exception itself would end this process."""
 
 
-def answer(bundles: Bundles, node_config: Mapping[str, Any], task: Task) -> Answer:
+def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
     """Return the app's reply to a task, or an error with the reason."""
     message = unpack(task)
     try:
-        reply, state = call_app(bundles, node_config, task, message)
+        reply, state = call_app(installed, node_config, task, message)
         return pack(address(reply, message), state)
     except BundleRefusedError as error:
         code, reason = ErrorCode.INVALID_FAB, str(error)
@@ -60,14 +59,14 @@ def answer(bundles: Bundles, node_config: Mapping[str, Any], task: Task) -> Answ
 
 
 def call_app(
-    bundles: Bundles, node_config: Mapping[str, Any], task: Task, message: Message
+    installed: Installed, node_config: Mapping[str, Any], task: Task, message: Message
 ) -> tuple[Message, bytes | None]:
     """Return the app's reply and its state after it; what it changes of its state is lost where it raises."""
     run = run_from_proto(run_pb2.Run.FromString(task.run))
     identify(run_id=run.run_id, node_id=task.node, task_id=0)
     state = deserialize(task.state) if task.state else RecordDict()
     context = Context(run.run_id, task.node, dict(node_config), state, {}, series_id=run.series_id)
-    app, context.run_config = bundles(task.bundle, run, context)
+    app, context.run_config = installed(task.bundle, run, context)
     try:
         reply = app(message=message, context=context)
     except SystemExit as end:
@@ -105,12 +104,6 @@ def main(parent: int) -> None:
     end_with_parent(parent)
     pipe, given = Connection(int(sys.argv[1])), json.loads(sys.argv[2])
     colour_on_terminals_alone()
-    if given["bundles"] == "any":
-        end_unless_fit("app")
-        from .unpacked import Unpacked  # loads what other clients do without
-
-        bundles: Bundles = Unpacked()
-    else:
-        bundles = Installed.of(given["app"], tuple(given["allow"]), Limits.of(given["limits"]))
+    installed = Installed.of(given["app"], tuple(given["allow"]), Limits.of(given["limits"]))
     preload(PRELOADED)
-    serve(pipe, lambda task: answer(bundles, given["node"], task))
+    serve(pipe, lambda task: answer(installed, given["node"], task))
