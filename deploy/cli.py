@@ -357,43 +357,6 @@ def audit(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: fairbloom deploy backup /mnt/copies/federation.tar.gz")
-def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. An existing file is replaced.")],
-    federation: FederationOption = HERE,
-) -> None:
-    """Write what a federation needs, including private keys, to one file. The server may be running."""
-    from .operator.backup import back_up
-
-    lacking = back_up(federation, file)
-    print(f"{file} holds the authority's key and your credential: whoever reads it is server and operator")
-    print("run folders, bundles and join tokens are not in it")
-    if lacking:
-        print(f"{federation.path} lacks {', '.join(lacking)}, and so does the backup")
-
-
-@app.command(epilog="Example: fairbloom deploy restore /mnt/copies/federation.tar.gz --dir federation")
-def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that deploy backup wrote.")],
-    host: Annotated[list[str], typer.Option(help="New name or address of the server, if it changes.")] = [],  # noqa: B006
-    replaces: Annotated[bool, typer.Option("--replace", help="Replace what is in the folder.")] = False,
-    folder: DirOption = HERE,
-) -> None:
-    """Restore a federation's folder from a backup. Clients keep their keys."""
-    from .operator.backup import restore as restore_folder
-
-    restored = restore_folder(file, folder, host, replaces=replaces)
-    federation = restored.federation
-    let_in = ", ".join(client.name for client in federation.clients if not client.revoked) or "nobody"
-    print(f"{folder} is as it was at {restored.made}. It lets in {let_in}: revoke again those that you revoked since")
-    if restored.struck_off:
-        print(f"what was in {folder} had struck off the keys of {', '.join(restored.struck_off)}: they stay revoked")
-    print("join tokens made before are void: fairbloom deploy token makes new ones")
-    if host:
-        print(f'in the client.toml of each device, write superlink = "{federation.superlink}"')
-    _print_start(folder)
-
-
 def _print_start(folder: Path) -> None:
     print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")
 

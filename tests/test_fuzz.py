@@ -30,10 +30,8 @@ from fairbloom.deploy.device import joining
 from fairbloom.deploy.device.bundles import BundleRefusedError, config_of
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.edge.unpack import BundleError, files_of
-from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.operator.backup import back_up, restore
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.operator.registry import EnrolledClient, Registry
+from fairbloom.deploy.operator.registry import Registry
 from fairbloom.deploy.operator.tokens import Tokens
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.commands.options import settings_of
@@ -291,27 +289,6 @@ def config_in(structure: Structure) -> Structure:
     return dict(flat(project["tool"]["flwr"]["app"].get("config", {})))
 
 
-def backup() -> Structure:
-    """Return what a federation's backup holds, as [name, content] pairs."""
-    with tempfile.TemporaryDirectory() as folder:
-        federation = Federation.init(Path(folder, "fed"), ["fl.example.org"], 9443, "127.0.0.1:8000", 30)
-        federation.registry.save(EnrolledClient(**{key: each for key, each in ENROLLED.items() if key != "former"}))
-        back_up(federation, file := Path(folder, "copy.tar.gz"))
-        with tarfile.open(file) as there:
-            return [[entry.name, there.extractfile(entry).read()] for entry in there]
-
-
-def read_backup(path: Path) -> Structure:
-    """Return the files of a restored federation that are not made anew where a backup lacks them."""
-    with tempfile.TemporaryDirectory() as folder:
-        restored = restore(path, Path(folder, "new")).federation.path
-        return {name: (restored / name).read_bytes() for name in KEPT if (restored / name).exists()}
-
-
-def kept_in(structure: Structure) -> Structure:
-    return {name: content for name, content in dict(structure).items() if name in KEPT}
-
-
 def without_folder(structure: Structure) -> Structure:
     return {name.partition("/")[2]: content for name, content in structure}
 
@@ -388,7 +365,6 @@ RECIPE = {
     "settings": {"task": "digits", "clients": 4, "num-rounds": 2},
     "rows": [{"label": "FedAvg", "settings": {"method": "fedavg"}}],
 }
-KEPT = ("federation.toml", "ca.crt", "ca.key", "server.crt", "server.key", "clients/site-a.toml")
 PLAN = {
     "runs": {"fedavg": ["runs/a-seed1", "runs/a-seed2"], "FedFV (alpha=0.2)": ["runs/b-seed1", "runs/b-seed2"]},
     **{"seeds": [1, 2], "baseline": "fedavg"},
@@ -481,7 +457,6 @@ KINDS: Mapping[str, Kind] = {
         sealed=True,
         names_file=False,
     ),
-    "a backup": Kind("copy.tar.gz", backup(), packed, read_backup, kept_in, DeployError, sealed=True),
     "the plan of a comparison": Kind("comparison.json", PLAN, as_json, read_plan(Plan)),
     "the plan of a sweep": Kind("sweep.json", SWEEP, as_json, read_plan(SweepPlan)),
     "the plan of a reproduction": Kind(

@@ -44,12 +44,7 @@ ELSEWHERE = {
         "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips"
     ),
     "docs/nodes-edge.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",
-    "docs/upkeep.md#Backups": (
-        "tests/deploy/test_recovery.py::test_a_run_goes_on_from_a_backup_that_was_made_while_it_ran"
-    ),
-    "docs/upkeep.md#Another host": (
-        "tests/deploy/test_backup.py::test_another_host_is_in_certificate_and_settings_and_its_devices_owners_are_told"
-    ),
+    "docs/upkeep.md#Copies": "tests/deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran",
     "docs/stock-nodes.md": "tests/runtimes/test_stock_nodes.py::test_fairbloom_gives_the_run_in_process",
     "docs/docker.md#In containers": COMPOSE,
     "docs/docker.md#Settings": (
