@@ -37,15 +37,6 @@ KeyDaysOption = Annotated[float, typer.Option(help="Days that the key is valid; 
 CertificateDaysOption = Annotated[float, typer.Option(help="Days that the server certificate is valid.")]
 ExamplesOption = Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")]
 ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
-FromRoundOption = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=0,
-        help="Take the run back to round N once, and continue it, for example with fewer clients by --set "
-        "training-clients. 0 starts the run again.",
-    ),
-]
 UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder instead of a .tar.gz.")]
 
 
@@ -300,7 +291,6 @@ def submit(
             help="Folder of a Flower app; default: the current directory if it is one, else the installed Fairbloom.",
         ),
     ] = None,
-    from_round: FromRoundOption = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the run's id and exit, without following its log.")
     ] = False,
@@ -315,8 +305,7 @@ def submit(
     from .operator import submit as runs
 
     with runs.choose_app(app_folder) as chosen:
-        back = {} if from_round is None else {"from-round": from_round}
-        config = chosen.prepare(federation, parse_assignments(settings) | back)
+        config = chosen.prepare(federation, parse_assignments(settings))
         run_id = runs.submit(federation, chosen.folder, config)
     print(f"run {run_id}", flush=True)
     if not detach:

@@ -68,7 +68,6 @@ def run(
     method: Named | None = None,
     seed: int | None = None,
     out: str | os.PathLike[str] | None = None,
-    from_round: int | None = None,
     settings: Mapping[str, Value] | None = None,
     on_round: OnRound = ignore,
     progress: bool = True,
@@ -114,8 +113,6 @@ def run(
         and with 0, half of the machine's.
     out
         The run folder. The default is a folder below runs/ named after the settings.
-    from_round
-        The round that the run is taken back to before it continues, with other training-clients say; 0 starts over.
     settings
         Any other settings by their names on the command line: {"learning-rate": 0.05, "fedfv.alpha": 0.2}.
     on_round
@@ -141,7 +138,7 @@ def run(
     from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
-    named = {"seed": seed, "out": out, "from_round": from_round}
+    named = {"seed": seed, "out": out}
     config = merge_settings(as_settings({"task": task, **named, **options}), settings or {})
     config = merge_settings(settings_of_method(method, config), config)
     chosen = Settings.of(config)

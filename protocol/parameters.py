@@ -34,7 +34,6 @@ class Mark(Enum):
     SENT_TO_CLIENTS = "a client's work depends on it, so a run sets it on deployed clients; they drop all others"
     FREE = "it leaves the numbers unchanged, so it may differ whenever a run is continued"
     LIMIT = "it refuses replies; an honest one may have been among them, so it may be changed until the run is finished"
-    RECONSIDERED = "it decides who takes part, and may be changed when a run is taken back to an earlier round"
     EXTENDABLE = "it may be raised when a run is continued, and a finished run is extended then"
     PLACE = "it says where a process computes or keeps things, so clients of one run may differ in it"
     DEVICE = "it is a path on a device: the owner of a deployed client sets it in client.toml, and no run does"

@@ -117,9 +117,6 @@ class RunSettings(BaseModel):
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
         50, description="Number of rounds after which the run is finished"
     )
-    from_round: Annotated[int, Range("[-1, inf)"), Mark.FREE] = Field(
-        -1, description="Earlier round to which the run is taken back once before it continues; -1: none"
-    )
     fraction: Annotated[float, Range("[0, 1]")] = Field(
         0.0,
         description="Share of the clients that train in a round; 0 means all if there are up to nine, otherwise half",
@@ -201,7 +198,7 @@ class RunSettings(BaseModel):
     attack_from: Annotated[int, Range("[1, inf)"), Mark.VARIANT] = Field(
         1, description="Number of the first round in which clients attack"
     )
-    training_clients: Annotated[str, Mark.NAMES, Mark.RECONSIDERED] = Field(
+    training_clients: Annotated[str, Mark.NAMES] = Field(
         "", description='Names of the clients that train, separated by commas; all clients evaluate; "": all train'
     )
     sampling: str = Field(

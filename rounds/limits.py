@@ -171,7 +171,8 @@ def check_model(model: Model, longest: LongestStep) -> None:
         )
     words = what_is_broken(model, longest)
     if not all(np.isfinite(array).all() for array in model.values()):
-        raise BrokenModelError(f"no client can train: {words}")
+        way = ". Where that client has broken it, begin a new run of the others, by training-clients"
+        raise BrokenModelError(f"no client can train: {words}{way if longest.round else ''}")
     if words:
         log.error("%s", words)
 

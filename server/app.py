@@ -60,7 +60,6 @@ from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.rows import Row
 from .run_folder.stopping import EarlyStopping
-from .run_folder.taking_back import TakeBack
 from .run_folder.values import Beginning
 from .settings import Settings, digest_changed, find_grown, may_differ, may_grow
 
@@ -90,7 +89,7 @@ def main(grid: Grid, context: Context) -> None:
         method.min_available_nodes = quorum.fewest
         return clients
 
-    federate(settings, wait_for_them, deployed=True, submission=str(context.run_id))
+    federate(settings, wait_for_them, deployed=True)
     deliver_model(folder, settings, patient)
     check_not_fallen(folder, settings)
 
@@ -102,7 +101,6 @@ def federate(
     *,
     deployed: bool = False,
     engine: Callable[[Method, str], tuple[Clients, Mapping[str, object]]] | None = None,
-    submission: str = "",
 ) -> Path:
     """Run, continue or find finished what `settings` say; return the run folder.
 
@@ -119,16 +117,12 @@ def federate(
     engine
         Returns, for a method and what the clients have agreed on, who trains and evaluates instead, and how, in plain
         values for the record of the run.
-    submission
-        Identifies the order that a process works for, also after a restart: it is taken back to `from-round` once.
     """
-    order, settings = TakeBack(settings.from_round, submission), settings.model_copy(update={"from_round": -1})
     config, path = settings.run_config(), choose_run_folder(settings)
-    back = order if order.number >= 0 and order.is_new(path) else None
     data = {} if deployed else digests(config)
-    check_folder(path, config, None if back is None else back.number)
+    check_folder(path, config)
     check_same_data(path, data)
-    if back is None and is_finished(path) and not find_grown(CONFIG.read(path).settings, config):
+    if is_finished(path) and not find_grown(CONFIG.read(path).settings, config):
         return _leave_finished(path)
     method = settings.strategy()
     clients = clients_of(method)
@@ -159,7 +153,6 @@ def federate(
             private=settings.privacy != "none",
             two_classes=has_two_classes(task),
             stopping=EarlyStopping.of(settings.early_stopping, score, method.serves),
-            back=back,
         )
         if recorder.finished:  # by the process that was waited for
             return _leave_finished(path)
@@ -279,7 +272,7 @@ def _run_rounds(
         return [*([] if known else [LOSS_BEFORE]), *([DISPARITY_HARD] if DISPARITY in method.needs else [])]
 
     _call_when_recorded(on_round, recorder)
-    with recorder.suggest_taking_back(), suggest_shorter_steps(settings, rounds), recorder.write_at_end():
+    with suggest_shorter_steps(settings, rounds), recorder.write_at_end():
         started = time.perf_counter()
         # A run that was lost between its last round and its model has stopped already.
         left = () if recorder.stopped else rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])

@@ -57,6 +57,5 @@ def describe_fall(rows: Sequence[dict[str, str]], score: Score, serves: str, cha
     return (
         f"the model has fallen: its mean test {score.name} is {score.written(means[last])} at the end, and was "
         f"{score.written(means[best])} after round {best}{f'; {who}' if who else ''}. {BEST.name} holds the "
-        "best model; where a client has broken it, take the run back by --from-round, and name the other clients by "
-        "training-clients"
+        "best model; where a client has broken it, begin a new run of the other clients, by training-clients"
     )

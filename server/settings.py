@@ -424,10 +424,8 @@ ATTACK_IN_ONE_PROCESS = (
 """Why no deployed client attacks."""
 
 
-def may_differ(*, finished: bool, taken_back: bool = False) -> Collection[str]:
-    """Return the keys of settings that may differ from the run's: fewer if finished, more if taken back."""
-    if taken_back:
-        return frozenset(marked(Mark.FREE, Mark.LIMIT, Mark.RECONSIDERED))
+def may_differ(*, finished: bool) -> Collection[str]:
+    """Return the keys of settings that may differ from the run's: fewer if finished."""
     return frozenset(marked(Mark.FREE) if finished else marked(Mark.FREE, Mark.LIMIT))
 
 

@@ -8,7 +8,6 @@ from typing import Annotated, Unpack
 import typer
 
 from fairbloom.command import CORRECTABLE
-from fairbloom.deploy.cli import FromRoundOption
 from fairbloom.errors import FairbloomError
 
 from .. import api
@@ -37,7 +36,6 @@ def run(
     out: Annotated[
         str | None, typer.Option(help="The run folder. The default is a folder below runs/ named after the settings.")
     ] = None,
-    from_round: FromRoundOption = None,
     debug: Annotated[
         bool,
         typer.Option(
@@ -59,7 +57,6 @@ def run(
             method=method,
             seed=seed,
             out=out,
-            from_round=from_round,
             settings=settings_of(settings),
             debug=debug,
             **options,

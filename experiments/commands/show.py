@@ -73,7 +73,7 @@ def load_result(folder: Path) -> Run | Comparison | Sweep:
 def describe(run: Run) -> dict[str, Any]:
     """Return what --json prints of a run."""
     about = {**run.summary, "settings": dict(run.settings), **run.absences()}
-    about |= {"engine": run.engine, "taken_back": run.taken_back}
+    about |= {"engine": run.engine}
     about["clients"] = {score.name: run.final(score) for score in run.scores}
     about["scores"] = [each.as_row() for each in scores_of(run)]
     if (groups := run.by_group()) is not None:

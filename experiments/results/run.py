@@ -133,11 +133,6 @@ class Run(Drawn):
         return TASKS.get(str(self.settings.get("task", "")))
 
     @property
-    def taken_back(self) -> Sequence[Mapping[str, Any]]:
-        """When the run was taken back to an earlier round: `to` and `after` which one, and the settings `before`."""
-        return CONFIG.read(self.folder).taken_back
-
-    @property
     def serves(self) -> str:
         """The model that serves the clients: "global", or "personal" under one of our methods that trains no other."""
         return served_model(str(self.settings.get("method", "")))

@@ -18,7 +18,6 @@ from types import ModuleType
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
-from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.settings import Settings
@@ -51,11 +50,6 @@ def check_runs(runs: Runs) -> None:
             "sampling": run.sampling,
         }.items():
             check_seen(key, name, "the processes of several runs")
-        if run.from_round >= 0:
-            raise SettingsError(
-                f"from-round = {run.from_round}: one run at a time is taken back: leave it out, or take back one of "
-                "these by fairbloom run --from-round with its folder as --out"
-            )
         check_data(run)
         check_folder(Path(run.out), run.run_config())
         place = (run.task, run.data_dir)

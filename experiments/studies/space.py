@@ -24,7 +24,6 @@ FIXED = {
     "out": "give --out",
     "score": "points would be judged by different scores; give one by --score, and make a sweep for each",
     "privacy": "a private run hides the scores by which points are judged; leave it out",
-    "from-round": "take back one of the runs by fairbloom run --from-round with its folder as --out",
     **dict.fromkeys(
         (
             *("task", "data-dir", "clients", "partition", "pooled", "test-share", "validation-share"),

@@ -90,9 +90,6 @@ def _groups(run: Run) -> list[Block]:
 def details_of(run: Run) -> Page:
     """Return a run as `fairbloom show` prints it: its summary, metrics, absences and settings."""
     page, blocks, said = _of_run(run), list[Block](), list[str]()
-    for entry in run.taken_back:
-        others = "".join(f", {key} was {value!r} before" for key, value in entry["before"].items())
-        said.append(f"taken back to round {entry['to']} after round {entry['after']}{others}")
     if metrics := run.last_metrics():
         rows = [
             [Cell(row["phase"]), Cell(row["metric"]), Cell(f"{float(row['value']):.6g}", float(row["value"]))]

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 
 from ..settings import default_config, find_grown, may_differ
@@ -20,11 +19,8 @@ FIRST_LAID = (
 Config = Mapping[str, object]
 
 
-def check_folder(path: Path, config: Config, back_to: int | None = None) -> None:
-    """Raise RunFolderError if a run with these settings cannot start, continue or be shown in `path`; change nothing.
-
-    With `back_to`, the round that a run is taken back to, more settings may differ, and there must be a run.
-    """
+def check_folder(path: Path, config: Config) -> None:
+    """Raise RunFolderError if a run with these settings cannot start, go on or be shown in `path`; change nothing."""
     check_place(path)
     with explain_access_errors(path):
         begun = is_run_folder(path)
@@ -32,15 +28,9 @@ def check_folder(path: Path, config: Config, back_to: int | None = None) -> None
     if begun:
         recorded, finished = CONFIG.read(path), is_finished(path)
         _check_format(path, recorded.format)
-        _check_same_settings(path, recorded, config, finished=finished, taken_back=back_to is not None)
-        if finished and back_to is None:
+        _check_same_settings(path, recorded, config, finished=finished)
+        if finished:
             _check_model(path)
-    elif back_to is not None:
-        others = sorted(each.parent for each in path.parent.glob(f"{path.name.rpartition('-')[0]}*/{CONFIG.name}"))
-        there = f", {', '.join(map(str, others[:5]))} say" if others else ""
-        raise RunFolderError(
-            f"{path} holds no run that could be taken back to round {back_to}: name the run's folder{there} (--out)"
-        )
     elif any(name not in FIRST_LAID for name in entries):
         raise RunFolderError(f"{path} is there already and is no run folder: choose another folder (--out)")
 
@@ -72,11 +62,11 @@ def _check_format(path: Path, number: int) -> None:
         )
 
 
-def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool, taken_back: bool) -> None:
+def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, finished: bool) -> None:
     # A setting that is newer than the folder had its default.
     there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
     grown = find_grown(there, config)
-    free = {*may_differ(finished=finished and not grown, taken_back=taken_back), *grown}
+    free = {*may_differ(finished=finished and not grown), *grown}
     # A run that goes on keeps what was decided when it began.
     free |= {key for key, undecided in (("fraction", 0.0), ("score", "")) if config.get(key) == undecided}
     if differing := find_differing(there, config) - free:
@@ -85,8 +75,7 @@ def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, fini
 
 def _explain_differing(path: Path, keys: Iterable[str], there: Config, config: Config) -> str:
     shown = ", ".join(f"{key} = {there.get(key)!r} there and {config.get(key)!r} here" for key in keys)
-    way = " or take the run back to an earlier round (--from-round)" if {*keys} <= {*marked(Mark.RECONSIDERED)} else ""
-    return f"{path} belongs to a run with other settings ({shown}): choose another folder (--out){way}"
+    return f"{path} belongs to a run with other settings ({shown}): choose another folder (--out)"
 
 
 def _check_model(path: Path) -> None:

@@ -17,7 +17,6 @@ from fairbloom.system.values import decode_as
 from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME
 from fairbloom.tasks.preprocessing import Preprocessing
 
-from ..checkpoint import EARLIER as EARLIER_CHECKPOINTS
 from ..checkpoint import Arrays, load_last, load_model, read_about, save_model
 from .errors import explain_read_errors, explain_write_errors
 from .groups import GROUP_KEYS, Grouped
@@ -335,15 +334,6 @@ CHECKPOINTS = Entry(
     holds=(
         "model, the method's memory, the lengths of the last updates and the best round so far, after round 12; "
         "the last two checkpoints are kept"
-    ),
-)
-
-EARLIER = Entry(
-    name=f"{CHECKPOINTS.name}/{EARLIER_CHECKPOINTS}",
-    shown=f"{CHECKPOINTS.name}/{EARLIER_CHECKPOINTS}/",
-    holds=(
-        "up to four earlier checkpoints, to which the run [can be taken back](#a-run-can-be-taken-back), and the "
-        "best models up to them where these are of other rounds"
     ),
 )
 

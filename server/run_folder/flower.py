@@ -18,7 +18,6 @@ from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.flower import record_of
 from fairbloom.rounds.options import OPTIONS
-from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import one_line
 from fairbloom.strategies import FairStrategy
@@ -30,7 +29,6 @@ from ..progress import announce
 from .files import MODEL
 from .lock import locked_folder
 from .recorder import RunRecorder
-from .taking_back import TakeBack
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -56,9 +54,6 @@ class RunFolder:
         The name of the metric that is the loss on the test examples, `loss` by default.
     wait
         Whether to wait, for up to a minute, for another process that writes the same folder.
-    from_round
-        The round that the run is taken back to before it continues, with other `training_clients` say; 0 begins it
-        again. A process that Flower starts in place of a lost one does not take it back again. None: it goes on.
     """
 
     def __init__(
@@ -68,10 +63,8 @@ class RunFolder:
         score: str | Score | Sequence[str | Score] = ACCURACY,
         loss: str = "",
         wait: bool = True,
-        from_round: int | None = None,
     ) -> None:
         self.path = Path(path).absolute()
-        self.from_round = None if from_round is None else whole(0, from_round=from_round)
         self.scores = scores_in([score] if isinstance(score, str | Score) else score)
         self.loss = loss
         self._wait = wait
@@ -111,18 +104,15 @@ class RunFolder:
         ------
         FairbloomError
             When the strategy is none of ours, a `start` with a loop of its own is to continue a run, the folder belongs
-            to a run with another strategy or other options, the run cannot be taken back to that round, or clients that
-            evaluate do not reply the scores or the loss.
+            to a run with another strategy or other options, or clients that evaluate do not reply the scores or the
+            loss.
         """
         inner = find_fair_strategy(strategy)
         announce(self.path)
         config = {"num-rounds": num_rounds, **collect_options(strategy), **_prefixed("train", train_config)}
         config |= {"loss": self.loss} if self.loss else {}
         with locked_folder(self.path, wait=self._wait):
-            back = None if self.from_round is None else TakeBack(self.from_round, str(grid.run.run_id))
-            recorder = RunRecorder(
-                self.path, config, inner, self.scores, back=back, loss=self.loss or LOSS, app_metrics=True
-            )
+            recorder = RunRecorder(self.path, config, inner, self.scores, loss=self.loss or LOSS, app_metrics=True)
             if recorder.finished:
                 log.info("%s is finished; nothing to run", self.path)
                 return Result(arrays=record_of(MODEL.read(self.path)))
@@ -139,11 +129,10 @@ class RunFolder:
             }
             optional = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": central}
             arguments |= {name: value for name, value in optional.items() if value is not None}
-            with recorder.suggest_taking_back():
-                if type(strategy).start in (FairStrategy.start, Strategy.start):
-                    result = FairStrategy.start(inner, **arguments, on_round=writer, resume=state, wrapper=strategy)
-                else:
-                    result = _start_overridden(strategy, inner, arguments, writer, state)
+            if type(strategy).start in (FairStrategy.start, Strategy.start):
+                result = FairStrategy.start(inner, **arguments, on_round=writer, resume=state, wrapper=strategy)
+            else:
+                result = _start_overridden(strategy, inner, arguments, writer, state)
             recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
             return result
 

@@ -17,20 +17,13 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import DISPARITY, LOSS, TRAIN_LOSS
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.rounds.limits import BrokenModelError
-from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
-from fairbloom.system.files import write_whole
 
 from ..checkpoint import (
     Arrays,
-    Merit,
-    format_rounds,
     list_checkpoints,
-    list_reachable,
     load_last,
-    path_of_best,
     save_round,
 )
 from ..settings import find_grown
@@ -42,7 +35,6 @@ from .files import (
     CLIENTS,
     COEFFICIENTS,
     CONFIG,
-    EARLIER,
     ENVIRONMENT,
     GROUPS,
     METRICS,
@@ -57,8 +49,7 @@ from .metrics import METRIC_COLUMNS, format_initial, format_metrics
 from .recorded import OnRound, RecordedRound
 from .rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .stopping import EarlyStopping
-from .tables import TableWriter, find_furthest_round, find_last_step
-from .taking_back import StoredRun, TakeBack, complete_taking_back, take_back
+from .tables import TableWriter, find_furthest_round
 from .values import Recorded
 
 SHARED_SECONDS = 0.5
@@ -89,8 +80,6 @@ class RunRecorder:
         Whether a threshold is chosen by validation examples.
     private
         Whether the server sees sums alone.
-    back
-        The round that the run is taken back to, and by which submission.
     app_metrics
         Whether all metrics of a user's app are written, which are not known in advance.
 
@@ -114,7 +103,6 @@ class RunRecorder:
         threshold: bool = False,
         private: bool = False,
         two_classes: bool = False,
-        back: TakeBack | None = None,
         loss: str = LOSS,
         stopping: EarlyStopping | None = None,
         app_metrics: bool = False,
@@ -146,29 +134,25 @@ class RunRecorder:
         self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
-        self._merits: dict[int, Merit] = {}
         self._new_best: Arrays | None = None
         self._unsaved: _Unsaved | None = None
         self._seconds = 0.0
-        self._open(config, back if back is not None and back.is_new(path) else None)
+        self._open(config)
 
-    def _open(self, config: Mapping[str, Any], back: TakeBack | None) -> None:
+    def _open(self, config: Mapping[str, Any]) -> None:
         """Make the folder what it is to be before the first round: of a new run, a continued or an extended one."""
-        check_folder(self.path, config, None if back is None else back.number)
+        check_folder(self.path, config)
         if not is_run_folder(self.path):
             _lay_out(self.path, config, self._scores)
             return
-        kept = StoredRun(self.path, self._tables, self._best_by, self._kept_by_clients)
-        recorded = complete_taking_back(kept, CONFIG.read(self.path))
+        recorded = CONFIG.read(self.path)
         if find_grown(recorded.settings, config):
             if recorded.num_rounds != config["num-rounds"]:
                 self._check_extensible(recorded.num_rounds, config)
             if self.finished:
                 with explain_write_errors("the run folder", self.path):  # before the settings, which say more rounds
                     MODEL.path_in(self.path).unlink()
-        if back is not None:
-            take_back(kept, back, recorded, config)
-        elif not self.finished and recorded.settings != config:
+        if not self.finished and recorded.settings != config:
             CONFIG.write(self.path, replace(recorded, settings=config))
 
     def _check_extensible(self, there: int, config: Mapping[str, Any]) -> None:
@@ -185,13 +169,12 @@ class RunRecorder:
 
     def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
         """Return model and state after the last finished round, None before it; raise if all are damaged."""
-        nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "merits": {}, "losses": {}}
+        nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "losses": {}}
         arrays, state = load_last(self._checkpoints) or (None, nothing)
         self._best, self.saved, self._losses = state["best"], state["strategy"]["round"], state["losses"]
         if self._stopping is not None and "stopping" in state:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason
-        self._merits = {int(number): Merit(*merit) for number, merit in state["merits"].items()}
         with explain_write_errors(f"what is there up to round {self.saved}", self.path):
             furthest = find_furthest_round(self._rounds.path, self.saved, SHARED_SECONDS)
             for table in self._tables:
@@ -229,10 +212,9 @@ class RunRecorder:
         self._seconds += float(str(row["seconds"]))
         shares = self._in_process and self._seconds < SHARED_SECONDS
         method = _copy_as_it_is(self.method) if shares else self.method
-        score = self._score.better(mean, 0.0) if isinstance(mean, float) else None
         after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
         self._losses = {} if finished.average is not None else after  # the next round begins with another model
-        self._unsaved = _Unsaved(finished.number, finished.arrays, method, score, self._losses)
+        self._unsaved = _Unsaved(finished.number, finished.arrays, method, self._losses)
         if not shares:
             self.write()
         recorded = RecordedRound.of(finished, row, self._score, self.method.serves)
@@ -266,19 +248,9 @@ class RunRecorder:
         self.saved, self._unsaved, self._new_best, self._seconds = last.number, None, None, 0.0
 
     def _write_checkpoint(self, last: "_Unsaved") -> None:
-        """Write the checkpoint of a round, with the best model up to it where that is of another round."""
-        folder = self._checkpoints
-        if self._best and self._best["round"] != last.number:
-            EARLIER.path_in(self.path).mkdir(exist_ok=True)
-            _link(path_of_best(folder, last.number), BEST.path_in(self.path))
-        self._merits = {number: self._merits[number] for number in self._merits.keys() & list_reachable(folder)}
-        self._merits[last.number] = Merit.of(last.number, self.saved, last.score)
-        merits = {str(number): [merit.score, merit.crossed] for number, merit in self._merits.items()}
-        state = {"strategy": last.method.state_dict(), "best": self._best, "merits": merits, "losses": last.losses}
+        state = {"strategy": last.method.state_dict(), "best": self._best, "losses": last.losses}
         state |= {} if self._stopping is None else {"stopping": self._stopping.state_dict()}
-        # Clients keep models and states that belong to the last two checkpoints, so that no others are of use.
-        earlier = {} if self._kept_by_clients else self._merits
-        save_round(folder, last.number, _to_numpy(last.arrays), state, self.saved, earlier)
+        save_round(self._checkpoints, last.number, _to_numpy(last.arrays), state, self.saved)
 
     @contextmanager
     def write_at_end(self) -> Iterator[None]:
@@ -295,28 +267,6 @@ class RunRecorder:
                     log.error("the rounds after round %d are run again when the run continues: %s", self.saved, error)
             raise
         self.write()
-
-    @contextmanager
-    def suggest_taking_back(self) -> Iterator[None]:
-        """Add to the error of a run that learns nothing, or has a broken model, to which round it can be taken back.
-
-        The longest step breaks a model. Rounds without a step leave it unchanged: another fault has come by the last
-        step.
-        """
-        try:
-            yield
-        except (NothingLearnedError, BrokenModelError) as error:
-            longest = self.method.progress.lengths.longest.round
-            last = longest if isinstance(error, BrokenModelError) else find_last_step(self._rounds.path)
-            before = [number for number in sorted({0} | list_reachable(self._checkpoints)) if number < last]
-            if not before:
-                raise
-            others = f" ({format_rounds(before[:-1])} can be reached, too)" if before[1:] else ""
-            raise type(error)(
-                f"{error}. Where a client has broken the model, which was changed last in round {last}, take the run "
-                f"back to before that by --from-round {before[-1]}{others}, and name the other clients by "
-                "training-clients"
-            ) from error
 
     def finish(self, arrays: Arrays) -> None:
         """Write what waits and then the final model, which marks the run as finished, and says why if it was early."""
@@ -344,7 +294,6 @@ class _Unsaved:
     number: int
     arrays: Any
     method: Method
-    score: float | None
     losses: Mapping[str, float]
 
 
@@ -361,15 +310,6 @@ def _describe_environment() -> dict[str, object]:
     about = {"machine": platform.platform(), "processors": os.cpu_count(), "python": platform.python_version()}
     packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
     return {**about, "fairbloom": __version__, **packages}
-
-
-def _link(path: Path, to: Path) -> None:
-    """Give a file another name, for as long as the first one stays what it is; where links cannot be had, a copy."""
-    try:
-        path.unlink(missing_ok=True)
-        path.hardlink_to(to)
-    except OSError:
-        write_whole(path, to.read_bytes())
 
 
 def _copy_as_it_is(method: Method) -> Method:

@@ -109,12 +109,12 @@ class TableWriter:
 
     def cut_back(self, last: int, furthest: float) -> None:
         """Start the file, or rewrite it with the rows up to round `last`, 0 for none; later rows may be torn."""
-        kept = [row for row in self.check(last, furthest) if last and int(row["round"]) <= last]
+        kept = [row for row in self._read(last, furthest) if last and int(row["round"]) <= last]
         content = format_csv(self.columns, kept, header=True).encode()
         write_whole(self.path, content)
         self._size, self._waiting = len(content), []
 
-    def check(self, last: int, furthest: float = math.inf) -> list[Cells]:
+    def _read(self, last: int, furthest: float) -> list[Cells]:
         """Return the rows, which may be torn after round `last`; raise if they go beyond round `furthest`."""
         with explain_read_errors(self.path, BEGUN):
             header, rows = _parse_begun(self.path, last)
@@ -153,13 +153,6 @@ def find_furthest_round(path: Path, last: int, shared_seconds: float) -> int:
             if seconds >= shared_seconds:
                 passed, seconds = passed + 1, 0.0
     return furthest
-
-
-def find_last_step(path: Path) -> int:
-    """Return the last round in a table of rounds that used a reply, 0 where none did."""
-    with explain_read_errors(path, BEGUN):
-        rows = _parse_begun(path, 0)[1]
-        return max((int(row["round"]) for row in rows if int(row["replies_used"] or 0)), default=0)
 
 
 def _parse_begun(path: Path, last: int) -> tuple[list[str], list[Cells]]:

@@ -1,7 +1,7 @@
 """The values of a run folder's files, and what is known of a run when it begins."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,14 +31,9 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What config.toml says of a run: its settings as last used, empty where no run has begun.
-
-    `taken_back` lists when the run was taken back: `to` and `after` which round, the settings `before` that differ
-    since, and by which `submission`. The last entry may be `under-way`.
-    """
+    """What config.toml says of a run: its settings as last used, empty where no run has begun."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    taken_back: Sequence[Mapping[str, Any]] = ()
     format: int = FORMAT
 
     @property
@@ -48,8 +43,7 @@ class Recorded:
 
     def encode(self) -> bytes:
         """Return the content of config.toml."""
-        about = {"run-folder-format": self.format, **self.settings}
-        return tomli_w.dumps(about | ({"taken-back": self.taken_back} if self.taken_back else {})).encode()
+        return tomli_w.dumps({"run-folder-format": self.format, **self.settings}).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
@@ -61,8 +55,7 @@ class Recorded:
         number = settings.pop("run-folder-format", None)
         if not isinstance(number, int):
             raise ValueError(f"it has run-folder-format = {number!r}, which is no format's number")
-        taken_back = settings.pop("taken-back", [])
-        return cls(settings, taken_back, number)
+        return cls(settings, number)
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,19 @@ from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
+from benchmarks.deployed import LARGE
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
-from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.system.files import write_private
 from tests.deploy.federation import Cable, Deployment, federation, names, rounds, wait_for_rounds
 from tests.deploy.flower import wait_until
-from tests.simulation.helpers import assert_same_model, checkpoints_every
+from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.slow
 
@@ -171,24 +171,6 @@ def test_a_killed_server_is_started_again_and_its_run_goes_on_by_itself(
     there.wait_for_end(submitted)
     assert missing(out) == [""] * ROUNDS
     assert_same_model(out, undisturbed)
-
-
-def test_a_run_is_taken_back_once_though_its_process_is_killed_and_another_takes_its_place(
-    there: Deployment, tmp_path: Path
-) -> None:
-    out, others = tmp_path / "run", {"training-clients": ",".join(CLIENTS[:3])}
-    there.submit({**SETTINGS, "out": str(out)})
-    submitted = there.submitting({**SETTINGS, **others, "from-round": 4, "out": str(out)})
-    wait_until(lambda: "taken-back" in (out / "config.toml").read_text())
-    wait_for_rounds(out, 6)
-    there.kill_serverapps()
-    there.wait_for_end(submitted)
-    (entry,) = CONFIG.read(out).taken_back
-    assert (entry["to"], entry["after"], entry["submission"]) == (4, ROUNDS, there.submitted_run())
-    with checkpoints_every(1):
-        expected = simulate(Settings.of({**SETTINGS, "out": str(tmp_path / "expected")}))
-        simulate(Settings.of({**SETTINGS, **others, "from-round": 4, "out": str(expected)}))
-    assert_same_model(out, expected)
 
 
 @pytest.mark.federation

@@ -71,13 +71,6 @@ def test_a_run_that_the_superlink_has_forgotten_is_not_looked_for(
     assert "The same submit continues the run after its last finished round" in said
 
 
-def test_the_round_that_a_run_is_taken_back_to_goes_along(made: Path, machine: Machine) -> None:
-    machine.answers(run={"success": True, "run-id": "9"})
-    words = ("--from-round", "3", "--set", "training-clients=a,b", "--set", "out=runs/a")
-    assert fairbloom("deploy", "submit", "--detach", *words) == 0
-    assert submitted_settings(machine) == {"training-clients": "a,b", "out": "runs/a", "from-round": 3}
-
-
 def test_a_submission_is_noted_and_so_is_one_that_was_refused(made: Path, machine: Machine, hers: Path) -> None:
     machine.answers(run=[{"success": True, "run-id": "9"}, {"success": False, "error-message": "[code: 14] no"}])
     assert fairbloom("deploy", "submit", "--detach", "--set", "method=fedfv") == 0

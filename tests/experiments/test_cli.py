@@ -35,7 +35,7 @@ from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
 from tests.commands import STARTED, forked
 from tests.commands import fairbloom as in_a_process
-from tests.simulation.helpers import Outcome, checkpoints_every, table
+from tests.simulation.helpers import Outcome, table
 
 from .helpers import ROOT, SMALL, fairbloom, start
 
@@ -87,26 +87,6 @@ def test_an_engine_that_is_asked_for_computes_the_run(engine: str, tmp_path: Pat
     assert json.loads((tmp_path / "a" / "engine.json").read_text())["engine"] == engine
     settings = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
     assert (settings["engine"], settings["memory"]) == (engine, 0.5)
-
-
-def test_a_run_is_taken_back_to_the_round_of_its_option_and_shown_as_such(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begun = ("run", *SMALL, "--engine", "loop", "--out")
-    with checkpoints_every(100):
-        assert fairbloom(*begun, "a") == 0
-    assert fairbloom(*begun, "a", "--from-round", "9") == 2
-    assert "taken back to round 9: rounds 0 and 3 can be reached" in " ".join(capsys.readouterr().err.split())
-    others = ("--set", "training-clients=client-0,client-1")
-    assert fairbloom(*begun, "a", "--from-round", "0", *others) == 0
-    assert fairbloom(*begun, "b", *others) == 0
-    assert not Outcome.of(tmp_path / "a").differences(Outcome.of(tmp_path / "b"))
-    capsys.readouterr()
-    assert fairbloom("show", "a") == 0
-    assert "taken back to round 0 after round 3, training-clients was '' before" in capsys.readouterr().out
-    assert fairbloom("show", "a", "--json") == 0
-    (entry,) = json.loads(capsys.readouterr().out)["taken_back"]
-    assert (entry["to"], entry["before"]) == (0, {"training-clients": ""})
 
 
 def test_a_finished_run_is_shown_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -450,12 +450,11 @@ def test_another_tasks_setting_is_refused_where_somebody_typed_it(monkeypatch: p
 
 
 def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
-    free = {"out", "log-format", "enrolled-sizes", "unused-rounds", "memory", "from-round"}
+    free = {"out", "log-format", "enrolled-sizes", "unused-rounds", "memory"}
     free |= {"min-clients", "patience"}
     assert may_differ(finished=True) == free
     limits = {"max-growth", "loss-limit", "update-limit"}
     assert may_differ(finished=False) == free | limits
-    assert may_differ(finished=True, taken_back=True) == free | limits | {"training-clients"}
     assert set(marked(Mark.PLACE)) == {"data-dir", "state-dir", "device"}
     assert set(marked(Mark.DEVICE)) == {"data-dir", "state-dir"}
     assert set(marked(Mark.ROUNDING)) == {"engine", "device"}

@@ -84,7 +84,6 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
         "engine.json",
         "split.npz",
         "checkpoint/6.safetensors",
-        "checkpoint/earlier/best-6.safetensors",
         "model.safetensors",
         "model-best.safetensors",
         "preprocessing.json",

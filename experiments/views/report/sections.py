@@ -322,20 +322,14 @@ def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Ta
 
 
 def _absences_section(scene: Scene) -> Section | None:
-    """Return who was refused, missing or offline, why replies were refused, and which runs were taken back."""
+    """Return who was refused, missing or offline, and why replies were refused."""
     rows, reasons = [], []
     for line in scene.trained:
         found = [count_names(line.runs, partial(parse_absent, kind=kind)) for kind in ABSENT]
         rows += [(line.label, client, [each[client] for each in found]) for client in sorted({*chain(*found)})]
         for (client, reason), count in sorted(refusal_reasons(line.runs).items(), key=lambda item: -item[1]):
             reasons.append([Cell(line.label), Cell(client), Cell(reason), Cell.of(count)])
-    taken_back = [
-        f"{line.label}, seed {run.settings.get('seed')}: taken back after round {entry['after']} to {entry['to']}."
-        for line in scene.trained
-        for run in line.runs
-        for entry in run.taken_back
-    ]
-    blocks: list[Block] = [Note(taken_back)] if taken_back else []
+    blocks: list[Block] = []
     if rows:
         blocks.append(_absences_table(rows))
     if reasons:

@@ -173,15 +173,6 @@ def test_a_run_killed_before_its_first_checkpoint_has_the_initial_model_once(
     assert len(values(tmp_path / "run", round=0, metric="central_acc")) == 1
 
 
-def test_a_run_that_is_taken_back_loses_the_rows_of_later_rounds(tmp_path: Path) -> None:
-    start(tmp_path / "run", clients({"first": 1.0}))
-    arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    again = RunFolder(tmp_path / "run", score=SCORES, loss="eval_loss", from_round=2)
-    again.start(FedAvg(), InProcessGrid(clients(), {}, 4), arrays, ROUNDS, evaluate_fn=on_server)
-    assert sorted(set(rows(tmp_path / "run", metric="first")["round"])) == [1, 2]
-    assert values(tmp_path / "run", phase="server", metric="central_acc") == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-
-
 def test_lists_are_averaged_as_flower_does_and_kept_element_by_element(tmp_path: Path) -> None:
     replied = [{"num-examples": 1 + i, "by_class": [float(i), 1.0, 2.0 * i]} for i in range(4)]
     flowers = aggregate_metricrecords([RecordDict({"m": MetricRecord({**each})}) for each in replied], "num-examples")

@@ -153,7 +153,7 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     assert there <= declared
     of_others = {"data.json", "agreed.json", "known.json", *OF_GROUPS}
     of_others |= {"modules.json", "delivered.json", "exports", "metrics.csv"}
-    assert declared - there == of_others | {".lock", "checkpoint/earlier"}
+    assert declared - there == of_others | {".lock"}
 
 
 def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
