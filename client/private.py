@@ -50,7 +50,7 @@ class FileStore:
 
 def identity_of(node: Mapping[str, Any]) -> tuple[Identity, Authority]:
     """Return a device's identity in private rounds and its federation's authority; ReportableError without one."""
-    remedy = "unpack a new bundle, of its federation's operator, beside its key (fairbloom deploy rotate)"
+    remedy = "unpack a new bundle, of its federation's operator, beside its key (fairbloom deploy enroll)"
     if not (place := str(node.get("private", ""))):
         raise ReportableError(f"it has no identity for private rounds: {remedy}")
     key = Path(place)

@@ -45,11 +45,10 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_days(days: float, most: float, *, or_never: bool = False, option: str = "--days") -> None:
-    """Raise DeployError unless a time is above 0 and at most `most` days, or 0 where that stands for no end."""
-    if not (0 < days <= most or (or_never and days == 0)):  # also catches NaN
-        least = "0 or more" if or_never else "more than 0"
-        raise DeployError(f"{option} {days:g}: it must be {least}, and at most {most:g}")
+def check_days(days: float, most: float) -> None:
+    """Raise DeployError unless a time is above 0 and at most `most` days."""
+    if not 0 < days <= most:  # also catches NaN
+        raise DeployError(f"--days {days:g}: it must be more than 0, and at most {most:g}")
 
 
 def check_count(option: str, given: int) -> None:

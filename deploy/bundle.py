@@ -1,4 +1,4 @@
-"""A device's files other than its key: made by the operator for a bundle, or by a device that joins."""
+"""A device's files other than its key, which the operator makes for its bundle."""
 
 from pathlib import Path
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,6 @@ import click
 import typer
 
 from fairbloom.command import Terminal
-from fairbloom.system.files import write_private
 
 from .device.cli import client as client
 from .errors import DeployError
@@ -30,14 +28,8 @@ HERE: Any = Path("federation")  # the callback opens it
 _option = partial(typer.Option, "--dir", envvar="FAIRBLOOM_FEDERATION", help="The federation's folder, made by init.")
 FederationOption = Annotated[Federation, _option(click_type=click.Path(path_type=Path), callback=Federation)]
 DirOption = Annotated[Path, _option()]
-RequestOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")
-]
-KeyDaysOption = Annotated[float, typer.Option(help="Days that the key is valid; 0: without end.")]
 CertificateDaysOption = Annotated[float, typer.Option(help="Days that the server certificate is valid.")]
-ExamplesOption = Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")]
 ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
-UnpackedOption = Annotated[bool, typer.Option("--unpacked", help="Write a folder instead of a .tar.gz.")]
 
 
 def server(
@@ -96,138 +88,35 @@ def renew(
 @app.command(epilog="Example: fairbloom deploy enroll hospital-7 --request hospital-7.request --examples 1200")
 def enroll(
     clients: Annotated[
-        list[str] | None, typer.Argument(metavar="[CLIENT]...", help="Names of the clients, as reports show them.")
+        list[str], typer.Argument(metavar="CLIENT...", help="Names of the clients, as reports show them.")
+    ],
+    request: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What fairbloom client keys printed on the device.")
     ] = None,
-    from_list: Annotated[
-        Path | None,
-        typer.Option(
-            "--list",
-            metavar="FILE",
-            help="A file of names, one a line, or CSV with the columns client, examples, partition-id, request, of "
-            "which all but the first may be missing; -: standard input.",
-        ),
-    ] = None,
-    request: RequestOption = None,
     partition_id: Annotated[
         int | None,
         typer.Option(help="Number of the client's partition of the data, from 0; default: the first free one."),
     ] = None,
-    examples: ExamplesOption = 0,
-    days: KeyDaysOption = 398,
-    unpacked: UnpackedOption = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Skip clients that are enrolled already.")] = False,
-    folder: DirOption = HERE,
+    examples: Annotated[int, typer.Option(help="Number of training examples of each client; 0: unknown.")] = 0,
+    federation: FederationOption = HERE,
 ) -> None:
-    """Register clients with the SuperLink and write a bundle for each: certificate, settings, systemd unit.
+    """Register clients with the SuperLink and write a folder for each device: certificate, settings, systemd unit.
 
-    With --request, the private key stays on the device and the bundle contains nothing secret. Without it, the key is
-    made here and the bundle contains it: use this only for trials. If the command fails for one of several clients,
-    repeat it with --keep.
+    With --request, the private key stays on the device and the folder contains nothing secret. Without it, the key is
+    made here and the folder contains it: use this only for trials. A client that is enrolled already gets the new key;
+    the one before never connects again.
     """
-    from .operator.enrolment import Applicant, describe_clients_beyond, enroll_all, read_list
+    from .operator.enrolment import describe_clients_beyond
+    from .operator.enrolment import enroll as enroll_one
 
-    federation, names = Federation(folder), clients or []
-    if bool(names) == (from_list is not None):
-        raise DeployError("name the clients, or a file with their names by --list: one of both")
     for option, given in (("--partition-id", partition_id), ("--request", request)):
-        if given is not None and len(names) != 1:
-            raise DeployError(f"{option} {given} is for one client, and {len(names) or 'a list'} are named")
-    applicants = [Applicant(name=name, partition_id=partition_id, examples=examples, request=request) for name in names]
-    if from_list is not None:
-        applicants = [replace(each, examples=each.examples or examples) for each in read_list(from_list)]
-    for name, bundle in enroll_all(federation, applicants, unpacked, days=days, keep=keep):
-        print(f"{name} is enrolled already" if bundle is None else f"{name}: {bundle}", flush=True)
-    far = describe_clients_beyond(federation, sum(not client.revoked for client in federation.clients))
-    if far:
+        if given is not None and len(clients) > 1:
+            raise DeployError(f"{option} {given} is for one client, and {len(clients)} are named")
+    for name in clients:
+        bundle = enroll_one(federation, name, partition_id=partition_id, examples=examples, request=request)
+        print(f"{name}: {bundle}", flush=True)
+    if far := describe_clients_beyond(federation, len(federation.enrolled)):
         warn(f"where data are dealt to clients: {far}")
-
-
-@app.command(epilog="Example: fairbloom deploy token hospital-7 > hospital-7.token")
-def token(
-    client: Annotated[str, typer.Argument(metavar="[CLIENT]", help="The name that the device gets.")] = "",
-    clients: Annotated[
-        int, typer.Option(metavar="N", help="For N devices that choose their names, in place of one by its name.")
-    ] = 0,
-    hours: Annotated[float, typer.Option(help="How long the token is good.")] = 24,
-    approval: Annotated[
-        bool, typer.Option("--approve", help="Each device waits for fairbloom deploy approve.")
-    ] = False,
-    days: KeyDaysOption = 398,
-    examples: ExamplesOption = 0,
-    revoke: Annotated[str, typer.Option(metavar="ID", help="Revoke a token.")] = "",
-    federation: FederationOption = HERE,
-) -> None:
-    """Print a join token, with which a device enrols itself once: fairbloom client join. Keep it secret.
-
-    Without a name and --clients, list the tokens that are still good, by their ids.
-    """
-    from .operator import joining
-
-    if revoke:
-        print(f"{joining.revoke_token(federation, revoke).id} is revoked; clients that have joined by it stay")
-    elif client or clients:
-        made = partial(joining.make_token, clients=clients or 1, hours=hours, approve=approval)
-        print(made(federation, client, days=days, examples=examples), end="")
-    else:
-        print("\n".join(joining.describe_tokens(federation)) or "no join token is good: name a client, or --clients N")
-
-
-@app.command(epilog="Example: fairbloom deploy approve hospital-7")
-def approve(
-    client: Annotated[str, typer.Argument(metavar="[CLIENT]", help="The name that the device has asked for.")] = "",
-    federation: FederationOption = HERE,
-) -> None:
-    """Let a device join that waits for it, or list those that wait. Compare its key with what the device prints."""
-    from .operator import joining
-
-    if client:
-        joining.approve(federation, client)
-        print(f"{client} is enrolled")
-        return
-    print("\n".join(map(joining.describe_waiting, joining.find_waiting(federation))) or "no device waits for approval")
-
-
-@app.command(epilog="Example: fairbloom deploy rotate hospital-7 --request hospital-7.request")
-def rotate(
-    client: ClientArgument,
-    request: RequestOption = None,
-    days: KeyDaysOption = 398,
-    overlap: Annotated[
-        float, typer.Option(metavar="DAYS", help="How long the old key stays valid; 0 ends it at once.")
-    ] = 7,
-    unpacked: UnpackedOption = False,
-    federation: FederationOption = HERE,
-) -> None:
-    """Give a client a new key. The old key stays valid for a while, so that you can replace it on the device."""
-    from .operator.enrolment import rotate as rotate_one
-
-    bundle = rotate_one(federation, client, unpacked, request=request, days=days, overlap=overlap)
-    old = f"is good for {overlap:g} more days at the most" if overlap else "is struck off"
-    print(f"{client}: {bundle}; its old key {old}")
-
-
-@app.command(epilog="Example: fairbloom deploy export hospital-7 > hospital-7.tar.gz")
-def export(
-    client: ClientArgument,
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write (default: standard output).")] = None,
-    federation: FederationOption = HERE,
-) -> None:
-    """Write a client's bundle to a file or to standard output."""
-    from .operator.device_bundle import export as exported
-    from .operator.device_bundle import holds_key
-
-    if to is None and sys.stdout.isatty():
-        raise DeployError(f"a bundle is binary: name a file by --to {client}.tar.gz, or redirect the output")
-    bundle = exported(federation, client)
-    if holds_key(bundle):
-        print(f"{client}'s bundle holds its private key: leave no copy on the way", file=sys.stderr)
-    if to is None:
-        sys.stdout.buffer.write(bundle)
-    else:
-        try:
-            write_private(to, bundle)
-        except OSError as error:
-            raise DeployError(f"--to {to} cannot be written: {error.strerror}") from None
 
 
 @app.command()

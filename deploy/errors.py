@@ -7,14 +7,6 @@ class DeployError(FairbloomError):
     """What stops a command of the operator; the message names the thing, its value and the remedy."""
 
 
-class RefusedDeviceError(DeployError):
-    """A device that is refused; `kind` says why in words of ours alone, as the audit log has it."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 class UnreachableError(DeployError):
     """The SuperLink's control API does not answer."""
 

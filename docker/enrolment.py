@@ -11,14 +11,11 @@ from fairbloom.system.files import write_private, write_public
 
 
 def enroll_client(federation: Federation, partition: int, name: str, known: bool) -> str:
-    """Give a client keys where its volume has none, and revoke those it had; return what was done."""
+    """Give a client keys where its volume has none, in place of those it had; return what was done."""
     volume = Path("/clients", name)
     if known and (volume / "key").exists() and (volume / "ca.crt").read_bytes() == federation.authority.read_bytes():
         return f"{name} is enrolled"
-    if known:
-        enrolment.revoke(federation, name)
-    applicant = enrolment.Applicant(name=name, partition_id=partition)
-    bundle = enrolment.enroll(federation, applicant, unpack=True, days=0)  # nobody would be there to rotate the key
+    bundle = enrolment.enroll(federation, name, partition_id=partition)
     write_private(volume / "key", (bundle / "key").read_bytes())
     for public in ("ca.crt", "client.toml", "identity"):
         write_public(volume / public, (bundle / public).read_bytes())
@@ -30,7 +27,7 @@ def main() -> None:
     """Enrol all, some at a time: most of it is waiting for Flower's command to load."""
     federation = Federation(Path("/federation"))
     names = os.environ["CLIENTS"].split()
-    known = {client.name for client in federation.clients if not client.revoked}
+    known = {client.name for client in federation.enrolled}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         work = [pool.submit(enroll_client, federation, i, name, name in known) for i, name in enumerate(names)]
     for done in work:

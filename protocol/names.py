@@ -119,9 +119,3 @@ WIRE_HEADER = "fairbloom-wire"
 
 WORK_HEADER, DROP_HEADER = "fairbloom-work", "fairbloom-drop"
 """The headers of a heartbeat in which a node says what it works on, and of its answer: why the node drops that."""
-
-RENEW_HEADER = "fairbloom-renew"
-"""The header of a heartbeat's answer by which a node is asked to replace its key, which ends soon."""
-
-TOKEN_HEADER = "fairbloom-token"  # noqa: S105
-"""The header of the call by which a device joins: the id of its token and the secret, with a dot between."""

@@ -338,7 +338,7 @@ class FlowerClients:
             self._query([*self._roster.online.values()])
         if not self._authorities:
             raise FairbloomError(
-                "no client online has an identity for private rounds: give them new bundles (fairbloom deploy rotate)"
+                "no client online has an identity for private rounds: enrol them again (fairbloom deploy enroll)"
             )
         ((said, _),) = Counter(self._authorities.values()).most_common(1)
         federation, _, key = said.rpartition(" ")

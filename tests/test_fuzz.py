@@ -26,13 +26,11 @@ import tomli_w
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fairbloom.deploy.device import joining
 from fairbloom.deploy.device.bundles import BundleRefusedError, config_of
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.edge.unpack import BundleError, files_of
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import Registry
-from fairbloom.deploy.operator.tokens import Tokens
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.commands.options import settings_of
 from fairbloom.experiments.recipes.recipe import load_recipe
@@ -167,18 +165,7 @@ def read_enrolled(path: Path) -> Structure:
 
 
 def enrolled_of(structure: Structure) -> Structure:
-    former = [{"unregistered": "", **each} for each in structure.get("former", [])]
-    return [{"key_made": "", "revoked": "", "expires": "", "examples": 0, **structure, "former": former}]
-
-
-def read_token(path: Path) -> Structure:
-    token = Tokens(path.parent).read(path.stem)
-    return token and asdict(token)
-
-
-def token_of(structure: Structure) -> Structure:
-    plain = {"name": "", "clients": 1, "approve": False, "examples": 0, "revoked": "", "requests": {}}
-    return {**plain, **structure}
+    return [{"revoked": "", "examples": 0, **structure}]
 
 
 def federation_of(structure: Structure) -> Structure:
@@ -339,19 +326,8 @@ ROUNDS = {
 }
 ENROLLED = {
     **{"name": "site-a", "node_id": "77", "partition_id": 0, "public_key": "ssh-x AAAA", "revoked": ""},
-    **{"enrolled": "2026-01-01T00:00:00+00:00", "key_made": "2026-06-01T00:00:00+00:00"},
-    **{"expires": "2027-01-01T00:00:00+00:00", "examples": 5},
-    "former": [{"node_id": "76", "public_key": "ssh-x BBBB", "expires": "2026-06-01T00:00:00+00:00"}],
+    **{"enrolled": "2026-01-01T00:00:00+00:00", "examples": 5},
 }
-TOKEN = {
-    **{"id": "0123abcd", "sha256": "0" * 64, "made": "2026-01-01T00:00:00+00:00", "clients": 2, "approve": True},
-    **{
-        "expires": "2099-01-01T00:00:00+00:00",
-        "days": 398.0,
-        "requests": {"site-a": "ecdsa-sha2-nistp384 AAAA site-a"},
-    },
-}
-JOIN = {"superlink": "fl.example.org:9092", "token": f"0123abcd.{'A' * 43}", "name": "", "ca": "a certificate"}
 CLIENT = {
     **{"superlink": "fl.example.org:9092", "insecure": True, "partition-id": 2, "name": "site-a"},
     **{"allow": ["mine:load"], "limits": {"rows": 10}},
@@ -424,10 +400,6 @@ KINDS: Mapping[str, Kind] = {
         "words.json", [[*each] for each in SETTINGS.items()], words, read_words, meant_by, names_file=False
     ),
     "the settings of a client": Kind("client.toml", CLIENT, toml, read_client, client_of, names_file=False),
-    "a join token on the server": Kind("0123abcd.toml", TOKEN, toml, read_token, token_of),
-    "a join token on a device": Kind(
-        "site-a.token", JOIN, toml, joining.read_token, only("superlink", "token", "name", "ca")
-    ),
     "an enrolled client": Kind("site-a.toml", ENROLLED, toml, read_enrolled, enrolled_of),
     "a federation": Kind(
         "federation.toml",

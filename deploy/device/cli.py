@@ -1,4 +1,4 @@
-"""The commands `fairbloom client`: run (the default), keys, join, log, models and predict."""
+"""The commands `fairbloom client`: run (the default), keys, log, models and predict."""
 
 import sys
 from pathlib import Path
@@ -77,24 +77,6 @@ def keys(
         f"unpack the bundle that comes back next to the key, so that {folder / 'client.toml'} is there",
         file=sys.stderr,
     )
-
-
-@client.command(epilog="Example: fairbloom client join hospital-7.token")
-def join(
-    token: Annotated[Path, typer.Argument(metavar="TOKEN", help="What fairbloom deploy token printed, in a file.")],
-    name: Annotated[str, typer.Option(help="Name of this client, if the token has none.")] = "",
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of key and settings; default: NAME.")] = None,
-) -> None:
-    """Enrol this device with a token from the operator: make its key, which stays here, and get its settings.
-
-    If the operator has to approve it, wait for that. Repeat the command if it fails.
-    """
-    from ..flower.gate import end_unless_fit
-    from .joining import join as join_by
-
-    end_unless_fit("client")
-    config = join_by(token, name, to)
-    print(f"enrolled: start this client by fairbloom client {config}")
 
 
 @client.command(epilog="Example: fairbloom client log client.toml")

@@ -36,15 +36,14 @@ class ClientSettings:
     """Settings of one client, as in client.toml, with hyphens there.
 
     `ca`, `key`, `name`, `data_dir` and `state_dir` are "" for none. A run cannot set `data_dir` and `state_dir`. With
-    `insecure` there is no TLS: anyone on the way reads and changes models. With `renew_keys` the client replaces its
-    key before its end. `limits`: see `fairbloom.client.limits.Limits`.
+    `insecure` there is no TLS: anyone on the way reads and changes models. `limits`: see
+    `fairbloom.client.limits.Limits`.
     """
 
     superlink: str
     ca: str = ""
     key: str = ""
     insecure: bool = False
-    renew_keys: bool = True
     partition_id: int = 0
     name: str = ""
     data_dir: str = ""

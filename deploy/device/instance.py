@@ -22,15 +22,7 @@ class Instance:
     """
 
     def __init__(self, key: str) -> None:
-        self._file = -1
-        self.hold(key)
-
-    def hold(self, key: str) -> None:
-        """Hold this key file, and no other one any longer."""
         self.name = secrets.token_hex(16)
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
         try:
             self._file = os.open(key, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

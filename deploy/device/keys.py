@@ -10,16 +10,6 @@ from ..arguments import NAME, NAME_RULE
 from ..errors import ClientError
 
 
-def find_or_make(folder: Path, name: str) -> pki.KeyPair:
-    """Return the key pair of a device that joins: the one in a folder, or a new one."""
-    if not (folder / "key").exists():
-        make(folder, name)
-    try:
-        return pki.read_node_key(folder / "key")
-    except pki.PkiError as error:
-        raise ClientError(str(error)) from None
-
-
 def make(folder: Path, name: str) -> str:
     """Make a node's key, write `key` (for its owner alone) and `NAME.request` to a folder, and return the request."""
     if not NAME.fullmatch(name):

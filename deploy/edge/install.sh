@@ -3,7 +3,6 @@
 #
 #   ./install.sh --bundle site-1.tar.gz --wheels FOLDER     offline, from what wheels.sh has gathered
 #   ./install.sh --bundle site-1.tar.gz --source CHECKOUT   from a checkout and the network
-#   ./install.sh --join TOKEN --wheels FOLDER               with a join token, as --name NAME if it has none
 #   ./install.sh --wheels FOLDER                            upgrade; bundle, data and personal models stay
 #   ./install.sh --uninstall                                keeps bundle, data and personal models
 #
@@ -20,7 +19,7 @@ set -euo pipefail
 umask 022
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-bundle='' keys='' join='' name='' wheels='' source='' torch='' system_torch='' index='' python=python3 data='' service=yes root='' uninstall=''
+bundle='' keys='' wheels='' source='' torch='' system_torch='' index='' python=python3 data='' service=yes root='' uninstall=''
 user=fairbloom
 
 say() { printf 'install: %s\n' "$*"; }
@@ -29,13 +28,11 @@ fail() { printf 'install: %s\n' "$*" >&2; exit 1; }
 read_options() {
   while [ $# -gt 0 ]; do
     case $1 in
-      --bundle | --keys | --join | --name | --wheels | --source | --torch | --index | --python | --data-dir | --root)
+      --bundle | --keys | --wheels | --source | --torch | --index | --python | --data-dir | --root)
         [ $# -gt 1 ] || fail "$1 needs a value"
         case $1 in
           --bundle) bundle=$2 ;;
           --keys) keys=$2 ;;
-          --join) join=$2 ;;
-          --name) name=$2 ;;
           --wheels) wheels=$2 ;;
           --source) source=$2 ;;
           --torch) torch=$2 ;;
@@ -63,19 +60,17 @@ check() {
   [ -n "$wheels$source" ] || is_installed || fail "say where Fairbloom comes from: --wheels FOLDER or --source CHECKOUT"
   [ -z "$wheels" ] || compgen -G "$wheels/fairbloom-*.whl" > /dev/null || fail "--wheels $wheels: there is no fairbloom wheel in it (wheels.sh)"
   [ -z "$bundle" ] || [ -z "$keys" ] || fail "--keys makes the key for which a bundle is made: give --bundle later"
-  [ -z "$join" ] || [ -z "$bundle$keys" ] || fail "--join makes the key and brings the settings: leave --keys and --bundle out"
-  [ -z "$join" ] || [ -f "$join" ] || fail "--join $join: there is no such file"
   [ -z "$bundle" ] || check_bundle
   [ -z "$data" ] || check_data
-  [ -z "$keys$join" ] || [ ! -e "$etc/key" ] || { [ -n "$join" ] && [ -f "$opt/joined/client.toml" ]; } || fail "$etc/key is there already, and a federation may know this device by it: delete it first"
-  [ -n "$bundle$keys$join" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (the federation's operator makes it), or begin with --keys NAME or --join TOKEN"
+  [ -z "$keys" ] || [ ! -e "$etc/key" ] || fail "$etc/key is there already, and a federation may know this device by it: delete it first"
+  [ -n "$bundle$keys" ] || [ -f "$etc/client.toml" ] || fail "this device has no bundle yet: give it by --bundle (the federation's operator makes it), or begin with --keys NAME"
   local free
   free=$(df -Pk "$(nearest "$opt")" | awk 'NR == 2 {print int($4 / 1024)}')
   [ -z "$wheels$source" ] || [ "$free" -ge 3000 ] || fail "$free MB are free for $opt: 3000 MB are needed"
 }
 
 is_installed() { # and this command is about bundle or keys, for which the libraries can stay
-  [ -n "$bundle$keys$join" ] && [ -x "$opt/venv/bin/python" ]
+  [ -n "$bundle$keys" ] && [ -x "$opt/venv/bin/python" ]
 }
 
 check_bundle() {
@@ -147,8 +142,7 @@ install_libraries() { # into a new folder; the old one serves until the new one 
 }
 
 make_folders() {
-  # The client replaces its key and identity there, and nobody else's files.
-  install -d -m 1770 -o root -g "$user" "$etc"
+  install -d -m 750 -o root -g "$user" "$etc"
   install -d -m 700 -o "$user" -g "$user" "$state"
 }
 
@@ -163,17 +157,7 @@ make_keys() {
   say "the line above is the request; once the bundle has come back: $0 --bundle FILE"
 }
 
-join_federation() { # in a folder of root's, where the key stays until all is installed: the token is for it alone
-  local token
-  token=$(realpath "$join")
-  install -d -m 700 "$opt/joined"
-  [ -f "$opt/joined/client.toml" ] \
-    || (cd / && "$opt/venv/bin/python" -P -m fairbloom.deploy client join "$token" --to "$opt/joined" ${name:+--name "$name"}) || exit 1
-  install_files "$opt/joined"
-  rm -rf "$opt/joined"
-}
-
-install_files() { # of a bundle, into a folder where the client may write: by replacing what is there, through no link
+install_files() { # of a bundle
   # Settings first, since they may be refused: then certificate and key are as they were, too.
   "$python" -I "$here/settings.py" "$etc/client.toml" --bundle "$1/client.toml" ${data:+--data-dir "$data"} || exit 1
   install -T -m 644 "$1/ca.crt" "$etc/ca.crt"
@@ -228,7 +212,6 @@ main() {
   [ -z "$wheels$source" ] || install_libraries
   make_folders
   if [ -n "$keys" ]; then make_keys; exit; fi
-  [ -z "$join" ] || join_federation
   install_bundle
   install_service
   cd "$state" # its disk is the one to look at

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fairbloom/deploy/flower/exchange.proto\x12\x15\x66\x61irbloom.exchange.v1\"#\n\x04Part\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"-\n\x0bNextRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\r\n\x05\x61gain\x18\x02 \x01(\x08\"V\n\x0cNextResponse\x12\x0c\n\x04head\x18\x01 \x01(\x0c\x12\x0c\n\x04tree\x18\x02 \x01(\x0c\x12*\n\x05parts\x18\x03 \x03(\x0b\x32\x1b.fairbloom.exchange.v1.Part\"x\n\x0cReplyRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0c\n\x04tree\x18\x03 \x01(\x0c\x12*\n\x05parts\x18\x04 \x03(\x0b\x32\x1b.fairbloom.exchange.v1.Part\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"3\n\rReplyResponse\x12\x0e\n\x06wanted\x18\x01 \x03(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x1e\n\x0bJoinRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\"0\n\x0cRenewRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\"Z\n\x10\x45nrolledResponse\x12\r\n\x05waits\x18\x01 \x01(\x08\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x10\n\x08identity\x18\x03 \x01(\x0c\x12\x0f\n\x07\x65xpires\x18\x04 \x01(\t\"G\n\x0bSendRequest\x12\x0c\n\x04sent\x18\x01 \x01(\x0c\x12*\n\x05parts\x18\x02 \x03(\x0b\x32\x1b.fairbloom.exchange.v1.Part\"\x1c\n\x0cSendResponse\x12\x0c\n\x04sent\x18\x01 \x01(\x0c\"f\n\x0e\x43ollectRequest\x12\x10\n\x08messages\x18\x01 \x03(\t\x12\x10\n\x08wait_for\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\r\n\x05parts\x18\x04 \x03(\t\x12\x10\n\x08received\x18\x05 \x03(\t\"N\n\x0f\x43ollectResponse\x12\x0f\n\x07replies\x18\x01 \x01(\x0c\x12*\n\x05parts\x18\x02 \x03(\x0b\x32\x1b.fairbloom.exchange.v1.Part2\xdb\x02\n\x08\x45xchange\x12O\n\x04Next\x12\".fairbloom.exchange.v1.NextRequest\x1a#.fairbloom.exchange.v1.NextResponse\x12R\n\x05Reply\x12#.fairbloom.exchange.v1.ReplyRequest\x1a$.fairbloom.exchange.v1.ReplyResponse\x12S\n\x04Join\x12\".fairbloom.exchange.v1.JoinRequest\x1a\'.fairbloom.exchange.v1.EnrolledResponse\x12U\n\x05Renew\x12#.fairbloom.exchange.v1.RenewRequest\x1a\'.fairbloom.exchange.v1.EnrolledResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fairbloom/deploy/flower/exchange.proto\x12\x15\x66\x61irbloom.exchange.v1\"#\n\x04Part\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"-\n\x0bNextRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\r\n\x05\x61gain\x18\x02 \x01(\x08\"V\n\x0cNextResponse\x12\x0c\n\x04head\x18\x01 \x01(\x0c\x12\x0c\n\x04tree\x18\x02 \x01(\x0c\x12*\n\x05parts\x18\x03 \x03(\x0b\x32\x1b.fairbloom.exchange.v1.Part\"x\n\x0cReplyRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0c\n\x04tree\x18\x03 \x01(\x0c\x12*\n\x05parts\x18\x04 \x03(\x0b\x32\x1b.fairbloom.exchange.v1.Part\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"3\n\rReplyResponse\x12\x0e\n\x06wanted\x18\x01 \x03(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"G\n\x0bSendRequest\x12\x0c\n\x04sent\x18\x01 \x01(\x0c\x12*\n\x05parts\x18\x02 \x03(\x0b\x32\x1b.fairbloom.exchange.v1.Part\"\x1c\n\x0cSendResponse\x12\x0c\n\x04sent\x18\x01 \x01(\x0c\"f\n\x0e\x43ollectRequest\x12\x10\n\x08messages\x18\x01 \x03(\t\x12\x10\n\x08wait_for\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\r\n\x05parts\x18\x04 \x03(\t\x12\x10\n\x08received\x18\x05 \x03(\t\"N\n\x0f\x43ollectResponse\x12\x0f\n\x07replies\x18\x01 \x01(\x0c\x12*\n\x05parts\x18\x02 \x03(\x0b\x32\x1b.fairbloom.exchange.v1.Part2\xaf\x01\n\x08\x45xchange\x12O\n\x04Next\x12\".fairbloom.exchange.v1.NextRequest\x1a#.fairbloom.exchange.v1.NextResponse\x12R\n\x05Reply\x12#.fairbloom.exchange.v1.ReplyRequest\x1a$.fairbloom.exchange.v1.ReplyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -31,20 +31,14 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_REPLYREQUEST']._serialized_end=357
   _globals['_REPLYRESPONSE']._serialized_start=359
   _globals['_REPLYRESPONSE']._serialized_end=410
-  _globals['_JOINREQUEST']._serialized_start=412
-  _globals['_JOINREQUEST']._serialized_end=442
-  _globals['_RENEWREQUEST']._serialized_start=444
-  _globals['_RENEWREQUEST']._serialized_end=492
-  _globals['_ENROLLEDRESPONSE']._serialized_start=494
-  _globals['_ENROLLEDRESPONSE']._serialized_end=584
-  _globals['_SENDREQUEST']._serialized_start=586
-  _globals['_SENDREQUEST']._serialized_end=657
-  _globals['_SENDRESPONSE']._serialized_start=659
-  _globals['_SENDRESPONSE']._serialized_end=687
-  _globals['_COLLECTREQUEST']._serialized_start=689
-  _globals['_COLLECTREQUEST']._serialized_end=791
-  _globals['_COLLECTRESPONSE']._serialized_start=793
-  _globals['_COLLECTRESPONSE']._serialized_end=871
-  _globals['_EXCHANGE']._serialized_start=874
-  _globals['_EXCHANGE']._serialized_end=1221
+  _globals['_SENDREQUEST']._serialized_start=412
+  _globals['_SENDREQUEST']._serialized_end=483
+  _globals['_SENDRESPONSE']._serialized_start=485
+  _globals['_SENDRESPONSE']._serialized_end=513
+  _globals['_COLLECTREQUEST']._serialized_start=515
+  _globals['_COLLECTREQUEST']._serialized_end=617
+  _globals['_COLLECTRESPONSE']._serialized_start=619
+  _globals['_COLLECTRESPONSE']._serialized_end=697
+  _globals['_EXCHANGE']._serialized_start=700
+  _globals['_EXCHANGE']._serialized_end=875
 # @@protoc_insertion_point(module_scope)

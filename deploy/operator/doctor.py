@@ -11,7 +11,6 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,8 +37,8 @@ EXPIRES_SOON_DAYS = 30.0
 
 SECRETS = (
     *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret"),
-    *("state/superlink.db", f"state/{audit.FILE}", "flower/credentials.yaml", "tokens/*.toml"),
-    *("bundles/*.tar.gz", "bundles/*/key"),
+    *("state/superlink.db", f"state/{audit.FILE}", "flower/credentials.yaml"),
+    "bundles/*/key",
 )
 """What only its owner may read in a federation's folder."""
 
@@ -78,7 +77,6 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
     yield check_secrets(federation)
     yield check_folders(federation)
     yield check_credential(federation)
-    yield check_client_keys(federation)
     yield check_audit_log(federation)
     yield check_database(federation)
     if authority.verdict != "fault":
@@ -189,23 +187,6 @@ def check_credential(federation: Federation) -> CheckResult:
     if given not in hashes:
         return fault("credential", f"{federation.operators} does not know {federation.operator_token}: {remedy}")
     return ok("credential", "operator.token is the one that operators.toml is for")
-
-
-def check_client_keys(federation: Federation) -> CheckResult:
-    """Check how long the clients' keys are still good."""
-    try:
-        held = federation.keys()
-    except DeployError as error:
-        return fault("client keys", str(error))
-    ends = {key.client: datetime.fromisoformat(key.expires) for key in held if key.current and key.expires}
-    now = datetime.now(UTC)
-    over = sorted(name for name, end in ends.items() if end <= now)
-    soon = sorted(name for name, end in ends.items() if now < end < now + timedelta(days=EXPIRES_SOON_DAYS))
-    words = [f"expired: {first_names(over)}"] * bool(over)
-    words += [f"expire within {EXPIRES_SOON_DAYS:.0f} days: {first_names(soon)}"] * bool(soon)
-    if words:
-        return (fault if over else warning)("client keys", f"{'; '.join(words)}: fairbloom deploy rotate NAME")
-    return ok("client keys", f"none expires within {EXPIRES_SOON_DAYS:.0f} days")
 
 
 def check_audit_log(federation: Federation) -> CheckResult:
@@ -325,17 +306,20 @@ def check_server(federation: Federation, page: ServerPage) -> CheckResult:
 def check_clients(federation: Federation, page: ServerPage) -> CheckResult:
     """Check that the SuperLink knows each client that is enrolled, as it does not where its database was lost."""
     try:
-        keys = federation.keys()
+        enrolled = federation.enrolled
     except DeployError as error:
         return fault("clients", str(error))
     known = page.about.get("nodes")
     if not isinstance(known, dict):
         return warning("clients", f"{federation.control} does not say which clients it knows")
-    unknown = sorted({key.client for key in keys if key.node_id not in known})
+    unknown = [client.name for client in enrolled if client.node_id not in known]
     if unknown:
         words = f"the SuperLink does not know {first_names(unknown)}: start fairbloom server again, which registers"
-        return fault("clients", f"{words} clients that its database lacks; for those that stay unknown: deploy rotate")
-    return ok("clients", f"the SuperLink knows all {len({key.client for key in keys})} that are enrolled")
+        return fault(
+            "clients",
+            f"{words} clients that its database lacks; those that stay unknown are enrolled again (deploy enroll)",
+        )
+    return ok("clients", f"the SuperLink knows all {len(enrolled)} that are enrolled")
 
 
 def check_clock() -> CheckResult:

@@ -21,9 +21,7 @@ from ..processes import first_names
 from . import audit
 from .folder import CONNECTION as CONNECTION
 from .folder import add_missing_files, create_folder, write_flower_home
-from .registry import ClientKey as ClientKey
 from .registry import EnrolledClient, Registry
-from .tokens import Tokens
 
 SERVER_UNIT = UNIT.with_name("fairbloom-server.service")
 
@@ -58,7 +56,6 @@ class Federation:
         self.state = path / "state"
         self.database = self.state / "superlink.db"
         self.registry = Registry(path / "clients")
-        self.tokens = Tokens(path / "tokens")
 
     @classmethod
     def init(
@@ -142,17 +139,18 @@ class Federation:
         """All that were ever enrolled, in the order of names."""
         return self.registry.clients()
 
+    @property
+    def enrolled(self) -> list[EnrolledClient]:
+        """Those that are not revoked."""
+        return self.registry.enrolled()
+
     def find_client(self, name: str) -> EnrolledClient:
         """Return the client of this name that is enrolled and not revoked; raise DeployError when there is none."""
-        there = {client.name: client for client in self.clients if not client.revoked}
+        there = {client.name: client for client in self.enrolled}
         if name not in there:
             known = first_names(there) or "none"
             raise DeployError(f"client {name!r} is not enrolled; enrolled are: {known}")
         return there[name]
-
-    def keys(self) -> list[ClientKey]:
-        """Return the keys of all clients that are not revoked, expired ones included."""
-        return self.registry.keys()
 
     # The audit log --------------------------------------------------------------------------------------------------
 

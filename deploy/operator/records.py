@@ -1,4 +1,4 @@
-"""Folders with a TOML file for each client or token, which are read often and written whole."""
+"""Folders with a TOML file for each client, which are read often and written whole."""
 
 import math
 import tomllib

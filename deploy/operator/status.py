@@ -22,9 +22,8 @@ from ..errors import DeployError
 from ..flower.operator import control_api
 from ..processes import duration
 from ..server.overview import UNKNOWN
-from .doctor import ask_server, check_client_keys, check_server
+from .doctor import ask_server, check_server
 from .federation import Federation
-from .joining import describe_waiting, find_waiting
 from .registry import EnrolledClient
 
 RECENT_RUNS = 5
@@ -54,7 +53,7 @@ def survey(federation: Federation) -> dict[str, Any]:
     with control_api.connected(federation) as api:
         nodes, runs = dict(api.nodes()), api.runs()
     page = ask_server(federation)
-    server, keys = check_server(federation, page), check_client_keys(federation)
+    server = check_server(federation, page)
     latest = _runs(runs[:RECENT_RUNS], page.about.get("runs"))
     rows = _clients(enrolled, nodes, page.about, latest)
     return {
@@ -66,12 +65,10 @@ def survey(federation: Federation) -> dict[str, Any]:
             "runs": dict(Counter(run["status"] for run in runs)),
             **{key.replace("_", "-"): page.about.get(key) for key in COUNTED},
         },
-        "waiting": find_waiting(federation),
         "turned-away": page.about.get("turned-away"),
         "disk": page.about.get("disk"),
         "certificate-days": page.certificate_days,
         "server": {"verdict": server.verdict, "words": server.words},
-        "keys": {"verdict": keys.verdict, "words": keys.words},
     }
 
 
@@ -81,24 +78,21 @@ def _clients(
     about: Mapping[str, Any],
     runs: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return a row for each client, and each former key that is in use; nodes that nobody knows come last."""
+    """Return a row for each client; nodes that nobody knows come last."""
     versions, overdue = about.get("nodes", {}), about.get("overdue", {})
-    gone = {node_id for client in enrolled if client.revoked for node_id in client.node_ids}
+    gone = {client.node_id for client in enrolled if client.revoked}
     rows = list[dict[str, Any]]()
 
-    def add(name: str, partition_id: int | None, node_id: str, presence: Mapping[str, str], expires: str = "") -> None:
+    def add(name: str, partition_id: int | None, node_id: str, presence: Mapping[str, str]) -> None:
         first = {"client": name, "partition-id": partition_id, **presence, "version": versions.get(node_id, "")}
         kept = [run["run-id"] for run in runs if name in (run["kept-by"] or ())]
         busy = overdue.get(node_id, "")
-        rows.append({**first, "key-expires": expires, "busy-with-run": busy, "keeps-models-of": kept})
+        rows.append({**first, "busy-with-run": busy, "keeps-models-of": kept})
 
     for client in enrolled:
-        for key in () if client.revoked else client.keys:
-            presence = _describe_presence(nodes.pop(key.node_id, {}))
-            if not key.current and presence["status"] != "online":
-                continue  # a former key that the device no longer uses
-            name = key.client if key.current else f"{key.client}, by its former key"
-            add(name, client.partition_id, key.node_id, presence, key.expires)
+        if not client.revoked:
+            presence = _describe_presence(nodes.pop(client.node_id, {}))
+            add(client.name, client.partition_id, client.node_id, presence)
     for node_id, node in nodes.items():
         if node_id not in gone and node["status"] != "unregistered":
             add(f"node {node_id}, not enrolled here", None, node_id, _describe_presence(node))
@@ -171,15 +165,12 @@ def render(found: Mapping[str, Any], everyone: bool = False) -> RenderableType:
     for run in over:
         for name, reason in (run["not-kept-by"] or {}).items():
             parts.append(_line(f"run {run['run-id']} is not kept by {escape_unprintable(name)}", reason, warn=True))
-    parts += [_line("waits for deploy approve", describe_waiting(each), warn=True) for each in found["waiting"]]
     parts += [_line("turned away", _describe_attempt(each)) for each in found["turned-away"] or ()]
     parts.append(_line("disk", _describe_disk(found["disk"])))
     days = found["certificate-days"]
     words = "not known from here" if days is None else f"the server's holds for {days:.0f} more days"
     parts.append(_line("certificate", words))
     parts.append(_line("server", found["server"]["words"], warn=found["server"]["verdict"] != "ok"))
-    if found["keys"]["verdict"] != "ok":
-        parts.append(_line("client keys", found["keys"]["words"], warn=True))
     return Group(*parts)
 
 
@@ -224,14 +215,13 @@ def _clients_table(clients: list[dict[str, Any]], runs: list[dict[str, Any]]) ->
     folders = {run["run-id"]: run["folder"] for run in runs}
     table = Table()
     table.add_column("client", no_wrap=True)
-    for heading in ("partition", "connected", "version", "key expires", "keeps the model of"):
+    for heading in ("partition", "connected", "version", "keeps the model of"):
         table.add_column(heading)
     for client in clients:
         partition = "" if client["partition-id"] is None else str(client["partition-id"])
         newest, *earlier = client["keeps-models-of"] or [""]
         kept = f"{PurePath(folders[newest]).name}{f' and {len(earlier)} more' if earlier else ''}" if newest else ""
-        version, expires = client["version"] or "not known", client["key-expires"][:10]
-        cells = (client["client"], partition, _describe_client(client), version, expires, kept)
+        cells = (client["client"], partition, _describe_client(client), client["version"] or "not known", kept)
         table.add_row(*map(Text, cells), style="" if client["status"] == "online" else "yellow")
     return table
 

@@ -206,7 +206,7 @@ def check_files(federation: Federation) -> None:
     except ssl.SSLError as error:
         remedy = f"fairbloom deploy renew --dir {federation.path}"
         raise DeployError(f"{pair[1]} is not the key of {pair[0]} ({error.reason}): {remedy}") from error
-    federation.keys()  # raises where a client's file cannot be used
+    _ = federation.clients  # raises where a client's file cannot be used
 
 
 def lock_folder(federation: Federation) -> Lock:

@@ -8,23 +8,20 @@ import socket
 import ssl
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
 from fairbloom.deploy.flower.server.control import STATUS_PATH
-from fairbloom.protocol.names import TOKEN_HEADER
 from tests.attacks.strangers import SERVICES, Stranger, descriptors
 from tests.attacks.unhurried import start_unhurried_client
 from tests.deploy.federation import Deployment, rounds, wait_for_rounds
 from tests.deploy.flower import wait_until
-from tests.deploy.peer import enrolled, signed_head
+from tests.deploy.peer import enrolled
 from tests.deploy.processes import grown_memory, resident_memory
 
 pytestmark = pytest.mark.slow
@@ -156,23 +153,6 @@ def test_a_thousand_calls_on_each_of_a_few_connections(there: Deployment, fleet:
 
     with unharmed(there):
         at_once(4, call)
-
-
-def test_300_joins_with_forged_tokens(there: Deployment, fleet: Stranger) -> None:
-    """Signed by a key of the stranger's own, with 15 MB each."""
-    shown = signed_head(ec.generate_private_key(ec.SECP384R1()))
-    head = {name: b64encode(each).decode() if isinstance(each, bytes) else each for name, each in shown.items()}
-
-    def join() -> None:
-        connection = fleet.http2()
-        forged = [{**head, TOKEN_HEADER: f"{number:08x}.{'A' * 43}"} for number in range(30)]
-        connection.push([connection.begin(JOIN, each) for each in forged], 15 * MB, 30.0, whole=False)
-
-    with unharmed(there):
-        at_once(10, join)
-    assert "refused: a join without a token of this federation" in refused(there)
-    assert not (there.folder / "tokens").exists()  # nothing is written for a stranger
-    assert [file.name for file in (there.folder / "clients").glob("*.toml")] == ["client-0.toml"]
 
 
 def request(path: str, size: int, **headers: str) -> bytes:

@@ -267,7 +267,7 @@ def test_an_identity_of_another_key_serves_plain_runs_alone(tmp_path: Path) -> N
     clients = lambda method: FlowerClients(method, grid, 30.0, protocol=PROTOCOL)  # noqa: E731
     (row,) = ROUNDS.read(federate(chosen, clients, deployed=True))
     assert "its identity for private rounds cannot be read or belongs to another key" in row["refused"]
-    assert "fairbloom deploy rotate" in row["refused"]
+    assert "fairbloom deploy enroll" in row["refused"]
     assert int(row["replies_used"]) == 7
     plain = Settings.of({**SETTINGS, "num-rounds": 1, "privacy": "none", "out": str(tmp_path / "plain")})
     for context in grid.contexts.values():

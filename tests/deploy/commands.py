@@ -15,7 +15,6 @@ from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.flower.operator.control_api import Nodes
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import CONNECTION, Federation
-from fairbloom.deploy.operator.registry import ClientKey
 from tests.deploy.flower import ROOT
 
 MACHINE = """#!{python} -SE
@@ -105,10 +104,6 @@ def noted(made: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in ("time", "account", "chain")} for line in lines][
         1:
     ]
-
-
-def keys(made: Path) -> list[ClientKey]:
-    return Federation(made).keys()
 
 
 def request_of(folder: Path, name: str, pair: pki.KeyPair | None = None) -> Path:

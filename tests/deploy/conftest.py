@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 
 from fairbloom.deploy import pki
-from fairbloom.deploy.device import joining
 from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.flower.operator import control_api
-from fairbloom.deploy.server import members
 from fairbloom.system.files import write_private
 from tests.experiments.helpers import fairbloom
 
 from .commands import Machine, answering
-from .door import Door
 
 
 @pytest.fixture
@@ -54,13 +51,3 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), *sys.path])
     yield tmp_path
     sys.modules.pop("tried_app", None)
-
-
-@pytest.fixture
-def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    monkeypatch.setattr(members, "READ_SECONDS", 0.0)
-    monkeypatch.setattr(joining, "ASK_SECONDS", 0.1)
-    monkeypatch.chdir(tmp_path)
-    made = Door(tmp_path)
-    yield made
-    made.stop()

@@ -47,7 +47,7 @@ class Deployment(Flower):
         os.kill(self.part(name), signal.SIGKILL)
 
     def enroll(self, *names: str, options: Sequence[str] = ()) -> None:
-        self.fairbloom("deploy", "enroll", *names, "--unpacked", *options)
+        self.fairbloom("deploy", "enroll", *names, *options)
 
     def bundle(self, name: str) -> Path:
         return self.folder / "bundles" / name

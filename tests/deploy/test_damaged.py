@@ -66,18 +66,16 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "ports are too high": put("federation.toml", b'superlink = "a:99999"\ncontrol = "127.0.0.1:99999"\n'),
     "listen is a number": put("federation.toml", b'superlink = "a:1"\ncontrol = "127.0.0.1:2"\nlisten = 3\n'),
     "federation.toml links to itself": link_to_itself,
-    "former keys are a number": swap("former = []", "former = 3"),
-    "a former key is a number": swap("former = []", "former = [3]"),
     "a node's number is none": swap('node_id = "77"', 'node_id = "seven"'),
-    "a date is none": swap('expires = "2', 'expires = "x2'),
+    "a date is none": swap('enrolled = "2', 'enrolled = "x2'),
     "a client's key is of another kind": swap("ecdsa-sha2", "ed25519"),
     "lines of the audit log are no entries": put("state/audit.jsonl", b'null\n[1]\n\n{"a": 1}\n{"a"'),
     "a bundle has a folder in it": lambda folder: (folder / "bundles" / "a" / "sub").mkdir(),
 }
 COMMAND = get_command(app)
 COMMANDS = (
-    *("status", "audit", "doctor", "stop", "renew", "export a --to bundle.tar.gz"),
-    *("enroll b", "enroll c --request .", "enroll d --request nowhere", "rotate a --unpacked", "revoke a"),
+    *("status", "audit", "doctor", "stop", "renew"),
+    *("enroll b", "enroll c --request .", "enroll d --request nowhere", "enroll a", "revoke a"),
 )
 
 
@@ -91,7 +89,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr("fairbloom.deploy.flower.operator.commands.flwr_command", lambda: str(there.path))
         patch.setattr("fairbloom.deploy.flower.operator.control_api.connected", answering)
         run("init", str(folder / "federation"), "--host", "fl.example.org")
-        run("enroll", "a", "--unpacked", "--dir", str(folder / "federation"))
+        run("enroll", "a", "--dir", str(folder / "federation"))
         yield folder / "federation"
 
 

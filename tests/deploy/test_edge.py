@@ -20,8 +20,6 @@ import pytest
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.operator.federation import server_unit
 
-from .door import Door
-
 ROOT = Path(__file__).parents[2]
 EDGE = ROOT / "deploy" / "edge"
 SCRIPTS = sorted(EDGE.glob("*.sh"))
@@ -239,29 +237,6 @@ def test_a_key_is_made_on_the_device_and_a_bundle_without_one_keeps_it(tmp_path:
     assert again.returncode == 1
     assert "key is there already" in again.stderr
     assert (folder / "key").read_bytes() == key
-
-
-@as_root
-def test_a_device_joins_and_may_replace_its_key_alone(tmp_path: Path, door: Door) -> None:
-    python_of(tmp_path)
-    token, folder = door.token(clients=1), tmp_path / "device" / "etc" / "fairbloom"
-    ended = "install_files() { exit 1; }; check; make_folders; join_federation"
-    assert install(tmp_path, ended, join=str(token), name="site-a").returncode == 1
-    (tmp_path / "elsewhere").mkdir()
-    (folder / "identity").symlink_to(tmp_path / "elsewhere")
-    done = install(tmp_path, "check; make_folders; join_federation", join=str(token), name="site-a")
-    assert done.returncode == 0, done.stderr
-    assert set(etc(tmp_path)) == {"ca.crt", "client.toml", "identity", "key"}
-    assert not (folder / "identity").is_symlink()
-    assert not list((tmp_path / "elsewhere").iterdir())
-    assert not (tmp_path / "device" / "opt" / "fairbloom" / "joined").exists()
-    again = install(tmp_path, "check", join=str(token), name="site-a")
-    assert "key is there already" in again.stderr
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o1770  # others' files stay
-    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
-    both = install(tmp_path, "check", join=str(token), keys="site-a")
-    assert "leave --keys and --bundle out" in both.stderr
-    assert "--join nothing: there is no such file" in install(tmp_path, "check", join="nothing").stderr
 
 
 def test_what_a_device_needs_goes_with_the_wheels() -> None:

@@ -270,7 +270,6 @@ def test_renew_makes_credentials_that_are_missing_and_leaves_the_others(made: Pa
         ("clients/x.toml", b"name = 'x'", "clients/x.toml cannot be used"),
         ("clients/x.toml", b"\xff", "clients/x.toml cannot be used"),
         ("clients/x.toml", b"unknown = 1", "clients/x.toml cannot be used"),
-        ("clients/x.toml", b"former = [1]", "clients/x.toml cannot be used"),
     ],
 )
 def test_a_damaged_file_is_named_with_the_remedy(

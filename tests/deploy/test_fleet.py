@@ -11,7 +11,6 @@ import pytest
 from flwr.app import Message
 from flwr.common.constant import NOOP_FLWR_AID
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
@@ -42,19 +41,10 @@ from tests.deploy.state import (
 
 
 class Known:
-    """Members of whom all keys are good but those in `old`, and those in `due` end soon."""
-
-    def __init__(self) -> None:
-        self.old, self.due = set[int](), set[int]()
+    """Members of one name."""
 
     def name_of(self, node_id: int) -> str:
         return "site-a"
-
-    def expired(self, node_id: int) -> str:
-        return "2026-01-02" if node_id in self.old else ""
-
-    def is_due(self, node_id: int) -> bool:
-        return node_id in self.due
 
 
 class Place:
@@ -759,18 +749,6 @@ def test_a_client_that_was_killed_and_started_again_is_let_in_at_once_and_never_
     assert place.node in {node.node_id for node in place.link.state.get_node_info(statuses=["online"])}
 
 
-def test_another_device_that_takes_over_with_a_key_is_noted(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    def noted() -> list[str]:
-        return [line["event"] for line in map(json.loads, read_text(place.folder).splitlines())]
-
-    for instance, events in (("a" * 32, 0), ("a" * 32, 0), ("b" * 32, 1), ("b" * 32, 1)):
-        place.link.state.query("UPDATE node SET status = 'offline', online_until = 0")
-        comes(place, instance)
-        assert noted() == ["a key at another place"] * events
-    assert "client site-a comes with its key from another place than before" in caplog.text
-    assert "fairbloom deploy rotate site-a" in caplog.text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("instance", ["", "b" * 32, "a" * 65])
 def test_another_one_with_a_copy_of_its_key_is_refused_while_it_is_connected(place: Place, instance: str) -> None:
@@ -840,24 +818,12 @@ def test_a_key_that_is_struck_off_is_nobodys_at_once(place: Place) -> None:
     assert state.get_node_id_by_public_key(b"key-c") == late
 
 
-def test_an_expired_key_is_refused_with_words(place: Place) -> None:
-    place.members.old.add(place.node)
-    words = "the key of client site-a was good until 2026-01-02: the operator replaces it"
-    with pytest.raises(AbortedError, match=words):
-        activate(place)
-    with pytest.raises(AbortedError, match=words):
-        place.fleet.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=Node(node_id=place.node)), Call())
-    beat = SendNodeHeartbeatRequest(node=Node(node_id=place.other), heartbeat_interval=30)
-    assert place.fleet.SendNodeHeartbeat(beat, Call()).success
-
-
 CLIENT = """
 name = "site-a"
 node_id = "77"
 partition_id = 0
 public_key = "ecdsa-sha2-nistp384 AAAA"
 enrolled = "2026-01-01T00:00:00+00:00"
-expires = "{}"
 """
 
 
@@ -870,15 +836,13 @@ def test_who_is_enrolled_is_read_again_and_kept_while_a_file_is_corrupt(
     file = tmp_path / "clients" / "site-a.toml"
     enrolled = Members(tmp_path)
     assert enrolled.name_of(77) == "node 77"
-    file.write_text(CLIENT.format("2099-01-01T00:00:00+00:00"))
-    assert (enrolled.name_of(77), enrolled.expired(77)) == ("site-a", "")
-    file.write_text(CLIENT.format("2020-01-01T00:00:00+00:00"))
-    assert enrolled.expired(77) == "2020-01-01T00:00:00+00:00"
-    for corrupt in ("= what", CLIENT.format("2020-01-01T00:00:00+00:00").replace("77", "seven"), "name = 5"):
+    file.write_text(CLIENT)
+    assert enrolled.name_of(77) == "site-a"
+    for corrupt in ("= what", CLIENT.replace("77", "seven"), "name = 5"):
         file.write_text(corrupt)
-        assert enrolled.expired(77) == "2020-01-01T00:00:00+00:00"
+        assert enrolled.name_of(77) == "site-a"
     file.unlink()
-    assert enrolled.expired(77) == ""
+    assert enrolled.name_of(77) == "node 77"
 
 
 # Limits -------------------------------------------------------------------------------------------------------------

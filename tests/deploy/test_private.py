@@ -1,4 +1,4 @@
-"""Private rounds of real processes: six devices with identities, one of a renewed key, and one that is killed."""
+"""Private rounds of real processes: six devices with identities, of which one is killed."""
 
 import time
 from collections.abc import Iterator
@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from fairbloom.deploy.operator.federation import Federation
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
-from tests.deploy.flower import wait_until
-
-from .door import end_soon
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +33,7 @@ SETTINGS: dict[str, Any] = {
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
         give_own_key(runtime, CLIENTS[-1])
-        end_soon(Federation(runtime.folder), CLIENTS[0])
         runtime.start_clients(*CLIENTS)
-        wait_until(lambda: "key renewed" in (runtime.folder / "state" / "audit.jsonl").read_text())
         yield runtime
 
 
@@ -47,7 +41,7 @@ def give_own_key(there: Deployment, name: str) -> None:
     """Let a device make its key itself, and have it enrolled by its request."""
     made = there.home / "made"
     there.fairbloom("client", "keys", name, "--out", str(made))
-    there.fairbloom("deploy", "rotate", name, "--unpacked", "--request", str(made / f"{name}.request"))
+    there.fairbloom("deploy", "enroll", name, "--request", str(made / f"{name}.request"))
     (made / "key").rename(there.bundle(name) / "key")
 
 

@@ -60,7 +60,7 @@ def test_a_deleted_database_is_made_again_and_lets_no_revoked_client_back_in(the
     shutil.copytree(there.bundle("guest"), there.bundle("device"))
     there.fairbloom("deploy", "revoke", "guest")
     there.enroll("second")
-    before = {key.client: key.node_id for key in Federation(there.folder).keys()}  # noqa: SIM118
+    before = {client.name: client.node_id for client in Federation(there.folder).enrolled}
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "num-rounds": 12, "out": str(out)})
     wait_for_rounds(out, 3)
@@ -70,7 +70,7 @@ def test_a_deleted_database_is_made_again_and_lets_no_revoked_client_back_in(the
     there.start_server()
     assert "the SuperLink knows all 4 that are enrolled" in doctor(there).stdout
     assert set(statuses(there)) == {*CLIENTS, "second"}
-    assert {key.client: key.node_id for key in Federation(there.folder).keys()} == before  # noqa: SIM118
+    assert {client.name: client.node_id for client in Federation(there.folder).enrolled} == before
     for name in CLIENTS:
         there.wait_for_words(there.clients[name], "back: connected again")
     there.start_client("device")

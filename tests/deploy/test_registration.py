@@ -20,7 +20,7 @@ from fairbloom.deploy.flower.server.registration import register_enrolled
 from fairbloom.deploy.flower.server.superlink import is_file
 from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.deploy.operator.registry import EnrolledClient, FormerKey
+from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.protocol.names import VERSION_HEADER
 from tests.deploy.state import Call, SuperLinkState, confirm, head, reply_to
 
@@ -80,20 +80,17 @@ def test_a_whole_database_is_left_as_it_is(federation: Federation) -> None:
 
 
 def test_a_deleted_database_lets_no_revoked_client_back_in(federation: Federation) -> None:
-    """Nor a key that ran out, nor one that a name had before it was enrolled again; one in its overlap is good."""
     revoked = enrolled(federation, "revoked", 1)
     federation.registry.save(replace(revoked, revoked=NOW))
-    old, ran_out, late = (pki.make_node_key().public.decode() for _ in range(3))
-    again = enrolled(federation, "again", 2)
-    former = FormerKey(node_id="3", public_key=old, expires=NOW, unregistered=NOW)
-    federation.registry.save(replace(again, former=(former,)))
-    rotated = enrolled(federation, "rotated", 4)
-    over = FormerKey(node_id="5", public_key=ran_out, expires=NOW, unregistered=NOW)
-    overlap = FormerKey(node_id="6", public_key=late, expires="2100-01-01T00:00:00+00:00")
-    federation.registry.save(replace(rotated, former=(over, overlap)))
+    assert node_of(started(federation), revoked.public_key) is None
+
+
+def test_an_older_database_forgets_the_key_that_was_replaced_since(federation: Federation) -> None:
+    old = enrolled(federation, "site-a", 7)
+    started(federation)
+    new = enrolled(federation, "site-a", 8)
     link = started(federation)
-    assert [node_of(link, key) for key in (revoked.public_key, old, ran_out)] == [None, None, None]
-    assert [node_of(link, key) for key in (again.public_key, rotated.public_key, late)] == [2, 4, 6]
+    assert (node_of(link, old.public_key), node_of(link, new.public_key)) == (None, 8)
 
 
 def test_an_older_database_forgets_who_was_revoked_since(federation: Federation) -> None:

@@ -20,11 +20,9 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.contexts import MOST_RUNS, Contexts
-from fairbloom.deploy.device.instance import Instance
 from fairbloom.deploy.flower.device import session as session_module
 from fairbloom.deploy.flower.device.fleet import ClosedError, RefusedError, RunOverError, UnknownNodeError
 from fairbloom.deploy.flower.device.messages import Answer, Task, pack
-from fairbloom.deploy.flower.device.renewal import Renewal
 from fairbloom.deploy.flower.device.session import LONGEST_SECONDS, SHORTEST_SECONDS, PollPause, Session
 from fairbloom.deploy.flower.device.worker import CrashedError, DroppedError
 from fairbloom.flower import deserialize, identify, serialize
@@ -103,8 +101,7 @@ def asked(run_id: int = 1, number: int = 0) -> Any:
 
 
 def session_of(superlink: Any, worker: Any, contexts: Contexts) -> Session:
-    client = ClientSettings(superlink="localhost:1", insecure=True)
-    return Session(superlink, worker, contexts, Renewal(client, Instance("")))
+    return Session(superlink, worker, contexts)
 
 
 def served(superlink: Any, worker: Any, contexts: Contexts | None = None) -> list[Any]:
@@ -275,31 +272,3 @@ def test_a_refused_heartbeat_ends_connection_and_work() -> None:
 
 def _closed() -> None:
     raise ClosedError
-
-
-# The next key -------------------------------------------------------------------------------------------------------
-
-
-class Due:
-    """Stands for a key that is always to be renewed; keeps how many messages were answered each time."""
-
-    is_due = True
-
-    def __init__(self) -> None:
-        self.answered = list[int]()
-
-    def run(self, superlink: Any) -> None:
-        self.answered.append(len(superlink.sent))
-
-
-def test_a_key_is_renewed_between_messages_and_in_no_private_round() -> None:
-    exchanges = ("query.keys", "train.work", "query.open", "train.vector", "query.unmask", "train")
-    messages = [asked(1, number) for number in range(len(exchanges))]
-    for each, kind in zip(messages, exchanges, strict=True):
-        each.metadata.__dict__["_message_type"] = kind
-    superlink, renewal = Superlink(*messages), Due()
-    identify(run_id=1, node_id=2, task_id=0)
-    session: Any = Session(superlink, Counting(), Contexts(""), renewal)  # type: ignore[arg-type]
-    with pytest.raises(ClosedError):
-        session.serve()
-    assert renewal.answered == [0, 5, 6]

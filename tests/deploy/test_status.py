@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.flower.server.registration import register_enrolled
 from fairbloom.deploy.flower.server.run_state import RunState, RunStore
 from fairbloom.deploy.operator import status
-from fairbloom.deploy.operator.doctor import ServerPage, check_client_keys, check_clients
-from fairbloom.deploy.operator.enrolment import Applicant, enroll_all
+from fairbloom.deploy.operator.doctor import ServerPage, check_clients
+from fairbloom.deploy.operator.enrolment import enroll
 from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import EnrolledClient
 from fairbloom.deploy.operator.status import PROGRESS, render, survey
@@ -47,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         patch.setattr(object_store_factory, "SqlObjectStore", RunStore)
         there = Served(folder)
     there.start()
-    list(enroll_all(there.federation, [Applicant(name="site-a")], unpack=False))
+    enroll(there.federation, "site-a")
     settings = {"clients": 2, "num-rounds": 2, "device": "cpu", "method": "fedfv"}
     there.run = simulate(Settings.of({**settings, "out": str(folder / "run")}))  # type: ignore[attr-defined]
     yield there
@@ -221,7 +220,6 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
             partition_id=number,
             public_key=key,
             enrolled="2026-01-01T00:00:00+00:00",
-            expires="2099-01-01T00:00:00+00:00",
         )
         registry.save(client if number else replace(client, revoked="2026-02-01T00:00:00+00:00"))
     state = there.place.state
@@ -260,12 +258,7 @@ def test_all_lists_a_thousand_clients(thousand: Federation, capsys: pytest.Captu
     assert capsys.readouterr().out.count("site-") == 1000
 
 
-def test_many_expiring_keys_and_lost_clients_are_summed_up(thousand: Federation) -> None:
-    for file in sorted(thousand.registry.folder.glob("site-00*.toml"))[1:]:
-        file.write_text(file.read_text().replace("2099-01-01", f"{datetime.now(UTC) + timedelta(days=9):%Y-%m-%d}"))
-    words = check_client_keys(thousand).words
-    assert words.startswith("expire within 30 days: site-0001, ")
-    assert " and 89 more: fairbloom deploy rotate NAME" in words
+def test_many_lost_clients_are_summed_up(thousand: Federation) -> None:
     unknown = check_clients(thousand, ServerPage(200, {"nodes": {}}))
     assert "site-0010 and 990 more: start fairbloom server again" in unknown.words
 
@@ -283,19 +276,17 @@ def made_up(**run: Any) -> dict[str, Any]:
     return {
         "runs": [known],
         "clients": [
-            {**client, "key-expires": "", "keeps-models-of": ["7", "5"] if run.get("kept-by") else []},
-            {**gone, "version": "", "key-expires": "2027-01-01T00:00:00", "keeps-models-of": []},
+            {**client, "keeps-models-of": ["7", "5"] if run.get("kept-by") else []},
+            {**gone, "version": "", "keeps-models-of": []},
         ],
         "summary": {
             **{"online": 1, "away": 1, "never-seen": 0, "revoked": 0},
             **{"oldest-contact": "2026-01-01 00:00:00Z", "versions": {"1.2": 1, "not known": 1}},
         },
-        "waiting": [{"client": "site-c", "key": "SHA256:abc", "token": "0123abcd"}],
         "turned-away": None,
         "disk": None,
         "certificate-days": None,
         "server": {"verdict": "fault", "words": "it is away"},
-        "keys": {"verdict": "warning", "words": "expire soon: site-b"},
     }
 
 
@@ -314,8 +305,6 @@ def test_refused_replies_absences_and_versions_are_shown() -> None:
     assert "online " in text
     assert "1.2" in text
     assert "not known" in text  # the version of site-b
-    assert "client keys: expire soon: site-b" in text
-    assert "waits for deploy approve: site-c: key SHA256:abc, token 0123abcd" in text
 
 
 def test_runs_that_are_over_say_what_became_of_them() -> None:

@@ -30,15 +30,12 @@ ELSEWHERE = {
         "tests/docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
     "docs/deployment.md#A federation in six steps": FEDERATION,
-    "docs/nodes-keys.md#Devices that join by a token": (
-        "tests/deploy/test_joined.py::test_devices_join_train_and_renew_their_keys_in_a_run"
-    ),
     "docs/nodes-keys.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
     "docs/nodes-limits.md#Limits of a device's owner": "tests/client/test_limits.py::test_the_log_is_read_run_by_run",
     "docs/nodes-keys.md#Many clients": (
-        "tests/deploy/test_enrolment.py::test_a_list_enrols_its_clients_with_what_it_says_of_them"
+        "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
     "docs/nodes-trust.md#Differential privacy": (
         "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips"

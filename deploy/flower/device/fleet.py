@@ -23,7 +23,6 @@ from fairbloom.protocol.names import (
     KEY_HEADER,
     SIGNATURE_HEADER,
     TIME_HEADER,
-    TOKEN_HEADER,
     VERSION_HEADER,
     WIRE_HEADER,
     WORK_HEADER,
@@ -75,8 +74,6 @@ EXCHANGE, FLEET = "fairbloom.exchange.v1.Exchange", "flwr.proto.Fleet"
 ANSWERS: Mapping[str, tuple[str, Any]] = {
     "Next": (EXCHANGE, exchange_pb2.NextResponse),
     "Reply": (EXCHANGE, exchange_pb2.ReplyResponse),
-    "Join": (EXCHANGE, exchange_pb2.EnrolledResponse),
-    "Renew": (EXCHANGE, exchange_pb2.EnrolledResponse),
     "RegisterNode": (FLEET, fleet_pb2.RegisterNodeFleetResponse),
     "UnregisterNode": (FLEET, fleet_pb2.UnregisterNodeFleetResponse),
     "ActivateNode": (FLEET, fleet_pb2.ActivateNodeResponse),
@@ -132,28 +129,12 @@ class Fleet:
             self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._outage, self._registers = outage, not key
         self._whole = True  # until the SuperLink says that it does not know messages that travel whole
-        self._hold(_load_key(key) if key else generate_key_pairs()[0])
+        self._key = _load_key(key) if key else generate_key_pairs()[0]
+        self._public = public_key_to_bytes(self._key.public_key())
+        self._signed: tuple[datetime, tuple[tuple[str, str | bytes], ...]] = datetime.min.replace(tzinfo=UTC), ()
         self._introduction = ((VERSION_HEADER, __version__), (WIRE_HEADER, str(WIRE)), (HEADER, instance))
         self._closed = threading.Event()
         self.node = node_pb2.Node()
-
-    # Its keys -------------------------------------------------------------------------------------------------------
-
-    def join(self, token: str, request: str) -> Any:
-        """Ask to be enrolled, by a token; raise RefusedError where it is none."""
-        return self._call("Join", exchange_pb2.JoinRequest(request=request), ((TOKEN_HEADER, token),))[0]
-
-    def renew(self, request: str) -> Any:
-        """Ask for the key of this node to be replaced by the one of a request."""
-        return self._call("Renew", exchange_pb2.RenewRequest(node_id=self.node.node_id, request=request))[0]
-
-    def use_key(self, path: Path) -> None:
-        """Sign by another key from now on; no call may be under way."""
-        self._hold(_load_key(str(path)))
-
-    def _hold(self, key: ec.EllipticCurvePrivateKey) -> None:
-        self._key, self._public = key, public_key_to_bytes(key.public_key())
-        self._signed: tuple[datetime, tuple[tuple[str, str | bytes], ...]] = datetime.min.replace(tzinfo=UTC), ()
 
     # The node -------------------------------------------------------------------------------------------------------
 

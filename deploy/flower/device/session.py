@@ -12,7 +12,7 @@ from flwr.proto import message_pb2, run_pb2
 
 from fairbloom.flower import ErrorCode
 from fairbloom.logs import colour_on_terminals_alone
-from fairbloom.protocol.names import DROP_HEADER, RENEW_HEADER
+from fairbloom.protocol.names import DROP_HEADER
 
 from ...device.client import ClientSettings
 from ...device.contexts import Contexts
@@ -29,7 +29,6 @@ from .fleet import (
     UnknownNodeError,
 )
 from .messages import Answer, Task, pack_error
-from .renewal import Renewal
 from .worker import CrashedError, DroppedError, Worker
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.0
@@ -46,9 +45,6 @@ REMEDIES: Mapping[str, str] = {
     "operator, or this device's clock is more than 5 s ahead or 5 min behind (timedatectl)",
 }
 """What would help, by a sign in a refusal."""
-
-BEFORE_UNMASKING = ("query.keys", "train.work", "query.open", "query.share", "train.vector")
-"""The types of the messages of a private round, less the last one."""
 
 log = logging.getLogger("flwr")
 
@@ -75,17 +71,15 @@ class PollPause:
 class Session:
     """One connection of a client, made by `connect`; the worker that answers its messages outlives it."""
 
-    def __init__(self, fleet: Fleet, worker: Worker, contexts: Contexts, renewal: Renewal) -> None:
-        self._fleet, self._worker, self._contexts, self._renewal = fleet, worker, contexts, renewal
-        self._signing = threading.Lock()  # no heartbeat is on its way while the key is replaced
-        self._last = ""
+    def __init__(self, fleet: Fleet, worker: Worker, contexts: Contexts) -> None:
+        self._fleet, self._worker, self._contexts = fleet, worker, contexts
         self._pace, self._asked = PollPause(), time.monotonic()
         self._run, self._bundle = run_pb2.Run(), b""
         self._refusal: RefusedError | None = None
 
     def connect(self) -> None:
         """Make the node known, and give signs of life from now on."""
-        self._renewal.connect(self._fleet)
+        self._fleet.connect()
         log.info("%s %s", CONNECTED, self._fleet.node.node_id)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
@@ -93,9 +87,6 @@ class Session:
         """Answer messages until the SuperLink refuses this node, which is raised."""
         try:
             while True:
-                if self._renewal.is_due and not self._is_in_private_round():
-                    with self._signing:
-                        self._renewal.run(self._fleet)
                 if self._answer_next():
                     self._pace.worked()
                     self._asked = time.monotonic()
@@ -112,8 +103,7 @@ class Session:
         while not self._fleet.wait(pause):
             working = self._worker.working
             try:
-                with self._signing:
-                    said = self._fleet.beat(working)
+                said = self._fleet.beat(working)
             except ClosedError:
                 return
             except Exception as error:  # without heartbeat the node is taken for dead
@@ -123,8 +113,6 @@ class Session:
             else:
                 if reason := said.get(DROP_HEADER):
                     self._worker.drop(working, reason)
-                if RENEW_HEADER in said:
-                    self._renewal.ask()
             pause = (HEARTBEAT_SECONDS - ANSWER_SECONDS) * random.uniform(0.7, 0.9)  # noqa: S311 (no secret)
 
     # Messages -------------------------------------------------------------------------------------------------------
@@ -135,7 +123,6 @@ class Session:
             return False
         head, tree, parts = pulled
         about = head.metadata
-        self._last = about.message_type
         name = f"{about.message_type} message {about.message_id[:8]} of run {about.run_id}"
         try:
             run = self._find_run(about.run_id)
@@ -156,10 +143,6 @@ class Session:
             if missing:
                 log.warning("the SuperLink did not store %d parts of the reply: it has them, or refuses them", missing)
         return True
-
-    def _is_in_private_round(self) -> bool:
-        """Return whether a private round may go on, whose exchanges are all signed by one identity."""
-        return self._worker.runs and self._last in BEFORE_UNMASKING
 
     def _find_run(self, run_id: int) -> run_pb2.Run:
         """Return a run, and have its bundle; the worker ends where the bundle is not the one before."""
@@ -208,7 +191,7 @@ def serve(client: ClientSettings, instance: Instance, worker: Worker, contexts: 
     """Be connected as this client until the SuperLink refuses it; return why, with what would help."""
     colour_on_terminals_alone()
     fleet = Fleet(client.superlink, client.ca, client.key, instance.name, outage)
-    session = Session(fleet, worker, contexts, Renewal(client, instance))
+    session = Session(fleet, worker, contexts)
     try:
         session.connect()
         session.serve()

@@ -20,8 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import StatusCode
 
 from fairbloom.flower import ErrorCode, set_message_id
-from fairbloom.logs import log
-from fairbloom.protocol.names import DROP_HEADER, RENEW_HEADER, VERSION_HEADER, WIRE_HEADER, WORK_HEADER
+from fairbloom.protocol.names import DROP_HEADER, VERSION_HEADER, WIRE_HEADER, WORK_HEADER
 from fairbloom.protocol.version import WIRE
 
 from ...device.instance import HEADER
@@ -61,12 +60,6 @@ seconds: Flower's."""
 
 RUN_OVER, TIME_OVER = "the run is over", "its time is over"
 """Why a node drops its work."""
-
-COPIED = (
-    "client %s comes with its key from another place than before, from %s. If its machine was not restarted, nor its "
-    "key moved, somebody has a copy: fairbloom deploy rotate %s"
-)
-"""What the operator reads, in the audit log and in the server's, where a second device may have a client's key."""
 
 
 class Fleet:
@@ -114,12 +107,8 @@ class Fleet:
         version = said if VERSION.fullmatch(said) else ""
         self._check_wire(str(caller.head.get(WIRE_HEADER, 1)), version, caller)  # the first devices do not say it
         with self._state.session():  # all or nothing: nobody sees the node offline in between
-            is_another = self._relieve(caller)
+            self._relieve(caller)
             response = fleet_handlers.activate_node(request, self._state)
-        if is_another:
-            name = self._members.name_of(caller.node_id)
-            if self._refusals.note_event("a key at another place", client=name, peer=caller.peer):
-                log.warning(COPIED, name, caller.peer, name)
         self._state.note_version(caller.node_id, version)
         for statement in tables.FORGET:
             self._state.query(statement)
@@ -136,22 +125,20 @@ class Fleet:
         words = f"device {name} speaks wire format {theirs:.20}, and the server {WIRE}: {remedy}"
         raise RefusedCallError(StatusCode.FAILED_PRECONDITION, words)
 
-    def _relieve(self, caller: Caller) -> bool:
-        """Let a node's new process replace the one before; return whether it is another instance.
+    def _relieve(self, caller: Caller) -> None:
+        """Let a node's new process replace the one before, which has ended if it was the same instance.
 
-        The process before has ended if it was the same instance, but Flower counts it as connected for another minute.
-        The first one with a renewed key may be any.
+        Flower counts it as connected for another minute.
         """
         instance = str(caller.head.get(HEADER, ""))
         if not 0 < len(instance) <= 64:
-            return False
+            return
         place = signed(caller.node_id)
         known = [row["instance"] for row in self._state.query(tables.INSTANCE_OF, {"node_id": place})]
-        if known in ([instance], [""]):
+        if known == [instance]:
             with contextlib.suppress(FlowerError):  # it was not connected
                 fleet_handlers.deactivate_node(fleet_pb2.DeactivateNodeRequest(node_id=caller.node_id), self._state)
         self._state.query(tables.KEEP_INSTANCE, {"node_id": place, "instance": instance})
-        return known not in ([], [""], [instance])
 
     def deactivate(self, request: Any, caller: Caller) -> Any:
         """Note that a node goes."""
@@ -160,10 +147,8 @@ class Fleet:
     def take_heartbeat(self, request: Any, caller: Caller) -> Any:
         """Take a node's sign of life; what it works on and nobody waits for, it drops."""
         run_id, _, message_id = str(caller.head.get(WORK_HEADER, "")).partition("/")
-        said = {DROP_HEADER: self._drop_reason(caller.node_id, run_id, message_id)}
-        said[RENEW_HEADER] = "now" if self._members.is_due(caller.node_id) else ""
-        if headers := tuple((name, words) for name, words in said.items() if words):
-            caller.context.set_trailing_metadata(headers)
+        if reason := self._drop_reason(caller.node_id, run_id, message_id):
+            caller.context.set_trailing_metadata(((DROP_HEADER, reason),))
         interval, now = request.heartbeat_interval, datetime.now(UTC)
         if not INTERVALS[0] <= interval <= INTERVALS[1]:
             raise FlowerError(2003, f"a heartbeat interval of {interval} s is outside {INTERVALS}")

@@ -1,6 +1,6 @@
 """The fleet's port: one pipeline through which every call of a client goes before it is answered.
 
-First the head is read: the signature, the client that has this key, and whether the key is still good. Then the body is
+First the head is read: the signature, and the client that has this key. Then the body is
 taken in, in its turn and within bounds, and the call is made. Errors of Flower's become statuses of gRPC.
 """
 
@@ -97,16 +97,12 @@ class RefusedCallError(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """The registered node that makes a call, and what the call's head says by name.
-
-    A device that joins has a `token`, by its id, and no number yet.
-    """
+    """The registered node that makes a call, and what the call's head says by name."""
 
     node_id: int
     key: bytes
     head: Mapping[str, Any]
     context: ServicerContext
-    token: str = ""
 
     @property
     def peer(self) -> str:
@@ -118,15 +114,13 @@ class Caller:
 class Call:
     """A call that clients may make: the class of its body, of at most `largest` bytes, and who answers it.
 
-    `wait` waits, with the first answer, until there may be another one, and returns whether there is. `admit` returns,
-    for a call's head and peer, the id of the token that takes the place of a registered key.
+    `wait` waits, with the first answer, until there may be another one, and returns whether there is.
     """
 
     request: Any
     answer: Callable[[Any, Caller], Any]
     largest: int = SMALL_CALL
     wait: Callable[[Any, Caller], bool] | None = None
-    admit: Callable[[Mapping[str, Any], str], str] | None = None
 
 
 class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
@@ -177,13 +171,11 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
             log.error("%s: %s %.300s", *failed, words)
 
     def identify(self, path: str, head: Mapping[str, Any], context: ServicerContext) -> Caller:
-        """Return the registered node, or the device with a token, that has signed the head of a call."""
+        """Return the registered node that has signed the head of a call."""
         key, peer = signed_key(head), context.peer()
         if not key:
             self._refusals.note("a call of the fleet API without a key", peer=peer)
             raise RefusedCallError(StatusCode.UNAUTHENTICATED, "Invalid signature, or the clock is wrong")
-        if (call := self._calls.get(path)) and call.admit:  # its connection stays a stranger's, with their limits
-            return Caller(0, key, head, context, call.admit(head, peer))
         node_id = self._state.get_node_id_by_public_key(key)
         if node_id is None and path.endswith("/ActivateNode"):
             self._refusals.note("an unregistered key", peer=peer)
@@ -196,18 +188,12 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
 
     def serve(self, path: str, caller: Caller, bodies: Iterator[bytes]) -> Any:
         """Return the answer to a registered node's call; RefusedCallError or FlowerError where it is refused."""
-        if since := self._members.expired(caller.node_id):
-            name = self._members.name_of(caller.node_id)
-            self._refusals.note("an expired key", client=name, peer=caller.peer)
-            words = f"the key of client {name} was good until {since}: the operator replaces it (deploy rotate {name})"
-            raise RefusedCallError(StatusCode.UNAUTHENTICATED, words)
         call = self._calls[path]
-        turn = (caller.token or caller.node_id, call.largest)  # by size: signs of life do not wait behind a slow reply
+        turn = (caller.node_id, call.largest)  # by size: signs of life do not wait behind a slow reply
         try:
             with self._turns.slot(turn):
                 request = read(call, bodies)
-                if not caller.token:
-                    self._check_named(request, caller)
+                self._check_named(request, caller)
                 answer = call.answer(request, caller)
             if call.wait and call.wait(answer, caller):
                 with self._turns.slot(turn):

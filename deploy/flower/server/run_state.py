@@ -162,42 +162,17 @@ class RunState(PassingFaults, SqlLinkState):
         key = {"public_key": public_key}
         with self.session():
             if not self.query(tables.KNOWN_KEY, key):
-                self.add_node(public_key, name)
+                self.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 30.0, name=name)
             renumbered = self.query(tables.RENUMBER, {**key, "node_id": signed(node_id)})
         self._node_ids = {}
         return bool(renumbered)
 
-    def add_node(self, public_key: bytes, name: str) -> int:
-        """Register a key under a new number; ValueError where it was registered before.
-
-        One that no node has come with gets the number that it has: the server ended before its client was enrolled.
-        """
-        known = self.query(tables.KNOWN_KEY, {"public_key": public_key})
-        if known and known[0]["status"] == "registered":
-            return unsigned(known[0]["node_id"])
-        return int(self.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 30.0, name=name))
-
-    def replace_key(self, node_id: int, public_key: bytes) -> bool:
-        """Let a node in by another key from now on; return whether that changed anything."""
-        node = {"node_id": signed(node_id)}
-        with self.session():
-            changed = bool(self.query(tables.REPLACE_KEY, {**node, "public_key": public_key}))
-            if changed:
-                self.query(tables.KEEP_INSTANCE, {**node, "instance": ""})  # it goes by the key's file
-        self._node_ids = {}
-        return changed
-
-    def strike_off(self, public_key: bytes) -> bool:
-        """Strike off the node of a key, if one is registered; return whether there was one."""
-        node_id = self.get_node_id_by_public_key(public_key)
-        if node_id is not None:
+    def strike_off_others(self, node_ids: set[int]) -> list[int]:
+        """Strike off all nodes but these; return which there were."""
+        others = sorted(self.versions().keys() - node_ids)
+        for node_id in others:
             self.delete_node(NOOP_FLWR_AID, node_id)
-        return node_id is not None
-
-    def remove_new(self, node_id: int) -> None:
-        """Remove a node that has never come, of which nothing is left: its key may be registered again."""
-        self.query(tables.REMOVE_NEW, {"node_id": signed(node_id)})
-        self._node_ids = {}
+        return others
 
     def note_version(self, node_id: int, version: str) -> None:
         """Keep which version of Fairbloom a node runs, "" for one that says none."""

@@ -43,8 +43,7 @@ from ..relied_on import SQL, STATE_FACTORY, STORE_FACTORY, look_up, replace
 from .control import LARGEST_HEAD, guard
 from .fleet import Fleet
 from .fleet_server import Pipeline, fleet_server
-from .joining import Joining
-from .registration import StateNodes, register_enrolled
+from .registration import register_enrolled
 from .run_state import RunState, RunStore
 
 UNREAD = (
@@ -77,9 +76,7 @@ class FleetPort:
         register_enrolled(state, federation.registry, federation.state)
         fleet = Fleet(state, members=members, refusals=refusals, long_poll=long_poll, overdue=shared.overdue)
         port = split_address(federation.listen)[1]
-        joining = Joining(federation, StateNodes(state), refusals)
-        calls = {**fleet.calls(), **joining.calls()}
-        pipeline = Pipeline(calls, state, members, port, connections, refusals, shared.turns)
+        pipeline = Pipeline(fleet.calls(), state, members, port, connections, refusals, shared.turns)
         files = (federation.authority, federation.certificate, federation.certificate_key)
         authority, certificate, key = (file.read_bytes() for file in files)
         self._server = fleet_server(pipeline, federation.listen, (authority, certificate, key), connections.most)

@@ -73,7 +73,7 @@ HAND_OUT_SILENT_TASKS = f"{HAND_OUT_TASKS} AND active_until < :now AND running_a
 
 # Nodes --------------------------------------------------------------------------------------------------------------
 
-KNOWN_KEY = "SELECT node_id, status FROM node WHERE public_key = :public_key"
+KNOWN_KEY = "SELECT 1 FROM node WHERE public_key = :public_key"
 RENUMBER = """
 UPDATE OR IGNORE node SET node_id = :node_id
 WHERE public_key = :public_key AND node_id != :node_id AND status != 'unregistered' RETURNING node_id"""
@@ -81,10 +81,6 @@ BEAT = """
 UPDATE node SET online_until = :until, status = 'online',
 last_activated_at = CASE status WHEN 'online' THEN last_activated_at ELSE :at END
 WHERE node_id = :node_id AND status != 'unregistered' RETURNING node_id"""
-REMOVE_NEW = "DELETE FROM node WHERE node_id = :node_id AND status = 'registered'"
-REPLACE_KEY = """
-UPDATE OR IGNORE node SET public_key = :public_key
-WHERE node_id = :node_id AND public_key != :public_key AND status != 'unregistered' RETURNING node_id"""
 KEEP_VERSION = """
 INSERT INTO fairbloom_versions VALUES (:node_id, :version) ON CONFLICT (node_id) DO UPDATE SET version = :version"""
 REGISTERED = """
