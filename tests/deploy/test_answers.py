@@ -17,7 +17,7 @@ from fairbloom.deploy.flower.device.worker import CrashedError, Worker
 from fairbloom.errors import FairbloomError
 from fairbloom.flower import deserialize, identify
 
-from .unpacking import APP, NODE, bundle_of, message, reply_of, task_of, version_of
+from .apps import APP, NODE, bundle_of, message, reply_of, task_of, version_of
 
 TELLING = """
 

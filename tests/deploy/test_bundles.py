@@ -25,8 +25,8 @@ from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.flower.device import app_process
 from fairbloom.deploy.flower.device.worker import Worker
 
-from .unpacking import message, reply_of, task_of
-from .unpacking import run_of as run_of_bundle
+from .apps import message, reply_of, task_of
+from .apps import run_of as run_of_bundle
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()

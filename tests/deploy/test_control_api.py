@@ -8,7 +8,7 @@ import pytest
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError, UnauthorizedError, UnreachableError
 from fairbloom.deploy.flower.operator.control_api import connected
-from fairbloom.deploy.operator.enrolment import Applicant, enroll_all, revoke
+from fairbloom.deploy.operator.enrolment import enroll, revoke
 from fairbloom.deploy.operator.federation import Federation
 from tests.deploy.processes import free_port
 
@@ -30,7 +30,8 @@ def test_twenty_sites_are_enrolled_without_a_command_of_flowers(
     monkeypatch.setattr("subprocess.run", None)
     monkeypatch.setattr("subprocess.Popen", None)
     names = [f"site-{number:02d}" for number in range(20)]
-    list(enroll_all(served.federation, [Applicant(name=name) for name in names], unpack=False))
+    for name in names:
+        enroll(served.federation, name)
     with connected(served.federation) as api:
         nodes = api.nodes()
     known = {client.name: client for client in served.federation.clients}

@@ -27,7 +27,7 @@ from fairbloom.deploy.flower.device.session import LONGEST_SECONDS, SHORTEST_SEC
 from fairbloom.deploy.flower.device.worker import CrashedError, DroppedError
 from fairbloom.flower import deserialize, identify, serialize
 
-from .unpacking import message, reply_of, run_of
+from .apps import message, reply_of, run_of
 
 
 class Superlink:

@@ -15,10 +15,10 @@ from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.flower.device.worker import DroppedError, Worker
 from fairbloom.deploy.flower.server.fleet import RUN_OVER, TIME_OVER
 
+from .apps import bundle_of, message, reply_of, task_of, version_of
 from .state import Call, pull
 from .test_fleet import Place
 from .test_fleet import place as place
-from .unpacking import bundle_of, message, reply_of, task_of, version_of
 
 ENDLESS = """
 import time
