@@ -1,8 +1,7 @@
 """One client of four sends absurd weights: each method's final accuracy without the limit of updates, and with it.
 
 Prints, for each attack and method, the mean accuracy over the honest clients after the last round: of the run without
-that client, with it and update-limit = inf, and with it and the default; then who was refused, and how often
-`decided_by` names the sender.
+that client, with it and update-limit = inf, and with it and the default; then how often the sender was refused.
 """
 
 import argparse
@@ -143,28 +142,27 @@ def without(method: str, **changes: Any) -> float:
     return accuracy(run(noise, (), method=method, training_clients=honest, **changes)[-1])
 
 
-def outcome(attack: Attack, hostile_rounds: Collection[int], method: str, **changes: Any) -> tuple[float, int, int]:
-    """Return the final accuracy, how often the hostile client was refused, and how often it was the one that decided.
+def outcome(attack: Attack, hostile_rounds: Collection[int], method: str, **changes: Any) -> tuple[float, int]:
+    """Return the final accuracy, and how often the hostile client was refused.
 
     A run that cannot be finished has the accuracy nan.
     """
     try:
         rounds = run(attack, hostile_rounds, method=method, **changes)
     except FairbloomError:
-        return math.nan, 0, 0
-    refused = sum(HOSTILE in each.refused for each in rounds)
-    return accuracy(rounds[-1]), refused, sum(each.decided_by == HOSTILE for each in rounds)
+        return math.nan, 0
+    return accuracy(rounds[-1]), sum(HOSTILE in each.refused for each in rounds)
 
 
 def table(attacks: Mapping[str, Attack], methods: Sequence[str], **changes: Any) -> Table:
     """Return the table of attacks in round 3 alone and in each round, for each of the methods."""
-    shown = Table("attack", "in", "method", "without it", "before", "after", "refused", "decided", box=None)
+    shown = Table("attack", "in", "method", "without it", "before", "after", "refused", box=None)
     cells = product(attacks.items(), {"round 3": (3,), "each round": range(1, ROUNDS + 1)}.items(), methods)
     for (name, attack), (when, rounds), method in cells:
         before = outcome(attack, rounds, method, update_limit=math.inf, **changes)
         after = outcome(attack, rounds, method, **changes)
         numbers = (f"{value:.1f}" for value in (without(method, **changes), before[0], after[0]))
-        shown.add_row(name, when, method, *numbers, f"{after[1]} of {len(rounds)}", f"{after[2]}")
+        shown.add_row(name, when, method, *numbers, f"{after[1]} of {len(rounds)}")
     return shown
 
 

@@ -1,8 +1,7 @@
 """What each method, attack and defence makes of the honest clients, as a CSV file: `python -m benchmarks.hostile`.
 
 One client is hostile, and was not chosen for its data. A row has the mean accuracy over the honest clients, that of the
-worst one, and of the badly served one, each with its 95 % interval over the seeds; and in how many of the rounds
-`decided_by` names the attacker, and an honest client.
+worst one, each with its 95 % interval over the seeds.
 """
 
 import argparse
@@ -22,7 +21,6 @@ from scipy.stats import t
 import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import parsed
-from fairbloom.server.run_folder.files import ROUNDS
 
 HOSTILE = {"rotated": "client-1", "iid": "client-1", "fashion": "client-1", "hospitals": "hungarian", "adult": "phd"}
 PLAIN: Mapping[str, Any] = {"fraction": 1.0, "batch-size": 32, "learning-rate": 0.05, "evaluate-every": 1}
@@ -47,8 +45,6 @@ COLUMNS = (
     "±",
     "worst",
     "±",
-    "attacker named",
-    "honest named",
     "why not",
 )
 
@@ -56,7 +52,7 @@ COLUMNS = (
 def measure(
     data: str, method: str, attack: str, defence: str, rounds: int, seed: int, more: Mapping[str, Any]
 ) -> tuple[float, ...]:
-    """Return mean and worst accuracy of the honest clients, and the rounds that name the attacker, and others."""
+    """Return mean and worst accuracy of the honest clients."""
     settings = {**DATA[data], "defence": defence, **more}
     if attack != "none":
         settings |= {"attack": attack, "attackers": HOSTILE[data], "attack-strength": ATTACKS[attack]}
@@ -67,9 +63,7 @@ def measure(
             task=task, method=method, rounds=rounds, seed=seed, out=out, progress=False, settings=settings
         )
         final = [value for name, value in run.final().items() if name != HOSTILE[data]]
-        deciders = [row["decided_by"] for row in ROUNDS.read(out)]
-    named = deciders.count(HOSTILE[data])
-    return float(np.mean(final)), min(final), named, rounds - named - deciders.count("")
+    return float(np.mean(final)), min(final)
 
 
 def row_of(cell: tuple[str, str, str, str], rounds: int, seeds: int, more: Mapping[str, Any]) -> list[object]:
@@ -77,13 +71,13 @@ def row_of(cell: tuple[str, str, str, str], rounds: int, seeds: int, more: Mappi
     try:
         found = np.array([measure(*cell, rounds, seed, more) for seed in range(1, seeds + 1)])
     except FairbloomError as error:
-        return [*cell, *[""] * 6, str(error)]
-    half = t.ppf(0.975, seeds - 1) * found.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.full(4, np.nan)
+        return [*cell, *[""] * 4, str(error)]
+    half = t.ppf(0.975, seeds - 1) * found.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.full(2, np.nan)
     numbers = [
         f"{value:.1f}" if np.isfinite(value) else ""
         for value in (found[:, 0].mean(), half[0], found[:, 1].mean(), half[1])
     ]
-    return [*cell, *numbers, *(f"{value:.1f}" for value in found[:, 2:].mean(axis=0)), ""]
+    return [*cell, *numbers, ""]
 
 
 def main() -> None:

@@ -35,20 +35,6 @@ FINGERPRINT = "fingerprint"
 """The key by which a deployed client knows its run; the value stands for all settings, dropped ones included."""
 
 
-COUNTED_AT_DEFAULT = """
-task model clients partition shards-per-client classes-per-client dirichlet-alpha smallest-client test-share
-validation-share pooled verify-data method weighting proximal-mu personal-lambda fraction seed local-epochs batch-size
-learning-rate learning-rate-decay momentum weight-decay stragglers drop-stragglers time-budget reported-loss
-training-clients average-models evaluate-every
-fraction-evaluate round-timeout min-replies clip-updates engine
-"""
-"""The settings that are in every fingerprint. All others are in it only where they are changed, so that clients find
-their states after a setting was added to Fairbloom."""
-
-RETIRED: Mapping[str, object] = {"reported-loss-factor": 1.0, "reported-loss-bias": 0.0, "misreporting-clients": ""}
-"""Settings that are gone, with their defaults: they stay in fingerprints, so that clients find their states."""
-
-
 class SettingRefusedError(FairbloomError):
     """A setting of a run that this device does not allow; the message names it and its value."""
 
@@ -116,10 +102,8 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     others = {*marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE), OWN_SETTINGS, AGREED, DEPLOYED, FLOOR}
     others.add("score")  # which changes no client's work, and is decided after the clients have begun theirs
     defaults = {key: each.default for key, each in SETTINGS.items()}
-    about = {key: value for key, value in {**defaults, **expand_own_settings(config)}.items() if key not in others}
-    always = COUNTED_AT_DEFAULT.split()
-    counted = {key: value for key, value in about.items() if key in always or value != defaults.get(key)}
-    return digest({**RETIRED, **counted})
+    about = {key: value for key, value in expand_own_settings(config).items() if key not in others}
+    return digest({key: value for key, value in about.items() if value != defaults.get(key)})
 
 
 def shorten_value(value: object) -> str:

@@ -19,7 +19,6 @@ ClientRule = Annotated[str, Default(""), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mar
 MaxGrowth = Annotated[float, Range("[1, inf]"), Default(10.0), Mark.LIMIT]
 LossLimit = Annotated[float, Range("[1, inf]"), Default(1000.0), Mark.LIMIT]
 UpdateLimit = Annotated[float, Range("[1, inf]"), Default(100.0), Mark.LIMIT]
-ClipUpdates = Annotated[float, Range("[0, inf)"), Default(0.0)]
 DefenceName = Annotated[
     str,
     Choices("none", "clip", "nnm", "krum", "trimmed-mean", "geometric-median"),
@@ -27,7 +26,6 @@ DefenceName = Annotated[
     Mark.VARIANT,
 ]
 DefenceTolerance = Annotated[int, Range("[0, inf)"), Default(0), Mark.VARIANT]
-MaxShare = Annotated[float, Range("(0, 1]"), Default(1.0), Mark.VARIANT]
 UnusedRounds = Annotated[int, Range("[0, inf)"), Default(3), Mark.FREE]
 AverageModels = Annotated[bool, Default(False), Mark.VARIANT]
 

@@ -262,10 +262,6 @@ class RunSettings(BaseModel):
         options.default_of(options.UpdateLimit),
         description="Factor by which an update, or a step, may exceed its usual length; inf allows any",
     )
-    clip_updates: options.ClipUpdates = Field(
-        options.default_of(options.ClipUpdates),
-        description="Factor of the usual length to which longer updates are shortened; 0 shortens none",
-    )
     defence: options.DefenceName = Field(
         options.default_of(options.DefenceName),
         description="Defence against hostile updates: clip and nnm mix updates, the others replace FedAvg's weights",
@@ -273,9 +269,6 @@ class RunSettings(BaseModel):
     defence_tolerance: options.DefenceTolerance = Field(
         options.default_of(options.DefenceTolerance),
         description="Number of a round's clients that may be hostile; 0: a quarter of them, and at least one",
-    )
-    max_share: options.MaxShare = Field(
-        options.default_of(options.MaxShare), description="Largest share of a step's weights that one client may have"
     )
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"

@@ -1,6 +1,6 @@
 """From the replies of a round to the coefficients of its step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -8,21 +8,10 @@ import numpy as np
 
 from .clients import Trained
 from .cohort import Cohort, Kept, MethodError, Needed
-from .defences import capped, mixed
+from .defences import mixed
 from .fits import EXACT_GRAM, GRAM_BY_ARRAY
-from .lengths import largest_share
 from .method import Method
-from .updates import FloatArray, Layout, Vectors, combine, gram_matrices, total
-
-DECIDING_SHARE = 0.9
-"""A client of three or more that decides a round has this share at least: of the parts of the step that have the sign
-of its own, or of the step's squared length."""
-
-LEAST_SHARE, LEAST_SHARE_ALONG = 0.4, 0.6
-"""It also has this share of all parts, in the first case and in the second. Where the others pull the other way, as
-weights do that sum to one with a huge one among them, nobody can have much more than half; where the others' parts
-cancel each other, one that is not much larger than theirs makes up the step without deciding it."""
-
+from .updates import FloatArray, Layout, Vectors, combine
 
 LARGEST_METRIC = 1e150
 """A metric beyond this is out of all measure: its square may be beyond the range of numbers."""
@@ -56,11 +45,11 @@ def cohort_of(
 
     def gram_of() -> FloatArray:
         if GRAM_BY_ARRAY in method.requires:
-            return _finite(cohort.grams.sum(axis=0))
-        return _finite(updates.gram(vectors, exact=EXACT_GRAM in method.requires))
+            return _finite(cohort.grams.sum(axis=0), trained)
+        return _finite(updates.gram(vectors, exact=EXACT_GRAM in method.requires), trained)
 
     def grams_of() -> FloatArray:
-        return _finite(updates.grams(vectors, exact=EXACT_GRAM in method.requires))
+        return _finite(updates.grams(vectors, exact=EXACT_GRAM in method.requires), trained)
 
     cohort = Cohort(
         round=server_round,
@@ -78,7 +67,7 @@ def cohort_of(
         arrays=updates.layout.trainable,
         gram_of=gram_of,
         grams_of=grams_of,
-        squared_norms_of=lambda: _finite(updates.squared_norms),
+        squared_norms_of=lambda: _finite(updates.squared_norms, trained),
     )
     return cohort, vectors
 
@@ -150,12 +139,7 @@ def defended(method: Method, cohort: Cohort) -> Defended:
     seen = cohort if mixing is None else mixed(cohort, mixing)
     replaced = defence.weights(cohort) if defence else None
     own = compute_coefficients(method, seen) if replaced is None else replaced
-    coefficients = own if mixing is None else own @ mixing
-    if method.max_share < 1.0:
-        of_clients = coefficients[..., : cohort.size]
-        bounded = np.apply_along_axis(capped, -1, of_clients, method.max_share)
-        coefficients = np.concatenate([bounded, coefficients[..., cohort.size :]], axis=-1)
-    return Defended(coefficients, own, seen, mixing)
+    return Defended(own if mixing is None else own @ mixing, own, seen, mixing)
 
 
 def absurd_metric(cohort: Cohort) -> str:
@@ -167,9 +151,14 @@ def absurd_metric(cohort: Cohort) -> str:
     return ""
 
 
-def _finite(products: FloatArray) -> FloatArray:
+def _finite(products: FloatArray, trained: Trained) -> FloatArray:
     if not np.isfinite(products).all():
-        raise NoStepError("inner products of the updates are not finite")
+        lengths = trained.updates.lengths
+        place = int(np.argmax(lengths))
+        raise NoStepError(
+            "inner products of the updates are not finite; the longest update, of the length "
+            f"{lengths[place]:g}, is that of client {trained.names[place]}"
+        )
     return products
 
 
@@ -194,47 +183,3 @@ def _shares(cohort: Cohort) -> FloatArray:
     squares = np.diagonal(cohort.grams, axis1=1, axis2=2)
     whole = squares.sum(axis=0)
     return np.asarray(np.divide(squares, whole, out=np.zeros_like(squares), where=whole > 0.0))
-
-
-def parts_of(cohort: Cohort, coefficients: FloatArray, lengths: FloatArray) -> dict[str, float]:
-    """Return each client's part of the step by its name: c_k ‖u_k‖, or all of its rows' with the sign of c_k.
-
-    `lengths` are those of the updates, and of the second ones after them. Coefficients by array make a row as long as
-    all its arrays together are, with the sign of its single coefficient.
-    """
-    c = factors = single_coefficients(cohort, coefficients)
-    if coefficients.ndim == 2:
-        factors = np.copysign(np.hypot.reduce(coefficients * np.sqrt(_shares(cohort)), axis=0), c)
-    parts = factors[: len(lengths)] * lengths
-    if cohort.second:  # the two may point apart, and then neither is to hide the other
-        parts = np.copysign(np.abs(parts).reshape(2, -1).sum(axis=0), c[: cohort.size])
-    return dict(zip(cohort.names, parts.tolist(), strict=True))
-
-
-def share_along(coefficients: FloatArray, vectors: Vectors, places: Sequence[int], ends: Sequence[int]) -> float:
-    """Return the share of some vectors' parts in a step's squared length, Σ c_k ⟨u_k, d⟩ / ‖d‖² with d = Σ c_j u_j."""
-    one_row, by_array = coefficients.ndim == 1, np.atleast_2d(coefficients)
-    with np.errstate(all="ignore"):  # where the step is zero, or has left the range of numbers, this is not finite
-        step = combine(coefficients, vectors) if one_row else Vectors.of(total(coefficients, vectors, ends=ends))
-        rows = Vectors.below([*(vectors[place] for place in places), step])
-        grams = gram_matrices(rows, (vectors.size,) if one_row else ends)
-        return float((by_array[:, list(places)] * grams[:, :-1, -1]).sum() / grams[:, -1, -1].sum())
-
-
-def decides(parts: Mapping[str, float], along: Callable[[str], float] | None = None) -> tuple[str, float]:
-    """Return the one client of three or more that decides a round, and its share; "" and 0 where none does.
-
-    It has the largest of the `parts`, nearly all of those with its sign (DECIDING_SHARE) and much of all (LEAST_SHARE);
-    or most of all parts (LEAST_SHARE_ALONG) and nearly all of the step's squared length, which `along` computes for a
-    client where it is needed. Its share is that of all parts, in absolute value.
-    """
-    if len(parts) < 3:
-        return "", 0.0
-    name, share = largest_share(parts)
-    if share < LEAST_SHARE:
-        return "", 0.0
-    same_sign = sum(abs(part) for part in parts.values() if (part > 0.0) == (parts[name] > 0.0))
-    decided = abs(parts[name]) >= DECIDING_SHARE * same_sign
-    if not decided and share >= LEAST_SHARE_ALONG and along is not None:
-        decided = along(name) >= DECIDING_SHARE
-    return (name, share) if decided else ("", 0.0)

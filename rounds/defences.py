@@ -6,7 +6,7 @@ with every method. It mixes no losses, counts or accuracies: it does not help ag
 A weighing defence replaces the weights of the average.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,6 +53,17 @@ class Defence:
         """Return how many values the trimmed mean leaves out at either end; 0 with any other defence."""
         return self.tolerated(m) if self.name == TRIMMED_MEAN else 0
 
+    def left_out(self, names: Sequence[str], mixing: FloatArray | None, weights: FloatArray) -> tuple[str, ...]:
+        """Return the clients whose update counts in the mean behind this defence for less than half of its share.
+
+        `mixing` is M for all rows, None with a defence that replaces the weights, which `weights` are then.
+        """
+        m = len(names)
+        if not self.tolerated(m):
+            return ()
+        shares = m * weights[:m] if mixing is None else mixing[:m, :m].sum(axis=0)
+        return tuple(name for name, share in zip(names, shares, strict=True) if share < 0.5)
+
     def weights(self, cohort: Cohort) -> FloatArray | None:
         """Return what replaces the method's coefficients, 0 for kept rows; None where nothing does."""
         m, f = cohort.size, self.tolerated(cohort.size)
@@ -74,23 +85,6 @@ def mixed(cohort: Cohort, mixing: FloatArray) -> Cohort:
         grams_of=lambda: mix(cohort.grams),
         squared_norms_of=lambda: np.diagonal(mix(cohort.gram))[: cohort.size],
     )
-
-
-def capped(coefficients: FloatArray, largest: float) -> FloatArray:
-    """Return coefficients of which none is more than a share of their sum of absolute values, which stays.
-
-    What is taken from those above the share goes to the others, in proportion to theirs, or evenly where these are 0.
-    """
-    sizes = np.abs(coefficients)
-    total, over = sizes.sum(), np.zeros(len(sizes), bool)
-    largest = max(largest, 1.0 / len(sizes))
-    while (more := (sizes > largest * total * (1.0 + 1e-12)) & ~over).any():
-        over |= more
-        sizes[over] = largest * total
-        left, rest = max(0.0, total - sizes[over].sum()), sizes[~over]
-        enough = rest.sum() > 1e-300 * total
-        sizes[~over] = rest * (left / rest.sum()) if enough else left / max(1, len(rest))
-    return np.asarray(np.where(coefficients < 0.0, -sizes, sizes))
 
 
 def squared_distances(gram: FloatArray) -> FloatArray:

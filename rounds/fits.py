@@ -103,7 +103,6 @@ class Option:
 
 WEIGHTING, SAMPLING = Option("weighting", frozenset({PRIOR_FREE})), Option("sampling", frozenset({OWN_DRAW}))
 CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
-CLIP_UPDATES = Option("clip_updates", frozenset({WHOLE_UPDATES}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
 ADAPTIVE_SERVER = Option('server_optimizer="adam"')
@@ -114,7 +113,7 @@ PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
 PRIVACY = {tier: Option(f'privacy="{tier}"', frozenset({f"{BEYOND}{tier}"})) for tier in TIERS}
 
 OPTIONS = (
-    *(WEIGHTING, SAMPLING, CLIP_UPDATES, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
+    *(WEIGHTING, SAMPLING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
     *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL, *PRIVACY.values()),
 )
 """The options in the order of the table's columns."""

@@ -7,9 +7,8 @@ is a client's number of examples over their lower median in the round, at least 
 takes more steps.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -24,48 +23,35 @@ LARGEST_ALLOWANCE = 1000.0
 
 
 @dataclass(frozen=True)
-class LongestStep:
-    """The longest step of a run: how long it was, its round, and the client with the largest share of it."""
-
-    length: float = 0.0
-    round: int = 0
-    client: str = ""
-    share: float = 0.0
-
-
-@dataclass(frozen=True)
 class Lengths:
     """What a run remembers of the lengths of its updates and steps.
 
-    `used` has ‖u_k‖/e_k of the used replies, by round, of the last ROUNDS_BACK rounds.
+    `used` has ‖u_k‖/e_k of the used replies, by round, of the last ROUNDS_BACK rounds; `longest_step` is the length of
+    the run's longest step.
     """
 
     used: Mapping[int, FloatArray] = field(default_factory=dict)
-    longest: LongestStep = LongestStep()
+    longest_step: float = 0.0
 
     def before(self, server_round: int) -> FloatArray:
         """Return ‖u_k‖/e_k of all replies that were used in the rounds that this one is compared with."""
         recent = [found for number, found in self.used.items() if server_round - ROUNDS_BACK <= number < server_round]
         return np.concatenate(recent) if recent else np.empty(0)
 
-    def plus(self, server_round: int, used: FloatArray, step: float, parts: Mapping[str, float]) -> Self:
-        """Return the same with one more round: ‖u_k‖/e_k of its used replies, its step, and the parts c_k ‖u_k‖."""
+    def plus(self, server_round: int, used: FloatArray, step: float) -> Self:
+        """Return the same with one more round: ‖u_k‖/e_k of its used replies, and the length of its step."""
         kept = {number: found for number, found in self.used.items() if number > server_round - ROUNDS_BACK}
-        longest = self.longest
-        if step > longest.length:
-            longest = LongestStep(step, server_round, *largest_share(parts))
-        return type(self)({**kept, server_round: used}, longest)
+        return type(self)({**kept, server_round: used}, max(step, self.longest_step))
 
     def state_dict(self) -> dict[str, Any]:
         """Return it as str, numbers, arrays and dicts."""
-        used = {str(number): found for number, found in self.used.items()}
-        return {"used": used, "longest-step": asdict(self.longest)}
+        return {"used": {str(number): found for number, found in self.used.items()}, "longest-step": self.longest_step}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
         """Return what `state_dict` returned."""
         used = {int(number): np.asarray(found, np.float64) for number, found in state["used"].items()}
-        return cls(used, LongestStep(**state["longest-step"]))
+        return cls(used, float(state["longest-step"]))
 
 
 class Refused(NamedTuple):
@@ -77,14 +63,10 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True)
 class Usual:
-    """What is usual among the replies that are left: the length r, and each client's e_k.
-
-    `second` is of second updates.
-    """
+    """What is usual among the replies that are left: the length r, and each client's e_k."""
 
     length: float
     allowances: FloatArray
-    second: "Usual | None" = None
 
     def times(self, factor: float) -> FloatArray:
         """Return `factor` · e_k · r for each reply."""
@@ -133,13 +115,6 @@ def too_long(
         refused.append(Refused(int(left[furthest]), float(bounds[furthest])))
         left = np.delete(left, furthest)
     return refused, None
-
-
-def largest_share(parts: Mapping[str, float]) -> tuple[str, float]:
-    """Return the client with the largest part of a step, and its share of all parts, in absolute value."""
-    sizes = [*map(abs, parts.values())]
-    largest, total = max(sizes), sum(sizes)
-    return [*parts][sizes.index(largest)], largest / total if 0.0 < total < math.inf else 0.0
 
 
 def lower_median(values: FloatArray) -> float:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,14 +10,14 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import NUM_EXAMPLES
 
 from .clients import Trained
-from .lengths import LongestStep, Usual, too_long, usual
+from .lengths import Usual, too_long
 from .method import Method
 from .screening import implausible_counts, largest_in_proportion, out_of_proportion
 from .updates import FloatArray, Layout, Model
 
 
 class BrokenModelError(FairbloomError):
-    """A global model that cannot be trained; the message says since when it is broken, and by which client's update."""
+    """A global model that cannot be trained; the message names the array that is broken."""
 
 
 # Replies ------------------------------------------------------------------------------------------------------------
@@ -96,23 +95,7 @@ def screen_lengths(method: Method, trained: Trained, server_round: int) -> Usual
     if not method.has_second_rows:
         return refuse(lengths, method.second, np.maximum(lengths, second.lengths))
     refuse(second.lengths, method.second)
-    if (found := refuse(trained.updates.lengths, "update")) is None:
-        return None
-    counts = trained.column(NUM_EXAMPLES)
-    return replace(found, second=usual(second.lengths, counts, past, lambda: layout.length))
-
-
-def clip(method: Method, trained: Trained, usual: Usual) -> tuple[str, ...]:
-    """Shorten updates, and second ones, beyond what `clip_updates` allows; return the names of these clients."""
-    if not method.clip_updates:
-        return ()
-    beyond = np.zeros(len(trained.names), np.bool_)
-    for updates, among in ((trained.updates, usual), (trained.second, usual.second or usual)):
-        if updates is not None:
-            most = among.times(method.clip_updates)
-            beyond |= updates.lengths > most
-            updates.shorten(most / np.maximum(updates.lengths, most))
-    return tuple(name for name, shortened in zip(trained.names, beyond, strict=True) if shortened)
+    return refuse(trained.updates.lengths, "update")
 
 
 # Steps --------------------------------------------------------------------------------------------------------------
@@ -125,7 +108,7 @@ def check_step(method: Method, layout: Layout, step: float, longest_update: floa
     for a longer update, and one with momentum is as long as several steps; the user's step size says how long.
     """
     limit = method.update_limit
-    known = max(longest_update, method.progress.lengths.longest.length)
+    known = max(longest_update, method.progress.lengths.longest_step)
     if step > limit * known and step > limit * layout.length:
         raise ValueError(
             f"the step has the length {step:g}, beyond {limit:g} times (update_limit) the largest of the received "
@@ -133,17 +116,10 @@ def check_step(method: Method, layout: Layout, step: float, longest_update: floa
         )
 
 
-def longest_reply(trained: Trained) -> str:
-    """Return in words which reply of a round is the longest."""
-    lengths = trained.updates.lengths
-    place = int(np.argmax(lengths))
-    return f"the longest update, of the length {lengths[place]:g}, is that of client {trained.names[place]}"
-
-
 # Models -------------------------------------------------------------------------------------------------------------
 
 
-def explain_not_finite(trained: Trained, longest: LongestStep, server_round: int) -> str:
+def explain_not_finite(trained: Trained, server_round: int) -> str:
     """Return what is wrong with the received model where replies are not finite because of it, else "".
 
     The reasons of these replies say so then: no client is to be blamed for a model that another one broke.
@@ -151,7 +127,7 @@ def explain_not_finite(trained: Trained, longest: LongestStep, server_round: int
     names = trained.refused.not_finite
     if not names or (len(names) == 1 and trained.names):  # of one among several, it is that client's fault
         return ""
-    words = what_is_broken(trained.updates.layout.arrays, longest)
+    words = describe_broken(trained.updates.layout.arrays)
     if words:
         log.error("round %d: %s", server_round, words, extra={"round": server_round})
         for name in names:
@@ -159,7 +135,7 @@ def explain_not_finite(trained: Trained, longest: LongestStep, server_round: int
     return words
 
 
-def check_model(model: Model, longest: LongestStep) -> None:
+def check_model(model: Model) -> None:
     """Raise BrokenModelError where the first model is not finite or has integers alone.
 
     Log where it is broken but finite.
@@ -169,7 +145,7 @@ def check_model(model: Model, longest: LongestStep) -> None:
         raise BrokenModelError(
             f"the model has no array of floats, which alone are trained: {arrays}. Send its parameters as float32"
         )
-    words = what_is_broken(model, longest)
+    words = describe_broken(model)
     if not all(np.isfinite(array).all() for array in model.values()):
         way = ". Where that client has broken it, begin a new run of the others, by training-clients"
         raise BrokenModelError(f"no client can train: {words}{way if longest.round else ''}")
@@ -177,18 +153,10 @@ def check_model(model: Model, longest: LongestStep) -> None:
         log.error("%s", words)
 
 
-def what_is_broken(model: Model, longest: LongestStep) -> str:
-    """Return in words that a global model is not finite, or far too large, since when, and by which client; or ""."""
+def describe_broken(model: Model) -> str:
+    """Return in words that a global model is not finite, or far too large, and in which array; "" where it is not."""
     floats = {name: array for name, array in model.items() if array.dtype.kind == "f"}
     largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in floats.items()}
     # where training fails with a larger parameter, the model is the reason
     worst = next((name for name, value in largest.items() if not value <= 1e6), "")
-    if not worst:
-        return ""
-    words = f"the global model is broken: array {worst!r} has an entry of {largest[worst]:g}"
-    if not longest.round:
-        return f"{words}, and no step of this run is known to have made it so"
-    return (
-        f"{words}, since the step of round {longest.round}, the longest of all, of which {longest.share:.0%} is the "
-        f"update of client {longest.client}"
-    )
+    return f"the global model is broken: array {worst!r} has an entry of {largest[worst]:g}" if worst else ""

@@ -11,38 +11,31 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.helper import advice_on
 from fairbloom.protocol.names import LOSS_BEFORE, SNAPSHOT, TRAIN_LOSS
-from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import (
     NoStepError,
     check_row,
     cohort_of,
-    decides,
     defended,
-    parts_of,
     rows_after,
-    share_along,
     single_coefficients,
 )
 from .clients import Clients, Replies, Reports, Trained
 from .cohort import Cohort, Probed
-from .defences import WEIGHING, trimmed_mean
+from .defences import trimmed_mean
 from .fits import ROSTER
-from .lengths import Usual, largest_share
+from .lengths import Usual
 from .limits import (
     check_model,
     check_step,
-    clip,
     explain_not_finite,
-    longest_reply,
     screen_buffers,
     screen_lengths,
     screen_reports,
     usable_sizes,
 )
 from .method import Method
-from .opposition import Products, add_round, opposing_often
 from .roster import sample, share
 from .round import Round, size_on_the_wire
 from .screening import out_of_proportion
@@ -112,7 +105,6 @@ class Rounds:
         self._num_rounds = num_rounds
         self._agreed = agreed
         self._why = "its rounds were skipped"
-        self._lost_to: set[str] = set()  # the clients named with a step that has lost the common direction
         self._asked = False  # whether clients were asked to train, by this process
         self._begin()
 
@@ -125,8 +117,7 @@ class Rounds:
         self._in_second: Sequence[str] = ()
         self._probed, self._more_probed = 0, 0
         self._coefficients: dict[str, float] = {}
-        self._decided_by = ""
-        self._clipped: tuple[str, ...] = ()
+        self._left_out: tuple[str, ...] = ()
         self._sent: Mapping[str, float] = {}
         self._vector_bytes = 0
         self._state_rounds: Mapping[str, int] = {}
@@ -142,7 +133,7 @@ class Rounds:
         `model` is the global one after the last finished round. `measure` returns the metrics that a round's training
         reports in addition to what the method needs; `measure_after` are those of its participants' evaluation.
         """
-        check_model(model, self._method.progress.lengths.longest)
+        check_model(model)
 
         def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
             return self.train_round(number, model, measure(number))
@@ -227,7 +218,7 @@ class Rounds:
         self._in_second = () if trained.second is None else tuple(trained.second.layout.arrays)
         usual = self._screen(number, trained)
         trained.refused.log()
-        broken = explain_not_finite(trained, method.progress.lengths.longest, number)
+        broken = explain_not_finite(trained, number)
         method.progress.finished_rounds = number
         after: Model | None = None
         reported: Metrics = {}
@@ -236,7 +227,7 @@ class Rounds:
             try:
                 after, reported = self._take(number, trained, usual)
             except NoStepError as reason:
-                why = f"{reason}; {longest_reply(trained)}"
+                why = str(reason)
         elif broken:
             why = broken
         if method.keeps_states:
@@ -349,8 +340,7 @@ class Rounds:
             missing=trained.missing,
             offline=self._offline,
             coefficients=self._coefficients,
-            decided_by=self._decided_by,
-            clipped=self._clipped,
+            left_out=self._left_out,
             lost_states=self._lost_states,
             arrays=arrays,
             average=average,
@@ -435,17 +425,13 @@ class Rounds:
 
     def _take(self, number: int, trained: Trained, usual: Usual) -> tuple[Model, Metrics]:
         """Return the model after the step, and the method's metrics; NoStepError means that nothing is remembered."""
-        method, replied = self._method, trained.updates.lengths
-        self._clipped = clip(method, trained, usual)
-        if self._clipped:
-            log.info("round %d: shortened updates of %s", number, ", ".join(self._clipped), extra={"round": number})
-        online = self._training(self.online)
+        method = self._method
         cohort, vectors = cohort_of(
             method,
             trained,
             server_round=number,
             num_rounds=self._num_rounds,
-            online=online,
+            online=self._training(self.online),
             draws=self._draws,
             sent=self._sent,
         )
@@ -454,28 +440,25 @@ class Rounds:
         if trimmed := method.defence.trimmed(cohort.size) if method.defence else 0:
             down, of_clients = trimmed_mean(trained.updates.vectors, trimmed)
             coefficients = np.concatenate([of_clients, np.zeros(cohort.rows - cohort.size)])
-        lengths = trained.updates.lengths if self._clipped else replied
-        if method.has_second_rows and trained.second is not None:
-            lengths = np.concatenate([lengths, trained.second.lengths])
-        parts = parts_of(cohort, coefficients, lengths)
-        ends = trained.updates.layout.ends
-        if method.defence is None or method.defence.name not in WEIGHING:  # which is to choose whom the step follows
-            self._note_decider(cohort, parts, lambda places: share_along(coefficients, vectors, places, ends))
+        lengths = trained.updates.lengths
+        rows = [trained.second.lengths] if method.has_second_rows and trained.second is not None else []
+        longest = max(float(each.max()) for each in (lengths, *rows))
         try:
-            after, step, moments = self._stepped(trained, cohort, coefficients, vectors, float(lengths.max()), down)
+            after, step, moments = self._stepped(trained, cohort, coefficients, vectors, longest, down)
         except ValueError as reason:
-            client, share = largest_share(parts)
-            raise NoStepError(f"{reason}; client {client} has {share:.0%} of the step") from reason
-        if cohort.size > 2:  # of two with opposite updates, nobody can say which one opposes the other
-            self._note_opposing(cohort, coefficients[..., : cohort.size], trained.updates.vectors)
+            with np.errstate(over="ignore"):
+                parts = np.abs(single_coefficients(cohort, coefficients)[: cohort.size]) * lengths
+            client = cohort.names[int(np.argmax(parts))]
+            raise NoStepError(f"{reason}; the largest part of it is that of client {client}") from reason
         probed = self._probe(seen, own, mixing, trained)
         remembered = method.remember(seen, own, probed)
         if mixing is not None:
             remembered = {key: None if mix is None else mix @ mixing for key, mix in remembered.items()}
         method.progress.kept = rows_after(method, remembered, vectors)
         method.progress.moments = moments
-        method.progress.lengths = method.progress.lengths.plus(number, replied / usual.allowances, step, parts)
+        method.progress.lengths = method.progress.lengths.plus(number, lengths / usual.allowances, step)
         of_clients = single_coefficients(cohort, coefficients)[: cohort.size]
+        self._left_out = method.defence.left_out(cohort.names, mixing, of_clients) if method.defence else ()
         self._coefficients = dict(zip(cohort.names, of_clients.tolist(), strict=True))
         return after, method.own_metrics(cohort, coefficients)
 
@@ -505,45 +488,6 @@ class Rounds:
             return updates.model_with(layout.flat - down, cohort.prior, cohort.counts), step, None
         flat, moments = method.server_optimizer.step(layout.flat, down, method.progress.moments)
         return updates.model_with(flat, cohort.prior, cohort.counts), step, moments
-
-    def _note_decider(
-        self, cohort: Cohort, parts: Mapping[str, float], share_of: Callable[[Sequence[int]], float]
-    ) -> None:
-        """Note and log which client decides a round, if one does; `share_of` is the share of some rows in the step."""
-
-        def along(name: str) -> float:
-            place = cohort.names.index(name)
-            return share_of([place, cohort.size + place] if cohort.second else [place])
-
-        self._decided_by, share = decides(parts, along)
-        if self._decided_by:
-            words = f"client %s decides round %d: {100.0 * share:.0f} %% of the step"
-            extra = {"client": self._decided_by, "round": cohort.round}
-            log.warning(words, self._decided_by, cohort.round, extra=extra)
-
-    def _note_opposing(self, cohort: Cohort, coefficients: FloatArray, vectors: Vectors) -> None:
-        """Note and log who opposes the others round after round, and a step that has lost the common direction."""
-        progress = self._method.progress
-        if "gram" in vars(cohort):  # which the method, or its defence, has asked for: others do not pay for it
-            products = Products.of_gram(cohort.gram[: cohort.size, : cohort.size])
-        else:
-            products = Products.of_sample(vectors, generator(self._method.seed, "opposition", cohort.round))
-        ascending = sorted(zip(products.cosines.tolist(), cohort.names, strict=True))
-        against = [name for cosine, name in ascending if cosine < 0.0]  # the clearest first
-        before = opposing_often(progress.opposition, cohort.names)
-        add_round(progress.opposition, cohort.names, against)
-        named = opposing_often(progress.opposition, cohort.names)
-        if newly := ", ".join(name for name in named if name not in before):
-            few = 2 * len(named) <= cohort.size
-            verdict = "each is hostile, or badly served" if few else "most clients do, so their data may merely differ"
-            words = f"%s opposed the mean of the others in most rounds up to round %d: {verdict}"
-            log.warning(words, newly, cohort.round, extra={"client": newly, "round": cohort.round})
-        self._decided_by = self._decided_by or next((name for _, name in ascending if name in named), "")
-        new = {*(against or [""])} - self._lost_to  # said once of each client, not in each round
-        if new and coefficients.ndim == 1 and products.has_lost(coefficients):
-            self._lost_to |= new
-            words = "the step of round %d has next to nothing of what the updates have in common; against it: %s"
-            log.warning(words, cohort.round, ", ".join(against) or "nobody alone", extra={"round": cohort.round})
 
     def _probe(self, cohort: Cohort, coefficients: FloatArray, mixing: FloatArray | None, trained: Trained) -> Probed:
         """Ask a second sample of clients for their loss at the model that the method probes.

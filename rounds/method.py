@@ -18,7 +18,7 @@ from .cohort import Kept as Kept
 from .cohort import MethodError as MethodError
 from .cohort import Probed as Probed
 from .declarations import check_declarations
-from .defences import NONE, TRIMMED_MEAN, WEIGHING, Defence
+from .defences import NONE, WEIGHING, Defence
 from .fits import REQUIREMENTS
 from .lengths import Lengths
 from .options import OPTIONS, checking
@@ -99,17 +99,12 @@ class Method:
         least 1 and at most 1000). A step is not taken if it is longer than this many times the largest of the received
         model, the round's longest used update and the longest step so far. With a server optimizer, this applies to
         the method's step and not to the optimizer's, which follows from its step size. inf allows any.
-    clip_updates
-        Above 0, an update that is not refused is shortened to this many times the usual length, times the client's
-        examples as above, if it is longer; 0: none is.
     defence
         "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or "geometric-median":
         FedAvg's weights are replaced. See `rounds.defences`. "none": neither.
     defence_tolerance
         How many hostile clients of a round the defence tolerates, less than half of them; 0: a quarter, and at least
         one.
-    max_share
-        Largest share of the sum of weights that one client may have, for methods that read inner products; 1: any.
     enrolled_sizes : mapping of client names to int at least 1, default none
         A reply is refused if its num-examples is more than the client's entry here; clients without an entry are not
         limited.
@@ -196,16 +191,7 @@ class Method:
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
         self.update_limit: float = plain["update_limit"]
-        self.clip_updates: float = plain["clip_updates"]
-        if self.clip_updates >= self.update_limit:
-            raise ValueError(
-                f"clip_updates must be less than update_limit ({self.update_limit:g}), beyond which replies are "
-                f"refused, got {self.clip_updates:g}: lower it, or raise update_limit"
-            )
-        if self.clip_updates:
-            self.check_fit(fits.CLIP_UPDATES, "clip_updates", self.clip_updates)
         self.defence = self._checked_defence(plain)
-        self.max_share: float = plain["max_share"]
         self.unused_rounds: int = plain["unused_rounds"]
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
@@ -258,11 +244,6 @@ class Method:
         if name == NONE and plain["defence_tolerance"]:
             raise ValueError(
                 f"defence_tolerance = {plain['defence_tolerance']} has no effect: name a defence by defence, as in nnm"
-            )
-        if name == TRIMMED_MEAN and plain["max_share"] < 1.0:
-            raise ValueError(
-                f"max_share = {plain['max_share']} has no effect with defence = {name!r}, which uses no weights: leave "
-                "one of them out"
             )
         return None if name == NONE else Defence(name, plain["defence_tolerance"])
 
@@ -454,8 +435,6 @@ class Method:
             "first-counts": dict(self.progress.first_counts),
             "lengths": self.progress.lengths.state_dict(),
         }
-        opposition = {name: [*counts] for name, counts in self.progress.opposition.items()}
-        state |= {"opposition": opposition} if opposition else {}
         state |= {"average": self.progress.average.state_dict()} if self.average_models else {}
         state |= {"roster": dict(self.progress.roster)} if fits.ROSTER in self.requires else {}
         if self.server_optimizer is not None:
@@ -488,7 +467,6 @@ class Method:
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
             history=History.of_state(state["history"]) if "history" in state else History(),
             roster=dict(state.get("roster", {})),
-            opposition={name: (int(o), int(r)) for name, (o, r) in state.get("opposition", {}).items()},
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
             states=States.of_state(state["states"]) if "states" in state else States(),
         )

@@ -40,10 +40,8 @@ class OptionsWithoutPrior(TypedDict, total=False):
     max_growth: of_runs.MaxGrowth
     loss_limit: of_runs.LossLimit
     update_limit: of_runs.UpdateLimit
-    clip_updates: of_runs.ClipUpdates
     defence: of_runs.DefenceName
     defence_tolerance: of_runs.DefenceTolerance
-    max_share: of_runs.MaxShare
     unused_rounds: of_runs.UnusedRounds
     enrolled_sizes: Mapping[str, int]
     training_clients: Sequence[str]

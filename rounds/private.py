@@ -32,7 +32,7 @@ from .round import size_on_the_wire
 from .screening import Refusals
 from .updates import FloatArray, Layout, Model, Vectors, length, total
 
-LIMITS = ("max_growth", "loss_limit", "update_limit", "clip_updates")
+LIMITS = ("max_growth", "loss_limit", "update_limit")
 """The options that need single clients' numbers or updates: they stay at their defaults."""
 
 MOST_NUMBERS = 100_000
@@ -255,10 +255,8 @@ class PrivateRounds(Rounds):
         remembered = method.remember(cohort, coefficients, {})
         method.progress.kept = rows_after(method, remembered, vectors)
         method.progress.moments = moments
-        longest = method.progress.lengths.longest
-        if length(down) > longest.length:
-            longest = replace(longest, length=length(down), round=number)
-            method.progress.lengths = replace(method.progress.lengths, longest=longest)
+        lengths = method.progress.lengths
+        method.progress.lengths = replace(lengths, longest_step=max(length(down), lengths.longest_step))
         self.opened = {"clients": len(opened.alive), "capped": opened.capped, "beyond": opened.beyond}
         return after
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from .average import Average
 from .cohort import Kept
 from .lengths import Lengths
-from .opposition import Counts
 from .sampling import History
 from .server_optimizer import Moments
 from .states import States
@@ -35,4 +34,3 @@ class Progress:
     roster: dict[str, float] = field(default_factory=dict)
     moments: Moments | None = None
     states: States = field(default_factory=States)
-    opposition: Counts = field(default_factory=dict)

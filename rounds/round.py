@@ -51,11 +51,9 @@ class Round:
     average
         Where the method averages models, the mean of the global models up to this round, in the same form: the clients
         evaluated this one. None: they evaluated `arrays`.
-    decided_by
-        The client that decides a round of three or more by its part of the step, c_k ‖u_k‖, as
-        `rounds.aggregation.decides` defines it; "" for none.
-    clipped
-        The clients whose updates were shortened (`clip_updates`), in the order of names.
+    left_out
+        The clients that the defence left out, in the order of names: in the mean behind it, their update counts for
+        less than half of its share.
     lost_states
         The clients that had lost what they keep between rounds, in the order of names: the method's memory, and what
         all clients keep, is empty after such a round.
@@ -92,8 +90,7 @@ class Round:
     evaluations: Mapping[str, Mapping[str, float]]
     bytes_sent: int
     bytes_received: int
-    decided_by: str = ""
-    clipped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     lost_states: tuple[str, ...] = ()
     average: Any = None
     offline: tuple[str, ...] = ()

@@ -76,8 +76,7 @@ class Vectors:
     """Flat vectors of one size, one below the other.
 
     `blocks` are matrices in the model's dtype, each of shape (some, d), or models whose updates are computed where they
-    are read. Each row is multiplied by its entry of `scales`, shape (m,): a power of two, times the factor by which an
-    update was shortened.
+    are read. Each row is multiplied by its entry of `scales`, shape (m,): a power of two.
     """
 
     blocks: tuple[NDArray[Any] | Borrowed, ...]
@@ -580,10 +579,6 @@ class Updates:
         np.ldexp(self.matrix[place], -exponent, out=self.matrix[place])
         self._scales[place] = 2.0**exponent
         self._forget()
-
-    def shorten(self, factors: FloatArray) -> None:
-        """Multiply each update, wherever it is read, by its factor, shape (m,)."""
-        self._scales = (np.array(self._scales) * factors).tolist()
 
     @property
     def lengths(self) -> FloatArray:

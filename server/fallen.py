@@ -1,6 +1,5 @@
 """Whether a finished run's model is far below the best one that the run has had."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,11 +50,8 @@ def describe_fall(rows: Sequence[dict[str, str]], score: Score, serves: str, cha
     gained = means[best] - chance
     if gained < LEAST_POINTS or means[last] - chance >= SHARE * gained:
         return ""
-    deciders = Counter(row["decided_by"] for row in rows if int(row["round"]) > best and row.get("decided_by"))
-    named = deciders.most_common(3)
-    who = "; ".join(f"client {name} decided or opposed {times} of the rounds since" for name, times in named)
     return (
         f"the model has fallen: its mean test {score.name} is {score.written(means[last])} at the end, and was "
-        f"{score.written(means[best])} after round {best}{f'; {who}' if who else ''}. {BEST.name} holds the "
-        "best model; where a client has broken it, begin a new run of the other clients, by training-clients"
+        f"{score.written(means[best])} after round {best}. {BEST.name} holds the best model; "
+        "where a client has broken it, begin a new run of the other clients, by training-clients"
     )

@@ -73,7 +73,6 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "seconds-since-round": None if changed is None else round(max(0.0, time.time() - changed), 1),
         "missing": last.get("missing", ""),
         "offline": last.get("offline", ""),
-        "decided-by": last.get("decided_by", ""),
         "refused": refused[:MOST_REFUSALS],
         "kept-by": None if delivered is None else list(delivered.keeping),
         "not-kept-by": None if delivered is None else {name: why for name, why in delivered.clients.items() if why},

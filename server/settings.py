@@ -243,7 +243,7 @@ class Settings(RunSettings):
         if self.privacy == "none":
             return
         single = ("pooled", "validation-share", "early-stopping", "client-rule", "control-variates")
-        for key in (*single, "attack", "defence", "max-share"):
+        for key in (*single, "attack", "defence"):
             if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
                 raise SettingsError(
                     f"{key} = {value!r} does not work with privacy = {self.privacy!r}, which hides single clients' "

@@ -102,7 +102,7 @@ class FairStrategy(Method, Strategy):
             on_round, resume, wrapper = following.on_round, following.resume, following.outer
             initial_arrays = following.arrays or initial_arrays
         self._begin(grid, num_rounds, timeout, resume, wrapper)
-        check_model(model_of(initial_arrays), self.progress.lengths.longest)
+        check_model(model_of(initial_arrays))
         self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
         for name, changes in (resume or {}).get("configs", {}).items():
             self._configs[name].load_state_dict(changes)

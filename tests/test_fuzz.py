@@ -298,7 +298,7 @@ def checkpoint() -> Structure:
 SETTINGS = {
     **{"task": "digits", "clients": 4, "method": "fedfv", "fedfv.alpha": 0.2, "num-rounds": 3, "fraction": 0.5},
     **{"learning-rate": 0.1, "batch-size": 16, "partition": "dirichlet", "dirichlet-alpha": 0.5, "seed": 3},
-    **{"attack": "sign-flip", "attackers": "client-1", "attack-strength": 0.5, "defence": "nnm", "max-share": 0.9},
+    **{"attack": "sign-flip", "attackers": "client-1", "attack-strength": 0.5, "defence": "nnm"},
     **{"device": "cpu", "optimizer": "sgd", "evaluate-every": 2, "personal-lambda": 0.0, "scores": ""},
 }
 NOT_IN_JSON = {"nan": np.nan, "inf": np.inf, "+inf": np.inf, "-inf": -np.inf}

@@ -39,7 +39,7 @@ NOT_SAID = (
 
 PROGRESS = (
     *("folder", "task", "method", "round", "of-rounds", "state", "seconds-a-round", "seconds-since-round"),
-    *("missing", "offline", "decided-by", "refused", "kept-by", "not-kept-by"),
+    *("missing", "offline", "refused", "kept-by", "not-kept-by"),
 )
 """What the server reports of each run in addition to the SuperLink; null if it is unknown, with the reason."""
 
@@ -187,7 +187,7 @@ def _describe_running(run: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _line(f"run {run['run-id']}", words, style="bold")
     if run["unknown"]:
         yield _line("  not known", str(run["unknown"]), warn=True)
-    for what in ("offline", "missing", "decided-by"):
+    for what in ("offline", "missing"):
         if run[what]:
             yield _line(f"  {what} in round {run['round']}", str(run[what]), warn=True)
     for refusal in run["refused"] or ():

@@ -19,7 +19,7 @@ def caveats_of_run(run: Run) -> list[str]:
         [f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."] if run.stopped else []
     )
     single = _single([run], "the method had nothing")
-    return [*stopped, *single, *_attacked([run]), *_opposing([run]), *_small_tests(run), *_worse_than_the_mean(run)]
+    return [*stopped, *single, *_attacked([run]), *_small_tests(run), *_worse_than_the_mean(run)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -34,7 +34,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Under {join_all(worse)}, the prediction for some clients is worse than "
             "the mean of their test targets (r2 below 0)."
         )
-    found += [*_stopped(runs), *_attacked(every), *_opposing(every)]
+    found += [*_stopped(runs), *_attacked(every)]
     return [*found, *caveats_of_data(next(iter(runs.values()))), *_small_tests(every[0])]
 
 
@@ -86,20 +86,6 @@ def _attacked(runs: Sequence[Run]) -> list[str]:
         named = join_names(sorted(attackers), 5)
         found.append(f"{named} {verb} by {attack}, as set: all measures are over the honest clients.")
     return found
-
-
-def _opposing(runs: Sequence[Run]) -> list[str]:
-    """Return which clients went against the others in most rounds, nothing where none did."""
-    named = {name for run in runs for name in run.opposing}
-    if not named:
-        return []
-    either = "either the client is hostile, or it is honest and badly served by what serves the others"
-    if len(named) > 1:
-        either = "each is hostile, or honest and badly served by what serves the others, or all have little in common"
-    return [
-        f"The updates of {join_names(sorted(named), 5)} went against the mean of the others in most rounds: {either}. "
-        "Look at the data before you leave a client out."
-    ]
 
 
 def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:

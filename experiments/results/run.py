@@ -18,7 +18,6 @@ from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Mark, Value
-from fairbloom.rounds.opposition import opposing_often
 from fairbloom.rounds.roster import usual_fraction
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.fairness import summarize
@@ -41,7 +40,7 @@ from fairbloom.server.run_folder.files import (
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, SHARE_OF_LARGER_CLASS, WORDS, parse_absent
+from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, SHARE_OF_LARGER_CLASS, WORDS, parse_absent, parse_names
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
@@ -346,14 +345,6 @@ class Run(Drawn):
             return {}
         return {name: int(count) for name, count in self._last_state().get("first-counts", {}).items()}
 
-    @cached_property
-    def opposing(self) -> tuple[str, ...]:
-        """The clients that have gone against the mean of the others in most rounds, as a whole checkpoint says."""
-        if not any(row.get("decided_by") for row in self._rounds):
-            return ()  # they would be named there
-        counts = self._last_state().get("opposition", {})
-        return opposing_often(counts, counts)
-
     def _last_state(self) -> Mapping[str, Any]:
         """Return the method's memory after the last round that a checkpoint holds, empty where there is none."""
         with contextlib.suppress(RunFolderError):
@@ -385,6 +376,10 @@ class Run(Drawn):
             kind: Counter(name for row in self._rounds for name in parse_absent(row, kind)).most_common()
             for kind in ABSENT
         }
+
+    def left_out(self) -> list[tuple[str, int]]:
+        """Return whom the defence left out, each with the number of rounds, the most frequent first."""
+        return Counter(name for row in self._rounds for name in parse_names(row.get("left_out", ""))).most_common()
 
     def differing(self) -> dict[str, Value]:
         """Return the settings that are not at their defaults: what a task or a strategy chooses is a default too."""

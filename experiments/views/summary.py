@@ -66,13 +66,23 @@ def _of_run(run: Run) -> Page:
         shares = {name: f" ({share:.0f} % in one class)" for name, share in run.larger_classes().items()}
         shown = worst_first(final, run.score)[:NEGLECTED]
         worst = ", ".join(f"{name} {run.score.written(final[name])}{shares.get(name, '')}" for name in shown)
-        blocks = [measures_table(run), Note([f"worst served: {worst}"]), *_groups(run), Note(caveats_of_run(run))]
+        blocks = [measures_table(run), Note([f"worst served: {worst}"]), *_groups(run)]
+        blocks += [Note([*_describe_left_out(run), *caveats_of_run(run)])]
     elif opened := run.opened():
         words = {"mean": "mean", "std": "standard deviation", "worst_10": "worst 10 %", "best_10": "best 10 %"}
         said = ", ".join(f"{words[measure]} {run.score.written(value)}" for measure, value in opened.items())
         blocks = [Note([f"{run.score.name} over the clients: {said}", PRIVATE_RUN])]
     figure = partial(run_rounds_charts, run) if final else None
     return Page(title, "", (), [("run folder", str(run.folder))], [_section(*blocks)], figure)
+
+
+def _describe_left_out(run: Run) -> list[str]:
+    """Return whom the defence left out, and in how many rounds; nothing where it left nobody out."""
+    found = run.left_out()
+    shown = ", ".join(f"{name} {count}" for name, count in found[:NEGLECTED])
+    more = f", and {len(found) - NEGLECTED} more" if len(found) > NEGLECTED else ""
+    defence = run.settings.get("defence")
+    return [f"left out by the defence {defence}, in rounds of {run.rounds_done}: {shown}{more}"] if found else []
 
 
 def _groups(run: Run) -> list[Block]:

@@ -26,7 +26,7 @@ REFUSED = re.compile(
 ABSENT = ("refused", "missing", "offline")
 """The columns of rounds.csv that name clients whose replies a round did without."""
 
-WORDS = ("client", *ABSENT, "decided_by", "clipped", "lost_states", "model", "grouping", "group", "phase", "metric")
+WORDS = ("client", *ABSENT, "left_out", "lost_states", "model", "grouping", "group", "phase", "metric")
 """The columns of the tables that hold words, however much they look like numbers."""
 
 DISPARITIES = (names.DISPARITY, names.DISPARITY_HARD)
@@ -134,8 +134,8 @@ def round_columns(
     """Return the columns of rounds.csv, by the models, examples, method and privacy of the run."""
     models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
     return (
-        *("round", "participants", "replies_used", "refused", "missing", "offline", "decided_by"),
-        *(("clipped",) if method.clip_updates else ()),
+        *("round", "participants", "replies_used", "refused", "missing", "offline"),
+        *(("left_out",) if method.defence else ()),
         *(("lost_states",) if method.keeps_states else ()),
         *(PRIVATE if private else ()),
         "percent_of_participants_improved",
@@ -164,8 +164,7 @@ def format_round(
         ),
         "missing": shlex.join(finished.missing),
         "offline": shlex.join(finished.offline),
-        "decided_by": finished.decided_by,
-        **({"clipped": shlex.join(finished.clipped)} if finished.clipped else {}),
+        **({"left_out": shlex.join(finished.left_out)} if finished.left_out else {}),
         **({"lost_states": shlex.join(finished.lost_states)} if finished.lost_states else {}),
         **({key: int(finished.private.get(key, 0)) for key in PRIVATE} if finished.private is not None else {}),
         "bytes_sent": finished.bytes_sent,

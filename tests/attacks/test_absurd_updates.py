@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.attacks import HOSTILE, REFUSED, ROUNDS, WITHIN, accuracy, noise, run, without
+from benchmarks.attacks import HOSTILE, REFUSED, ROUNDS, WITHIN, accuracy, run, without
 from tests.rounds.helpers import KINDS
 
 TWO_POINTS = 2.0
@@ -41,15 +41,8 @@ def test_without_the_limit_one_such_update_ruins_the_run(method: str) -> None:
 
 @pytest.mark.parametrize("attack", WITHIN)
 @pytest.mark.parametrize("method", ["fedavg", "fedfv"])
-def test_an_update_as_long_as_the_model_is_used_and_named(method: str, attack: str) -> None:
+def test_an_update_as_long_as_the_model_is_used(method: str, attack: str) -> None:
     """What docs/settings.md says that the limit does not stop."""
     rounds = run(WITHIN[attack], EACH, method=method)
     assert all(each.refused == {} for each in rounds)
     assert accuracy(rounds[-1]) < without(method) - TWO_POINTS
-    assert {each.decided_by for each in rounds} == {"", HOSTILE}
-    assert sum(each.decided_by == HOSTILE for each in rounds) >= len(rounds) // 2
-
-
-def test_shortened_updates_cost_an_attack_most_of_its_effect() -> None:
-    plain, clipped = (accuracy(run(noise, EACH, method="gifair", clip_updates=most)[-1]) for most in (0.0, 2.0))
-    assert clipped > plain

@@ -69,9 +69,7 @@ CASES: dict[str, Config] = {
         **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 0.5, "model": "mlp"},
         **{"schedule": "cosine", "warmup": 1, "num-rounds": 4, "class-weights": "balanced", "personal-lambda": 0.5},
     },
-    "layers beside frozen parameters, clipped": {
-        **{"model": "tests.rounds.adapted:Adapted", "method": "fedlf", "clip-updates": 1.0},
-    },
+    "layers beside frozen parameters": {"model": "tests.rounds.adapted:Adapted", "method": "fedlf"},
     "layers of a model with buffers": {"task": "normed", "model": "norm", "method": "fedlf", "batch-size": 20},
     "averaged models": {"method": "fedfv", "average-models": True},
     "an adaptive server": {"method": "fedfv", "server-optimizer": "adam", "server-optimizer-lr": 0.05},

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from fairbloom.rounds import defences
 from fairbloom.rounds.cohort import Cohort
-from fairbloom.rounds.defences import MIXING, WEIGHING, Defence, capped, mixed
+from fairbloom.rounds.defences import MIXING, WEIGHING, Defence, mixed
 from fairbloom.rounds.updates import FloatArray, Vectors
 
 SIZES = [(3, 1), (4, 1), (7, 2), (10, 3), (11, 5)]
@@ -139,26 +137,14 @@ def test_two_clients_cannot_be_defended(name: str) -> None:
     assert defence.mixing(cohort) is None
 
 
-@given(st.lists(st.floats(0.0, 100.0, allow_subnormal=False), min_size=1, max_size=12), st.floats(0.01, 1.0))
-@example([0.0, 1.0], 0.5)
-@example([0.0, 0.0, 2.0], 0.6)
-@example([5e-324, 1.0], 0.6)
-def test_no_capped_weight_is_beyond_its_share(sizes: list[float], largest: float) -> None:
-    after = capped(np.array(sizes), largest)
-    total = sum(sizes)
-    assert after.sum() == pytest.approx(total)
-    assert (after <= max(largest, 1.0 / len(sizes)) * total * (1.0 + 1e-9)).all()
-
-
-def test_a_cap_scales_the_others_by_one_factor_to_the_bit() -> None:
-    weights = np.random.default_rng(1).dirichlet(np.full(9, 0.3))
-    largest = weights.argmax()
-    others = np.delete(weights, largest)
-    factor = (weights.sum() - 0.5 * weights.sum()) / others.sum()
-    assert weights[largest] > 0.5 > (others * factor).max()
-    np.testing.assert_array_equal(np.delete(capped(weights, 0.5), largest), others * factor)
-
-
-def test_a_cap_that_nobody_reaches_changes_nothing() -> None:
-    weights = np.array([0.3, 0.3, 0.4])
-    np.testing.assert_array_equal(capped(weights, 0.5), weights)
+def test_an_update_far_off_is_left_out() -> None:
+    rows = np.random.default_rng(1).normal(size=(8, 40)) + 3.0
+    rows[5] *= -20.0
+    cohort = cohort_of(rows)
+    for name in ("clip", "nnm", "geometric-median", "krum"):
+        defence = Defence(name, 0)
+        mixing, weights = defence.mixing(cohort), defence.weights(cohort)
+        left_out = defence.left_out(cohort.names, mixing, cohort.prior if weights is None else weights)
+        assert "c05" in left_out, name
+        assert len(left_out) == {"krum": 7, "nnm": 2}.get(name, 1), name
+    assert Defence("nnm", 0).left_out(("a", "b"), None, np.array([0.9, 0.1])) == ()

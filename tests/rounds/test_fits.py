@@ -17,7 +17,6 @@ from tests.strategies.helpers import ARGUMENTS, make
 GIVEN: dict[str, dict[str, Any]] = {
     "weighting": {"weighting": "uniform"},
     "sampling": {"sampling": "tests.rounds.test_sampling:first"},
-    "clip_updates": {"clip_updates": 2.0},
     'server_optimizer="avgm"': {"server_optimizer": "avgm"},
     'server_optimizer="adam"': {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
     "control_variates": {"control_variates": True},

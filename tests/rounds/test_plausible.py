@@ -1,6 +1,5 @@
 """Numbers that no honest client sends: refused by name, and the round ends as without that client."""
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +10,6 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairbloom.rounds.aggregation import decides
 from fairbloom.rounds.flower import reported
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.screening import (
@@ -29,7 +27,6 @@ from tests.strategies.helpers import (
     TRAINABLE,
     Fault,
     MemoryGrid,
-    Quadratic,
     initial_model,
     make,
     metrics,
@@ -436,52 +433,6 @@ def test_a_second_run_of_the_same_object_counts_afresh() -> None:
     strategy = FedAvg()
     run(strategy, counting(1), rounds=1)
     assert run(strategy, counting(50), rounds=1)[1][0].refused == {}
-
-
-# Who decides --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("coefficients", "decider", "share"),
-    [
-        ({}, "", 0.0),
-        ({"a": 1.0}, "", 0.0),
-        ({"a": 1.0, "b": 0.0}, "", 0.0),  # of two, one may well have all
-        ({"a": 0.05, "b": 0.9, "c": 0.05}, "b", 0.9),
-        ({"a": 0.06, "b": 0.89, "c": 0.05}, "", 0.0),
-        ({"a": 0.1, "b": -9.0, "c": 0.1}, "b", 9.0 / 9.2),
-        ({"a": 0.0, "b": 0.0, "c": 0.0}, "", 0.0),
-        ({"a": 1e308, "b": 1e308, "c": 1e308}, "", 0.0),
-    ],
-)
-def test_one_of_three_or_more_decides_with_nine_tenths(
-    coefficients: dict[str, float], decider: str, share: float
-) -> None:
-    assert decides(coefficients) == (decider, pytest.approx(share))
-
-
-def test_a_round_that_one_client_decides_names_it(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        rounds = run(FedAvg(max_growth=INF), counting(50, 10**6), rounds=2)[1]
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert [r.decided_by for r in rounds] == ["", "site-2"]
-    (said,) = {r.getMessage(): r for r in caplog.records if "decides" in r.getMessage()}.values()
-    assert said.getMessage() == "client site-2 decides round 2: 100 % of the step"
-    assert (said.levelname, said.__dict__["client"], said.__dict__["round"]) == ("WARNING", "site-2", 2)
-
-
-def test_a_skipped_round_is_decided_by_nobody() -> None:
-    clients = counting(10**6, 10**6)
-    faults = {(name, 2): metrics({"num-examples": None}) for name in clients}
-    assert [r.decided_by for r in run(FedAvg(), clients, rounds=2, faults=faults)[1]] == ["site-2", ""]
-
-
-def test_of_two_used_replies_none_decides() -> None:
-    clients = {name: Quadratic(name) for name in ("a", "b")}
-    clients["a"].examples = 10**6
-    assert run(FedAvg(), clients)[1][0].decided_by == ""
 
 
 # Updates without a row ----------------------------------------------------------------------------------------------

@@ -284,7 +284,7 @@ def test_annotations_that_cannot_be_evaluated_are_not_checked() -> None:
 
 
 def test_common_options_have_their_settings_ranges_and_marks() -> None:
-    for name in ("max_growth", "loss_limit", "update_limit", "clip_updates", "unused_rounds", "evaluate_every"):
+    for name in ("max_growth", "loss_limit", "update_limit", "unused_rounds", "evaluate_every"):
         assert OPTIONS[name] is not None
         setting = SETTINGS[name.replace("_", "-")]
         assert (OPTIONS[name].range, OPTIONS[name].default) == (setting.range, setting.default)

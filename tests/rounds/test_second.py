@@ -147,13 +147,6 @@ def test_a_word_that_no_requirement_has_is_named() -> None:
         type("Three", (Both,), {"requires": frozenset({"grams"})})
 
 
-def test_a_client_that_decides_by_its_second_update_is_named() -> None:
-    (one,) = rounds_of(Both(buffers=BUFFERS), clients=clients_of(4, **{"2": 60.0}))
-    assert one.decided_by == "site-2"
-    (one,) = rounds_of(Both(buffers=BUFFERS))
-    assert one.decided_by == ""
-
-
 def test_bytes_count_the_arrays_of_both_records() -> None:
     (plain,), model = rounds_of(Both(buffers=BUFFERS)), initial_model()
     whole = sum(map(size_on_the_wire, model.values()))
@@ -197,19 +190,6 @@ def test_second_updates_are_compared_with_each_other() -> None:
     for factor in (1e4, 1e-4):
         (one,) = rounds_of(Both(buffers=BUFFERS), clients=clients_of(4, **dict.fromkeys("0123", factor)))
         assert one.refused == {}
-
-
-def test_second_updates_are_shortened_among_themselves() -> None:
-    clients = clients_of(4, **{"2": 50.0})
-    for each in clients.values():
-        each.examples = 10
-    lengths = sorted(float(np.linalg.norm(client.along)) for client in clients.values())
-    (one,) = rounds_of(method := Both(buffers=BUFFERS, clip_updates=5.0), clients=clients)
-    assert one.clipped == ("site-2",)
-    squares = np.diag(method.cohort.gram)[4:]
-    assert np.sqrt(squares[2]) == pytest.approx(5.0 * lengths[1], rel=1e-4)
-    (one,) = rounds_of(method, clients=clients_of(4))
-    assert one.clipped == ()
 
 
 def test_when_all_lack_the_record_the_run_says_what_it_needs() -> None:

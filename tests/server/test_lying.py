@@ -10,7 +10,6 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord
 from flwr.app.error import Error
 from safetensors.numpy import load_file
 
-import fairbloom
 from fairbloom.client.app import app
 from fairbloom.rounds.flower import FlowerClients, unpack_content
 from fairbloom.rounds.loop import NothingLearnedError
@@ -79,27 +78,10 @@ def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str, l
     assert lying == run(tmp_path / "without", failing(), method=method)[0]
     assert all(row["replies_used"] == "3" for row in rows)
     assert all(row["refused"].startswith(f"{LIAR}: metric 'loss-before' is {loss:g}, beyond") for row in rows)
-    assert [row["decided_by"] for row in rows] == [""] * 3
-
-
-def test_without_a_limit_such_a_loss_takes_all_weight_and_the_record_says_so(tmp_path: Path) -> None:
-    rows = run(tmp_path / "run", reporting(loss_before=1e300), method="term", **{"loss-limit": float("inf")})[1]
-    assert [row["decided_by"] for row in rows] == [LIAR] * 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["semivred", "vred", "adafed", "term", "qfedavg"])
-@pytest.mark.parametrize("partition", ["shards", "iid"])
-def test_a_false_loss_within_the_limit_names_the_liar(tmp_path: Path, method: str, partition: str) -> None:
-    """Be the step that follows from it taken or too long: no honest client is named."""
-    free = {"unused-rounds": 0, "partition": partition}
-    rows = run(tmp_path / "run", reporting(loss_before=999.0), method=method, **free)[1]
-    assert [row["decided_by"] for row in rows] == [LIAR] * 3
-    assert [row["refused"] for row in rows] == [""] * 3
 
 
 def test_a_run_that_a_false_loss_ends_says_whose_it_is(tmp_path: Path) -> None:
-    words = r"beyond 100 times \(update_limit\) .*; client client-1 has 49% of the step"
+    words = r"beyond 100 times \(update_limit\) .*; the largest part of it is that of client client-1"
     with pytest.raises(NothingLearnedError, match=words):
         run(tmp_path / "run", reporting(loss_before=999.0), method="semivred")
 
@@ -118,22 +100,12 @@ def weights(change: Callable[[Any], Any], since: int = 1) -> Lie:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedfv", "afl"])
-def test_the_sender_of_minus_a_hundred_times_the_model_is_refused_or_named(tmp_path: Path, method: str) -> None:
+def test_the_sender_of_a_hundred_times_the_model_is_refused(tmp_path: Path, method: str) -> None:
     lie = weights(lambda array: -100.0 * array)
     iid = {"method": method, "partition": "iid"}
     lying, rows = run(tmp_path / "lying", lie, **iid)
     assert lying == run(tmp_path / "without", failing(), **iid)[0]
     assert all(row["refused"].startswith(f"{LIAR}: its update has the length") for row in rows)
-    unlimited = run(tmp_path / "unlimited", lie, **iid, **{"update-limit": float("inf")})[1]
-    assert [row["decided_by"] for row in unlimited] == [LIAR] * 3
-    assert [row["refused"] for row in unlimited] == [""] * 3
-
-
-def test_the_table_has_a_column_for_shortened_updates_where_some_may_be(tmp_path: Path) -> None:
-    rows = run(tmp_path / "run", weights(lambda array: 2.0 * array), **{"clip-updates": 0.5, "evaluate-every": 0})[1]
-    assert all(LIAR in row["clipped"].split() for row in rows)
-    assert [LIAR in names for names in fairbloom.load(tmp_path / "run").rounds["clipped"]] == [True] * 3
-    assert "clipped" not in run(tmp_path / "plain", reporting())[1][0]
 
 
 def test_a_number_of_examples_that_jumps_takes_no_weight(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fairbloom.server.run_folder.values import Delivered
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
-HEADER = "round,participants,replies_used,refused,missing,decided_by,seconds\n"
+HEADER = "round,participants,replies_used,refused,missing,seconds\n"
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +65,16 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_said_to_be_interrupted(
 def test_an_unfinished_run_tells_who_was_refused_the_latest_first(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
     rows = [
-        "1,2,1,old: too large,,,2.0\n",
-        "2,2,1,'a b': error 2: it said / no | other: not finite,,,4.0\n",
-        "3,2,2,,,,3.0\n",
-        "4,2,1,,site-c,site-a,5.0\n",
+        "1,2,1,old: too large,,2.0\n",
+        "2,2,1,'a b': error 2: it said / no | other: not finite,,4.0\n",
+        "3,2,2,,,3.0\n",
+        "4,2,1,,site-c,5.0\n",
         "5,2,2,,si",  # is being written
     ]
     (tmp_path / "rounds.csv").write_text(HEADER + "".join(rows))
     found = describe_progress(tmp_path)
     assert (found["round"], found["state"], found["seconds-a-round"]) == (4, "interrupted", 3.5)
-    assert (found["missing"], found["decided-by"]) == ("site-c", "site-a")
+    assert found["missing"] == "site-c"
     assert found["refused"] == [
         {"round": 2, "client": "a b", "reason": "error 2: it said / no"},
         {"round": 2, "client": "other", "reason": "not finite"},

@@ -77,15 +77,12 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"loss-limit": 0.0}, ("loss-limit = 0.0", "float in [1, inf]")),
     ({"update-limit": 0.5}, ("update-limit = 0.5", "float in [1, inf]")),
     ({"update-limit": math.nan}, ("update-limit = nan", "float in [1, inf]")),
-    ({"clip-updates": -1.0}, ("clip-updates = -1.0", "at least 0")),
     ({"server-optimizer": "adamw"}, ("server-optimizer = 'adamw'", "did you mean adam?")),
     ({"server-optimizer": "adam"}, ("server-optimizer = 'adam' needs server-optimizer-lr", "give one, such as 0.01")),
     ({"server-optimizer-lr": 0.1}, ("server-optimizer-lr = 0.1 has no effect", "leave it out, or choose")),
     ({"server-optimizer": "avgm", "server-optimizer-beta1": 1.0}, ("server-optimizer-beta1 = 1.0", "float in [0, 1)")),
     ({"server-optimizer": "avgm", "server-optimizer-beta2": 0.5}, ("server-optimizer-beta2 = 0.5 has no effect",)),
     ({"method": "fedfa", "server-optimizer": "avgm"}, ("FedFa", "refuses server-optimizer = 'avgm'", "leave it out")),
-    ({"clip-updates": math.inf}, ("clip-updates = inf",)),
-    ({"clip-updates": 100.0}, ("clip-updates must be less than update-limit (100)", "or raise update-limit")),
     ({"enrolled-sizes": "site-a"}, ("enrolled-sizes = 'site-a'", "'site-a' does not state", "as site-a=1200")),
     ({"enrolled-sizes": "site-a=0"}, ("enrolled-sizes = 'site-a=0'", "as site-a=1200")),
     ({"enrolled-sizes": "a=5 b=-1"}, ("'b=-1' does not state", "as site-a=1200")),
@@ -111,7 +108,6 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"method": "qfedavg", "weighting": "examples"}, ("QFedAvg", "weighting", "'examples'", "leave")),
     ({"method": "fedfv", "control-variates": True}, ("control-variates = True", "FedFV", "choose FedAvg")),
     ({"method": "scaffold", "momentum": 0.9}, ("method = 'scaffold'", "leave out momentum = 0.9")),
-    ({"method": "feddyn", "clip-updates": 2.0}, ("clip-updates = 2", "FedDyn", "leave clip-updates out")),
     ({"method": "fedprox", "proximal-mu": 0.5}, ("FedProx", "proximal-mu", "0.5")),
 ]
 
@@ -355,15 +351,13 @@ def test_limits_and_enrolled_sizes_reach_every_method() -> None:
         "max-growth": 3,
         "loss-limit": math.inf,
         "update-limit": 50,
-        "clip-updates": 5,
         "unused-rounds": 5,
         "enrolled-sizes": " site-a=1200  client.7_b=300 ",
     }
     for method in (*METHODS, "torchjd:upgrad"):
-        shortened = 0.0 if method in ("scaffold", "feddyn") else 5.0  # whose clients go by whole updates
-        strategy = Settings.of({**config, "clip-updates": shortened, "method": method}).strategy()
+        strategy = Settings.of({**config, "method": method}).strategy()
         assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
-        assert (strategy.update_limit, strategy.clip_updates) == (50.0, shortened)
+        assert strategy.update_limit == 50.0
         assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
         assert strategy.unused_rounds == 5
     assert parse_assignments(["enrolled-sizes=site-a=1200 site-b=300"]) == {"enrolled-sizes": "site-a=1200 site-b=300"}
@@ -465,7 +459,6 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     of_steps |= {"client-rule"}
     of_methods |= {f"server-optimizer{end}" for end in ("", "-lr", "-beta1", "-beta2", "-tau")}
     of_methods |= {"attack", "attackers", "attack-strength", "attack-from", "defence", "defence-tolerance"}
-    of_methods |= {"max-share"}
     assert set(marked(Mark.VARIANT)) == of_methods | of_work | of_steps | {"weight-decay", "schedule", "warmup"}
     assert set(marked(Mark.CHANGES_STEP)) == of_steps
     assert set(marked(Mark.NAMES)) == {"training-clients", "attackers", "scores"}
@@ -533,8 +526,6 @@ HOSTILE = {"attack": "sign-flip", "attackers": "a"}
         ({"defence": "median"}, "defence = 'median': allowed is none, clip, nnm,"),
         ({"defence-tolerance": 1}, "defence-tolerance = 1 has no effect: name a defence by defence, as in nnm"),
         ({"defence": "krum", "method": "fedfv"}, "defence = 'krum' replaces the weights of FedAvg, and FedFV has its"),
-        ({"defence": "trimmed-mean", "max-share": 0.5}, "max-share = 0.5 has no effect with defence = 'trimmed-mean'"),
-        ({"max-share": 0.0}, "max-share = 0.0: "),
     ],
 )
 def test_an_attack_or_a_defence_without_effect_is_refused(config: dict[str, Any], words: str) -> None:

@@ -154,7 +154,6 @@ def test_records_say_nothing_of_single_clients(tmp_path: Path) -> None:
     assert private.final() == {}
     rows = private.rounds
     assert rows["replies_used"].tolist() == [10, 10, 10]
-    assert (rows["decided_by"] == "").all()
     assert rows["test_accuracy_of_global_model_std"].notna().all()
     assert "worst" not in private.opened()
     assert {"mean", "std"} == set(private.opened())
@@ -326,9 +325,9 @@ def test_a_refusal_names_reason_and_tier(method: str, words: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("update-limit", 5.0), ("loss-limit", 5.0), ("max-growth", 2.0), ("clip-updates", 2.0)),
+        *(("update-limit", 5.0), ("loss-limit", 5.0), ("max-growth", 2.0)),
         *(("enrolled-sizes", "client-0=5"), ("control-variates", True), ("client-rule", "tests.client.rules:Rule")),
-        *(("validation-share", 0.2), ("pooled", True), ("attack", "sign-flip"), ("defence", "nnm"), ("max-share", 0.5)),
+        *(("validation-share", 0.2), ("pooled", True), ("attack", "sign-flip"), ("defence", "nnm")),
     ],
 )
 def test_settings_that_need_single_clients_are_refused(key: str, value: object, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings, SettingsError
-from fairbloom.strategies import METHODS, SCAFFOLD, Ditto, FairStrategy, FedAvg, FedProx, PropFair
+from fairbloom.strategies import METHODS, SCAFFOLD, Ditto, FairStrategy, FedAvg, FedProx
 from tests.strategies.helpers import ARGUMENTS, MemoryGrid, arrays, cohort_of, error, make, metrics, no_reply
 from tests.strategies.keeping import Keeping, keeping, minimiser
 from tests.strategies.stateful import PLAIN, Course, rest, row, run, used_states
@@ -304,15 +304,6 @@ def test_in_a_run_they_are_refused_by_the_settings() -> None:
     with pytest.raises(SettingsError, match=r"control-variates = True: .*FedFV .*leave control-variates out"):
         Settings.of({"method": "fedfv", "control-variates": True}).strategy()
     assert Settings.of({"method": "fedprox", "control-variates": True}).strategy().control_variates
-
-
-@pytest.mark.parametrize("maker", [SCAFFOLD, lambda **o: FedAvg(control_variates=True, **o), PropFair])
-def test_shortened_updates_are_refused(maker: Any) -> None:
-    if maker is PropFair:
-        assert PropFair(clip_updates=2.0).clip_updates == 2.0
-        return
-    with pytest.raises(ValueError, match=r"clip_updates = 2.0: .* leave clip_updates out"):
-        maker(clip_updates=2.0)
 
 
 def test_scaffold_has_them_with_or_without_the_option() -> None:

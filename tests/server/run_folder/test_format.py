@@ -2,33 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pytest
 from safetensors import safe_open
 
-from fairbloom.client.settings import fingerprint
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-
-
-@pytest.mark.parametrize(
-    ("settings", "folder"),
-    [
-        ({"task": "digits"}, "43a05e5c"),
-        ({"task": "adult"}, "17aff6d5"),
-        ({"task": "heart-disease"}, "37ecc789"),
-        ({"task": "csv", "data-dir": "/x"}, "dd5ce776"),
-        ({"task": "csv", "data-dir": "/x", "csv.group": "sex", "csv.decimal": ","}, "2d2798b4"),
-        ({"method": "ditto"}, "2d74218e"),
-        ({"method": "ditto", "server-optimizer": "adam", "server-optimizer-lr": 0.1}, "7bd6409a"),
-        ({"control-variates": True}, "7ad8026b"),
-    ],
-    ids=str,
-)
-def test_client_states_keep_their_folder(settings: dict[str, Any], folder: str) -> None:
-    assert fingerprint(Settings.of({"clients": 6, **settings}).run_config()) == folder
 
 
 def test_a_run_folder_is_laid_out_as_format_3(tmp_path: Path) -> None:

@@ -103,12 +103,6 @@ def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed
         records(tmp_path, settings())
 
 
-def test_shortening_updates_is_part_of_what_a_run_is(tmp_path: Path) -> None:
-    records(tmp_path, settings())
-    with pytest.raises(RunFolderError, match=r"clip-updates = 0.0 there and 5.0 here"):
-        records(tmp_path, settings(**{"clip-updates": 5.0}))
-
-
 def test_clients_may_enroll_while_a_run_goes_on_and_after_it(tmp_path: Path) -> None:
     folder = records(tmp_path, settings(**{"enrolled-sizes": "a=8"}))
     records(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9"}))
@@ -259,14 +253,6 @@ def test_refused_and_missing_clients_are_in_the_rounds_row(tmp_path: Path) -> No
     (row,) = table(tmp_path / "rounds.csv")
     assert row["refused"] == 'b: error 2: a "quoted", broken\nreason | c: not finite'
     assert (row["participants"], row["replies_used"], row["missing"]) == ("4", "1", "d")
-
-
-def test_who_decided_a_round_is_in_its_row(tmp_path: Path) -> None:
-    folder = records(tmp_path, settings())
-    folder.resume()
-    record(folder, 1)
-    record(folder, 2, decided_by="a")
-    assert [row["decided_by"] for row in table(tmp_path / "rounds.csv")] == ["", "a"]
 
 
 def test_a_reason_of_several_lines_survives_a_restart(tmp_path: Path) -> None:
