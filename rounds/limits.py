@@ -147,8 +147,7 @@ def check_model(model: Model) -> None:
         )
     words = describe_broken(model)
     if not all(np.isfinite(array).all() for array in model.values()):
-        way = ". Where that client has broken it, begin a new run of the others, by training-clients"
-        raise BrokenModelError(f"no client can train: {words}{way if longest.round else ''}")
+        raise BrokenModelError(f"no client can train: {words}")
     if words:
         log.error("%s", words)
 
