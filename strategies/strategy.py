@@ -1,5 +1,6 @@
 """A method as Flower's users know it: a `Strategy` with its hooks. The one file of this package that knows Flower."""
 
+import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from fairbloom.errors import FairbloomError
 from fairbloom.flower import log_start
 from fairbloom.logs import log
+from fairbloom.protocol.names import FROZEN, PROTOCOL
 from fairbloom.protocol.parameters import Value
+from fairbloom.protocol.terms import RULES, keys_of
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.configs import ChangingConfig
 from fairbloom.rounds.flower import FlowerClients, model_of, record_of
@@ -95,6 +98,7 @@ class FairStrategy(Method, Strategy):
         BrokenModelError
             When `initial_arrays` are not finite, or hold nothing that could be trained.
         """
+        check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         following, self._following = self._following, None
@@ -103,6 +107,7 @@ class FairStrategy(Method, Strategy):
             initial_arrays = following.arrays or initial_arrays
         self._begin(grid, num_rounds, timeout, resume, wrapper)
         check_model(model_of(initial_arrays))
+        self._warn_of_tied(initial_arrays)
         self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
         for name, changes in (resume or {}).get("configs", {}).items():
             self._configs[name].load_state_dict(changes)
@@ -161,6 +166,20 @@ class FairStrategy(Method, Strategy):
         if following is not None:
             following.arrays = result.arrays
         return result
+
+    def _warn_of_tied(self, arrays: ArrayRecord) -> None:
+        """Warn of two arrays that are equal and not constant: tied weights, which must count once."""
+        seen: dict[bytes, str] = {}
+        for name, array in model_of(arrays).items():
+            if array.dtype.kind != "f" or name in self.shared or (array == array.flat[:1]).all():
+                continue
+            first = seen.setdefault(hashlib.sha256(repr(array.shape).encode() + array.tobytes()).digest(), name)
+            if first != name:
+                log.warning(
+                    "the arrays %s and %s are equal: if they are one parameter (tied weights), write "
+                    "shared={%r: %r}, so that the method counts it once",
+                    *(first, name, name, first),
+                )
 
     def _begin(
         self,
@@ -401,6 +420,25 @@ def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
         for name, value in vars(strategy).items()
         if isinstance(value, bool | int | float | str) and not name.startswith("_")
     }
+
+
+OUR_KEYS = frozenset({"server-round", "state-round", "seed", "agreed", FROZEN, PROTOCOL}).union(*map(keys_of, RULES))
+"""The keys of a config by which the strategy itself tells clients what to do."""
+
+
+def check_keys(configs: Mapping[str, ConfigRecord | None]) -> None:
+    """Raise FairbloomError where a user's config has a key of ours, by which clients would do other work.
+
+    `measure` is for users, too: a list of names.
+    """
+    for name, config in configs.items():
+        if taken := sorted(OUR_KEYS.intersection(config or {})):
+            raise FairbloomError(
+                f"{name} has the key {taken[0]!r}, by which the strategy itself tells clients what to do: rename it, "
+                "or set the strategy's own parameter"
+            )
+        if not isinstance(measure := (config or {}).get("measure", []), list):
+            raise FairbloomError(f"{name} has measure = {measure!r}: give a list of names, as in ['loss-before']")
 
 
 def evaluate_or_stop(

@@ -1,5 +1,6 @@
 """The run folder for a user's ServerApp: any fair strategy records its rounds there, and continues from them."""
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,8 +49,9 @@ class RunFolder:
         The folder; made if it is not there. A relative path begins at the process's current directory.
     score
         What fairness is measured in: the name of a metric that clients reply when they evaluate, or a Score that says
-        whether lower is better, and whether it is a share that is shown in percent. Of several, in a list, it is the
-        first; the others are in clients.csv, too. The default is `accuracy`.
+        whether lower is better, and whether it is a share that is shown in percent. Names of losses and errors are
+        lower-is-better, those of accuracies, AUC, F1 and R² higher-is-better; any other needs a Score. Of several, in a
+        list, it is the first; the others are in clients.csv, too. The default is `accuracy`.
     loss
         The name of the metric that is the loss on the test examples, `loss` by default.
     wait
@@ -65,7 +67,7 @@ class RunFolder:
         wait: bool = True,
     ) -> None:
         self.path = Path(path).absolute()
-        self.scores = scores_in([score] if isinstance(score, str | Score) else score)
+        self.scores = scores_in([score] if isinstance(score, str | Score) else score, loss)
         self.loss = loss
         self._wait = wait
 
@@ -228,10 +230,33 @@ def find_fair_strategy(strategy: Strategy) -> FairStrategy:
     return innermost
 
 
-def scores_in(given: Sequence[str | Score]) -> tuple[Score, ...]:
+LOWER_IS_BETTER = ("loss", "error", "rmse", "mae", "mse", "perplexity")
+HIGHER_IS_BETTER = ("accuracy", "acc", "auc", "auroc", "f1", "f1-score", "r2", "r2-score", "precision", "recall")
+"""How the names of scores end whose better direction is known."""
+
+
+def score_called(name: str, loss: str) -> Score:
+    """Return the score of a name alone; `loss` is the name of the loss.
+
+    Raise FairbloomError where the name does not say whether higher or lower is better.
+    """
+    known = {score.name: score for score in (ACCURACY, LOSS_SCORE)}
+    if name in known:
+        return known[name]
+    ending = name.lower().replace("_", "-")
+    if name == loss or ending.endswith(LOWER_IS_BETTER):
+        return Score(name, higher_is_better=False)
+    if any(ending == each or ending.endswith(f"-{each}") for each in HIGHER_IS_BETTER):
+        return Score(name)
+    raise FairbloomError(
+        f"score = {name!r} does not say whether higher is better: write Score({name!r}, higher_is_better=True), or "
+        "False"
+    )
+
+
+def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]:
     """Return scores, those given by their names as such; raise FairbloomError where there is none, or one twice."""
-    known = {score.name: score for score in (ACCURACY, LOSS_SCORE)}  # of any other name, higher is better
-    scores = tuple(each if isinstance(each, Score) else known.get(each, Score(each)) for each in given)
+    scores = tuple(each if isinstance(each, Score) else score_called(each, loss) for each in given)
     columns = [score.column() for score in scores]
     if twice := [name for name in columns if columns.count(name) > 1]:
         raise FairbloomError(f"score names two metrics whose column is {twice[0]}: rename one of them in your client")
@@ -243,7 +268,8 @@ def scores_in(given: Sequence[str | Score]) -> tuple[Score, ...]:
 def collect_options(strategy: Strategy) -> dict[str, Value]:
     """Return what identifies a strategy's run: class, parameters, common options, and wrappers, the outermost first."""
     *wrappers, inner = layers(strategy)
-    plain = {name: value for name, value in plain_values(inner).items() if name not in FREE}
+    own = constructor_parameters(type(inner))
+    plain = {name: value for name, value in plain_values(inner).items() if name in own and name not in FREE}
     named = {name.replace("_", "-"): value for name, value in plain.items()}
     around = [
         f"{type(each).__name__}({', '.join(f'{name}={value!r}' for name, value in plain_values(each).items())})"
@@ -260,6 +286,12 @@ def collect_options(strategy: Strategy) -> dict[str, Value]:
         **({name.replace("_", "-"): value for name, value in optimizer.options().items()} if optimizer else {}),
         **({"wrapped-in": ", ".join(around)} if around else {}),
     }
+
+
+def constructor_parameters(strategy: type[Strategy]) -> frozenset[str]:
+    """Return the names of a strategy's parameters: those of its constructor, of its bases' ones, and common options."""
+    signatures = [inspect.signature(vars(each)["__init__"]) for each in strategy.__mro__ if "__init__" in vars(each)]
+    return frozenset(OPTIONS).union(*(signature.parameters for signature in signatures[:-1]))  # without object's
 
 
 def _prefixed(what: str, config: ConfigRecord | None) -> dict[str, Any]:

@@ -270,3 +270,66 @@ def test_a_run_is_not_continued_with_other_clients_that_train(tmp_path: Path) ->
     start(tmp_path / "run", FedAvg(training_clients=("site-0", "site-2")))
     with pytest.raises(FairbloomError, match=r"training-clients = 'site-0,site-2' there and '' here"):
         start(tmp_path / "run", FedAvg())
+
+
+@pytest.mark.parametrize(
+    ("score", "higher"),
+    [
+        ("eval_acc", True),
+        ("roc_auc", True),
+        ("f1_score", True),
+        ("R2", True),
+        ("eval_loss", False),
+        ("val-rmse", False),
+    ],
+)
+def test_the_name_of_a_score_says_which_way_is_better(tmp_path: Path, score: str, higher: bool) -> None:
+    assert RunFolder(tmp_path, score=score).score == Score(score, higher_is_better=higher)
+
+
+def test_a_score_of_unknown_direction_asks_for_it(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"Score\('harm', higher_is_better=True\)"):
+        RunFolder(tmp_path, score=["eval_acc", "harm"])
+    assert not RunFolder(tmp_path, score=["eval_acc", "harm"], loss="harm").scores[1].higher_is_better
+    assert RunFolder(tmp_path, score=Score("harm", higher_is_better=False)).scores[0].name == "harm"
+
+
+def test_only_constructor_parameters_are_settings_of_a_run(tmp_path: Path) -> None:
+    class Dated(FedFV):
+        """A strategy that notes where and when it runs, as Flower's advanced-pytorch does."""
+
+        def __init__(self, *, width: int = 2, **options: Any) -> None:
+            super().__init__(**options)
+            self.width, self.run_dir = width, str(os.urandom(4))
+
+    for rounds in (2, 3):
+        start(tmp_path / "run", Dated(alpha=0.2), rounds)
+    settings = fairbloom.load(tmp_path / "run").settings
+    assert {settings["width"], settings["alpha"]} == {2, 0.2}
+    assert "run-dir" not in settings
+    with pytest.raises(FairbloomError, match="width = 2 there and 3 here"):
+        start(tmp_path / "run", Dated(alpha=0.2, width=3), 4)
+
+
+@pytest.mark.parametrize("name", ["train_config", "evaluate_config"])
+def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path, name: str) -> None:
+    refused = {"local-steps": 7.5, "proximal-mu": 0.1, "seed": 3, "server-round": 1, "full-batch-step": True}
+    for number, (key, value) in enumerate(refused.items()):
+        with pytest.raises(FairbloomError, match=f"{name} has the key '{key}'"):
+            start(tmp_path / str(number), FedAvg(), **{name: ConfigRecord({key: value})})
+    with pytest.raises(FairbloomError, match=f"{name} has measure = 'all'"):
+        start(tmp_path / "measure", FedAvg(), **{name: ConfigRecord({"measure": "all"})})
+    start(tmp_path / "own", FedAvg(), 1, **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})})
+
+
+def test_equal_arrays_that_nobody_called_shared_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    numbers = np.arange(3, dtype=np.float32)
+    model = {"in": numbers, "out": numbers.copy(), "zeros": np.zeros(3, np.float32), "more": np.zeros(3, np.float32)}
+    arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
+    grid = InProcessGrid(app, {}, 2)
+    for shared, warned in (({}, True), ({"out": "in"}, False)):
+        caplog.clear()
+        with pytest.raises(FairbloomError):  # the client replies another array
+            FedAvg(shared=shared, unused_rounds=1).start(grid, arrays, 1)
+        found = [each.getMessage() for each in caplog.records if "tied weights" in each.getMessage()]
+        assert ["shared={'out': 'in'}" in each for each in found] == [True] * warned
