@@ -432,12 +432,14 @@ def check_keys(configs: Mapping[str, ConfigRecord | None]) -> None:
     `measure` is for users, too: a list of names.
     """
     for name, config in configs.items():
-        if taken := sorted(OUR_KEYS.intersection(config or {})):
+        if config is None:
+            continue
+        if taken := sorted(OUR_KEYS.intersection(config)):
             raise FairbloomError(
                 f"{name} has the key {taken[0]!r}, by which the strategy itself tells clients what to do: rename it, "
                 "or set the strategy's own parameter"
             )
-        if not isinstance(measure := (config or {}).get("measure", []), list):
+        if not isinstance(measure := config.get("measure", []), list):
             raise FairbloomError(f"{name} has measure = {measure!r}: give a list of names, as in ['loss-before']")
 
 
