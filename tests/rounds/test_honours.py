@@ -60,9 +60,7 @@ def test_a_client_without_a_methods_terms_is_refused_with_remedy(name: str) -> N
     _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
     assert set(finished.refused) == {"site-1"} & set(finished.participants)
     assert set(finished.coefficients) == {"site-0", "site-2"}
-    by_ours = dict.fromkeys(("eagle", "scaffold", "feddyn"), "be Fairbloom's own")
-    helps = {"fcfl": "docs/subgroups.md", **by_ours}.get(name, "app = fair(train_fn, test_fn)")
-    for words in (helps, "docs/flower.md", "'honours'", *SENT[name]):
+    for words in ("docs/flower.md", "'honours'", *SENT[name]):
         assert all(words in reason for reason in finished.refused.values())
     told = client("site-1", on_query=SENT[name])
     _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": told}), rounds=1)

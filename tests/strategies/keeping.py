@@ -57,7 +57,7 @@ class Keeping:
         control = message.content.array_records.get("control")
         x, kept = self.trained(w, config, None if control is None else unpack(control)["w"])
         metrics = {"num-examples": self.examples, "loss-before": self.loss(w), **kept}
-        if "step-sum" in config["measure"]:
+        if "step-sum" in config.get("measure", ()):
             metrics["step-sum"] = float(sum(self.rates))
         content = RecordDict({"arrays": record({"w": x}), "metrics": MetricRecord(metrics)})
         return Message(content, reply_to=message)

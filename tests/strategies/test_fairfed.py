@@ -263,7 +263,7 @@ def test_a_client_without_the_counts_is_refused_with_a_remedy() -> None:
 
     grid = MemoryGrid(quadratics(3), faults={("site-1", 1): without})
     _, (finished,) = run(FairFed(), grid, rounds=1)
-    for words in ("'positives-1'", "docs/subgroups.md", "docs/flower.md"):
+    for words in ("'positives-1'", "Fairbloom's own client", "docs/flower.md"):
         assert words in finished.refused["site-1"]
     assert "app = fair(" not in finished.refused["site-1"]
 

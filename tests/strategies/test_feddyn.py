@@ -177,4 +177,4 @@ def test_a_round_without_usable_replies_leaves_all_as_it_is() -> None:
 
 def test_the_strength_goes_to_the_clients() -> None:
     course = run(FedDyn(**PLAIN), keeping(2), 1)
-    assert course.sent[1]["site-0"] == {"server-round": 1, "measure": [], "dynamic-alpha": 0.01, "state-round": 0}
+    assert course.sent[1]["site-0"] == {"server-round": 1, "dynamic-alpha": 0.01, "state-round": 0}

@@ -67,8 +67,7 @@ def test_without_the_option_nothing_of_it_is_sent_asked_or_kept() -> None:
     course = run(FedAvg(**PLAIN), keeping(3), 3)
     for configs in course.sent.values():
         for config in configs.values():
-            assert set(config) == {"server-round", "measure"}
-            assert config["measure"] == []
+            assert set(config) == {"server-round"}
     assert course.controls == {}
     assert course.method.progress.kept == {}
     assert {"states", "roster"}.isdisjoint(course.method.state_dict())
