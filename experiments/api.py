@@ -31,6 +31,7 @@ from .results.run import Run, load
 from .results.sweep import Sweep
 from .studies.compare import compare_variants
 from .studies.objective import Objective
+from .studies.on_ray import Pool, place_of
 from .studies.recommend import parse_budget, recommend_method
 from .studies.reproduce import reproduce
 from .studies.sweep import run_sweep
@@ -171,6 +172,8 @@ def compare(
     seed: int = 0,
     out: str | os.PathLike[str] = "runs/comparison",
     jobs: int | None = None,
+    pool: Pool = "processes",
+    gpus_per_run: float = 0.0,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
     **options: Unpack[CommonOptions],
@@ -199,6 +202,11 @@ def compare(
     jobs
         The number of runs at a time, each in a process of its own; by default one a processor. They share the
         processors, and the numbers do not depend on it.
+    pool
+        Where runs go on: "processes" of this machine, or "ray", an existing Ray cluster of which each run is a task. As
+        many go on as there is room for; all hosts need the folders under the same path.
+    gpus_per_run
+        With pool="ray": how many GPUs each run gets, or which part of one, as 0.25.
     settings
         Any other settings of all runs, by their names on the command line.
     progress
@@ -219,7 +227,7 @@ def compare(
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     chosen = name_of(baseline) if baseline else ""
-    at_a_time = jobs or processors_here()
+    at_a_time = place_of(jobs, pool, gpus_per_run)
     with study_progress("comparing", len(among) * seeds, shown=progress) as bar:
         return compare_variants(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bar.count)
 
@@ -242,6 +250,8 @@ def sweep(
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
+    pool: Pool = "processes",
+    gpus_per_run: float = 0.0,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
     **options: Unpack[CommonOptions],
@@ -277,6 +287,8 @@ def sweep(
         The folder of the tables, the figure and the runs; by default runs/sweep, or runs/NAME of a file NAME.toml.
     jobs
         The number of runs at a time, each in a process of its own; by default one a processor.
+    pool, gpus_per_run
+        Where runs go on, as for `compare`.
     settings
         Any other settings of all runs, by their names on the command line.
     progress
@@ -307,7 +319,7 @@ def sweep(
         raise SettingsError(f"seeds = {count}: a sweep takes at least one")
     folder = Path(out or Path("runs", recipe.name or "sweep"))
     with study_progress("sweeping", None, shown=progress) as bar:
-        seeds_of_it, at_a_time = range(seed, seed + count), jobs or processors_here()
+        seeds_of_it, at_a_time = range(seed, seed + count), place_of(jobs, pool, gpus_per_run)
         return run_sweep(recipe, seeds_of_it, folder, at_a_time, bar.count, bar.expect)
 
 

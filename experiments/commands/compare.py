@@ -6,7 +6,17 @@ import typer
 
 from .. import api
 from ..options import CommonOptions
-from .options import DEFAULT_JOBS, JobsOption, SetOption, SpreadOption, TaskOption, offer_common_options, settings_of
+from .options import (
+    DEFAULT_JOBS,
+    GpusOption,
+    JobsOption,
+    PoolOption,
+    SetOption,
+    SpreadOption,
+    TaskOption,
+    offer_common_options,
+    settings_of,
+)
 
 
 @offer_common_options(methods="data_dir", out="memory")
@@ -27,6 +37,8 @@ def compare(
     seed: Annotated[int, typer.Option(min=0, help="The first seed; the others follow.")] = 0,
     out: Annotated[str, typer.Option(help="The folder of the tables, the figure and the runs.")] = "runs/comparison",
     jobs: JobsOption = DEFAULT_JOBS,
+    pool: PoolOption = "processes",
+    gpus_per_run: GpusOption = 0.0,
     spread: SpreadOption = "interval",
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     **options: Unpack[CommonOptions],
@@ -43,6 +55,8 @@ def compare(
         seed=seed,
         out=out,
         jobs=jobs,
+        pool=pool,
+        gpus_per_run=gpus_per_run,
         settings=settings_of(settings),
         **options,
     ).show(spread)

@@ -93,6 +93,13 @@ SetOption = Annotated[
 ]
 DEFAULT_JOBS = processors_here()
 JobsOption = Annotated[int, typer.Option(min=1, help="The number of runs at the same time; they share the processors.")]
+PoolOption = Annotated[
+    Literal["processes", "ray"],
+    typer.Option(help="Where runs go on: processes of this machine, or tasks of an existing Ray cluster."),
+]
+GpusOption = Annotated[
+    float, typer.Option("--gpus-per-run", min=0.0, help="With --pool ray, the GPUs of each run, or the part of one.")
+]
 FigureOption = Annotated[
     Path | None, typer.Option("--figure", metavar="PATH", help="Also draw a figure into PATH.png and PATH.svg.")
 ]

@@ -10,7 +10,17 @@ from fairbloom.protocol.settings import SettingsError
 from .. import api
 from ..recipes.recipe import load_shipped
 from ..views.lists import show_recipes
-from .options import DEFAULT_JOBS, DataOption, JobsOption, JsonOption, SetOption, settings_of, show_result
+from .options import (
+    DEFAULT_JOBS,
+    DataOption,
+    GpusOption,
+    JobsOption,
+    JsonOption,
+    PoolOption,
+    SetOption,
+    settings_of,
+    show_result,
+)
 
 
 def reproduce(
@@ -45,6 +55,8 @@ def reproduce(
         typer.Option(help="The folder of the table, the figure and the runs; by default runs/reproduce/NAME."),
     ] = None,
     jobs: JobsOption = DEFAULT_JOBS,
+    pool: PoolOption = "processes",
+    gpus_per_run: GpusOption = 0.0,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
@@ -70,6 +82,8 @@ def reproduce(
         data_dir=data_dir,
         out=out,
         jobs=jobs,
+        pool=pool,
+        gpus_per_run=gpus_per_run,
         run=not finished,
     )
     show_result(done, as_json)

@@ -11,8 +11,10 @@ from ..recipes.axes import SYNTAX
 from ..studies.objective import GRAMMAR
 from .options import (
     DEFAULT_JOBS,
+    GpusOption,
     JobsOption,
     JsonOption,
+    PoolOption,
     SetOption,
     TaskOption,
     offer_common_options,
@@ -73,6 +75,8 @@ def sweep(
         ),
     ] = None,
     jobs: JobsOption = DEFAULT_JOBS,
+    pool: PoolOption = "processes",
+    gpus_per_run: GpusOption = 0.0,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
     **options: Unpack[CommonOptions],
@@ -93,6 +97,8 @@ def sweep(
         seed=seed,
         out=out,
         jobs=jobs,
+        pool=pool,
+        gpus_per_run=gpus_per_run,
         settings=settings_of(settings),
         **options,
     )

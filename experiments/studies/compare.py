@@ -18,6 +18,7 @@ from ..recipes.variants import Variant, baseline_of, config_of, folder_names, ma
 from ..results.comparison import Comparison, Failure, Plan, read_comparison
 from ..results.run import REPORT
 from .driver import carry_out, write_tables
+from .on_ray import OnRay
 from .pool import RunKey, check_runs, is_done
 from .score import fix_score
 from .study import Candidate, Study, StudyRow, check_scores_known
@@ -32,7 +33,7 @@ def compare_variants(
     baseline: str,
     seeds: Sequence[int],
     out: Path,
-    jobs: int,
+    jobs: int | OnRay,
     on_run: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Run each variant with each seed, `jobs` at a time, and write tables and figure into `out`.

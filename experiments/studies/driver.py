@@ -16,6 +16,7 @@ from fairbloom.system.files import write_whole
 from ..results.plans import PlanFile
 from ..results.recommendation import FILE as RECOMMENDATION
 from ..results.run import COMPARISON, SWEEP
+from .on_ray import OnRay, RayWorkers
 from .pool import RunKey, Runs, Workers, check_runs
 from .study import Study
 
@@ -27,7 +28,7 @@ Failures = Mapping[Path, str]
 
 def run_study(
     study: Study,
-    jobs: int,
+    jobs: int | OnRay,
     on_run: Callable[[], None],
     collect: Callable[[Failures], Result],
     log_level: int = logging.WARNING,
@@ -51,7 +52,7 @@ def run_study(
 @contextlib.contextmanager
 def carry_out(
     out: Path,
-    jobs: int,
+    jobs: int | OnRay,
     on_run: Callable[[], None],
     *,
     plan: PlanFile | None = None,
@@ -59,10 +60,12 @@ def carry_out(
 ) -> Iterator[Workers]:
     """Lock a study's folder, write its plan if it has one, and yield what carries out its runs.
 
-    Up to `jobs` runs go on at a time, each in a process of its own, whose log lines are printed from `log_level` on.
+    Up to `jobs` runs go on at a time, each in a process of its own, whose log lines are printed from `log_level` on; or
+    as many as a Ray cluster has room for.
     `on_run` is called after each run, and for each that was finished before.
     """
-    with _locked(out, plan), Workers(jobs, log_level, on_run) as workers:
+    kind = RayWorkers(jobs, log_level, on_run) if isinstance(jobs, OnRay) else Workers(jobs, log_level, on_run)
+    with _locked(out, plan), kind as workers:
         if plan:
             plan.write(out)
         yield workers

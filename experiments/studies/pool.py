@@ -92,6 +92,9 @@ class Workers:
             return
         if until is not None and time.monotonic() >= until:
             raise TimeoutError
+        self._carry_out(unfinished, until)
+
+    def _carry_out(self, unfinished: Runs, until: float | None) -> None:
         at_a_time = min(self._jobs, len(unfinished))
         if at_a_time > self._size:
             self._start(at_a_time)
@@ -106,8 +109,7 @@ class Workers:
                 try:
                     done.result()
                 except FairbloomError as error:
-                    key = started[done]
-                    self.failed[key], self.failures[Path(runs[key].out)] = error, str(error)
+                    self._note_failure(started[done], unfinished[started[done]], error)
                 except BrokenProcessPool as error:
                     raise FairbloomError(
                         "the system has ended the process of a run, as it does when memory runs short: lower --jobs, "
@@ -119,6 +121,9 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
             self._size = 0  # the next runs need others
             raise
+
+    def _note_failure(self, key: RunKey, run: Settings, error: FairbloomError) -> None:
+        self.failed[key], self.failures[Path(run.out)] = error, str(error)
 
     def _start(self, count: int) -> None:
         """Start so many processes, in place of any fewer that there are."""

@@ -11,7 +11,6 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.simulation.dispatch.processes import processors_here
 
 from ..recipes.labels import format_value
 from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
@@ -22,6 +21,7 @@ from ..results.run import REPORT
 from ..views.progress import study_progress
 from .driver import Failures, run_study, write_tables
 from .objective import Objective
+from .on_ray import Pool, place_of
 from .score import fix_score
 from .study import Candidate, Study, StudyRow, check_scores_known, folder_name
 
@@ -54,6 +54,8 @@ def reproduce(
     data_dir: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
+    pool: Pool = "processes",
+    gpus_per_run: float = 0.0,
     run: bool = True,
     progress: bool = True,
 ) -> Reproduction:
@@ -79,6 +81,8 @@ def reproduce(
         The folder of the table, the figure and the runs; by default runs/reproduce/NAME.
     jobs
         The number of runs at a time; by default one a processor.
+    pool, gpus_per_run
+        Where runs go on, as for `fairbloom.compare`.
     run
         Whether to run what is missing; if not, what is finished is read, and nothing is written.
     progress
@@ -120,7 +124,7 @@ def reproduce(
     if not run:
         return collect({})
     with study_progress(recipe.name, study.count, shown=progress) as bar:
-        return run_study(study, jobs or processors_here(), bar.count, collect_and_write, QUIET)
+        return run_study(study, place_of(jobs, pool, gpus_per_run), bar.count, collect_and_write, QUIET)
 
 
 def _criterion(recipe: Recipe) -> Objective:

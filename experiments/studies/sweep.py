@@ -11,6 +11,7 @@ from ..recipes.recipe import Recipe
 from ..results.sweep import Sweep, SweepPlan
 from .driver import carry_out, raise_if_all_failed
 from .objective import Objective, Rating
+from .on_ray import OnRay
 from .pool import Workers, check_runs
 from .reproduce import QUIET
 from .score import check_objective, fix_score
@@ -24,7 +25,7 @@ def run_sweep(
     recipe: Recipe,
     seeds: Sequence[int],
     out: Path,
-    jobs: int,
+    jobs: int | OnRay,
     on_run: Callable[[], None] = lambda: None,
     on_count: Callable[[int], None] = lambda count: None,
 ) -> Sweep:
@@ -61,7 +62,7 @@ def run_sweep(
         # The baseline is searched first, since the others may be held to it.
         for space, of_space in sorted(tried, key=lambda pair: not pair[0].is_baseline):
             if not space.is_grid:
-                plan = _search(space, of_space, study, plan, work, jobs)
+                plan = _search(space, of_space, study, plan, work, jobs if isinstance(jobs, int) else 1)
         raise_if_all_failed(everything, work)
         swept = read_sweep(study.out, with_faults(study.out, plan, work.failures))
         if not any(point.values for point in swept.points):

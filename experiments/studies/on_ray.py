@@ -1,0 +1,95 @@
+"""The runs of a study on an existing Ray cluster: each is a task of its own, on whichever host has room."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.dispatch.processes import processors_here
+
+from .pool import Runs, Workers, is_done
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """Where a study's runs go in place of this machine's processes, and how many GPUs, or parts of one, each gets."""
+
+    gpus_per_run: float = 0.0
+
+
+Pool = Literal["processes", "ray"]
+
+
+def place_of(jobs: int | None, pool: Pool, gpus_per_run: float) -> int | OnRay:
+    """Return where runs go: how many go on at a time on this machine, or a cluster."""
+    if pool == "ray":
+        return OnRay(gpus_per_run)
+    if gpus_per_run:
+        raise SettingsError(f"gpus-per-run = {gpus_per_run:g} has no effect without --pool ray")
+    return jobs or processors_here()
+
+
+class RayWorkers(Workers):
+    """A Ray cluster in place of processes; all its hosts have the folders under the same path.
+
+    A run whose host is lost goes on from its folder on another one.
+    """
+
+    def __init__(self, place: OnRay, log_level: int, on_run: Callable[[], None]) -> None:
+        super().__init__(1, log_level, on_run)
+        self._gpus = place.gpus_per_run
+
+    def _carry_out(self, unfinished: Runs, until: float | None) -> None:
+        ray, given = connect(self._gpus), (self._log_level, str(Path.cwd()), sys.path)
+        task = ray.remote(run_on_host).options(num_gpus=self._gpus)
+        started = {task.remote(run, *given): key for key, run in unfinished.items()}
+        try:
+            while started:
+                (done,), _ = ray.wait([*started], num_returns=1)
+                key = started.pop(done)
+                try:
+                    ray.get(done)
+                    if not is_done(unfinished[key]):
+                        raise FairbloomError("its folder is not here: put --out on storage that all hosts share")
+                except FairbloomError as error:  # of the run, it is a RayTaskError as well, with the cause
+                    self._note_failure(key, unfinished[key], getattr(error, "cause", error))
+                except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
+                    lost = f"its host was lost ({type(error).__name__}): the same command continues"
+                    self._note_failure(key, unfinished[key], FairbloomError(lost))
+                self._on_run()
+        finally:  # with an error, Ctrl-C too, this ends the tasks that are left
+            ray.shutdown()
+
+
+def connect(gpus: float) -> Any:
+    """Join the Ray cluster that runs here, or at RAY_ADDRESS; FairbloomError where no host has so many GPUs."""
+    try:
+        import ray  # imported late: it takes a second, and not everyone has it
+    except ModuleNotFoundError as error:
+        raise FairbloomError("pool = 'ray': Ray is not installed: pip install 'fairbloom[ray]'") from error
+    try:
+        ray.init(address="auto", logging_level=logging.ERROR)
+    except ConnectionError as error:
+        remedy = "start one by ray start --head, or name its address by RAY_ADDRESS"
+        raise FairbloomError(f"pool = 'ray': there is no Ray cluster: {remedy}") from error
+    most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+    if gpus > most:
+        ray.shutdown()
+        raise FairbloomError(f"gpus-per-run = {gpus:g}: no host of the Ray cluster has more than {most:g}: lower it")
+    return ray
+
+
+def run_on_host(settings: Settings, log_level: int, here: str, paths: Sequence[str]) -> None:
+    """Run on a host of the cluster, with one core, in the driver's working directory and with its module paths."""
+    os.chdir(here)
+    sys.path += [path for path in paths if path not in sys.path]
+    logging.getLogger("flwr").setLevel(log_level)
+    from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
+
+    simulate(settings, processors=1)
