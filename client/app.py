@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -39,9 +39,6 @@ KEPT = "kept"
 """A record of Flower's context that holds a version of what a client keeps is called by this, the name of what is kept,
 and the round that made it: kept:personal:3."""
 
-PRIVACY, EVALUATION, METHOD = "privacy", "evaluation", "method"
-"""The settings that say what the server sees; a client notes them in its context, with the name of a private run."""
-
 PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
 
@@ -63,7 +60,7 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Reply this client's name, that it honours all terms and, unless the run is private, its training examples."""
+    """Reply this client's name, that it honours all terms, and its number of training examples."""
     from .frozen import digest_frozen
     from .local import HONOURED, describe_data
 
@@ -75,50 +72,12 @@ def query(message: Message, context: Context) -> Message:
     with redact_data_errors(context):
         name, about = describe_data(*_who(context))
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
-    if setting_of(context, PRIVACY) != "none":
-        del answer[wire.NUM_EXAMPLES], about["examples"]
-        with suppress(ReportableError):  # its answer to the first exchange says why it has none
-            answer[wire.AUTHORITY] = _authority(context)
     if config.get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(about)
     if wire.FROZEN in config:
         with redact_data_errors(context):
             answer[wire.FROZEN] = digest_frozen(client_of(context, str(config.get(wire.AGREED, ""))).model)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
-
-
-def _answer_in_private(exchange: str, message: Message, context: Context) -> Message:
-    """Reply in one of the exchanges of a private round: docs/privacy.md."""
-    from fairbloom.private.packing import unpack
-    from fairbloom.private.weighing import tiers_of
-
-    from .private import private_client, work_in_private
-
-    def work(terms: bytes) -> tuple[bytes, Any]:
-        content = unpack(terms)
-        asked = Terms.of(content["work"])
-        local = client_of(context, asked.agreed, asked.server_round)
-        return work_in_private(local, _state(message.content.array_records[wire.ARRAYS]), content)
-
-    with redact_data_errors(context):
-        config = message.content.config_records[wire.CONFIG]
-        check_protocol(config)
-        if not isinstance(body := config.get(wire.PRIVATE), bytes):
-            raise ReportableError(f"the exchange {exchange!r} of a private round has no request")
-        request = {"body": body}
-        noted = context.state.config_records.get(wire.PRIVATE, ConfigRecord())
-        said = {key: setting_of(context, key) for key in (PRIVACY, EVALUATION, METHOD)}
-        client = private_client(context.node_config, tiers_of(*said.values()), str(noted.get(wire.RUN, "")))
-        reply = client.answer(exchange, request, work)
-        context.state[wire.PRIVATE] = ConfigRecord({**said, wire.RUN: client.run})
-        return Message(RecordDict({wire.PRIVATE: ConfigRecord({**reply})}), reply_to=message)
-
-
-for _exchange, _register in {
-    **{"keys": app.query, "work": app.train, "open": app.query},
-    **{"share": app.query, "vector": app.train, "unmask": app.query},
-}.items():
-    _register(_exchange)(partial(_answer_in_private, _exchange))
 
 
 @app.train()
@@ -155,11 +114,6 @@ def evaluate(message: Message, context: Context) -> Message:
 def _answer(message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]) -> Message:
     """Reply with what a client makes of the received model, or ask for the frozen parameters that it lacks."""
     with redact_data_errors(context):
-        if (privacy := setting_of(context, PRIVACY)) != "none":
-            raise ReportableError(
-                f"privacy = {privacy!r}: in a private run this client answers the exchanges of private rounds alone, "
-                "and no message that shows its own update or numbers"
-            )
         terms = _terms(message)
         local = client_of(context, terms.agreed, terms.server_round)
         received = _received(message, local)
@@ -181,12 +135,6 @@ def is_deployed(context: Context) -> bool:
     """
     node = context.node_config
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
-
-
-def setting_of(context: Context, key: str) -> str:
-    """Return what a setting says that the server of a run may see: it stays what it was in a first private exchange."""
-    noted: Mapping[str, Any] = context.state.config_records.get(wire.PRIVATE, {})
-    return str(noted.get(key, context.run_config.get(key, "none")))
 
 
 def client_of(context: Context, agreed: str = "", server_round: int | None = None) -> LocalClient:
@@ -257,13 +205,6 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
         log.info("the final model of run %s is kept in %s", about.run, folder)
     kept = find_kept(folder)
     return {wire.KEPT: "" if kept is None else kept.checksum}
-
-
-def _authority(context: Context) -> str:
-    from .private import identity_of
-
-    _, authority = identity_of(context.node_config)
-    return f"{authority.federation} {authority.key.hex()}"
 
 
 def _who(context: Context) -> tuple[dict[str, Any], object, str | None]:

@@ -28,13 +28,6 @@ def hold_back(words: str) -> None:
         noted["held-back"].append(words)
 
 
-def note_own(server_round: int, numbers: Mapping[str, float]) -> None:
-    """Note numbers of a private round, which stay on this device."""
-    noted = NOTED.get()
-    if noted is not None:
-        noted["own"] = {"round": server_round, **numbers}
-
-
 def note(folder: Path, entry: Mapping[str, Any]) -> None:
     """Add a line to a device's log, whole; where the disk does not take it, the client's own log says so."""
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}, default=str) + "\n"
@@ -66,15 +59,6 @@ def read_entries(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             log.warning("a line of %s is damaged, and is left out", folder / RECORD)
     return found
-
-
-def own_rows(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return a device's own numbers in private runs: the rows of each run, one a round."""
-    found = dict[str, dict[int, dict[str, Any]]]()
-    for entry in entries:
-        if own := entry.get("own"):
-            found.setdefault(str(entry["run"]), {}).setdefault(own["round"], {}).update(own)
-    return {run: list(rows.values()) for run, rows in found.items()}
 
 
 def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fairbloom.errors import reportable
-from fairbloom.protocol.names import ABOUT, AGREED, CLIENT, CONFIG, FROZEN, KEEP, PRIVATE
+from fairbloom.protocol.names import ABOUT, AGREED, CLIENT, CONFIG, FROZEN, KEEP
 
 from .record import NOTED, note
 
@@ -24,7 +24,7 @@ def recording(message: Message, context: Context, answer: ClientAppCallable) -> 
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     asked: dict[str, Any] = {"run": message.metadata.run_id}
     asked["asked"] = question_of(message.metadata.message_type, message.content)
-    asked["terms"] = {key: value for key, value in config.items() if key not in (AGREED, FROZEN, PRIVATE)}
+    asked["terms"] = {key: value for key, value in config.items() if key not in (AGREED, FROZEN)}
     if asked["asked"] in ("query", ABOUT):
         asked["settings"] = dict(context.run_config)
     noted: dict[str, Any] = {}
@@ -59,9 +59,7 @@ def plain_values(content: RecordDict) -> dict[str, Any]:
             arrays = content.array_records[name].items()
             found[name] = {key: f"{array.dtype}, {'×'.join(map(str, array.shape))}" for key, array in arrays}
         else:
-            found[name] = {
-                key: f"{len(value)} bytes" if type(value) is bytes else value for key, value in record.items()
-            }
+            found[name] = dict(record)
     if ABOUT in found.get(CLIENT, {}):
         found[CLIENT][ABOUT] = json.loads(found[CLIENT][ABOUT])
     return found

@@ -8,8 +8,7 @@ UNIT = Path(__file__).with_name("edge") / "fairbloom-client.service"
 """The systemd unit of a client."""
 
 
-def device_files(superlink: str, authority: bytes, name: str, partition_id: int, identity: bytes) -> dict[str, bytes]:
-    """Return the files by their names, which all may read; without an `identity`, there is none for private runs."""
+def device_files(superlink: str, authority: bytes, name: str, partition_id: int) -> dict[str, bytes]:
+    """Return the files by their names, which all may read."""
     settings = {"superlink": superlink, "ca": "ca.crt", "key": "key", "name": name, "partition-id": partition_id}
-    files = {"ca.crt": authority, UNIT.name: UNIT.read_bytes()}
-    return files | ({"identity": identity} if identity else {}) | {"client.toml": tomli_w.dumps(settings).encode()}
+    return {"ca.crt": authority, UNIT.name: UNIT.read_bytes(), "client.toml": tomli_w.dumps(settings).encode()}

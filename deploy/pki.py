@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fairbloom.errors import FairbloomError
-from fairbloom.private.keys import Authority, issue, key_of_device, key_of_elliptic, public_key, write_identity
 from fairbloom.system.files import write_private, write_public
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
@@ -41,11 +40,10 @@ class PkiError(FairbloomError):
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A node's keys, in OpenSSH format, as Flower wants them; `signing` is its public one in private rounds, if any."""
+    """A node's keys, in OpenSSH format, as Flower wants them."""
 
     private: bytes
     public: bytes
-    signing: bytes
 
 
 def make_node_key() -> KeyPair:
@@ -55,23 +53,21 @@ def make_node_key() -> KeyPair:
 
 @dataclass(frozen=True)
 class Request:
-    """What a device asks to be enrolled with: its public keys, as in `KeyPair`, and its name."""
+    """What a device asks to be enrolled with: its public key, as in `KeyPair`, and its name."""
 
     public: bytes
     name: str
-    signing: bytes
 
 
 def write_request(keys: KeyPair, name: str) -> str:
     """Return the line by which a device asks to be enrolled; `read_request` says what is in it."""
-    return " ".join(filter(None, (keys.public.decode(), name, keys.signing.hex())))
+    return f"{keys.public.decode()} {name}"
 
 
 def read_request(text: str, source: str) -> Request:
-    """Return the request that is a node's public keys on one line, `ecdsa-sha2-nistp384 AAAA... NAME 0123...`.
+    """Return the request that is a node's public key and name on one line, `ecdsa-sha2-nistp384 AAAA... NAME`.
 
-    A line without the last word is of a device that takes no part in private rounds. `source` is what PkiError calls
-    it.
+    `source` is what PkiError calls it.
     """
     remedy = "take the line that fairbloom client keys NAME printed on the device"
     if "PRIVATE KEY" in text:
@@ -80,19 +76,17 @@ def read_request(text: str, source: str) -> Request:
             "with fairbloom client keys NAME, delete this file wherever it is, and bring the line that was printed"
         )
     words = text.split()
-    if len(text.strip().splitlines()) != 1 or len(words) not in (3, 4):
+    if len(text.strip().splitlines()) != 1 or len(words) != 3:
         raise PkiError(f"{source} is not a request, which is one line of key and name: {remedy}")
-    kind, _, name, *signing = words
+    kind, _, name = words
     if kind != NODE_KEY:
         raise PkiError(f"{source} holds a key of the kind {kind!r}, not {NODE_KEY}: {remedy}")
     try:
         key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise PkiError(f"{source} holds a damaged key ({error}): {remedy}") from None
-    if signing and not re.fullmatch("[0-9a-f]{64}", signing[0]):
-        raise PkiError(f"{source} holds a damaged key of private rounds, {signing[0][:80]!r}: {remedy}")
     public = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return Request(public, name, bytes.fromhex("".join(signing)))
+    return Request(public, name)
 
 
 def registered_form(public: bytes) -> bytes:
@@ -154,18 +148,6 @@ def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -
     )
     constraints = x509.BasicConstraints(ca=True, path_length=0)
     _write_certificate(certificate, key, "Fairbloom federation CA", days, {constraints: True, usage: True})
-
-
-def make_identity(authority: Path, authority_key: Path, name: str, expires: str, signing: bytes) -> bytes:
-    """Return a client's identity in private rounds, signed with a key that follows from the authority's.
-
-    `expires` is a time in ISO format, "" for never; `signing` is the client's public key in these rounds.
-    """
-    issuer, signer = _load_authority(authority, authority_key)
-    secret = key_of_elliptic(signer, "authority of private rounds")
-    federation = issuer.fingerprint(hashes.SHA256()).hex()[:16]
-    certificate = issue(secret, federation, name, signing, expires)
-    return write_identity(certificate, Authority(federation, public_key(secret)))
 
 
 def make_server_certificate(
@@ -271,4 +253,4 @@ def _pair_of(key: ec.EllipticCurvePrivateKey) -> KeyPair:
     form, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     private = key.private_bytes(serialization.Encoding.PEM, form, plain)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return KeyPair(private, public, public_key(key_of_device(private)))
+    return KeyPair(private, public)

@@ -17,7 +17,7 @@ def enroll_client(federation: Federation, partition: int, name: str, known: bool
         return f"{name} is enrolled"
     bundle = enrolment.enroll(federation, name, partition_id=partition)
     write_private(volume / "key", (bundle / "key").read_bytes())
-    for public in ("ca.crt", "client.toml", "identity"):
+    for public in ("ca.crt", "client.toml"):
         write_public(volume / public, (bundle / public).read_bytes())
     shutil.rmtree(bundle)  # the private key is on the client's volume alone
     return f"{name} is enrolled again"

@@ -101,10 +101,6 @@ TRAIN = "train"
 TRAIN_LOSS = "train-loss"
 """An evaluation that is asked for this measures the received model on the training set as well."""
 
-PRIVATE, AUTHORITY = "private", "authority"
-"""The record of an exchange of a private round, and the key of a request in its config. A client that can take part
-says in its answer to a QUERY, under the second, which federation it is of, and its authority's public key."""
-
 PROTOCOL = "fairbloom-protocol"
 """In the config of every message of ours: the number of the language that the server speaks (see version.py)."""
 

@@ -273,18 +273,6 @@ class RunSettings(BaseModel):
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "", description="Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
     )
-    privacy: Annotated[str, Choices("none", "sums", "angles", "counts"), Mark.SENT_TO_CLIENTS] = Field(
-        "none", description="What the server sees: everything (none), sums alone, also angles, or counts of losses"
-    )
-    loss_bound: Annotated[float, Range("(0, inf)")] = Field(
-        16.0, description="Largest training loss that a private method distinguishes; larger ones count as this"
-    )
-    evaluation: Annotated[str, Choices("sums", "counts"), Mark.SENT_TO_CLIENTS] = Field(
-        "sums", description="What a private evaluation opens: sums, or also how many clients have which score (counts)"
-    )
-    angles_sketch: Annotated[int, Range("[0, 65536]")] = Field(
-        0, description="Numbers of a sketch that stands for each update in privacy=angles, as in 1024; 0: exact angles"
-    )
     engine: Annotated[str, Choices("auto", "loop", "stacked", "workers"), Mark.ROUNDING] = Field(
         "auto", description="How clients on one machine are computed; auto chooses"
     )

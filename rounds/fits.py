@@ -20,12 +20,6 @@ REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ON
 PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
 CORRECTED_SGD, PLAIN_LOSS = "corrected sgd", "plain loss"
 CLIENT_MOMENTUM, OWN_WEIGHTS = "client momentum", "own weights"
-BEYOND = "beyond "
-"""The beginning of what a method needs where a tier of privacy hides it: "beyond sums"."""
-
-TIERS = {"sums": "sums", "angles": "sums and angles between updates", "counts": "sums and counts of losses"}
-"""What each tier of privacy shows."""
-
 """What a method needs by what it is: see `Method.all_needs`."""
 
 
@@ -76,14 +70,6 @@ NEEDS: Mapping[str, Requirement] = {
         "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
         "such as sgd or rmsprop, leave {option} out, or set the method's momentum to 0",
     ),
-    **{
-        f"{BEYOND}{tier}": Requirement(
-            f"needs more than {shown}; the error says what",
-            "{option} = {value!r}: {method} needs {beyond_sums}: leave {option} out, or choose a method that needs "
-            f"{shown} alone, such as TERM",
-        )
-        for tier, shown in TIERS.items()
-    },
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
         "{option} = {value!r} replaces the weights of FedAvg, and {method} has its own: choose one that mixes updates "
@@ -110,11 +96,10 @@ OTHER_STEPS = Option("other client optimizer", frozenset({PLAIN_SGD, CORRECTED_S
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS}))
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
-PRIVACY = {tier: Option(f'privacy="{tier}"', frozenset({f"{BEYOND}{tier}"})) for tier in TIERS}
 
 OPTIONS = (
     *(WEIGHTING, SAMPLING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
-    *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL, *PRIVACY.values()),
+    *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL),
 )
 """The options in the order of the table's columns."""
 
@@ -124,12 +109,10 @@ def misfit(needs: Collection[str], option: Option) -> Requirement | None:
     return next((need for name, need in NEEDS.items() if name in option.changes and name in needs), None)
 
 
-def check_fit(
-    method: str, needs: Collection[str], option: Option, name: str, value: object, *, beyond_sums: str
-) -> None:
+def check_fit(method: str, needs: Collection[str], option: Option, name: str, value: object) -> None:
     """Raise ValueError where an option, given under this name with this value, changes what a method needs."""
     if (need := misfit(needs, option)) is not None:
-        raise ValueError(need.refusal.format(method=method, option=name, value=value, beyond_sums=beyond_sums))
+        raise ValueError(need.refusal.format(method=method, option=name, value=value))
 
 
 def table(methods: Mapping[str, tuple[Collection[str], str]]) -> tuple[list[list[str]], list[str]]:

@@ -3,9 +3,7 @@
 import json
 import logging
 import math
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -19,17 +17,13 @@ from flwr.serverapp import Grid
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError
 from fairbloom.flower import deserialize, serialize
-from fairbloom.private.keys import Authority
-from fairbloom.private.server import Answers
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.helper import ADVICE, advice_on
 from fairbloom.protocol.names import (
     ABOUT,
     AGREED,
     ARRAYS,
-    AUTHORITY,
     CLIENT,
     CONFIG,
     FROZEN,
@@ -40,7 +34,6 @@ from fairbloom.protocol.names import (
     METRICS,
     NAME,
     NUM_EXAMPLES,
-    PRIVATE,
     PROTOCOL,
     SNAPSHOT,
     TRAIN_LOSS,
@@ -135,7 +128,6 @@ class FlowerClients:
         self._packing = set[int]()  # the nodes whose apps take packed messages
         self._have_frozen: dict[int, bool | None] = {}  # by node; None: its app takes whole models alone
         self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
-        self._authorities: dict[int, str] = {}  # by node, the authority that it names for private rounds
         self._sizes: dict[int, int] = {}  # by node, the examples that it says it trains on when asked; 0: none
 
     # Who is there ---------------------------------------------------------------------------------------------------
@@ -263,8 +255,6 @@ class FlowerClients:
             if reply.has_content() or has_no_query(reply):
                 self._honours[node_id] = read_honoured(reply.content) if reply.has_content() else frozenset()
             self._sizes[node_id] = examples_in(reply.content) if reply.has_content() else 0
-            if reply.has_content() and (said := authority_in(reply.content)):
-                self._authorities[node_id] = said
         return replies
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
@@ -328,40 +318,6 @@ class FlowerClients:
         for name in names:
             asked.messages[name] = Message(RecordDict({**records}), nodes[name], MessageType.QUERY, ttl=self._timeout)
         return asked
-
-    # Private rounds -------------------------------------------------------------------------------------------------
-
-    @property
-    def authority(self) -> Authority:
-        """The authority of the federation, as most clients online name it when asked."""
-        if not self._authorities:
-            self._query([*self._roster.online.values()])
-        if not self._authorities:
-            raise FairbloomError(
-                "no client online has an identity for private rounds: enrol them again (fairbloom deploy enroll)"
-            )
-        ((said, _),) = Counter(self._authorities.values()).most_common(1)
-        federation, _, key = said.rpartition(" ")
-        return Authority(federation, bytes.fromhex(key))
-
-    def ask(
-        self, exchange: str, requests: Mapping[str, Mapping[str, bytes]], model: Model | None, terms: Terms
-    ) -> Answers:
-        """Send an exchange's requests, with the model where it is given; return the answers that come in time."""
-        asked, refused = Exchange(terms.server_round), Refusals(terms.server_round)
-        kind = MessageType.TRAIN if exchange in ("work", "vector") else MessageType.QUERY
-        arrays = {} if model is None else {ARRAYS: record_of(model)}
-        for name, request in requests.items():
-            content = RecordDict({CONFIG: ConfigRecord({PRIVATE: request["body"], **self._fits}), **arrays})
-            node_id = self._roster.online[name]
-            asked.messages[name] = Message(content, node_id, f"{kind}.{exchange}", ttl=self._timeout)
-        replies = dict[str, Mapping[str, bytes]]()
-        delivered = self.deliver(asked.messages.values())
-        for name, content in asked.sort(delivered, self._roster.online, refused):
-            reply = content.config_records.get(PRIVATE, ConfigRecord())
-            replies[name] = {key: value for key, value in reply.items() if isinstance(value, bytes)}
-        self._note_debts(asked)
-        return Answers(replies, {name: why for name, why in refused.reasons.items() if name in requests})
 
     # Training -------------------------------------------------------------------------------------------------------
 
@@ -729,13 +685,6 @@ def examples_in(content: RecordDict) -> int:
     """Return how many training examples a client says it has in its answer to a QUERY, 0 where that is no number."""
     said = content.config_records.get(CLIENT, ConfigRecord()).get(NUM_EXAMPLES)
     return said if type(said) is int and 1 <= said <= LARGEST_COUNT else 0
-
-
-def authority_in(content: RecordDict) -> str:
-    """Return which authority a client names for private rounds, "" where that is none."""
-    said = content.config_records.get(CLIENT, ConfigRecord()).get(AUTHORITY)
-    key = said.rpartition(" ")[2] if isinstance(said, str) else ""
-    return str(said) if re.fullmatch("[0-9a-f]{64}", key) else ""
 
 
 def read_honoured(content: RecordDict) -> frozenset[str]:

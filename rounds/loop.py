@@ -122,8 +122,6 @@ class Rounds:
         self._vector_bytes = 0
         self._state_rounds: Mapping[str, int] = {}
         self._lost_states: tuple[str, ...] = ()
-        self.opened: dict[str, float] | None = None
-        """What a private round has opened; None where rounds are not private."""
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -136,11 +134,15 @@ class Rounds:
         check_model(model)
 
         def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
-            return self.train_round(number, model, measure(number))
+            names, terms = self.draw(number, measure(number))
+            return self.step(number, self.clients.train(names, model, terms, self.vectors_to_send(model)))
 
         def evaluate(number: int, model: Model) -> Metrics | None:
             self.add_to_average(model)
-            return self.evaluate_round(number, self.averaged(model), measure_after)
+            names, terms = self.draw_evaluation(number, measure_after)
+            if not names:
+                return None
+            return self.evaluated(self.clients.evaluate(names, self.averaged(model), terms, self.participants))
 
         last = self._num_rounds or 0
         for number, after, metrics, evaluated in iterate_rounds(
@@ -149,18 +151,6 @@ class Rounds:
             average = self.averaged(after) if self._method.average_models else None
             yield self.finished_round(number, after, after, metrics or {}, average, evaluation_metrics=evaluated)
         self.check_learned()
-
-    def train_round(self, number: int, model: Model, measure: Sequence[str]) -> tuple[Model | None, Metrics]:
-        """Draw clients, let them train and take the step."""
-        names, terms = self.draw(number, measure)
-        return self.step(number, self.clients.train(names, model, terms, self.vectors_to_send(model)))
-
-    def evaluate_round(self, number: int, model: Model, measure: Sequence[str]) -> Metrics | None:
-        """Let clients evaluate a model; return the means, None where none was asked."""
-        names, terms = self.draw_evaluation(number, measure)
-        if not names:
-            return None
-        return self.evaluated(self.clients.evaluate(names, model, terms, self.participants))
 
     # The four steps -------------------------------------------------------------------------------------------------
 
@@ -354,7 +344,6 @@ class Rounds:
             + self._vector_bytes * len(self._draws)
             + more_sent,
             bytes_received=(size + size_of_second) * len(trained.names) + trained.more_received,
-            private=self.opened,
         )
 
     # Parts ----------------------------------------------------------------------------------------------------------

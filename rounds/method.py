@@ -4,9 +4,6 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-
-from fairbloom.private.weighing import Weighing
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
@@ -31,9 +28,6 @@ from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
-
-PRIVATE_PAIR = ("weigh", "private_weighing")
-"""The two functions that say how a method weighs: by a cohort, and by sums alone."""
 
 NEGATIVE_WEIGHTS = "negative-weights"
 """A method that declares this in `reports` reports how many of its coefficients are negative."""
@@ -154,9 +148,6 @@ class Method:
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()
     """What it needs of a round: some of `fits.REQUIREMENTS`, which say what each means."""
-    beyond_sums: ClassVar[tuple[str, str]] = ("numbers, updates or states of single clients", "")
-    """What it needs that sums hide, and the tier of privacy that would show it, "" where none would. A method with
-    `private_weighing` needs nothing of the kind, unless it names another tier than sums."""
     second: ClassVar[str] = ""
     """The name of the ArrayRecord with a second model that each reply has: "snapshot", the model in the midst of local
     work, of which `probe` makes one; or another, whose update is a row too. The rows are then m updates, the m second
@@ -250,11 +241,7 @@ class Method:
     def check_fit(self, option: fits.Option, name: str, value: object) -> None:
         """Raise ValueError where an option, given under this name with this value, changes what the method needs."""
         needs = {need for need in option.changes if self._has(need)}
-        hidden, tier = self.beyond_sums
-        shown = f"that is the tier {tier}, which this version does not have"
-        if not tier or tier in fits.PRIVACY:
-            shown = f"the tier {tier} shows that: set privacy={tier}" if tier else "no tier of privacy shows that"
-        fits.check_fit(type(self).__name__, needs, option, name, value, beyond_sums=f"{hidden}: {shown}")
+        fits.check_fit(type(self).__name__, needs, option, name, value)
 
     @property
     def all_needs(self) -> frozenset[str]:
@@ -279,9 +266,6 @@ class Method:
                 return need in self.requires or self.control_variates
             case fits.CORRECTED_SGD:
                 return self.corrects_clients
-        if need.startswith(fits.BEYOND):
-            enough = self.beyond_sums[1] in ("", need.removeprefix(fits.BEYOND))
-            return not enough or self.keeps_states or not self.weighs_in_private
         return need in self.requires
 
     @property
@@ -289,13 +273,6 @@ class Method:
         """Whether its clients correct their steps by what they keep of whole updates."""
         terms = self.terms(1)
         return terms.control_variates or terms.dynamic_alpha is not None
-
-    @property
-    def weighs_in_private(self) -> bool:
-        """Whether `private_weighing` says what `weigh` does: a subclass that weighs otherwise has to say so again."""
-        order = type(self).__mro__
-        weighs, says = (next(n for n, each in enumerate(order) if name in vars(each)) for name in PRIVATE_PAIR)
-        return order[says] is not Method and says <= weighs
 
     @property
     def draws_by_history(self) -> bool:
@@ -340,20 +317,6 @@ class Method:
         A method that weighs layer by layer returns such a row for each array, shape (L, m + r).
         """
         raise NotImplementedError(f"{type(self).__name__} has no weigh, which a method needs")
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return how a client computes its coefficient from opened sums, or checks what `weigh` makes of opened angles.
-
-        `names` are the clients that are asked; losses beyond `loss_bound` count as it. ValueError: the sums would need
-        too many digits.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no private_weighing")
-
-    def kept_factors(self, count: int) -> FloatArray:
-        """Return the coefficients of the kept rows in the step, of which there are `count`."""
-        return np.zeros(count)
 
     def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
         """Return how the snapshots are combined to the model at which others measure their loss; None: no probe.

@@ -70,11 +70,6 @@ class Round:
         Means over the evaluations, or what the user's aggregation makes of them.
     server_metrics
         What `evaluate_fn` has returned.
-    private
-        What the sums of a private round say, None in any other: how many `clients` are in the step, how many of them
-        were `capped`, or had a number `beyond` its bound, how many were `lost`, and of each score that was evaluated
-        the mean and the standard deviation over clients, as `accuracy-mean` and `accuracy-std`. Then coefficients,
-        train_metrics and evaluations are empty.
     bytes_sent, bytes_received
         Size of the arrays that went out and came in, as messages hold them.
     """
@@ -97,7 +92,6 @@ class Round:
     hostile: frozenset[str] = frozenset()
     evaluation_metrics: Mapping[str, Any] = field(default_factory=dict)
     server_metrics: Mapping[str, Any] = field(default_factory=dict)
-    private: Mapping[str, float] | None = None
 
     @property
     def evaluated(self) -> Any:

@@ -1,6 +1,5 @@
 """The ServerApp: a run from settings to run folder, with any engine."""
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import module_digests, modules_behind
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
-from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS, LOSS_BEFORE, PERSONAL, TRAIN_LOSS
+from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score, put_first
-from fairbloom.protocol.settings import SettingsError, split_names
+from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.thresholds import HALF, TOGETHER, apply_common_threshold, shown_scores
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
@@ -25,12 +24,11 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import DivergedError, NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.private import PrivateClients, PrivateRounds
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy
-from fairbloom.tasks import Task, digests, find_task, load_task
+from fairbloom.tasks import digests, find_task, load_task
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, frozen_parameters, shared_parameters
 from fairbloom.tasks.optimizers import usual_learning_rate
@@ -150,7 +148,6 @@ def federate(
             validated=settings.validation_share > 0.0,
             grouped=Grouped.of(task),
             threshold=settings.threshold != HALF,
-            private=settings.privacy != "none",
             two_classes=has_two_classes(task),
             stopping=EarlyStopping.of(settings.early_stopping, score, method.serves),
         )
@@ -162,54 +159,9 @@ def federate(
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
         method.frozen = frozen_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
-        others = (settings.num_rounds, agreed, drop_revoked(known))
-        if settings.privacy == "none":
-            rounds = Rounds(method, clients, *others)
-        else:
-            if (grouped := Grouped.of(task)) is not None:
-                raise SettingsError(
-                    f"privacy = {settings.privacy!r} hides the numbers of groups ({', '.join(grouped.groupings)}): "
-                    "leave one of the two out"
-                )
-            measured = measured_in_private(task, settings)
-            binned = [each for each in measured if each in (score.name, f"{score.name}-{PERSONAL}")]
-            if settings.evaluation == "counts" and not score.percent:
-                raise SettingsError(
-                    f"evaluation = 'counts' counts shares, and the score {score.name} is none: choose another score, "
-                    "such as accuracy, or leave evaluation out"
-                )
-            private = private_clients(clients, settings.privacy)
-            rounds = PrivateRounds(
-                method,
-                private,
-                *others,
-                run=name_in_private(path),
-                scores=measured,
-                binned=binned if settings.evaluation == "counts" else (),
-                loss_bound=settings.loss_bound,
-                sketch=settings.angles_sketch,
-            )
+        rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known))
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
     return path
-
-
-def measured_in_private(task: Task, settings: Settings) -> list[str]:
-    """Return the names of what a private evaluation measures: the test loss and the scores of the task."""
-    names = list(dict.fromkeys([LOSS, *(score.name for score in shown_scores(task.scores))]))
-    personal = settings.strategy().terms(1).personal_lambda is not None
-    return [*names, *(f"{name}-{PERSONAL}" for name in names if personal)]
-
-
-def name_in_private(path: Path) -> str:
-    """Return the name of a run for its clients, which answer each round of it once: a new run needs another place."""
-    return f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-
-
-def private_clients(clients: Clients, tier: str) -> PrivateClients:
-    """Return clients that take part in private rounds; FairbloomError where they cannot."""
-    if not isinstance(clients, PrivateClients):
-        raise SettingsError(f"privacy = {tier!r} needs clients that answer private rounds: leave it out")
-    return clients
 
 
 def _leave_finished(path: Path) -> Path:

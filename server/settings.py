@@ -7,8 +7,6 @@ from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
-from fairbloom.private.rules import FEWEST
-from fairbloom.private.weighing import SMALLEST_SKETCH
 from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
@@ -28,8 +26,7 @@ from fairbloom.protocol.settings import (
 from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
 from fairbloom.rounds.fits import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
-from fairbloom.rounds.private import check_private
-from fairbloom.rounds.roster import share, usual_fraction
+from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
@@ -96,7 +93,6 @@ class Settings(RunSettings):
         settings.check_threshold()
         settings.check_early_stopping()
         settings.check_training()
-        settings.check_privacy()
         return settings
 
     def check_sizes(self) -> None:
@@ -215,69 +211,12 @@ class Settings(RunSettings):
                 "evaluate-every, as in 1"
             )
 
-    def check_privacy(self) -> None:
-        """Raise SettingsError where a setting, or the method, needs more of single clients than a private run shows."""
-        if self.privacy == "none" and self.loss_bound != SETTINGS["loss-bound"].default:
-            raise SettingsError(
-                f"loss-bound = {self.loss_bound:g} has no effect without privacy: set privacy=sums, or leave it out"
-            )
-        if self.privacy == "none" and self.evaluation != "sums":
-            raise SettingsError(
-                f"evaluation = {self.evaluation!r} has no effect without privacy: set privacy=sums, or leave it out"
-            )
-        if self.evaluation == "counts" and 0 < self.clients < 2 * FEWEST:
-            raise SettingsError(
-                f"evaluation = 'counts' with clients = {self.clients} would show single clients' scores: leave it out, "
-                f"or have at least {2 * FEWEST} clients"
-            )
-        if self.privacy != "angles" and self.angles_sketch:
-            raise SettingsError(
-                f"angles-sketch = {self.angles_sketch} has no effect with privacy = {self.privacy!r}: set "
-                "privacy=angles, or leave it out"
-            )
-        if 0 < self.angles_sketch < SMALLEST_SKETCH:
-            raise SettingsError(
-                f"angles-sketch = {self.angles_sketch} is too small to hide the sketches: set it to 1024, or at least "
-                f"{SMALLEST_SKETCH}"
-            )
-        if self.privacy == "none":
-            return
-        single = ("pooled", "validation-share", "early-stopping", "client-rule", "control-variates")
-        for key in (*single, "attack", "defence"):
-            if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
-                raise SettingsError(
-                    f"{key} = {value!r} does not work with privacy = {self.privacy!r}, which hides single clients' "
-                    "numbers: leave one of the two out"
-                )
-        if self.threshold != HALF:
-            raise SettingsError(
-                f"threshold = {self.threshold!r} does not work with privacy = {self.privacy!r}: leave one out"
-            )
-        method = self.strategy()
-        try:
-            check_private(method, self.privacy)
-            clients = len(method.training_clients or ()) or self.clients or FEWEST
-            drawn = max(FEWEST, share(self.fraction, clients, method.min_train_nodes))
-            method.private_weighing(list(map(str, range(drawn))), 1, self.num_rounds, self.loss_bound)
-        except ValueError as error:
-            raise SettingsError(IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))) from error
-
     def check_deployed(self) -> None:
         """Raise SettingsError where a run on deployed clients cannot have these settings."""
         if self.pooled:
             raise SettingsError(POOLED_IN_ONE_PROCESS)
         if self.attack:
             raise SettingsError(ATTACK_IN_ONE_PROCESS)
-        if self.privacy != "none" and self.min_clients <= FEWEST:
-            raise SettingsError(
-                f"min-clients = {self.min_clients}: a private run on deployed clients needs at least {FEWEST + 1}, so "
-                f"that a round can lose one: set min-clients={FEWEST + 1}"
-            )
-        if self.evaluation == "counts" and self.min_clients < 2 * FEWEST:
-            raise SettingsError(
-                f"min-clients = {self.min_clients}: evaluation = 'counts' needs at least {2 * FEWEST} clients: "
-                f"set min-clients={2 * FEWEST}, or leave it out"
-            )
 
     def check_quorum(self) -> None:
         """Raise SettingsError where more clients must be online than there are, or than train."""

@@ -9,7 +9,6 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fairbloom.client.device import choose_device
-from fairbloom.private.weighing import tiers_of
 from fairbloom.protocol.names import AGREED
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.method import Method
@@ -20,10 +19,9 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import check_data
 
 from .choice import Choice, choose
-from .clients import LocalClients, OnTrained
+from .clients import OnTrained
 from .dispatch.processes import processors_here
 from .loop import DebuggedClients, LoopClients
-from .private import PrivateLocalClients
 
 
 def simulate(
@@ -62,17 +60,13 @@ def simulate(
             agreed_config = {**config, AGREED: agreed, "fraction": method.fraction_train}
             recorded = ENGINE.read(folder)
             if debug:
-                return private(DebuggedClients(method, agreed_config)), recorded or {}
+                return DebuggedClients(method, agreed_config), recorded or {}
             choice = Choice(**recorded) if recorded else choose(agreed_config, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, agreed_config)))
             if on_trained is not None:
                 clients.on_trained = on_trained
-            return private(clients), asdict(choice)
-
-        def private(clients: LocalClients) -> Clients:
-            tiers = tiers_of(settings.privacy, settings.evaluation, settings.method)
-            return clients if settings.privacy == "none" else PrivateLocalClients(clients, *tiers)
+            return clients, asdict(choice)
 
         first = DebuggedClients if debug else LoopClients
         return federate(settings, lambda method: first(method, config), on_round, engine=engine)

@@ -74,7 +74,6 @@ class AAggFF(FairStrategy):
     tries = ()
     needs = frozenset({"loss-before"})
     default_weighting = None
-    beyond_sums = ("each client's loss", "")
 
     def __init__(
         self,

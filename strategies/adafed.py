@@ -48,7 +48,6 @@ class AdaFed(FairStrategy):
     tries = ({"gamma": 1.0},)
     needs = frozenset({"loss-before"})
     default_weighting = None
-    beyond_sums = ("each client's loss, and angles between updates", "")
     requires = frozenset({"exact gram"})
     lost_to_server_optimizers = COMMON_DESCENT
 

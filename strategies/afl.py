@@ -1,11 +1,10 @@
 """Minimax fairness: a weight for every client, ascended by its loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Unpack
 
 import numpy as np
 
-from fairbloom.private.weighing import AscentWeighing, Weighing
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative
 
@@ -61,25 +60,8 @@ class AFL(FairStrategy):
             return c
         return cohort.prior
 
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the ascent of the weights that clients keep; ValueError where some clients may be left out."""
-        if self.fraction_train < 1.0 or self.sampling is not None:
-            raise ValueError(
-                f"fraction = {self.fraction_train:g}: all clients of AFL take part in each round of a private "
-                "run: set it to 1, and leave sampling out"
-            )
-        clients, since = self.memory.get("roster", names), self.memory.get("since", 0)
-        return AscentWeighing(
-            prior=self.weighting, gamma=self.gamma, since=since, clients=clients, loss_bound=loss_bound
-        )
-
     def remember(self, cohort: Cohort, coefficients: FloatArray, probed: Probed) -> Mapping[Kept, FloatArray]:
-        """Ascend λ by the participants' losses; in a private run, remember whose λ it was that clients ascended."""
-        if "loss-before" not in cohort.metrics:
-            self.memory = {"roster": list(cohort.names), "since": cohort.round}
-            return {}
+        """Ascend λ by the participants' losses."""
         with np.errstate(over="ignore"):
             gains = dict(zip(cohort.names, (self.gamma * cohort.losses).tolist(), strict=True))
         self.memory = {"weights": ascend(self._weights(cohort), gains), "examples": self._examples(cohort)}

@@ -1,12 +1,9 @@
 """The superquantile: the mean of the tail of high losses."""
 
-from collections.abc import Sequence
 from typing import Annotated, Unpack
 
 import numpy as np
 
-from fairbloom.private.rules import FEWEST
-from fairbloom.private.weighing import TailWeighing, Weighing
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import Range
 
@@ -39,24 +36,10 @@ class DeltaFL(FairStrategy):
 
     tries = ({"theta": 0.5},)
     needs = frozenset({"loss-before"})
-    beyond_sums = ("which clients' losses are the largest", "counts")
 
     def __init__(self, *, theta: Annotated[float, Range("(0, 1]")] = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.theta = theta
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the tail by counts of losses; ValueError where it would have too few clients."""
-        if self.weighting != "uniform":
-            raise ValueError(f"weighting = {self.weighting!r} does not work with privacy = 'counts': set it to uniform")
-        if server_round == 1 and names and self.theta * len(names) < FEWEST:
-            raise ValueError(
-                f"theta = {self.theta:g} leaves fewer than {FEWEST} of {len(names)} clients in a private step: raise "
-                "it, or draw more clients by fraction"
-            )
-        return TailWeighing(theta=self.theta, loss_bound=loss_bound)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior of the tail."""

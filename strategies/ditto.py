@@ -77,7 +77,6 @@ class Local(FairStrategy):
     """
 
     default_weighting = None
-    beyond_sums = ("each client's own scores, as it trains no model of all", "")
     own_terms = frozenset({"personal_lambda"})
     serves = "personal"
 

@@ -48,7 +48,6 @@ class DRFA(FairStrategy):
     tries = ({"gamma": 0.01}, {"gamma": 0.1})
     needs = frozenset()
     default_weighting = None
-    beyond_sums = ("a weight λ of each client, by which it draws them", "")
     second = SNAPSHOT
 
     def __init__(

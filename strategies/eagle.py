@@ -53,7 +53,6 @@ class EAGLE(FairStrategy):
     tries = ()
     needs = frozenset({LOSS_BEFORE, LOSS_BASELINE})
     default_weighting = "uniform"
-    beyond_sums = ("each client's loss and baseline loss", "")
     reports = (NEGATIVE_WEIGHTS,)
 
     def __init__(self, *, lam: NonNegative = 0.5, **options: Unpack[Options]) -> None:

@@ -52,7 +52,6 @@ class FairFed(FairStrategy):
     tries = ({"beta": 0.05}, {"beta": 0.2})
     needs = frozenset({ACCURACY_BEFORE, *POSITIVES, *HITS})
     default_weighting = None
-    beyond_sums = ("each client's accuracy and hits by group", "")
     requires = frozenset({"roster"})
     reports = (NEGATIVE_WEIGHTS,)
 

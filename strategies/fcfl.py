@@ -81,7 +81,6 @@ class FCFL(FairStrategy):
     tries = ({"budget": 0.05}, {"budget": 0.1})
     needs = frozenset({LOSS_BEFORE, DISPARITY, LEARNING_RATE})
     default_weighting = None
-    beyond_sums = ("each client's loss and disparity, and angles between updates", "")
     requires = frozenset({"gram", "plain sgd"})
     lost_to_server_optimizers = "to first order, its second stage raises no participant's loss, nor the disparity"
     second = ARRAYS_DISPARITY

@@ -1,11 +1,10 @@
 """The plain average, and the control variates that correct its clients' steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Unpack
 
 import numpy as np
 
-from fairbloom.private.weighing import PriorWeighing, Weighing
 from fairbloom.protocol.names import CONTROL, STEP_SUM
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 
@@ -43,13 +42,7 @@ class FedAvg(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior; control variates, where they are kept, are no part of the step."""
-        return np.concatenate([cohort.prior, self.kept_factors(len(cohort.memory))])
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the prior."""
-        return PriorWeighing(prior=self.weighting)
+        return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
 
     # Control variates: see SCAFFOLD -----------------------------------------------------------------------------------
 

@@ -1,11 +1,9 @@
 """The average of normalised updates, and what it shares with FedMGDA: a step size that decays over the run."""
 
-from collections.abc import Sequence
 from typing import Annotated, Unpack
 
 import numpy as np
 
-from fairbloom.private.weighing import NormalisedWeighing, Weighing
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import Positive, Range
 
@@ -75,9 +73,3 @@ class FedAvgN(Stepped):
         """Return the prior over the norms."""
         inverse, prior = moving(cohort)
         return self.step_size(cohort.round, cohort.num_rounds) * prior * inverse
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the prior over the norms."""
-        return NormalisedWeighing(prior=self.weighting, step_size=self.step_size(server_round, num_rounds))

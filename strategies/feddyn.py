@@ -49,7 +49,6 @@ class FedDyn(FairStrategy):
 
     tries = ()
     default_weighting = None
-    beyond_sums = ("states that single clients keep", "")
     requires = frozenset({"roster", "one momentum", "whole updates"})
 
     def __init__(self, *, alpha: Positive = 0.01, **options: Unpack[Options]) -> None:

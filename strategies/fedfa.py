@@ -1,17 +1,19 @@
 """Fairness by accuracy and participation, with momentum on both sides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Unpack
 
 import numpy as np
 
-from fairbloom.private.weighing import SMALLEST_ACCURACY, AccuracyWeighing, Weighing, rarity
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative, Range
 
 from .strategy import FairStrategy
+
+SMALLEST_ACCURACY = 1e-6
+"""The floor of an accuracy of which the logarithm is taken."""
 
 
 class FedFa(FairStrategy):
@@ -73,25 +75,14 @@ class FedFa(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c, and the server's momentum for the velocity where there is one already."""
-        return np.concatenate([self._shares(cohort), self.kept_factors(len(cohort.memory))])
-
-    def kept_factors(self, count: int) -> FloatArray:
-        """Return the server's momentum for the velocity."""
-        return np.full(count, self.server_momentum)
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the shares; how often each client took part is public."""
-        rounds = {name: self._rounds(name) + 1.0 for name in names}
-        return AccuracyWeighing(alpha=self.alpha, beta=self.beta, rounds=rounds)
+        return np.concatenate([self._shares(cohort), np.full(len(cohort.memory), self.server_momentum)])
 
     def _shares(self, cohort: Cohort) -> FloatArray:
         if cohort.size == 1:
             return np.ones(1)
         A = np.maximum(cohort.metrics["accuracy-after"], SMALLEST_ACCURACY)
         n = np.array([self._rounds(name) + 1 for name in cohort.names], np.float64)
-        a = rarity(A, A.sum())
+        a = -np.log2(A / A.sum())
         f = -np.log2(1.0 - n / n.sum())
         c: FloatArray = self.alpha * a / a.sum() + self.beta * f / f.sum()
         c /= c.sum()

@@ -62,7 +62,6 @@ class FedFV(FairStrategy):
     requires = frozenset({"gram"})
     lost_to_server_optimizers = "its step is as long as the mean update, in the direction that the projections leave"
     default_weighting = None
-    beyond_sums = ("each client's loss, and updates of absent clients", "")
 
     def __init__(
         self,

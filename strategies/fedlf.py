@@ -87,7 +87,6 @@ class FedLF(FairStrategy):
     requires = frozenset({"gram", "gram by array"})
     lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
-    beyond_sums = ("each client's loss, and angles between updates", "")
 
     def __init__(
         self,

@@ -65,7 +65,6 @@ class FedMDFG(FairStrategy):
     requires = frozenset({"gram"})
     lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
-    beyond_sums = ("each client's loss, and angles between updates", "")
 
     def __init__(
         self,

@@ -1,12 +1,9 @@
 """Multi-objective descent: a step that is good for every participant."""
 
-import math
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.private.weighing import GramWeighing, Weighing
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
@@ -49,7 +46,6 @@ class FedMGDA(Stepped):
 
     tries: ClassVar[Tries] = ({"epsilon": 0.1},)
     requires = frozenset({"gram"})
-    beyond_sums = ("angles between updates", "angles")
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(
@@ -68,18 +64,6 @@ class FedMGDA(Stepped):
         return self.step_size(cohort.round, cohort.num_rounds) * min_norm_weights(
             cohort.gram, cohort.prior, self.epsilon
         )
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return what clients check of the weights of the shortest combination."""
-        return self._weighing(names, server_round, num_rounds, unit=False)
-
-    def _weighing(self, names: Sequence[str], server_round: int, num_rounds: int | None, *, unit: bool) -> Weighing:
-        if self.weighting != "uniform":
-            raise ValueError(f"weighting = {self.weighting!r} does not work with privacy = 'angles': leave it out")
-        step_size = self.step_size(server_round, num_rounds)
-        return GramWeighing(clients=sorted(names), epsilon=self.epsilon, step_size=step_size, unit=unit)
 
 
 class FedMGDAPlus(FedMGDA):
@@ -123,21 +107,6 @@ class FedMGDAPlus(FedMGDA):
             unit_gram = cohort.gram * np.outer(inverse, inverse)
             weights[moved] = min_norm_weights(unit_gram[np.ix_(moved, moved)], prior[moved], self.epsilon)
         return self.step_size(cohort.round, cohort.num_rounds) * weights * inverse
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return what clients check of the weights; ValueError where one client could have too large a share.
-
-        The first round decides: the same epsilon stays when more clients come.
-        """
-        if server_round == 1 and names and self.epsilon > 2.0 / len(names):
-            most = math.floor(2e4 / len(names)) / 1e4
-            raise ValueError(
-                f"epsilon = {self.epsilon:g} gives one client too large a share of a private step: with {len(names)} "
-                f"clients in a round, set it to at most {most:g}"
-            )
-        return self._weighing(names, server_round, num_rounds, unit=True)
 
 
 class MGDAProx(FedMGDAPlus):

@@ -37,7 +37,6 @@ class GiFair(FairStrategy):
 
     tries = ({"strength": 0.9},)
     needs = frozenset({"loss-before"})
-    beyond_sums = ("each client's loss, by which it orders them", "")
 
     def __init__(self, *, strength: Annotated[float, Range("[0, 1)")] = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -1,17 +1,18 @@
 """q-fair federated learning: clients with a high loss count more."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.private.weighing import SMALLEST_LOSS, PowerWeighing, Weighing, power_terms
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive
 
 from .strategy import FairStrategy, Tries
+
+SMALLEST_LOSS = 1e-10
+"""The floor of a loss that is raised to a power."""
 
 
 class QFedAvg(FairStrategy):
@@ -55,12 +56,6 @@ class QFedAvg(FairStrategy):
         """Return c of the gradients L u_k."""
         L = self.lipschitz
         return L * _weights(cohort.losses, L**2 * cohort.squared_norms, self.q, L)
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the powers of losses, which are divided by `loss_bound`."""
-        return PowerWeighing(q=self.q, lipschitz=self.lipschitz, loss_bound=loss_bound)
 
 
 class QFedSGD(QFedAvg):
@@ -110,16 +105,11 @@ class QFedSGD(QFedAvg):
             squares = np.minimum((np.sqrt(cohort.squared_norms) / eta) ** 2, np.finfo(np.float64).max)
             return np.minimum(_weights(cohort.losses, squares, self.q, self.lipschitz) / eta, LARGEST_COEFFICIENT)
 
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the powers of losses, which are divided by `loss_bound`."""
-        return PowerWeighing(q=self.q, lipschitz=self.lipschitz, loss_bound=loss_bound, by_rate=True)
-
 
 def _weights(losses: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
     """Return F^q / Σ h, h = q F^(q−1) ‖g‖² + L F^q; F^q is that of F / max F, which cannot overflow and cancels."""
     F = np.maximum(losses, SMALLEST_LOSS)
-    Fq, h = power_terms(F, squared_norms, q, L, float(F.max()))
+    Fq = (F / float(F.max())) ** q
+    h = L * Fq + (q * Fq / F * squared_norms if q > 0.0 else 0.0)
     c: FloatArray = Fq / h.sum()
     return c

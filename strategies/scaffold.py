@@ -47,7 +47,6 @@ class SCAFFOLD(FedAvg):
 
     tries = ()
     needs = frozenset({STEP_SUM})
-    beyond_sums = ("each client's control variate", "")
     requires = frozenset({"roster", "whole updates"})
 
     def __init__(self, *, server_lr: Positive = 1.0, **options: Unpack[Options]) -> None:

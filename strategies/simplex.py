@@ -8,7 +8,6 @@ import cvxopt.solvers
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.private.weighing import duality_gap
 from fairbloom.rounds.method import FloatArray
 
 SOLVER = {"show_progress": False, "abstol": 1e-13, "reltol": 1e-13, "feastol": 1e-13, "maxiters": 200}
@@ -119,6 +118,16 @@ def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
     _, group, sizes = np.unique(gram, axis=0, return_inverse=True, return_counts=True)
     shared: FloatArray = (np.bincount(group.ravel(), weights) / sizes)[group.ravel()] / weights.sum()
     return shared
+
+
+def duality_gap(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
+    """Return (x − s)ᵀGx, with s the best point of the boxed simplex for the gradient: at least the excess of ½xᵀGx."""
+    gradient = G @ x
+    s, left = lower.copy(), 1.0 - lower.sum()
+    for k in np.argsort(gradient):
+        s[k] += min(upper[k] - lower[k], left)
+        left = max(left - (upper[k] - lower[k]), 0.0)
+    return float((x - s) @ gradient)
 
 
 def is_minimal(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> bool:

@@ -1,9 +1,9 @@
 """Tilted losses: from the average to the worst client by one number."""
 
-from collections.abc import Sequence
 from typing import Unpack
 
-from fairbloom.private.weighing import TiltedWeighing, Weighing, tilt_weights
+import numpy as np
+
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 
 from .strategy import FairStrategy
@@ -45,12 +45,8 @@ class TERM(FairStrategy):
         if self.tilt == 0.0:
             return cohort.prior
         F = cohort.losses
-        c: FloatArray = tilt_weights(cohort.prior, F, self.tilt, F.max() if self.tilt > 0.0 else F.min())
+        with np.errstate(over="ignore"):  # what is far below the largest counts nothing
+            exponents = self.tilt * (F - (F.max() if self.tilt > 0.0 else F.min()))
+        c: FloatArray = cohort.prior * np.exp(exponents)
         c /= c.sum()
         return c
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the exponentials, less that of `loss_bound`."""
-        return TiltedWeighing(prior=self.weighting, tilt=self.tilt, loss_bound=loss_bound)

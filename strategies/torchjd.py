@@ -1,15 +1,13 @@
 """Every Gram-based aggregator of TorchJD, by its weighting."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Unpack
 
 import numpy as np
 
 from fairbloom.logs import log
-from fairbloom.private.weighing import TORCHJD as TORCHJD_IN_PRIVATE
-from fairbloom.private.weighing import GramWeighing, Weighing
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.rounds.options import OptionsWithoutPrior
@@ -52,8 +50,6 @@ class FromTorchJD(FairStrategy):
     """
 
     default_weighting = None
-    beyond_sums = ("angles between updates", "angles")
-
     requires = frozenset({"gram"})
     lost_to_server_optimizers = "its step conflicts with no update, under weightings such as UPGrad that see to that"
 
@@ -62,8 +58,6 @@ class FromTorchJD(FairStrategy):
             raise ValueError(f"weighting must be a Gram-based weighting of TorchJD, got {weighting!r}")
         super().__init__(**options)
         self.weigh_gram = weighting
-        self.name = ""
-        """The name by which `by_name` made it."""
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return TorchJD's weights."""
@@ -79,17 +73,6 @@ class FromTorchJD(FairStrategy):
             finally:
                 self._reset()  # nothing of this round is left, as in a run that is continued
         return np.asarray(weights.detach().numpy(), np.float64)
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the weighting, which each client computes again; ValueError where it is not chosen by a name."""
-        if self.name not in TORCHJD_IN_PRIVATE:
-            raise ValueError(
-                "privacy = 'angles' works with weightings of TorchJD that are chosen by name, treat all clients alike "
-                f"and draw no random numbers: {', '.join(f'{TORCHJD}{each}' for each in sorted(TORCHJD_IN_PRIVATE))}"
-            )
-        return GramWeighing(clients=sorted(names), torchjd=self.name, arguments=STARTING_POINTS.get(self.name, {}))
 
     def _reset(self) -> None:
         if hasattr(self.weigh_gram, "reset"):
@@ -132,8 +115,6 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
         there = ", ".join(f"{TORCHJD}{key}" for key in sorted(classes))
         raise ValueError(f"torchjd:{name} is unknown; there are {there}")
     try:
-        made = FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
+        return FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
     except ImportError as error:
         raise ValueError(f"torchjd:{name} needs more: pip install 'fairbloom[torchjd]' ({error})") from error
-    made.name = name
-    return made

@@ -1,11 +1,9 @@
 """The variance of losses as a penalty."""
 
-from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.private.weighing import DeviationWeighing, Weighing, penalised
 from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
 
@@ -46,13 +44,7 @@ class VRed(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior moved by what each client's loss is above the mean."""
-        return penalised(cohort.prior, self.deviation(cohort), self.beta)
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the prior moved by deviations."""
-        return DeviationWeighing(prior=self.weighting, beta=self.beta, loss_bound=loss_bound)
+        return cohort.prior * (1.0 + 2.0 * self.beta * self.deviation(cohort))
 
     def deviation(self, cohort: Cohort) -> FloatArray:
         """Return F_k − f̄, shape (m,)."""
@@ -88,12 +80,6 @@ class SemiVRed(VRed):
     def deviation(self, cohort: Cohort) -> FloatArray:
         """Return (F_k − f̄)_+ less its mean, shape (m,)."""
         return above_mean(np.maximum(super().deviation(cohort), 0.0), cohort.prior)
-
-    def private_weighing(
-        self, names: Sequence[str], server_round: int, num_rounds: int | None, loss_bound: float
-    ) -> Weighing:
-        """Return the prior moved by deviations above the mean."""
-        return DeviationWeighing(prior=self.weighting, beta=self.beta, loss_bound=loss_bound, above_only=True)
 
 
 def above_mean(values: FloatArray, prior: FloatArray) -> FloatArray:

@@ -30,7 +30,6 @@ ROOMS: Mapping[str, int] = {
     "experiments/views/report": 2_600,
     "prediction": 1_065,
     "prediction/export": 1_175,
-    "private": 2_265,
     "protocol": 1_865,
     "rounds": 6_165,
     "server": 2_000,

@@ -136,7 +136,6 @@ class ClientSettings:
         own = (self.partition_id, self.name, self.data_dir, self.state_dir)
         node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
         node |= {LIMIT_ROWS: self.limits["rows"]} if "rows" in self.limits else {}
-        node |= {"private": self.key} if self.key and Path(self.key).with_name("identity").is_file() else {}
         return {key: value for key, value in node.items() if value != ""}
 
     def worker(self, pipe: int) -> list[str]:

@@ -162,7 +162,6 @@ install_files() { # of a bundle
   "$python" -I "$here/settings.py" "$etc/client.toml" --bundle "$1/client.toml" ${data:+--data-dir "$data"} || exit 1
   install -T -m 644 "$1/ca.crt" "$etc/ca.crt"
   [ ! -f "$1/key" ] || install -T -m 600 -o "$user" -g "$user" "$1/key" "$etc/key"
-  [ ! -f "$1/identity" ] || install -T -m 600 -o "$user" -g "$user" "$1/identity" "$etc/identity"
 }
 
 install_bundle() {

@@ -10,7 +10,7 @@ from fairbloom.system.files import write_private, write_public
 
 from .. import pki
 from ..bundle import device_files
-from .federation import Federation, warn
+from .federation import Federation
 from .registry import EnrolledClient
 
 
@@ -24,15 +24,9 @@ def remove_bundle(federation: Federation, name: str) -> Path:
 
 def write_bundle(federation: Federation, client: EnrolledClient, keys: pki.KeyPair) -> Path:
     """Write a client's bundle into the federation's folder, in place of the one before; return where it is."""
-    identity = b""
-    if keys.signing and federation.authority_key.exists():
-        identity = pki.make_identity(federation.authority, federation.authority_key, client.name, "", keys.signing)
-    else:
-        why = f"{federation.authority_key} is not here" if keys.signing else "its request has no key for these"
-        warn(f"{client.name} cannot take part in private runs: {why}; enrol it again then")
     folder = remove_bundle(federation, client.name)
     folder.mkdir()
-    about = (federation.superlink, federation.authority.read_bytes(), client.name, client.partition_id, identity)
+    about = (federation.superlink, federation.authority.read_bytes(), client.name, client.partition_id)
     for name, content in sorted(device_files(*about).items()):
         write_public(folder / name, content)
     if keys.private:

@@ -98,7 +98,7 @@ def _choose_keys(federation: Federation, name: str, request: Path | None) -> pki
     if asked.name != name:
         raise DeployError(f"--request {request} is of client {asked.name!r}, not {name!r}: was the file mixed up?")
     check_key(federation.clients, name, asked.public)
-    return pki.KeyPair(private=b"", public=asked.public, signing=asked.signing)
+    return pki.KeyPair(private=b"", public=asked.public)
 
 
 def _unregister(api: ControlApi, node_id: str) -> None:

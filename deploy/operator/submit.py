@@ -122,8 +122,7 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     sizes = [
         f"{client.name}={client.examples}" for client in federation.clients if client.examples and not client.revoked
     ]
-    private = given.get("privacy", "none") != "none"  # then the server sees no client's number, and cannot compare it
-    config = {SIZES: " ".join(sizes), **given} if sizes and not private else dict(given)
+    config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
     named = RunSettings.of(config).given()
     check_not_pythons(named)
     settings = Settings.of(config)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fairbloom.client.record import RECORD, own_rows, read_entries
 from fairbloom.server.run_folder.errors import RunFolderError
 
 from ..results.comparison import Comparison, Plan, load_comparison
@@ -17,7 +16,7 @@ from ..results.scored import scores_of
 from ..results.sweep import Sweep
 from ..studies.swept import load_sweep
 from ..views.listing import find_runs
-from ..views.lists import show_data, show_runs
+from ..views.lists import show_runs
 from ..views.report.page import Charts
 from ..views.report.sections import split_charts
 from ..views.summary import details_of
@@ -30,8 +29,7 @@ def show(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="The folder of a run, comparison or sweep; or the state-dir of a device, for its own numbers in "
-            "private runs.",
+            help="The folder of a run, comparison or sweep.",
         ),
     ],
     figure: FigureOption = None,
@@ -45,7 +43,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show the results, progress and settings of a run, comparison or sweep."""
-    if show_own(folder, as_json) or show_unfinished(folder, as_json):
+    if show_unfinished(folder, as_json):
         return
     found = load_result(folder)
     if split is not None and not isinstance(found, Run):
@@ -79,25 +77,6 @@ def describe(run: Run) -> dict[str, Any]:
     if (groups := run.by_group()) is not None:
         about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
     return about
-
-
-def show_own(folder: Path, as_json: bool) -> bool:
-    """Show the numbers that a device noted for itself in private runs, and return whether this is a device's folder."""
-    if not (folder / RECORD).exists():
-        return False
-    runs = own_rows(read_entries(folder))
-    if as_json:
-        print(json.dumps({"runs": runs}, indent=2))
-    elif runs:
-        show_data(
-            {
-                f"run {run}": [{name: f"{value:.6g}" for name, value in row.items()} for row in rows]
-                for run, rows in runs.items()
-            }
-        )
-    else:
-        console.print("this device has taken part in no private run", soft_wrap=True)
-    return True
 
 
 def show_unfinished(folder: Path, as_json: bool) -> bool:

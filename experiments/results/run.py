@@ -63,9 +63,7 @@ COMPARISON, SWEEP = "comparison.json", "sweep.json"
 REPORT = "report.html"
 """The name of a report, in the folder of what it is about."""
 
-LABELLED = frozenset(
-    key for key, setting in COMMON.items() if key == "privacy" or Mark.SENT_TO_CLIENTS not in setting.marks
-)
+LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks)
 """The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
 
 Rows = list[dict[str, str]]
@@ -260,20 +258,6 @@ class Run(Drawn):
         }
         final = self.final()
         return about | (measures(final, self.score) if final else {})
-
-    @property
-    def private(self) -> bool:
-        """Whether the server saw sums alone, so that no row of a single client is here."""
-        return bool(self.settings.get("privacy", "none") != "none")
-
-    def opened(self) -> dict[str, float]:
-        """Return what a private run says of its last evaluated round over clients: mean, std, and what was counted."""
-        column = self.score.column(self.serves)
-        for row in reversed(self._rounds if self.private else []):
-            if row.get(f"{column}_mean"):
-                found = {each: row.get(f"{column}_{each}") for each in ("mean", "std", "worst_10", "best_10")}
-                return {measure: float(cell) for measure, cell in found.items() if cell}
-        return {}
 
     def final(
         self,
@@ -543,11 +527,6 @@ class Run(Drawn):
 def final_of(run: Run) -> dict[str, float]:
     """Return the score of each client under the final model; raise RunFolderError when no client has one."""
     final = run.final()
-    if run.private:
-        raise RunFolderError(
-            f"{run.folder} holds a private run (privacy = {run.settings['privacy']!r}), which knows no single client's "
-            "score: look at it with fairbloom show, and compare methods without privacy"
-        )
     if not final:
         raise RunFolderError(
             f"{CLIENTS.path_in(run.folder)} has no test {run.score.name} after the last round: "

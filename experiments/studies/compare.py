@@ -21,7 +21,7 @@ from .driver import carry_out, write_tables
 from .on_ray import OnRay
 from .pool import RunKey, check_runs, is_done
 from .score import fix_score
-from .study import Candidate, Study, StudyRow, check_scores_known
+from .study import Candidate, Study, StudyRow
 
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
 """The settings that differ from run to run of a comparison, and the options that say which values they take."""
@@ -87,7 +87,6 @@ def compare_variants(
 
 def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> Study:
     """Return the study of a comparison: each variant is a row, without the parameters of others' own methods."""
-    check_scores_known(config)
     for key, value in config.items():
         if key in OPTIONS:
             raise SettingsError(f"{key} = {value!r}: a comparison sets {key} run by run: give {OPTIONS[key]} instead")

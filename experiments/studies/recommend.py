@@ -22,7 +22,6 @@ from .pool import check_runs
 from .recommender import Recommender
 from .score import fix_score, load_agreed
 from .search import Search, rungs_of
-from .study import check_scores_known
 from .trials import Contender, Trials
 
 SEEDS = ((1, 1), (2, 2), (4, 8))
@@ -89,7 +88,6 @@ def recommend_method(
 
 def _contenders(config: Mapping[str, Value], wish: Objective) -> list[Contender]:
     """Return the candidates, each with the settings of its runs."""
-    check_scores_known(config)
     for key, value in config.items():
         if key in OPTIONS:
             raise SettingsError(f"{key} = {value!r}: a recommendation sets {key} run by run: use {OPTIONS[key]}")

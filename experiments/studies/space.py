@@ -13,7 +13,7 @@ from ..recipes.labels import label_of
 from ..recipes.recipe import Case, Recipe
 from ..results.sweep import Planned
 from .objective import Objective
-from .study import Candidate, check_scores_known, folder_name
+from .study import Candidate, folder_name
 
 VALIDATION_SHARE = 0.2
 """The share of each client's examples to choose by, where nobody has set one."""
@@ -23,7 +23,6 @@ FIXED = {
     "seed": "give --seeds and --seed",
     "out": "give --out",
     "score": "points would be judged by different scores; give one by --score, and make a sweep for each",
-    "privacy": "a private run hides the scores by which points are judged; leave it out",
     **dict.fromkeys(
         (
             *("task", "data-dir", "clients", "partition", "pooled", "test-share", "validation-share"),
@@ -93,8 +92,6 @@ def check_recipe(recipe: Recipe) -> None:
         if given:
             raise SettingsError(f"{prefix}{key} has no use in a sweep: leave it out; {remedy}")
     cases = recipe.cases()
-    for case in cases:
-        check_scores_known(case.config)
     swept = {case.axis(name) or name for case in cases for grid in (recipe.grid, *case.row.grid) for name in grid}
     for key in swept:
         if key in FIXED:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.files import CONFIG, is_run_folder
 from fairbloom.server.settings import Settings, digest_changed, may_differ
 
@@ -17,15 +17,6 @@ from ..recipes.variants import owner_of
 from ..results.run import Run, load
 from .objective import MEAN, Objective, Rating, choose, judge_runs
 from .pool import RunKey, is_done
-
-
-def check_scores_known(config: Mapping[str, Value]) -> None:
-    """Raise SettingsError where runs would hide the scores of single clients, by which a study judges them."""
-    if (privacy := config.get("privacy", "none")) != "none":
-        raise SettingsError(
-            f"privacy = {privacy!r} hides single clients' scores, by which runs are judged here: leave it out, or make "
-            "private runs one by one with fairbloom run, and look at them with fairbloom show"
-        )
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,6 @@ class RunBar:
         """Count a recorded round."""
         if recorded.scores:
             self._measured = _describe_spread(score, recorded)
-        elif recorded.measures:  # a private round, in which nobody knows the worst
-            self._measured = f"mean {score.written(recorded.measures['mean'])}"
         self._rounds, self._began = recorded.number, time.monotonic()
         self._bar.update(self._task, completed=recorded.number, measured=self._measured)
 

@@ -42,9 +42,6 @@ INTERVALS = ", with its 95 % interval over the seeds; where single seeds decide 
 """What notes say of differences to the baseline over three seeds or more."""
 
 
-PRIVATE_RUN = "a private run: the server saw sums alone, so there are no coefficients and no rows of single clients"
-
-
 def _section(*blocks: Block | None) -> Section:
     return Section("", "", "", [block for block in blocks if block is not None])
 
@@ -68,10 +65,6 @@ def _of_run(run: Run) -> Page:
         worst = ", ".join(f"{name} {run.score.written(final[name])}{shares.get(name, '')}" for name in shown)
         blocks = [measures_table(run), Note([f"worst served: {worst}"]), *_groups(run)]
         blocks += [Note([*_describe_left_out(run), *caveats_of_run(run)])]
-    elif opened := run.opened():
-        words = {"mean": "mean", "std": "standard deviation", "worst_10": "worst 10 %", "best_10": "best 10 %"}
-        said = ", ".join(f"{words[measure]} {run.score.written(value)}" for measure, value in opened.items())
-        blocks = [Note([f"{run.score.name} over the clients: {said}", PRIVATE_RUN])]
     figure = partial(run_rounds_charts, run) if final else None
     return Page(title, "", (), [("run folder", str(run.folder))], [_section(*blocks)], figure)
 

@@ -78,8 +78,6 @@ class RunRecorder:
         Whether the best model is the one with the best mean score on validation examples, not on test examples.
     threshold
         Whether a threshold is chosen by validation examples.
-    private
-        Whether the server sees sums alone.
     app_metrics
         Whether all metrics of a user's app are written, which are not known in advance.
 
@@ -101,7 +99,6 @@ class RunRecorder:
         validated: bool = False,
         grouped: Grouped | None = None,
         threshold: bool = False,
-        private: bool = False,
         two_classes: bool = False,
         loss: str = LOSS,
         stopping: EarlyStopping | None = None,
@@ -118,9 +115,7 @@ class RunRecorder:
         self.method = method
         self._scores, self._score = scores, scores[0]
         self._in_process, self._keep = in_process, keep
-        self._rounds = TableWriter(
-            ROUNDS.path_in(path), round_columns(method, self._score, validated=validated, private=private)
-        )
+        self._rounds = TableWriter(ROUNDS.path_in(path), round_columns(method, self._score, validated=validated))
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._best_by = mean_column(self._score, validated=validated)

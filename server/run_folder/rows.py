@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from fairbloom.private.weighing import BINS
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score, accuracy_first
 from fairbloom.protocol.thresholds import THRESHOLD
@@ -45,9 +44,6 @@ MEASURES = tuple(summarize({"anyone": 1.0}))
 
 ENDINGS = {"test": "", "validation": f"-{names.VALIDATION}", "global": "", "personal": f"-{names.PERSONAL}"}
 """What a metric's name on the wire ends with, by its examples and its model."""
-
-PRIVATE = ("capped", "beyond", "lost")
-"""The columns of rounds.csv of a private run: how many clients were scaled down, were beyond a bound, or got lost."""
 
 Report = Mapping[str, float]
 
@@ -128,16 +124,13 @@ class ClientTable:
         return columns
 
 
-def round_columns(
-    method: Method, score: Score = ACCURACY, *, validated: bool = False, private: bool = False
-) -> tuple[str, ...]:
-    """Return the columns of rounds.csv, by the models, examples, method and privacy of the run."""
+def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = False) -> tuple[str, ...]:
+    """Return the columns of rounds.csv, by the models, examples and method of the run."""
     models = ("global",) if method.terms(1).personal_lambda is None else ("global", "personal")
     return (
         *("round", "participants", "replies_used", "refused", "missing", "offline"),
         *(("left_out",) if method.defence else ()),
         *(("lost_states",) if method.keeps_states else ()),
-        *(PRIVATE if private else ()),
         "percent_of_participants_improved",
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
         *((mean_column(score, validated=True),) if validated else ()),
@@ -158,7 +151,7 @@ def format_round(
     return {
         "round": finished.number,
         "participants": len(finished.participants),
-        "replies_used": int(finished.private.get("clients", 0)) if finished.private else len(finished.coefficients),
+        "replies_used": len(finished.coefficients),
         "refused": SEPARATOR.join(
             f"{shlex.quote(name)}: {reason.replace('|', '/')}" for name, reason in finished.refused.items()
         ),
@@ -166,7 +159,6 @@ def format_round(
         "offline": shlex.join(finished.offline),
         **({"left_out": shlex.join(finished.left_out)} if finished.left_out else {}),
         **({"lost_states": shlex.join(finished.lost_states)} if finished.lost_states else {}),
-        **({key: int(finished.private.get(key, 0)) for key in PRIVATE} if finished.private is not None else {}),
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),
@@ -201,24 +193,12 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     """Return the measures of fairness of the score under each kind of model, and its mean on validation examples."""
     measures: dict[str, object] = {}
     for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}")):
-        if finished.private is not None and f"{metric}-mean" in finished.private:
-            mean, std = score.cells([finished.private[f"{metric}-mean"], finished.private[f"{metric}-std"]])
-            measures |= {f"{score.column(model)}_mean": mean, f"{score.column(model)}_std": std}
-            if counted := _counted(finished.private, f"{metric}/bin "):
-                spread = summarize(counted, lower_is_better=not score.higher_is_better)
-                measures = {f"{score.column(model)}_{measure}": value for measure, value in spread.items()} | measures
         if values := scores_by_client(finished, score, metric):
             spread = summarize(values, lower_is_better=not score.higher_is_better)
             measures |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}
     if values := scores_by_client(finished, score, f"{score.name}-{names.VALIDATION}"):
         measures[mean_column(score, validated=True)] = summarize(values)["mean"]
     return measures
-
-
-def _counted(opened: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Return a score in percent for each client that a private evaluation has counted in a bin, without names."""
-    bins = {int(name.removeprefix(prefix)): int(count) for name, count in opened.items() if name.startswith(prefix)}
-    return {f"{place} {each}": 100.0 * place / (BINS - 1) for place, count in bins.items() for each in range(count)}
 
 
 def _honest(finished: Round, reports: Mapping[str, Report]) -> Iterator[tuple[str, Report]]:

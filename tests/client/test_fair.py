@@ -827,7 +827,7 @@ def test_names_and_evaluations_survive_a_mod_that_refuses_them() -> None:
 
 
 def test_the_recipe_for_differential_privacy_clips() -> None:
-    (recipe,) = [block for block in blocks("docs/nodes-trust.md") if "LocalDpMod" in block.text]
+    (recipe,) = [block for block in blocks("docs/privacy.md") if "LocalDpMod" in block.text]
     app = {}
     exec(recipe.text, app)  # noqa: S102
     config = run_config(clients=CLIENTS)
@@ -841,6 +841,12 @@ def test_the_recipe_for_differential_privacy_clips() -> None:
     noise = 0.3 * math.sqrt(2 * math.log(1.25 / 1e-5)) / 15.0
     moved = weights(finished[0].arrays) - weights(ArrayRecord(model.state_dict()))
     assert 0.2 * noise < moved.std() < noise
+
+
+def test_the_noise_of_a_mod_is_not_seeded() -> None:
+    private = LocalDpMod(clipping_norm=1.0, sensitivity=0.1, epsilon=15.0, delta=1e-5)
+    replies = {trained(ask(app_of(mods=[private]))) for _ in range(2)}
+    assert len(replies) == 2
 
 
 def test_a_message_of_another_strategy_goes_to_the_users_handler() -> None:

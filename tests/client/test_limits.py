@@ -47,14 +47,6 @@ def test_a_run_that_passes_a_limit_is_refused_by_name(limit: str) -> None:
     assert "the device's owner may change it (limits, in client.toml)" in str(refusal.value)
 
 
-def test_an_owner_who_asks_for_privacy_refuses_plain_runs() -> None:
-    limits = Limits.of({"settings": {"privacy": "sums"}})
-    limits.check({"task": "csv", "privacy": "sums"})
-    for plain in ({"task": "csv"}, {"task": "csv", "privacy": "none"}):
-        with pytest.raises(SettingRefusedError, match="privacy = 'none', and this device allows 'sums'"):
-            limits.check(plain)
-
-
 def test_a_run_within_the_limits_is_taken() -> None:
     limits = Limits.of(OWNER)
     limits.check(run(**{"csv.group": "Sex>=1", "seed": 1}))

@@ -110,7 +110,7 @@ def request_of(folder: Path, name: str, pair: pki.KeyPair | None = None) -> Path
     """Write what a device asks with; return the file."""
     file = folder / f"{name}.request"
     keys = pair or pki.make_node_key()
-    file.write_text(f"{keys.public.decode()} {name} {keys.signing.hex()}\n")
+    file.write_text(f"{keys.public.decode()} {name}\n")
     return file
 
 

@@ -15,7 +15,6 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.operator import audit, device_bundle, enrolment, records
 from fairbloom.deploy.operator.federation import Federation
-from fairbloom.private.keys import key_of_device, read_identity
 from tests.experiments.helpers import fairbloom
 
 from .commands import Machine, noted, request_of
@@ -93,35 +92,15 @@ def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, machi
     assert fairbloom("deploy", "enroll", "gate-7", "--request", request, "--examples", "1200") == 0
     assert (machine.folder / "registered.pub").read_bytes() == pair.public
     bundle = made / "bundles" / "gate-7"
-    names = ["ca.crt", "client.toml", "fairbloom-client.service", "identity"]
+    names = ["ca.crt", "client.toml", "fairbloom-client.service"]
     assert sorted(file.name for file in bundle.iterdir()) == names
-    known, authority = read_identity((bundle / "identity").read_bytes(), key_of_device(pair.private))
     assert tomllib.loads((bundle / "client.toml").read_text())["key"] == "key"
-    authority.check(known.certificate)
     (client,) = Federation(made).clients
     assert (client.public_key, client.examples) == (pair.public.decode(), 1200)
     (line,) = noted(made)
     assert line["event"] == "enroll"
     assert (line["client"], line["node-id"], line["key"]) == ("gate-7", "77", pki.fingerprint(pair.public))
     assert line["examples"] == 1200
-    assert (known.name, known.certificate.expires) == ("gate-7", "")
-
-
-@pytest.mark.parametrize("lacking", ["signing key", "authority's key"])
-def test_a_bundle_without_identity_is_said_and_serves_plain_runs(
-    made: Path, tmp_path: Path, lacking: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    request = request_of(tmp_path, "a")
-    if lacking == "signing key":
-        request.write_text(f"{pki.make_node_key().public.decode()} a\n")
-    else:
-        (made / "ca.key").unlink()  # the operator keeps it elsewhere
-    assert fairbloom("deploy", "enroll", "a", "--request", request) == 0
-    why = "its request has no key for these" if lacking == "signing key" else "federation/ca.key is not here"
-    said = capsys.readouterr().err
-    assert "a cannot take part in private runs" in said
-    assert why in said
-    assert not (made / "bundles" / "a" / "identity").exists()
 
 
 def test_a_bundle_for_a_key_of_the_device_has_no_key_of_before(made: Path, tmp_path: Path) -> None:

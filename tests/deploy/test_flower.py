@@ -40,7 +40,7 @@ from tests.deploy.flower import ROOT
 from tests.deploy.processes import free_port
 
 PACKAGES = (
-    *("fairbloom", "system", "private", "protocol", "tasks", "rounds", "strategies", "client", "server", "prediction"),
+    *("fairbloom", "system", "protocol", "tasks", "rounds", "strategies", "client", "server", "prediction"),
     *("simulation", "experiments", "deploy", "scaffold", "docker", "docs"),
 )
 ROOM, ONE_PROCESS = ROOT / "deploy" / "flower", ROOT / "fairbloom" / "flower.py"

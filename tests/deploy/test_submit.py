@@ -109,9 +109,6 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
     assert submitted_settings(machine) == {"enrolled-sizes": "a=1200 b=300"}
     assert fairbloom("deploy", "submit", "--detach", "--set", "enrolled-sizes=a=5") == 0
     assert submitted_settings(machine) == {"enrolled-sizes": "a=5"}
-    private = ("privacy=sums", "--set", "min-clients=6", "--set", "method=term")
-    assert fairbloom("deploy", "submit", "--detach", "--set", *private) == 0  # which hides the numbers to compare with
-    assert "enrolled-sizes" not in submitted_settings(machine)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +118,6 @@ def test_sizes_that_clients_were_enrolled_with_go_along(made: Path, machine: Mac
         ("task=os.path:join", "task = 'os.path:join': os belongs to Python"),
         ("model=subprocess:run", "model = 'subprocess:run': subprocess belongs to Python and holds no model"),
         ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
-        ("privacy=sums", "needs at least 6, so that a round can lose one: set min-clients=6"),
-        ("privacy=sums --set evaluation=counts --set min-clients=9", "needs at least 10 clients: set min-clients=10"),
     ],
 )
 def test_what_no_device_takes_is_refused_before_it_is_sent(

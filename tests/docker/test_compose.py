@@ -32,11 +32,6 @@ pytestmark = pytest.mark.docker
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5}
-PRIVATE: dict[str, dict[str, Any]] = {
-    "term": {"method": "term", "privacy": "sums"},
-    "fedmgdaplus": {"method": "fedmgdaplus", "privacy": "angles", "fedmgdaplus.epsilon": 0.2},
-}
-"""Private runs, by their name."""
 CLIENT_LIMIT_GB = 1.45
 TARGETS = ("client", "server")
 TITLE = "org.opencontainers.image.title"
@@ -309,31 +304,6 @@ def test_down_with_volumes_leaves_nothing_behind(checkout: Checkout) -> None:
     checkout.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
     project = checkout.environment["COMPOSE_PROJECT_NAME"]
     assert docker("volume", "ls", "--quiet", "--filter", f"name={project}").split() == []
-
-
-@pytest.fixture(scope="module")
-def seven(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
-    """A project of seven clients: of their private rounds one client may be lost for good."""
-    made = Checkout(tmp_path_factory.mktemp("docker") / "seven")
-    made.write_clients(7)
-    yield made
-    made.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
-
-
-@pytest.mark.parametrize("name", PRIVATE)
-def test_a_private_run_outlives_a_client_that_is_killed(seven: Checkout, name: str) -> None:
-    run = seven.path / "runs" / name
-    asked = {"min-clients": 6, "fraction": 1.0, "partition": "iid", "num-rounds": 8, "round-timeout": 30}
-    with experiment(seven, name, {**PRIVATE[name], **asked}, seconds=400):
-        seven.first_round_of(run, time.monotonic())
-        killed = seven.compose("kill", "client-2")
-        assert killed.returncode == 0, killed.stderr[-2000:]
-    rows, used = table(run / "rounds.csv"), [int(row["replies_used"]) for row in table(run / "rounds.csv")]
-    assert (len(rows), used[0], used[-1]) == (8, 7, 6)
-    assert {*used} <= {0, 6, 7}
-    assert sum(map(bool, used)) >= 7
-    assert table(run / "clients.csv") == []
-    print(f"\nseconds of each round: {[row['seconds'] for row in rows]}")
 
 
 def test_another_build_of_the_same_leaves_no_image_over(images: None) -> None:

@@ -37,7 +37,7 @@ ELSEWHERE = {
     "docs/nodes-keys.md#Many clients": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
-    "docs/nodes-trust.md#Differential privacy": (
+    "docs/privacy.md#Differential privacy": (
         "tests/client/test_fair.py::test_the_recipe_for_differential_privacy_clips"
     ),
     "docs/nodes-edge.md#Edge devices": "tests/deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken",

@@ -13,7 +13,6 @@ PACKAGES = (
     "client",
     "deploy",
     "experiments",
-    "private",
     "protocol",
     "rounds",
     "server",

@@ -28,17 +28,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 SET: dict[str, dict[str, Any]] = {
     "other client optimizer": {"optimizer": "adam", "learning-rate": 0.01},
     "weight-decay": {"weight-decay": 0.1},
-    'privacy="sums"': {"privacy": "sums"},
-    'privacy="angles"': {"privacy": "angles"},
-    'privacy="counts"': {"privacy": "counts"},
 }
-
-IN_PRIVATE: dict[str, dict[str, Any]] = {
-    "deltafl": {"weighting": "uniform", "deltafl.theta": 1.0},
-    "fedmgdaplus": {"fedmgdaplus.epsilon": 0.1},
-    "mgdaprox": {"mgdaprox.epsilon": 0.1},
-}
-"""What a method needs, by its name, so that its tier of privacy does not refuse its other parameters."""
 
 
 def test_the_page_is_what_methods_and_options_say() -> None:
@@ -57,8 +47,7 @@ def take(name: str, option: str) -> None:
         return
     parameters = {f"{name}.{key.replace('_', '-')}": value for key, value in arguments.items()}
     task = {"task": "tests.rounds.agreeing:even"} if METHODS[name].second == "arrays-disparity" else {}
-    private = IN_PRIVATE.get(name, {}) if option.startswith("privacy") else {}
-    Settings.of({"method": name, **parameters, **task, **SET[option], **private}).check_training()
+    Settings.of({"method": name, **parameters, **task, **SET[option]}).check_training()
 
 
 @pytest.mark.parametrize("option", [each for each in OPTIONS if each.name != "sampling"], ids=lambda each: each.name)

@@ -2,12 +2,13 @@
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -23,6 +24,7 @@ from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA
 from tests.strategies.helpers import (
+    ARGUMENTS,
     BUFFERS,
     Answer,
     MemoryGrid,
@@ -208,6 +210,49 @@ def test_a_wrapper_clips_and_adds_noise(method: type[FairStrategy]) -> None:
     assert 0.0 < np.linalg.norm(values(private) - start) < 0.01 < np.linalg.norm(values(run(method())[0]) - start)
     assert not np.array_equal(values(noisy), values(private))
     assert len(noisy.train_metrics_clientapp) == 3
+
+
+def through(mod: Callable[..., Message], client: Answer) -> Answer:
+    """Return a client with one of Flower's mods on its training."""
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+
+    def answer(message: Message) -> Message | None:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return client(message)
+        return mod(message, context, lambda message, context: client(message))
+
+    return answer
+
+
+def completes(strategy: Strategy, mod: Callable[..., Message] | None = None) -> bool:
+    """Return whether a run of three rounds uses each reply."""
+    clients = {name: through(mod, client) if mod else client for name, client in quadratics(4).items()}
+    try:
+        result = strategy.start(MemoryGrid(clients), record(initial_model()), num_rounds=3)
+    except (NothingLearnedError, ValueError, ZeroDivisionError):
+        return False
+    means = result.train_metrics_clientapp.values()
+    return len(means) == 3 and all(each["replies-refused"] == each["replies-missing"] == 0 for each in means)
+
+
+def test_flowers_noise_works_with_the_methods_of_the_page() -> None:
+    methods = [(name, arguments[0]) for name, arguments in ARGUMENTS.items()]
+    mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=15.0, delta=1e-5)
+    central: dict[str, Any] = {"noise_multiplier": 0.01, "clipping_norm": 1.0, "num_sampled_clients": 4}
+    fails = [
+        {name for name, arguments in methods if not completes(make(name, arguments), mod)},
+        {name for name, arguments in methods if not completes(WRAPPERS[0](make(name, arguments), **central))},
+        {
+            name
+            for name, arguments in methods
+            if not completes(WRAPPERS[1](make(name, arguments), **central), fixedclipping_mod)
+        },
+    ]
+    assert fails == [
+        {"scaffold", "drfa", "fcfl", "local"},
+        {"fcfl", "local"},
+        {"scaffold", "drfa", "fcfl", "local"},
+    ]
 
 
 def values(result: Result) -> FloatArray:

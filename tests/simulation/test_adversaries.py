@@ -257,11 +257,3 @@ def test_deployed_clients_do_not_attack(tmp_path: Path) -> None:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
     with pytest.raises(SettingsError, match=words):
         main(InProcessGrid(app, settings, 5), context)
-
-
-@pytest.mark.parametrize("changes", [{"attack": "scale", "attackers": HOSTILE}, {"defence": "nnm"}])
-def test_private_runs_have_neither_attacks_nor_defences(tmp_path: Path, changes: dict[str, Any]) -> None:
-    key = next(iter(changes)).replace("_", "-")
-    words = f"{key} = .* does not work with privacy = 'sums', .*: leave one of the two"
-    with pytest.raises(FairbloomError, match=words):
-        run(tmp_path / "run", method="fedavg", privacy="sums", **changes)
