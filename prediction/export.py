@@ -91,7 +91,7 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
     assert converted is not None  # noqa: S101 (PyTorch returns None without dynamo alone)
     names = {"run": predictor.run.name, "task": predictor.task_name, "model": predictor.model}
     about = {"fairbloom": __version__, **names, "client": predictor.client}
-    return surround(converted.model_proto, how, about).SerializeToString()
+    return bytes(surround(converted.model_proto, how, about).SerializeToString())
 
 
 @contextmanager
