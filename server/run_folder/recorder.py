@@ -49,7 +49,7 @@ from .metrics import METRIC_COLUMNS, format_initial, format_metrics
 from .recorded import OnRound, RecordedRound
 from .rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
 from .stopping import EarlyStopping
-from .tables import TableWriter, find_furthest_round
+from .tables import TableWriter, find_furthest_round, format_cell
 from .values import Recorded
 
 SHARED_SECONDS = 0.5
@@ -126,6 +126,7 @@ class RunRecorder:
         self._table = ClientTable(scores, validated, threshold, personal, disparity, two_classes, hostile, loss)
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
+        self._name_cells: dict[str, str] = {}
         self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._best: Mapping[str, float] = {}
@@ -193,7 +194,7 @@ class RunRecorder:
         row = format_round(finished, seconds, self.method.reports, self._score)
         self._rounds.add([[row.get(column) for column in self._rounds.columns]])
         self._clients.add(self._table.rows(finished))
-        self._coefficients.add((finished.number, *each) for each in sorted(finished.coefficients.items()))
+        self._coefficients.add_lines(self._format_coefficients(finished))
         if self._grouped is not None and self._groups is not None:
             self._groups.add(format_groups(finished, self._grouped))
         if self._metrics is not None:
@@ -216,6 +217,13 @@ class RunRecorder:
         for listener in self.listeners:
             listener(recorded)
         return row
+
+    def _format_coefficients(self, finished: Round) -> str:
+        """Return the rows of coefficients.csv; names are formatted once, as a round may take a millisecond."""
+        for name in finished.coefficients.keys() - self._name_cells.keys():
+            self._name_cells[name] = format_cell(name)
+        coefficients = sorted(finished.coefficients.items())
+        return "".join([f"{finished.number},{self._name_cells[name]},{value}\n" for name, value in coefficients])
 
     def record_initial(self, metrics: Mapping[str, Any]) -> None:
         """Take in what the user's function makes of the initial model; it is written with the first round."""

@@ -76,6 +76,11 @@ def _format_rows(rows: Iterable[Iterable[object]]) -> str:
     return "".join(lines)
 
 
+def format_cell(text: str) -> str:
+    """Return a text as a cell of a table."""
+    return _format_rows([[text]])[:-1]
+
+
 class _Sink(NamedTuple):
     """What the library writes lines to."""
 
@@ -128,6 +133,10 @@ class TableWriter:
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Let rows wait, given by their cells."""
         self._waiting.append(_format_rows(rows))
+
+    def add_lines(self, lines: str) -> None:
+        """Let rows wait that are formatted already."""
+        self._waiting.append(lines)
 
     def write(self) -> None:
         """Write all waiting rows or, if the disk refuses, none; can be called again after an interruption."""

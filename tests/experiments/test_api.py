@@ -185,7 +185,7 @@ def test_a_run_is_quiet_and_leaves_the_log_as_it_was(capfd: pytest.CaptureFixtur
 
 
 def test_a_run_draws_its_score_over_the_rounds(ran: api.Run) -> None:
-    spec = ran.chart().to_dict()
+    spec = ran.chart()
     assert "test accuracy, %, higher is better" in axis_titles(spec)
     for line, measure in (("best client", "best_10"), ("mean", "mean"), ("worst client", "worst_10")):
         expected = [float(row[f"test_accuracy_of_global_model_{measure}"]) for row in table(ran.folder / "rounds.csv")]
@@ -199,8 +199,7 @@ def axis_titles(spec: dict[str, Any]) -> set[str]:
 
 def drawn_values(spec: dict[str, Any], line: str) -> list[float]:
     """Return the values of a line of a chart."""
-    rows = spec["data"].get("values") or spec["datasets"][spec["data"]["name"]]
-    return [row["value"] for row in rows if row["method"] == line]
+    return [row["value"] for row in spec["data"]["values"] if row["method"] == line]
 
 
 class Halved(FedAvg):
@@ -294,7 +293,7 @@ def test_local_is_shown_by_its_personal_models_and_never_by_the_global_one_that_
     printed = capsys.readouterr().out
     assert re.search(r"^accuracy, % \(personal models\)", printed, re.M)
     assert not re.search(r"^accuracy, % +[\d.]", printed, re.M)
-    spec = local.chart().to_dict()
+    spec = local.chart()
     rows = table(tmp_path / "local" / "rounds.csv")
     expected = [float(row["test_accuracy_of_personal_model_mean"]) for row in rows]
     assert drawn_values(spec, "mean") == pytest.approx(expected, rel=1e-4)

@@ -585,15 +585,21 @@ def test_ctrl_c_at_any_touch_of_a_file_leaves_all_finished_rounds_on_disk(tmp_pa
             with folder.write_at_end():
                 record(folder, 6)
         except KeyboardInterrupt:
-            for name in ("rounds.csv", "clients.csv", "model-best.safetensors", "checkpoint/6.safetensors"):
+            for name in (
+                "rounds.csv",
+                "clients.csv",
+                "coefficients.csv",
+                "model-best.safetensors",
+                "checkpoint/6.safetensors",
+            ):
                 assert (path / name).read_bytes() == (whole / name).read_bytes(), f"{name} after touch {moment}"
             assert saved(path) == [6, 4]
         else:
             break
         finally:
             interrupts.clear()
-    # Two tables, two drafts and twice their folders are opened, the drafts are renamed, and a checkpoint is removed.
-    assert moment == 9
+    # Three tables, two drafts and twice their folders are opened, the drafts are renamed, and a checkpoint is removed.
+    assert moment == 10
 
 
 def test_clients_store_their_own_before_each_checkpoint_with_the_round_the_run_may_go_back_to(tmp_path: Path) -> None:
