@@ -206,10 +206,9 @@ def public_key_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -
             "ecdsa-sha2-nistp384 " + public_key_of(ed25519.Ed25519PrivateKey.generate()).split()[1] + " a",
             "a damaged key",
         ),
-        (f"{public_key_of(ec.generate_private_key(ec.SECP384R1()))} a 12ab", "a damaged key of private rounds, '12ab'"),
         (f'command="x" {public_key_of(ec.generate_private_key(ec.SECP384R1()))}', "of the kind 'command"),
     ],
-    ids=range(10),  # keys differ each time, and names of tests may not
+    ids=range(9),  # keys differ each time, and names of tests may not
 )
 def test_what_is_no_request_is_refused(text: str, message: str) -> None:
     with pytest.raises(pki.PkiError, match=message) as refused:
