@@ -282,7 +282,7 @@ def test_the_report_has_both_numbers_and_the_command_writes_it_from_the_folder(d
         mean = row.get("mean, measured") or row["mean"]
         assert float(re.findall(r"[\d.]+", mean)[0]) == pytest.approx(outcome.measured["mean"][0], abs=0.0051)
     first = page.rows("rows-shards")[0]
-    assert (first["mean, printed"], first["agrees"]) == ("50.0", "yes")
+    assert (first["mean, printed"], first["agrees"]) == ("50.00 ±300.00", "yes")
     (done.folder / REPORT).unlink()
     assert fairbloom("report", done.folder) == 0
     assert (done.folder / REPORT).read_text(encoding="utf-8") == written
