@@ -81,6 +81,7 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
         "scores.json",
         "rounds.csv",
         "clients.csv",
+        "coefficients.csv",
         "engine.json",
         "split.npz",
         "checkpoint/6.safetensors",

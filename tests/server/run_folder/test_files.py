@@ -47,7 +47,7 @@ from tests.simulation.helpers import run
 ROOT = Path(fairbloom.__file__).parents[1]
 
 VALUES: dict[File[Any], Any] = {
-    CONFIG: Recorded({"seed": 1, "task": "digits", "num-rounds": 3}, [{"to": 1, "before": {"seed": 0}}]),
+    CONFIG: Recorded({"seed": 1, "task": "digits", "num-rounds": 3}),
     ENVIRONMENT: {"python": "3.11"},
     SCORES: (ACCURACY, Score("mae", higher_is_better=False, percent=False)),
     DATA: {"images": "0123"},

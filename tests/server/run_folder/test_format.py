@@ -17,7 +17,7 @@ def test_a_run_folder_is_laid_out_as_format_3(tmp_path: Path) -> None:
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:
         state = json.loads(file.metadata()["about"])["state"]["dict"]
     assert state.keys() == {"strategy", "best", "losses"}
-    of_method = {"method", "round", "steps", "rows", "memory", "first-counts", "lengths"}
+    of_method = {"method", "round", "steps", "rows", "memory", "first-counts", "lengths", "skipped"}
     assert state["strategy"]["dict"].keys() == of_method
     states = [path.relative_to(tmp_path).parts for path in (tmp_path / "clients").glob("*/*/*.safetensors")]
     assert {parts[2:] for parts in states} == {("client-0", "2.safetensors"), ("client-1", "2.safetensors")}
