@@ -201,9 +201,6 @@ class RunSettings(BaseModel):
     training_clients: Annotated[str, Mark.NAMES] = Field(
         "", description='Names of the clients that train, separated by commas; all clients evaluate; "": all train'
     )
-    sampling: str = Field(
-        "uniform", description="How the clients of a round are drawn: uniform, or by your function, as my_module:draw"
-    )
     average_models: options.AverageModels = Field(
         options.default_of(options.AverageModels),
         description="Whether the mean of the global models of all rounds is evaluated and saved instead of the last",

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .clients import Trained
-from .cohort import Cohort, Kept, MethodError, Needed
+from .cohort import Cohort, Kept, MethodError, Needed, UndeclaredRoster
 from .defences import mixed
-from .fits import EXACT_GRAM, GRAM_BY_ARRAY
+from .fits import EXACT_GRAM, GRAM_BY_ARRAY, ROSTER
 from .method import Method
 from .updates import FloatArray, Layout, Vectors, combine
 
@@ -61,7 +61,7 @@ def cohort_of(
         draws=np.array([draws[name] for name in trained.names], np.float64),
         metrics=Needed(type(method).__name__, {metric: trained.column(metric) for metric in method.needs}),
         memory=tuple(kept),
-        roster=method.progress.roster,
+        roster=method.progress.roster if ROSTER in method.requires else UndeclaredRoster(),
         second=bool(second),
         sent=sent,
         arrays=updates.layout.trainable,

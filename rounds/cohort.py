@@ -1,6 +1,6 @@
 """What a method sees of a round: its usable replies as small arrays, and the rows that it has kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -37,6 +37,32 @@ class UnneededMetricError(FairbloomError):
             f"needs = frozenset({{{metric!r}}}) in the class"
         )
         self.metric = metric
+
+
+class UndeclaredRosterError(MethodError):
+    """A method that reads the roster without having asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            'the method reads cohort.roster, which it does not require: write requires = frozenset({"roster"}) in the '
+            "class"
+        )
+
+
+class UndeclaredRoster(Mapping[str, float]):
+    """The roster of a method that has not asked for it: each look into it is an error that says how to."""
+
+    def __getitem__(self, name: str) -> float:
+        """Raise UndeclaredRosterError."""
+        raise UndeclaredRosterError
+
+    def __iter__(self) -> Iterator[str]:
+        """Raise UndeclaredRosterError."""
+        raise UndeclaredRosterError
+
+    def __len__(self) -> int:
+        """Raise UndeclaredRosterError."""
+        raise UndeclaredRosterError
 
 
 class Needed(dict[str, FloatArray]):
@@ -81,7 +107,8 @@ class Cohort:
         The rows that the method kept, r of them.
     roster
         n_k of every training client that the server has known up to now, absent ones too, by name in ascending order:
-        as first known, 0 where nothing is known yet. Filled where the method uses it ("roster" in `Method.requires`).
+        as first known, 0 where nothing is known yet; an error unless the method asks for it ("roster" in
+        `Method.requires`).
     second
         Whether each reply has a second update (`Method.second`), which is a row as well.
     sent
@@ -108,7 +135,7 @@ class Cohort:
     online: tuple[str, ...] = ()
     metrics: Mapping[str, FloatArray] = field(default_factory=dict)
     memory: tuple[Kept, ...] = ()
-    roster: Mapping[str, float] = field(default_factory=dict)
+    roster: Mapping[str, float] = field(default_factory=UndeclaredRoster)
     second: bool = False
     sent: Mapping[str, float] = field(default_factory=dict)
     arrays: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES = "plain sgd", "one momentum", "whole upd
 REQUIREMENTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES})
 """What a class may name in `requires`."""
 
-PRIOR_FREE, OWN_DRAW, VARYING_WEIGHTS = "no prior", "own draw", "varying weights"
+PRIOR_FREE, VARYING_WEIGHTS = "no prior", "varying weights"
 CORRECTED_SGD, PLAIN_LOSS = "corrected sgd", "plain loss"
 CLIENT_MOMENTUM, OWN_WEIGHTS = "client momentum", "own weights"
 """What a method needs by what it is: see `Method.all_needs`."""
@@ -33,9 +33,6 @@ class Requirement:
 
 NEEDS: Mapping[str, Requirement] = {
     PRIOR_FREE: Requirement("has no prior", "{method} has no prior: leave {option} out, got {value!r}"),
-    OWN_DRAW: Requirement(
-        "draws its clients itself", "{method} draws its clients itself: leave {option} out, got {value!r}"
-    ),
     VARYING_WEIGHTS: Requirement(
         "computes new weights in each round",
         "{option} = {value}: control variates need the same weights in every round, but {method} computes new ones: "
@@ -72,8 +69,8 @@ NEEDS: Mapping[str, Requirement] = {
     ),
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
-        "{option} = {value!r} replaces the weights of FedAvg, and {method} has its own: choose one that mixes updates "
-        "(clip, nnm), or leave {option} out",
+        "{option} = {value!r} replaces weights that are the prior, and {method} has its own: choose one that mixes "
+        "updates (clip, nnm), or leave {option} out",
     ),
 }
 """Each need that an option can change."""
@@ -87,7 +84,7 @@ class Option:
     changes: frozenset[str] = frozenset()
 
 
-WEIGHTING, SAMPLING = Option("weighting", frozenset({PRIOR_FREE})), Option("sampling", frozenset({OWN_DRAW}))
+WEIGHTING = Option("weighting", frozenset({PRIOR_FREE}))
 CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
@@ -98,7 +95,7 @@ OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS})
 PROXIMAL, PERSONAL = Option("proximal_mu"), Option("personal_lambda")
 
 OPTIONS = (
-    *(WEIGHTING, SAMPLING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
+    *(WEIGHTING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
     *(CONTROL_VARIATES, OTHER_STEPS, WEIGHT_DECAY, PROXIMAL, PERSONAL),
 )
 """The options in the order of the table's columns."""

@@ -46,7 +46,6 @@ from .clients import NOTHING, Replies, Reports, Trained
 from .fits import GRAM, GRAM_BY_ARRAY
 from .method import Method
 from .quorum import Quorum, listed
-from .reported import MAX_ELEMENTS, expand_lists
 from .roster import Roster
 from .round import size_on_the_wire
 from .screening import LARGEST_COUNT, MissingSecondError, Refusals, one_line, usable_evaluation, usable_metrics
@@ -360,7 +359,7 @@ class FlowerClients:
         for name, content in contents:
             try:
                 check_honoured(self._work, honours[name])
-                report = usable_metrics(numbers_in(name, content), method.weighted_by_key, method.needs)
+                report = usable_metrics(reported(content), method.weighted_by_key, method.needs)
                 second, ignored = usable_second(content, method.second, trained.second)
                 arrays = usable_arrays(content, method.arrayrecord_key, self._layout, method.second)
                 trained.add(name, report, arrays, second)
@@ -419,7 +418,7 @@ class FlowerClients:
         reports: Reports = {}
         for name, content in asked.sort(replies, self._roster.online, refused):
             try:
-                reports[name] = usable_evaluation(numbers_in(name, content), self._method.weighted_by_key)
+                reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
             except ValueError as reason:
                 refused.add(name, reason)
         self._note_debts(asked)
@@ -789,16 +788,6 @@ def reported(content: RecordDict) -> MetricRecord:
     """Return the metrics of a reply."""
     record: MetricRecord = _only(content.metric_records, METRICS, "MetricRecord")
     return record
-
-
-def numbers_in(name: str, content: RecordDict) -> dict[str, Any]:
-    """Return the metrics in a reply of client `name`, with the elements of lists; a warning says what is left out."""
-    report = reported(content)
-    numbers, left_out = expand_lists(report)
-    if left_out:
-        words = "client %s: %d metrics are left out, %r first: the lists of a reply have at most %d numbers together"
-        log.warning(words, name, len(left_out), one_line(left_out[0]), MAX_ELEMENTS, extra={"client": name})
-    return {**report, **numbers}  # a list is no number, and is named where one was wanted
 
 
 def usable_about(content: RecordDict) -> Mapping[str, Any]:

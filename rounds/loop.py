@@ -10,7 +10,7 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.helper import advice_on
-from fairbloom.protocol.names import LOSS_BEFORE, SNAPSHOT, TRAIN_LOSS
+from fairbloom.protocol.names import SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import (
@@ -22,7 +22,7 @@ from .aggregation import (
     single_coefficients,
 )
 from .clients import Clients, Replies, Reports, Trained
-from .cohort import Cohort, Probed
+from .cohort import Cohort, MethodError, Probed
 from .defences import trimmed_mean
 from .fits import ROSTER
 from .lengths import Usual
@@ -165,10 +165,9 @@ class Rounds:
             self._enter_new()
         self._offline = tuple(sorted(self._away))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
-        self._draws = Counter(sorted(method.choose(free, wanted, number)) if free else [])
+        self._draws = self._choose(free, wanted, number)
         self._asked |= bool(self._draws)
-        by_history = {LOSS_BEFORE} if method.draws_by_history else set()
-        measured = tuple(sorted(method.needs.union(measure, by_history)))
+        measured = tuple(sorted(method.needs.union(measure)))
         self._state_rounds = method.progress.states.of(self._draws) if method.keeps_states else {}
         terms = replace(
             method.terms(number),
@@ -364,6 +363,19 @@ class Rounds:
                 return free
             self.clients.wait_until_free(fewest)
 
+    def _choose(self, free: Sequence[str], wanted: int, number: int) -> Counter[str]:
+        """Let the method draw from the free clients; MethodError where it draws none, or another one."""
+        drawn = sorted(self._method.choose(free, wanted, number)) if free else []
+        name = f"{type(self._method).__name__}.choose, in round {number},"
+        if free and not drawn:
+            raise MethodError(f"{name} drew none of {len(free)} clients: return at least one of the names that it gets")
+        if strange := set(drawn).difference(free):
+            raise MethodError(
+                f"{name} drew {min(strange)!r}, which is none of the {len(free)} clients that can be asked: return "
+                "names that it gets"
+            )
+        return Counter(drawn)
+
     def _enter_new(self) -> None:
         """Enter training clients that are new into the roster, each with its examples as far as these are known."""
         method, roster = self._method, self._method.progress.roster
@@ -389,8 +401,6 @@ class Rounds:
         first = method.progress.first_counts
         new = {name: report[method.weighted_by_key] for name, report in trained.metrics.items() if name not in first}
         method.progress.first_counts = {**first, **new} if new else first
-        if method.draws_by_history:
-            method.progress.history = method.progress.history.plus(trained.metrics)
         if ROSTER in method.requires:
             known = method.progress.first_counts
             method.progress.roster = {n: size or float(known.get(n, 0.0)) for n, size in method.progress.roster.items()}

@@ -14,7 +14,6 @@ from .cohort import Cohort as Cohort
 from .cohort import Kept as Kept
 from .cohort import MethodError as MethodError
 from .cohort import Probed as Probed
-from .declarations import check_declarations
 from .defences import NONE, WEIGHING, Defence
 from .fits import REQUIREMENTS
 from .lengths import Lengths
@@ -23,11 +22,13 @@ from .options import Options as Options
 from .progress import SERVER_OPTIMIZER, Progress
 from .ranges import names_in, one_of, pairs_in, whole
 from .roster import sample
-from .sampling import UNIFORM, Draw, History, Scheme
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .updates import FloatArray as FloatArray
 from .updates import Layout, Model, Vectors
+
+WEIGHTS_PAIR = ("fixed_weights", "weigh")
+"""What says whether weights are the prior, and what computes them."""
 
 NEGATIVE_WEIGHTS = "negative-weights"
 """A method that declares this in `reports` reports how many of its coefficients are negative."""
@@ -108,11 +109,6 @@ class Method:
     training_clients : names, default none
         Only these train: clients are drawn among them alone, and fractions are shares of them. All clients evaluate.
         A round in which none of them is online is skipped. None: all train.
-    sampling : str or function, default "uniform"
-        Draws the clients that train: "uniform", or a function, or an import string of one, that gets the round, the
-        names of the clients that can be asked in ascending order, how many of them are wanted and a random generator of
-        (seed, round), and returns names. With a parameter `history` it gets the clients' last losses, which are asked
-        for then, and participations. Methods that draw clients themselves refuse it.
     average_models
         Whether the mean of the global models after each round up to now, which a skipped round leaves as it is, is
         evaluated and saved in place of the last one. Training goes on from the last one.
@@ -189,7 +185,6 @@ class Method:
             for name, size in (pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}).items()
         }
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
-        self.sampling = self._checked_sampling(options.get("sampling", UNIFORM))
         self.average_models: bool = plain["average_models"]
         buffers = options.get("buffers")
         self.buffers = None if buffers is None else names_in(buffers=buffers)
@@ -206,9 +201,13 @@ class Method:
         self.progress = Progress()
 
     def __init_subclass__(cls, **others: Any) -> None:
-        """Refuse declarations that no method has; let the constructor check its parameters by their annotations."""
+        """Refuse options and unknown needs as declarations; let the constructor check parameters by annotations."""
         super().__init_subclass__(**others)
-        check_declarations(cls, Method, Options.__optional_keys__)
+        if option := next((name for name in vars(cls) if name in Options.__optional_keys__), None):
+            raise TypeError(
+                f"{cls.__name__}.{option} = {vars(cls)[option]!r}: this is an option, whose value comes from the "
+                f"constructor: give it there, as in super().__init__({option}={vars(cls)[option]!r})"
+            )
         if unknown := sorted(cls.requires - REQUIREMENTS):
             raise TypeError(
                 f"{cls.__name__}.requires has {unknown[0]!r}, which is none of {', '.join(sorted(REQUIREMENTS))}"
@@ -221,12 +220,6 @@ class Method:
             self.check_fit(fits.WEIGHTING, "weighting", weighting)
         default = self.default_weighting or "uniform"
         return one_of(("examples", "uniform"), weighting=default if weighting is None else weighting)
-
-    def _checked_sampling(self, sampling: str | Draw) -> Scheme | None:
-        scheme = Scheme.of(sampling)
-        if scheme is not None:
-            self.check_fit(fits.SAMPLING, "sampling", sampling)
-        return scheme
 
     def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
         name = plain["defence"]
@@ -252,14 +245,10 @@ class Method:
         match need:
             case fits.PRIOR_FREE:
                 return self.default_weighting is None
-            case fits.OWN_DRAW:
-                return type(self).choose is not Method.choose
-            case fits.VARYING_WEIGHTS:
-                return not self.fixed_weights
+            case fits.VARYING_WEIGHTS | fits.OWN_WEIGHTS:
+                return not self.weighs_by_prior
             case fits.CLIENT_MOMENTUM:
                 return bool(self.terms(1).client_momentum)
-            case fits.OWN_WEIGHTS:
-                return type(self).__name__ != "FedAvg"
             case fits.PLAIN_LOSS:
                 return bool(self.terms(1).disparity)
             case fits.WHOLE_UPDATES:
@@ -275,11 +264,6 @@ class Method:
         return terms.control_variates or terms.dynamic_alpha is not None
 
     @property
-    def draws_by_history(self) -> bool:
-        """Whether its sampling scheme draws by the clients' last losses and participations."""
-        return self.sampling is not None and self.sampling.by_history
-
-    @property
     def has_second_rows(self) -> bool:
         """Whether the update of each reply's second model is a row."""
         return self.second not in ("", SNAPSHOT)
@@ -288,6 +272,13 @@ class Method:
     def fixed_weights(self) -> bool:
         """Whether its weights are the prior in every round, so that clients may use control variates."""
         return False
+
+    @property
+    def weighs_by_prior(self) -> bool:
+        """Whether `fixed_weights` is True of `weigh` as it is: a subclass that weighs otherwise has to say so again."""
+        order = type(self).__mro__
+        says, weighs = (next(n for n, each in enumerate(order) if name in vars(each)) for name in WEIGHTS_PAIR)
+        return self.fixed_weights and says <= weighs
 
     @property
     def keeps_states(self) -> bool:
@@ -360,8 +351,6 @@ class Method:
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
         """Draw the clients that train, of those that are free, in ascending order; a name may come more than once."""
-        if self.sampling is not None:
-            return self.sampling.choose(names, wanted, self.seed, server_round, self.progress.history)
         return sample(names, wanted, self.seed, "train", server_round)
 
     # State ----------------------------------------------------------------------------------------------------------
@@ -380,7 +369,7 @@ class Method:
         How many rounds in a row took none is there, too.
 
         The lengths of the last rounds' updates, and of the longest step, are there too. Where models are averaged, so
-        is their sum; where clients are drawn by their history, that; where the method uses it, the roster; what a
+        is their sum; where the method uses it, the roster; what a
         server optimizer keeps; and where clients keep states, from which rounds these are. All is made of str,
         numbers, None, arrays, lists and dicts.
         """
@@ -403,7 +392,7 @@ class Method:
         if self.server_optimizer is not None:
             state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, self.progress.moments)
         state |= {"states": self.progress.states.state_dict()} if self.keeps_states else {}
-        return state | ({"history": self.progress.history.state_dict()} if self.draws_by_history else {})
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned.
@@ -428,7 +417,6 @@ class Method:
             first_counts=dict(state["first-counts"]),
             lengths=Lengths.of_state(state["lengths"]),
             average=Average.of_state(state["average"]) if self.average_models and "average" in state else Average(),
-            history=History.of_state(state["history"]) if "history" in state else History(),
             roster=dict(state.get("roster", {})),
             moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
             states=States.of_state(state["states"]) if "states" in state else States(),

@@ -9,8 +9,6 @@ from fairbloom.protocol import options as of_runs
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
 from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, readable_signature
 
-from .sampling import Draw
-
 Aggregate = Callable[[list[Any], str], Any]
 """(Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord."""
 
@@ -45,7 +43,6 @@ class OptionsWithoutPrior(TypedDict, total=False):
     unused_rounds: of_runs.UnusedRounds
     enrolled_sizes: Mapping[str, int]
     training_clients: Sequence[str]
-    sampling: str | Draw
     average_models: of_runs.AverageModels
     buffers: Sequence[str] | None
     shared: Mapping[str, str]

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from .average import Average
 from .cohort import Kept
 from .lengths import Lengths
-from .sampling import History
 from .server_optimizer import Moments
 from .states import States
 from .updates import Vectors
@@ -30,7 +29,6 @@ class Progress:
     first_counts: dict[str, float] = field(default_factory=dict)
     average: Average = field(default_factory=Average)
     lengths: Lengths = field(default_factory=Lengths)
-    history: History = field(default_factory=History)
     roster: dict[str, float] = field(default_factory=dict)
     moments: Moments | None = None
     states: States = field(default_factory=States)

@@ -240,7 +240,6 @@ class Settings(RunSettings):
             "min_available_nodes": max(1, self.min_clients),
             "enrolled_sizes": sizes_of(self.enrolled_sizes),
             "training_clients": split_names(self.training_clients),
-            "sampling": self.sampling,
         }
         try:
             if self.method.startswith(TORCHJD):
@@ -319,7 +318,7 @@ def check_used(given: Mapping[str, Value], methods: Collection[str], task: str, 
     if given.get("pooled"):
         if deployed:
             raise SettingsError(POOLED_IN_ONE_PROCESS)
-        for key in ("fraction", "training-clients", "sampling", "attack", "defence"):
+        for key in ("fraction", "training-clients", "attack", "defence"):
             if key in given:
                 raise SettingsError(
                     f"{key} has no effect with pooled = true, as one client a round trains: leave it out"

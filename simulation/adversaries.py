@@ -104,7 +104,7 @@ class Adversaries:
             raise FairbloomError(f"attackers = {settings.attackers!r} are all clients: leave an honest one")
         if self.names.isdisjoint(training):
             raise FairbloomError(f"attackers = {settings.attackers!r}: none is among training-clients: name one")
-        reads_losses = method.needs & LOSSES or method.draws_by_history or method.second == SNAPSHOT
+        reads_losses = method.needs & LOSSES or method.second == SNAPSHOT
         if settings.attack == LOSS and not reads_losses:
             raise FairbloomError(
                 f"attack = {LOSS!r} has no effect on {type(method).__name__}, which reads no losses: choose a method "

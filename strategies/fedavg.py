@@ -6,6 +6,7 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
+from fairbloom.rounds.fits import CONTROL_VARIATES
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 
 from .strategy import FairStrategy
@@ -37,8 +38,8 @@ class FedAvg(FairStrategy):
 
     @property
     def fixed_weights(self) -> bool:
-        """Whether its weights are the prior in every round: not where a subclass weighs otherwise."""
-        return type(self).weigh is FedAvg.weigh
+        """Whether its weights are the prior in every round: they are."""
+        return True
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior; control variates, where they are kept, are no part of the step."""
@@ -48,6 +49,7 @@ class FedAvg(FairStrategy):
 
     def _use_control_variates(self) -> None:
         """Ask clients for the sums of their steps' learning rates, and for the roster, which C is a sum over."""
+        self.check_fit(CONTROL_VARIATES, "control_variates", True)
         self.control_variates, self.requires = True, self.requires | {"roster"}
         self.needs = self.needs | {STEP_SUM}
 

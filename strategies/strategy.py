@@ -25,7 +25,6 @@ from fairbloom.rounds.loop import Metrics, Rounds, iterate_rounds, means
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole
-from fairbloom.rounds.reported import join_lists
 from fairbloom.rounds.round import Round, StopRun
 
 Tries = Sequence[Mapping[str, Value]]
@@ -315,7 +314,7 @@ class FairStrategy(Method, Strategy):
         if self.train_metrics_aggr_fn is not None and trained.names:
             metrics = self._with_own(self.train_metrics_aggr_fn, metrics, trained, replies)
         after = None if model is None else record_of(model)
-        averaged = MetricRecord(join_lists(metrics, trained.metrics.values()))
+        averaged = MetricRecord(metrics)
         if (following := self._following) is not None:
             following.trained, following.replies, following.arrays = averaged, replies, after or following.arrays
         return after, averaged
@@ -352,14 +351,14 @@ class FairStrategy(Method, Strategy):
             metrics = self._with_own(self.evaluate_metrics_aggr_fn, metrics, evaluated, replies)
         if metrics is None:
             return None
-        averaged = MetricRecord(join_lists(metrics, evaluated.metrics.values()))
+        averaged = MetricRecord(metrics)
         if self._following is not None:
             self._following.evaluated = averaged
         return averaged
 
     def _with_own(self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]) -> Metrics:
         """Return a round's metrics with those that the user's function makes in place of the means."""
-        averaged = join_lists(means(used.metrics, self.weighted_by_key), used.metrics.values())
+        averaged = means(used.metrics, self.weighted_by_key)
         others = {name: value for name, value in metrics.items() if name not in averaged}
         return {**aggregate(self._flower.contents(replies, used.names), self.weighted_by_key), **others}
 

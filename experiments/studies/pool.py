@@ -47,7 +47,6 @@ def check_runs(runs: Runs) -> None:
             "partition": run.partition,
             "optimizer": run.optimizer,
             "client-rule": run.client_rule,
-            "sampling": run.sampling,
         }.items():
             check_seen(key, name, "the processes of several runs")
         check_data(run)

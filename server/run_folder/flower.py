@@ -276,13 +276,11 @@ def collect_options(strategy: Strategy) -> dict[str, Value]:
         for each in wrappers
     ]
     clients = inner.training_clients if isinstance(inner, FairStrategy) else ()
-    scheme = inner.sampling if isinstance(inner, FairStrategy) else None
     optimizer = inner.server_optimizer if isinstance(inner, FairStrategy) else None
     return {
         "method": type(inner).__name__,
         **named,
         "training-clients": ",".join(clients),
-        **({"sampling": scheme.name} if scheme else {}),
         **({name.replace("_", "-"): value for name, value in optimizer.options().items()} if optimizer else {}),
         **({"wrapped-in": ", ".join(around)} if around else {}),
     }

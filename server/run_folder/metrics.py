@@ -5,7 +5,6 @@ from itertools import islice
 from typing import Any
 
 from fairbloom.logs import log
-from fairbloom.rounds.reported import expand_lists
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import one_line
 
@@ -41,8 +40,8 @@ def format_initial(metrics: Mapping[str, Any]) -> list[MetricRow]:
 
 
 def _rows(number: int, phase: str, client: str, metrics: Mapping[str, Any]) -> list[MetricRow]:
-    """Return a row a number; a list has one for each element."""
-    numbers, _ = expand_lists(metrics, float("inf"))
+    """Return a row for each number; a list has none."""
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return [(number, phase, client, one_line(name), value) for name, value in numbers.items()]
 
 

@@ -19,6 +19,8 @@ from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
 from fairbloom.strategies import FedAvg
 from tests.commands import fairbloom
+from tests.rounds.helpers import run as run_strategy
+from tests.strategies.helpers import BUFFERS, MemoryGrid, quadratics
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "your-method.md").read_text()
@@ -57,7 +59,7 @@ def run(arguments: list[str | Path], folder: Path) -> str:
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
     classes = [block for block in PYTHON if block.startswith("class ")]
-    assert len(classes) == len(METHODS) + len(RULES) == 10
+    assert len(classes) == len(METHODS) + len(RULES) == 11
     assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, SERVER_APP, *classes])
 
 
@@ -76,6 +78,15 @@ def test_a_rule_passes_but_for_a_record_of_its_method(name: str, my_methods: Mod
     assert report.passed
     remarks = [result.name for result in report.results if result.verdict is not Status.PASSED]
     assert remarks == (["records"] if name == "Following" else [])  # Heading sends it, which is a method of the page
+
+
+def test_worst_first_draws_by_the_last_losses(my_methods: ModuleType) -> None:
+    clients = quadratics(6)
+    finished = run_strategy(my_methods.WorstFirst(fraction_train=0.5, buffers=BUFFERS), MemoryGrid(clients), 4)[1]
+    first = [set(each.participants) for each in finished[:2]]
+    assert first[0] | first[1] == {*clients}
+    losses = {name: report["loss-before"] for each in finished[:2] for name, report in each.train_metrics.items()}
+    assert {*finished[2].participants} == {*sorted(losses, key=losses.__getitem__)[-3:]}
 
 
 def test_clients_follow_what_the_method_sends(my_methods: ModuleType) -> None:
@@ -102,6 +113,7 @@ def test_they_use_what_the_guide_is_about(my_methods: ModuleType) -> None:
         "weigh",
         "remember",
         "terms",
+        "choose",
         "probe",
         "reports",
         "own_metrics",

@@ -1,82 +1,57 @@
-"""A class attribute that a method cannot have meant for itself is refused by name, and never silently ignored."""
+"""What a method has not asked for is an error when it reads it, and so is an option as a class attribute."""
 
-from collections.abc import Callable
-from functools import cached_property, wraps
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from fairbloom.rounds.method import Method
-from fairbloom.strategies import METHODS, FedAvg
+from fairbloom.rounds.cohort import UndeclaredRosterError, UnneededMetricError
+from fairbloom.rounds.method import Cohort, FloatArray, MethodError
+from fairbloom.strategies import FairStrategy, FedAvg
+
+from .helpers import OPTIONS, run
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("uses_gram", True),
-        ("needs_plain_sgd", True),
-        ("layerwise", False),
-        ("snapshots", 1),
-        ("refused_server_optimizers", frozenset({"avgm"})),
-        ("default_wieghting", None),
-        ("required", ("gram",)),
-    ],
-)
-@pytest.mark.parametrize("base", [Method, FedAvg])
-def test_an_attribute_that_nothing_reads_is_refused(base: type, name: str, value: object) -> None:
-    with pytest.raises(TypeError, match=rf"Mine\.{name} = .*requires.*capitals") as error:
-        type("Mine", (base,), {name: value})
-    assert repr(value) in str(error.value)
+def reading(read: str) -> type[FairStrategy]:
+    """Return a method that reads something of a cohort without having asked for it."""
+
+    def weigh(self: FairStrategy, cohort: Cohort) -> FloatArray:
+        eval(f"cohort.{read}", {}, {"cohort": cohort})  # noqa: S307 (an expression of these tests)
+        return cohort.prior
+
+    return type("Reading", (FairStrategy,), {"weigh": weigh})
 
 
-@pytest.mark.parametrize(("name", "value"), [("weighting", "uniform"), ("proximal_mu", 0.1), ("seed", 3)])
-def test_an_option_as_a_class_attribute_is_refused(name: str, value: object) -> None:
-    with pytest.raises(TypeError, match=rf"Mine\.{name} = {value!r}.*constructor"):
-        type("Mine", (FedAvg,), {name: value})
+def test_a_roster_that_was_not_asked_for_is_an_error_with_the_remedy() -> None:
+    for read in (
+        "roster['site-1']",
+        "roster.get('site-1')",
+        "roster.values().__iter__().__next__()",
+        "roster.__len__()",
+    ):
+        with pytest.raises(UndeclaredRosterError, match=r'cohort\.roster.*requires = frozenset\(\{"roster"\}\)'):
+            run(reading(read)(**OPTIONS), rounds=1)
+    with pytest.raises(UnneededMetricError, match=r"loss-before.*needs = frozenset"):
+        run(reading("losses")(**OPTIONS), rounds=1)
 
 
-def doubled(function: Callable[..., float]) -> Callable[..., float]:
-    @wraps(function)
-    def twice(*values: Any) -> float:
-        return 2.0 * function(*values)
-
-    return twice
+def test_an_option_as_a_class_attribute_is_refused() -> None:
+    for name, value in (("weighting", "uniform"), ("proximal_mu", 0.1), ("seed", 3)):
+        with pytest.raises(TypeError, match=rf"Mine\.{name} = {value!r}.*constructor"):
+            type("Mine", (FedAvg,), {name: value})
 
 
-def test_constants_of_a_class_of_its_own_stay() -> None:
-    class Mine(FedAvg):
-        LARGEST = 3.0
-        _hidden = True
-        label: ClassVar[str] = "mine"
-        power, floor, most, least, step = 2.0, 1.0, 5.0, 0.0, 0.1
-        cache: ClassVar[dict[str, float]] = {}
+def choosing(*drawn: str) -> type[FairStrategy]:
+    def choose(self: FairStrategy, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
+        return [*drawn]
 
-        def inner(self) -> float:
-            return sum(self.power for _ in range(2))
-
-        @property
-        def lowest(self) -> float:
-            return self.floor
-
-        @cached_property
-        def highest(self) -> float:
-            return self.most
-
-        @classmethod
-        def smallest(cls) -> float:
-            return cls.least
-
-        @doubled
-        def stepped(self) -> float:
-            return self.step
-
-    class Finer(Mine):
-        power = 3.0
-        label = "finer"
-
-    assert (Finer().inner(), Finer().stepped()) == (6.0, 0.2)
+    members: dict[str, Any] = {"choose": choose}
+    return type("Choosing", (FedAvg,), members)
 
 
-def test_known_declarations_are_allowed_in_each_method() -> None:
-    for method in METHODS.values():
-        type("Mine", (method,), {"needs": frozenset({"loss-before"}), "default_weighting": None, "tries": ()})
+def test_a_draw_of_nobody_or_a_stranger_is_an_error_by_name() -> None:
+    with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, drew 'nobody', .* none of the 6 clients"):
+        run(choosing("site-1", "nobody")(**OPTIONS), rounds=1)
+    with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, drew none of 6 clients"):
+        run(choosing()(**OPTIONS), rounds=1)
+    assert run(choosing("site-4", "site-1")(**OPTIONS), rounds=1)[1][0].participants == ("site-1", "site-4")

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from docs import fits as page
@@ -16,7 +17,6 @@ from tests.strategies.helpers import ARGUMENTS, make
 
 GIVEN: dict[str, dict[str, Any]] = {
     "weighting": {"weighting": "uniform"},
-    "sampling": {"sampling": "tests.rounds.test_sampling:first"},
     'server_optimizer="avgm"': {"server_optimizer": "avgm"},
     'server_optimizer="adam"': {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
     "control_variates": {"control_variates": True},
@@ -50,7 +50,7 @@ def take(name: str, option: str) -> None:
     Settings.of({"method": name, **parameters, **task, **SET[option]}).check_training()
 
 
-@pytest.mark.parametrize("option", [each for each in OPTIONS if each.name != "sampling"], ids=lambda each: each.name)
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda each: each.name)
 @pytest.mark.parametrize("name", METHODS)
 def test_an_option_is_refused_where_the_table_says_so(name: str, option: Option) -> None:
     if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
@@ -70,3 +70,22 @@ def test_no_defence_goes_with_states_of_whole_updates(method: Callable[..., Fair
 def test_each_need_is_changed_by_an_option() -> None:
     assert set(NEEDS) == {need for option in OPTIONS for need in option.changes}
     assert misfit({"no prior"}, WEIGHTING) is NEEDS["no prior"]
+
+
+def test_a_class_is_known_by_its_weigh_not_by_its_name() -> None:
+    other = type("FedAvg", (FedAvg,), {"weigh": lambda self, cohort: np.square(cohort.prior)})
+    with pytest.raises(ValueError, match=r"defence = 'krum' replaces .* FedAvg has its own: choose one that mixes"):
+        other(defence="krum")
+    with pytest.raises(ValueError, match=r"control_variates = True: .* FedAvg computes new ones"):
+        other(control_variates=True)
+    same = type("Mine", (FedAvg,), {})
+    assert same(defence="krum").defence is not None
+    assert same(control_variates=True).control_variates
+    said_again = type("Said", (other,), {"fixed_weights": True})
+    assert said_again(control_variates=True).control_variates
+
+
+def test_a_subclass_of_scaffold_that_weighs_otherwise_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"control_variates = True: .* Other computes new ones"):
+        type("Other", (SCAFFOLD,), {"weigh": lambda self, cohort: np.square(cohort.prior)})()
+    assert type("Same", (SCAFFOLD,), {})().control_variates

@@ -219,7 +219,7 @@ def test_a_script_that_compares_is_not_run_once_more_by_the_processes_of_its_run
     assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
 
 
-@pytest.mark.parametrize("key", ["task", "model", "method", "partition", "sampling", "optimizer", "client-rule"])
+@pytest.mark.parametrize("key", ["task", "model", "method", "partition", "optimizer", "client-rule"])
 def test_what_a_script_defines_is_refused_before_a_process_looks_for_it(key: str) -> None:
     run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
     with pytest.raises(FairbloomError, match=rf"^{key} = '__main__:Mine': the processes of several runs do not see"):

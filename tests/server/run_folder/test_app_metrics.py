@@ -1,6 +1,5 @@
 """All that a user's app reports is in one table of the run folder: by client, together, and of the server."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 import fairbloom
 from fairbloom import RunFolder, Score
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.summary import details_of
 from fairbloom.experiments.views.terminal import show_page
-from fairbloom.rounds.reported import MAX_ELEMENTS
 from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.metrics import LONGEST_NAME, MOST_METRICS
 from fairbloom.simulation.grid import InProcessGrid
@@ -173,53 +170,12 @@ def test_a_run_killed_before_its_first_checkpoint_has_the_initial_model_once(
     assert len(values(tmp_path / "run", round=0, metric="central_acc")) == 1
 
 
-def test_lists_are_averaged_as_flower_does_and_kept_element_by_element(tmp_path: Path) -> None:
-    replied = [{"num-examples": 1 + i, "by_class": [float(i), 1.0, 2.0 * i]} for i in range(4)]
-    flowers = aggregate_metricrecords([RecordDict({"m": MetricRecord({**each})}) for each in replied], "num-examples")
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 10, "losses": [1.0, float(place(context))]})
-        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({**replied[place(context)], "eval_acc": 0.5, "auc": 0.5, "eval_loss": 1.0})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    result = start(tmp_path / "run", app)
-    assert result.evaluate_metrics_clientapp[1]["by_class"] == pytest.approx(flowers["by_class"])
-    assert result.train_metrics_clientapp[1]["losses"] == pytest.approx([1.0, 1.5])
-    for element in range(3):
-        found = values(tmp_path / "run", round=1, phase="evaluate", client="", metric=f"by_class[{element}]")
-        assert found == pytest.approx([flowers["by_class"][element]])
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        {"by_class": [1.0, 2.0, 3.0]},
-        {"by_class": [1.0, math.nan]},
-        {"by_class": []},
-        {"by_class": 1.0},
-        {"by_class": [1.0] * (MAX_ELEMENTS + 1)},
-        {"by_class": [1.0] * 300_000},
-    ],
-    ids=["longer", "not finite", "empty", "a number", "too long", "absurd"],
-)
-def test_a_list_that_one_client_has_otherwise_is_in_no_mean_and_ends_nothing(
-    tmp_path: Path, report: dict[str, Any]
-) -> None:
-    """As a number that some clients lack; what the others reply is there."""
-    result = start(tmp_path / "run", clients({"by_class": [1.0, 2.0]}, of_last=report))
-    assert "by_class" not in result.evaluate_metrics_clientapp[1] or isinstance(
-        result.evaluate_metrics_clientapp[1]["by_class"], float
-    )
+def test_a_list_is_in_no_mean_and_no_table_and_ends_nothing(tmp_path: Path) -> None:
+    result = start(tmp_path / "run", clients({"by_class": [1.0, 2.0]}, of_last={"by_class": [1.0] * 300_000}))
+    assert "by_class" not in result.evaluate_metrics_clientapp[1]
     assert "auc" in result.evaluate_metrics_clientapp[1]
-    assert values(tmp_path / "run", round=1, client="site-1", metric="by_class[1]") == [2.0]
+    assert "by_class" not in (tmp_path / "run" / "metrics.csv").read_text()
     assert fairbloom.load(tmp_path / "run").finished
-    assert (tmp_path / "run" / "metrics.csv").stat().st_size < 50_000
 
 
 def test_names_with_commas_quotes_and_our_own_columns_are_kept_as_they_are(tmp_path: Path) -> None:
