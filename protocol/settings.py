@@ -48,14 +48,14 @@ class RunSettings(BaseModel):
     )
     partition: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "",
-        description="Split of the data into clients: a name from fairbloom tasks, flwr:NAME, or my_module:deal",
+        description="Split of the data into clients: a name from fairbloom tasks, or my_module:deal",
     )
     shards_per_client: Annotated[int, Range("[1, inf)"), Partitions("shards"), Mark.SENT_TO_CLIENTS] = Field(
         2, description="Number of pieces of the label-sorted data that each client gets, if partition = shards"
     )
-    classes_per_client: Annotated[
-        int, Range("[1, inf)"), Partitions("classes", "class-groups"), Mark.SENT_TO_CLIENTS
-    ] = Field(2, description="Number of classes that each client has, if partition = classes or class-groups")
+    classes_per_client: Annotated[int, Range("[1, inf)"), Partitions("classes"), Mark.SENT_TO_CLIENTS] = Field(
+        2, description="Number of classes that each client has, if partition = classes"
+    )
     dirichlet_alpha: Annotated[float, Range("(0, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS] = (
         Field(0.5, description="Dirichlet concentration: smaller values make clients more unequal (dirichlet, sizes)")
     )

@@ -1,7 +1,5 @@
 """The ways in which examples are dealt to clients, and a client's examples to training, testing and validation."""
 
-import ast
-import inspect
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -12,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
-from .task import FLWR, Examples, Setup, Splits, imported_partition
+from .task import Examples, Setup, Splits, imported_partition
 
 Indices = NDArray[np.intp]
 Labels = NDArray[np.int64]
@@ -34,7 +32,8 @@ class Dealt(NamedTuple):
 def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dealt]:
     """Return what each client gets, at least MIN_EXAMPLES examples, by the run's partition.
 
-    `labels` has shape (n,); the test set with labels `tested` is dealt alike: a client's shards, classes or shares.
+    `labels` has shape (n,); the test set with labels `tested` is dealt alike: a client's shards, classes or shares, and
+    at least one example.
     """
     clients, seed = setup.clients, setup.seed
     if setup.partition != "shards":  # the number of shards is checked first
@@ -45,19 +44,22 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
             parts = shards(both, clients, setup.shards_per_client, seed)
         case "classes":
             parts = classes(both, clients, setup.classes_per_client, seed)
-        case "class-groups":
-            parts = class_groups(both, clients, setup.classes_per_client, seed)
         case "dirichlet":
             parts = dirichlet(both, clients, setup.dirichlet_alpha, seed, setup.smallest_client)
         case "sizes":
             parts = sizes(both, clients, setup.dirichlet_alpha, seed, setup.smallest_client)
         case "iid":
             parts = iid(both, clients, seed)
-        case name if name.startswith(FLWR):
-            parts = from_flwr_datasets(setup, labels, tested)
         case _:
             parts = from_function(setup, both)
     check_enough(min(map(len, parts[0])), clients, len(labels))
+    if tested is not None:
+        parts[1] = _fill_up(parts[1], 1)
+        if min(map(len, parts[1])) == 0:
+            raise FairbloomError(
+                f"clients = {clients}: the test set has {len(tested)} examples, so some clients would have none: lower "
+                "clients"
+            )
     return [Dealt(*each) for each in zip(*parts, strict=True)]
 
 
@@ -111,23 +113,6 @@ def classes(sets: Sequence[Labels], clients: int, per_client: int, seed: int) ->
     return _deal_evenly(sets, holders, clients, random)
 
 
-def class_groups(sets: Sequence[Labels], clients: int, per_group: int, seed: int) -> list[list[Indices]]:
-    """Put neighbouring classes into groups of `per_group`; equally many clients have each group.
-
-    Source: Pan et al., FedLF, AAAI 2024, section 5 (Pat-2).
-    """
-    there = np.unique(sets[0])
-    groups = -(-len(there) // per_group)
-    if groups > clients:
-        raise FairbloomError(
-            f"classes-per-client = {per_group}: the examples are of {len(there)} classes, so {groups} groups, more "
-            f"than clients = {clients}: raise one of them"
-        )
-    having = np.arange(clients) * groups // clients
-    holders = {int(label): np.flatnonzero(having == i // per_group).tolist() for i, label in enumerate(there)}
-    return _deal_evenly(sets, holders, clients, generator(seed, "class groups"))
-
-
 def _deal_evenly(
     sets: Sequence[Labels], holders: Mapping[int, Sequence[int]], clients: int, random: np.random.Generator
 ) -> list[list[Indices]]:
@@ -152,16 +137,16 @@ def dirichlet(
     et al., Measuring the Effects of Non-Identical Data Distribution, 2019.
     """
     random = generator(seed, "dirichlet")
-    parts: list[list[list[int]]] = [[[] for _ in range(clients)] for _ in sets]
+    pieces: list[list[list[Indices]]] = [[[] for _ in range(clients)] for _ in sets]
     for label in np.unique(sets[0]):
         shuffled = random.permutation(np.flatnonzero(sets[0] == label))
         ends = np.cumsum(random.dirichlet(np.full(clients, alpha)))
         rest = (random.permutation(np.flatnonzero(labels == label)) for labels in sets[1:])
-        for of_set, mine in zip(parts, (shuffled, *rest), strict=True):
+        for of_set, mine in zip(pieces, (shuffled, *rest), strict=True):
             for part, piece in zip(of_set, np.split(mine, (ends * len(mine)).round().astype(int)[:-1]), strict=True):
-                part.extend(piece.tolist())
-    _fill_up(parts[0], fewest)
-    return [[np.array(part, np.intp) for part in of_set] for of_set in parts]
+                part.append(piece)
+    first, *others = [[np.concatenate(part) for part in of_set] for of_set in pieces]
+    return [_fill_up(first, fewest), *others]
 
 
 def sizes(
@@ -170,51 +155,18 @@ def sizes(
     """Deal the examples at random, by sizes drawn from Dirichlet(`alpha`): clients differ in how many they have."""
     random = generator(seed, "sizes")
     ends = np.cumsum(random.dirichlet(np.full(clients, alpha)))
-    parts = [
-        [part.tolist() for part in np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))]
-        for labels in sets
-    ]
-    kept = [each[:clients] for each in parts]
-    _fill_up(kept[0], fewest)
-    return [[np.array(part, np.intp) for part in each] for each in kept]
+    first, *others = (
+        np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))[:clients] for labels in sets
+    )
+    return [_fill_up(first, fewest), *others]
 
 
-def _fill_up(parts: list[list[int]], fewest: int) -> None:
-    """Move examples from the largest part to the smallest until all have `fewest`, if there are enough."""
-    while len(smallest := min(parts, key=len)) < fewest and len(largest := max(parts, key=len)) > fewest:
+def _fill_up(parts: Sequence[Indices], fewest: int) -> list[Indices]:
+    """Return the parts with examples moved from the largest to the smallest until all have `fewest`, if they can."""
+    filled = [part.tolist() for part in parts]
+    while len(smallest := min(filled, key=len)) < fewest and len(largest := max(filled, key=len)) > fewest:
         smallest.append(largest.pop())
-
-
-def from_flwr_datasets(setup: Setup, labels: Labels, tested: Labels | None) -> list[list[Indices]]:
-    """Deal by one of flwr-datasets' partitioners; it gets the number of clients, the label's column and the seed."""
-    name, arguments = _parse_call(setup.partition)
-    try:
-        from datasets import Dataset  # imported late: they are an extra, and take seconds
-        from flwr_datasets import partitioner
-    except ImportError as error:
-        raise FairbloomError(
-            f"partition = {setup.partition!r}: its partitioner needs flwr-datasets: pip install 'fairbloom[datasets]'"
-        ) from error
-    maker = getattr(partitioner, name, None)
-    if maker is None or name not in partitioner.__all__:
-        hint = did_you_mean(name, partitioner.__all__)
-        raise FairbloomError(
-            f"partition = {setup.partition!r}: {hint}flwr-datasets has {', '.join(partitioner.__all__)}"
-        )
-    takes = inspect.signature(maker).parameters
-    ours = {"num_partitions": setup.clients, "partition_by": "label", "seed": setup.seed}
-    try:
-        chosen = maker(**{key: value for key, value in ours.items() if key in takes} | arguments)
-        parts = []
-        for each in (labels, np.empty(0, np.int64) if tested is None else tested):
-            if len(each):
-                chosen.dataset = Dataset.from_dict({"label": each, "row": np.arange(len(each))})
-                parts.append([np.array(chosen.load_partition(i)["row"], np.intp) for i in range(setup.clients)])
-            else:
-                parts.append([np.empty(0, np.intp)] * setup.clients)
-    except (ValueError, TypeError) as error:
-        raise FairbloomError(f"partition = {setup.partition!r}: {' '.join(str(error).split())}") from error
-    return parts
+    return [np.array(part, np.intp) for part in filled]
 
 
 def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
@@ -233,62 +185,25 @@ def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
                 f"partition = {name!r}: it failed with {type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
         parts.append(check_dealt(name, there, setup.clients, len(labels)))
-    for client, each in enumerate(parts[0]):
-        if len(each) < MIN_EXAMPLES:
-            raise FairbloomError(
-                f"partition = {name!r}: it deals client {client} of {setup.clients} {len(each)} examples, and at least "
-                f"{MIN_EXAMPLES} are needed, four fifths for training and one for testing"
-            )
     return parts
 
 
 def check_dealt(name: str, dealt: Sequence[NDArray[Any]], clients: int, examples: int) -> list[Indices]:
     """Return what a user's function has dealt, as indices; raise FairbloomError where it cannot be dealt."""
-    if len(dealt) != clients:
+    if len(dealt) != clients or any(each.ndim != 1 or (len(each) and each.dtype.kind not in "iu") for each in dealt):
+        shapes = ", ".join(f"{each.dtype} {each.shape}" for each in dealt[:3])
         raise FairbloomError(
-            f"partition = {name!r}: it deals {len(dealt)} clients, and clients = {clients}: return an array of places "
-            "for each client"
+            f"partition = {name!r}: it must deal {clients} arrays of whole numbers, the places of each client's "
+            f"examples; it deals {len(dealt)}: {shapes}"
         )
-    owner = np.full(examples, -1)
-    for client, each in enumerate(dealt):
-        if each.ndim != 1 or (len(each) and each.dtype.kind not in "iu"):
-            raise FairbloomError(
-                f"partition = {name!r}: it must deal client {client} whole numbers, the places of its examples, in one "
-                f"dimension; got {each.dtype} of shape {each.shape}"
-            )
-        places = each.astype(np.int64)
-        beyond = places[(places < 0) | (places >= examples)]
-        if len(beyond):
-            raise FairbloomError(
-                f"partition = {name!r}: it deals client {client} the place {beyond[0]}, and places are from 0 to "
-                f"{examples - 1}"
-            )
-        twice = places[owner[places] >= 0]
-        if not len(twice):
-            different, counts = np.unique(places, return_counts=True)
-            twice = different[counts > 1]
-        if len(twice):
-            other = int(owner[twice[0]])
-            before = f"and client {other}" if other >= 0 else "twice"
-            raise FairbloomError(
-                f"partition = {name!r}: it deals client {client} the place {twice[0]} {before}: an example belongs to "
-                "one client"
-            )
-        owner[places] = client
+    places = np.sort(np.concatenate([each.astype(np.int64) for each in dealt]))
+    wrong = places[(places < 0) | (places >= examples) | np.append(places[1:] == places[:-1], False)]
+    if len(wrong):
+        raise FairbloomError(
+            f"partition = {name!r}: it deals the place {wrong[0]}, and places are from 0 to {examples - 1}, each for "
+            "one client alone"
+        )
     return [each.astype(np.intp) for each in dealt]
-
-
-def _parse_call(words: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the keyword arguments of flwr:Name(argument=1)."""
-    try:
-        call = ast.parse(words.removeprefix(FLWR), mode="eval").body
-        if isinstance(call, ast.Name):
-            return call.id, {}
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-            return call.func.id, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    except (SyntaxError, ValueError):
-        pass
-    raise FairbloomError(f"partition = {words!r}: write it as in flwr:ShardPartitioner(num_shards_per_partition=2)")
 
 
 def check_enough(fewest: int, clients: int, examples: int) -> None:

@@ -32,14 +32,11 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
-LABEL_PARTITIONS = ("shards", "classes", "class-groups", "dirichlet", "sizes", "iid")
+LABEL_PARTITIONS = ("shards", "classes", "dirichlet", "sizes", "iid")
 """The partitions that deal examples with labels to clients."""
 
-FLWR = "flwr:"
-"""What the names of flwr-datasets' partitioners begin with."""
-
-OTHER_PARTITIONS = (f"those of flwr-datasets as {FLWR}NAME", "yours as my_module:deal")
-"""In words, the partitions that every task has which deals its examples."""
+OWN_PARTITION = "yours as my_module:deal"
+"""In words, the partition that every task has which deals its examples."""
 
 
 @dataclass(frozen=True)
@@ -226,10 +223,10 @@ class TaskInfo:
         return any(each not in self.natural for each in self.partitions)
 
     def _check_partition(self, name: str) -> None:
-        if not self.partitions or name in self.partitions or (self.deals and name.startswith(FLWR)):
+        if not self.partitions or name in self.partitions:
             return
         if not (self.deals and is_import_string(name)):
-            there = ", ".join([*self.partitions, *(OTHER_PARTITIONS if self.deals else ())])
+            there = ", ".join([*self.partitions, *([OWN_PARTITION] if self.deals else [])])
             hint = did_you_mean(name, self.partitions)
             raise FairbloomError(f"partition = {name!r}: {hint}task {self.name} has {there}")
         imported_partition(name)

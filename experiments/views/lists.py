@@ -15,7 +15,7 @@ from fairbloom.protocol.settings import SETTINGS
 from fairbloom.server.settings import parameters
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TaskInfo
-from fairbloom.tasks.task import OTHER_PARTITIONS, Described
+from fairbloom.tasks.task import OWN_PARTITION, Described
 
 from .catalogue import REQUIRED, MethodDoc, default_of, describe
 from .report.page import Cell, Table
@@ -60,7 +60,7 @@ def show_tasks(tasks: Iterable[TaskInfo]) -> None:
     """Print each task with its models, partitions, settings and source."""
     for task in tasks:
         console.print(f"[b]{escape(task.name)}[/]  {escape(task.summary)}")
-        partitions = (*task.partitions, *(OTHER_PARTITIONS if task.deals else ()))
+        partitions = (*task.partitions, *([OWN_PARTITION] if task.deals else []))
         for what, choices in (("models", task.models), ("partitions", partitions)):
             if choices:
                 _indented(f"{what}: {escape(', '.join(choices))}")

@@ -131,7 +131,7 @@ def test_the_page_on_data_sets_has_all_with_their_models() -> None:
         assert re.findall(r"`(.+?)`", rows[info.name][3]) == [*info.models]
         assert all(file.path.split("/")[0] in DATA_SETS for file in info.files)
     dealt = {name for row in cells(DATA_SETS, "Who gets what") for name in re.findall(r"`(.+?)`", row[0])}
-    others = {"--partition", "flwr:NAME", "my_module:deal"}
+    others = {"--partition", "my_module:deal"}
     assert dealt == others | {name for info in SHIPPED for name in info.partitions}
 
 

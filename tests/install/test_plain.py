@@ -106,7 +106,6 @@ def test_a_device_predicts_with_what_is_installed_there(tmp_path: Path) -> None:
         (("--task", "shakespeare"), "downloads"),
         (("--task", "mnist"), "images"),
         (("--task", "femnist"), "datasets"),
-        (("--partition", "flwr:IidPartitioner"), "datasets"),
         (("--method", "torchjd:upgrad"), "torchjd"),
     ],
 )

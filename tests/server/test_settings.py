@@ -41,7 +41,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"task": "digit"}, ("task = 'digit'", "did you mean digits?")),
     ({"engine": "lop"}, ("engine = 'lop'", "did you mean loop?")),
     ({"model": "resnet"}, ("model = 'resnet'", "logistic, mlp, cnn")),
-    ({"partition": "shard"}, ("partition = 'shard'", "shards, classes, class-groups, dirichlet, sizes, iid")),
+    ({"partition": "shard"}, ("partition = 'shard'", "shards, classes, dirichlet, sizes, iid")),
     # values outside their range
     ({"method": "fedfv", "fedfv.alpha": 2}, ("fedfv.alpha = 2", "[0, 1]")),
     ({"method": "fedfv", "fedfv.tau": -1}, ("fedfv.tau = -1", "at least 0")),

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import Setup, partition
-from fairbloom.tasks.partition import MIN_EXAMPLES, Indices, class_groups, classes, dirichlet, iid, shards, sizes, split
+from fairbloom.tasks.partition import MIN_EXAMPLES, Indices, classes, dirichlet, iid, shards, sizes, split
 
 Labels = NDArray[np.int64]
 Deal = Callable[[Labels, int, int], list[Indices]]
@@ -172,22 +171,6 @@ def test_classes_that_cannot_be_had_are_refused_with_the_range(clients: int, per
         classes([np.arange(3000) % 10], clients, per_client, seed=0)
 
 
-def test_class_groups_make_as_many_clients_of_each_kind() -> None:
-    labels = ten_balanced_labels()
-    parts = class_groups([labels], 20, 2, seed=0)[0]
-    kinds = [labels_of(part, labels) for part in parts]
-    assert kinds == [{2 * (i // 4), 2 * (i // 4) + 1} for i in range(20)]
-    assert {len(part) for part in parts} == {50}
-    assert sorted(np.concatenate(parts)) == [*range(1000)]
-
-
-def test_more_class_groups_than_clients_are_refused() -> None:
-    with pytest.raises(
-        FairbloomError, match=r"classes-per-client = 2: .* 10 classes, so 5 groups.* clients = 4: raise"
-    ):
-        class_groups([ten_balanced_labels()], 4, 2, seed=0)
-
-
 @pytest.mark.parametrize("deal", [dirichlet, sizes])
 @given(alpha=st.floats(1e-3, 1e3), fewest=st.integers(2, 50), seed=st.integers(0, 1000))
 def test_no_client_has_fewer_examples_than_the_smallest_may(
@@ -201,6 +184,19 @@ def test_sizes_are_unequal_and_labels_are_not() -> None:
     parts = sizes([labels], 10, 0.5, seed=0)[0]
     assert max(map(len, parts)) > 3 * min(map(len, parts))
     assert largest_share([part for part in parts if len(part) > 500], labels) < 0.2
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards", "sizes", "classes"])
+def test_each_client_has_an_example_of_a_test_set(kind: str) -> None:
+    """However unequal they are, and however few test examples there are."""
+    labels, tested = np.arange(6000) % 10, np.arange(120) % 10
+    for seed in range(5):
+        own = setup(100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2)
+        dealt = partition.deal(labels, own, tested)
+        assert min(len(each.tested) for each in dealt) >= 1
+        np.testing.assert_array_equal(np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120))
+    with pytest.raises(FairbloomError, match=r"clients = 100: the test set has 99 examples.*: lower clients"):
+        partition.deal(labels, setup(100, kind, dirichlet_alpha=0.1, shards_per_client=2), tested[:99])
 
 
 # A client's examples --------------------------------------------------------------------------------------------------
@@ -240,37 +236,3 @@ def test_the_split_depends_on_seed_and_client() -> None:
     }
     assert tested[0, "a"] == split(np.arange(100), setup(), "a").test.tolist()
     assert len({tuple(test) for test in tested.values()}) == 4
-
-
-# flwr-datasets' partitioners ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(find_spec("flwr_datasets") is None, reason="flwr-datasets is not installed")
-def test_a_partitioner_of_flwr_datasets_deals_every_example_once() -> None:
-    labels = ten_balanced_labels()
-    for words in (
-        "flwr:DirichletPartitioner(alpha=0.1, min_partition_size=10, self_balancing=True)",
-        "flwr:IidPartitioner",
-    ):
-        parts = partition.deal(labels, setup(10, words))
-        assert sorted(np.concatenate([part.examples for part in parts])) == [*range(1000)]
-    assert {len(part.examples) for part in parts} == {100}
-
-
-@pytest.mark.skipif(find_spec("flwr_datasets") is None, reason="flwr-datasets is not installed")
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("flwr:IidPartitoner", "did you mean IidPartitioner"),
-        ("flwr:IidPartitioner(alpha=1)", "unexpected keyword argument 'alpha'"),
-        ("flwr:DirichletPartitioner(alpha=-1)", "alpha"),
-        ("flwr:open('x')", "write it as in flwr:"),
-        ("flwr:IidPartitioner(num_partitions=print)", "write it as in flwr:"),
-        ("flwr:", "write it as in flwr:"),
-    ],
-)
-def test_what_is_wrong_with_a_partitioner_is_said(words: str, message: str) -> None:
-    with pytest.raises(FairbloomError) as error:
-        partition.deal(ten_balanced_labels(), setup(10, words))
-    assert words in str(error.value)
-    assert message in str(error.value)

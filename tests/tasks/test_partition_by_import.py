@@ -43,7 +43,7 @@ def twice_alone(labels, clients, random):
 
 
 def beyond(labels, clients, random):
-    return [np.arange(len(labels) + 1), *np.array_split(np.arange(9), clients - 1)]
+    return np.array_split(np.arange(len(labels)) + 1, clients)
 
 
 def below(labels, clients, random):
@@ -116,21 +116,21 @@ def test_a_function_cannot_change_the_labels(mine: str) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("too_many", "it deals 5 clients, and clients = 4"),
+        ("too_many", "it must deal 4 arrays .*; it deals 5: int64"),
         ("too_few", "it deals client 0 of 4 4 examples, and at least 5 are needed"),
-        ("twice", "it deals client 1 the place 0 and client 0: an example belongs to one client"),
-        ("twice_alone", "it deals client 0 the place 7 twice"),
-        ("beyond", "it deals client 0 the place 1797, and places are from 0 to 1796"),
-        ("below", "it deals client 0 the place -1, and places are from 0"),
-        ("floats", "it must deal client 0 whole numbers, .* got float64"),
-        ("masks", "it must deal client 0 whole numbers, .* got bool"),
+        ("twice", "it deals the place 0, and places are from 0 to 1796, each for one client"),
+        ("twice_alone", "it deals the place 7, "),
+        ("beyond", "it deals the place 1797, and places are from 0 to 1796"),
+        ("below", "it deals the place -1, and places are from 0"),
+        ("floats", "it must deal 4 arrays of whole numbers.*: float64"),
+        ("masks", "it must deal 4 arrays of whole numbers.*: bool"),
         ("fails", "it failed with KeyError: 'share'"),
         ("nothing", "it failed with TypeError: .*NoneType"),
         ("number", "it must be a function of labels, clients and random, got int"),
         ("shards", "has no shards; it has"),
     ],
 )
-def test_an_impossible_deal_is_refused_with_function_and_client(mine: str, function: str, said: str) -> None:
+def test_an_impossible_deal_is_refused_with_the_function(mine: str, function: str, said: str) -> None:
     with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
         dealt(f"{mine}:{function}")
 
@@ -143,6 +143,16 @@ def test_a_data_set_with_tests_apart_has_both_dealt_alike(mine: str) -> None:
     setup = Setup.of({"partition": f"{mine}:by_label", "clients": 4})
     for client, (examples, tests) in enumerate(deal(labels, setup, tested)):
         assert set(labels[examples] % 4) == set(tested[tests] % 4) == {client}
+
+
+def test_a_client_has_a_test_example_in_any_case(mine: str) -> None:
+    """The first client has one of its neighbour's where the function deals it none."""
+    from fairbloom.tasks.partition import deal
+    from fairbloom.tasks.task import Setup
+
+    labels, tested = np.arange(400) % 8, np.repeat([1, 2, 3], 5)
+    dealt = deal(labels, Setup.of({"partition": f"{mine}:by_label", "clients": 4}), tested)
+    assert [len(each.tested) for each in dealt] == [1, 4, 5, 5]
 
 
 def test_a_task_with_given_clients_takes_no_function(mine: str) -> None:

@@ -17,7 +17,7 @@ def split_of(**settings: Value) -> tuple[Split, Task]:
     return Split.of(task), task
 
 
-@pytest.mark.parametrize("partition", ["shards", "classes", "class-groups", "dirichlet", "sizes", "iid"])
+@pytest.mark.parametrize("partition", ["shards", "classes", "dirichlet", "sizes", "iid"])
 def test_every_example_is_with_exactly_one_client(partition: str) -> None:
     split, _ = split_of(**{"partition": partition, "validation-share": 0.1, "classes-per-client": 5})
     assert sorted(split.row) == [*range(1797)]
