@@ -13,7 +13,7 @@ from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
 
 from ..partition import MIN_EXAMPLES, split, splits_of
-from ..preprocessing import IMAGES, Preprocessing
+from ..preprocessing import Preprocessing
 from ..row_digests import RowsBehind, tell_apart
 from ..task import Setup, Splits, Task
 from .agreement import TargetSummary
@@ -38,7 +38,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
     stated = split_names(classes)
 
     def preprocessing(agreed: AgreedShape) -> Preprocessing:
-        return agreed.preprocessing(IMAGES, "class", resized=size > 0)
+        return agreed.preprocessing(resized=size > 0)
 
     return task_of(
         setup, tuple(folders), lambda name: Images(folders[name], name, setup, size, grey, stated), preprocessing

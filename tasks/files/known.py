@@ -79,16 +79,5 @@ FILES = (
         has_clients=True,
         agree="fairbloom.tasks.files.shapes:agree_on_images",
     ),
-    TaskInfo(
-        "npz",
-        summary="your NumPy arrays: CLIENT.npz with x and y, or x_train, y_train, x_test and y_test",
-        source="the folder that --data-dir names",
-        loader="fairbloom.tasks.files.arrays:load",
-        models=("logistic", "mlp", "cnn"),
-        settings=(Parameter("classes", str, "", "All classes, as in '0,1,2', so that a client may lack some"),),
-        reads=(".npz",),
-        has_clients=True,
-        agree="fairbloom.tasks.files.shapes:agree_on_arrays",
-    ),
 )
 """In the order in which they are listed."""

@@ -79,8 +79,6 @@ REASONS = {
     "csv.kind=classification",
     "many-classes": "the target, column {column}, has {different} different values, and {most} classes are the most: "
     "name the right column by csv.target, or state all classes by csv.classes",
-    "class-count": "its target has {different} different values: one class needs all of them stated, {most} are the "
-    "most, and a quantity is of floats",
     "one-class": "all rows have the same class: state all classes, or leave this client out",
     "strange-class": "column {column} holds a value that is none of the stated classes: correct it, or state all "
     "classes by csv.classes",
@@ -90,7 +88,6 @@ REASONS = {
     "besides: csv.ignore leaves columns out",
     "other-kind": "column {column} holds numbers where the others have categories, or categories where they have "
     "numbers: correct it, or take it as categories everywhere by csv.categories",
-    "other-target": "its target is of another kind than with the others: classes, or a quantity",
     "few-behind": "a mean needs at least {floor} training rows, and column {column} has a value in fewer: set "
     "csv.standardise=client, hold out less by test-share, or leave the column out by csv.ignore; the owner of the "
     "device may lower the floor (limits.rows in client.toml)",
@@ -106,11 +103,7 @@ REASONS = {
     "kind, so that the two would show single rows: take the seed, test-share, validation-share and csv settings of "
     "the earlier run",
     "other-shape": "its examples have another shape than those of the others",
-    "arrays": "its file lacks x and y, or x_train, y_train, x_test and y_test",
-    "array-shapes": "the shapes or kinds of its arrays do not fit together: its own log names them",
     "few-examples": "it has {examples} examples, and at least {fewest} are needed",
-    "not-finite": "example {example} of {array} holds NaN, or a number that float32 cannot hold",
-    "strange-label": "an example has none of the stated classes: correct it, or state all classes",
     "strange-folder": "it has a folder of none of the stated classes: rename it, or state all classes",
     "image-sizes": "its images are not all of one size: image-folder.size=32 brings all to 32×32",
 }

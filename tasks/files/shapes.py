@@ -1,4 +1,4 @@
-"""What clients with arrays or images of their own agree on: the shape of an example, and the target."""
+"""What clients with images of their own agree on: the shape of an example, and the target."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from fairbloom.errors import FairbloomError
 
 from .. import models
-from ..preprocessing import Preprocessing
+from ..preprocessing import IMAGES, Preprocessing
 from ..row_digests import RowsBehind
 from ..task import Described, Setup, Splits, Task
 from .agreement import (
@@ -43,23 +43,16 @@ class AgreedShape:
         found = read_agreement(text)
         return cls(tuple(found["shape"]), Target.from_json(found["target"]))
 
-    def preprocessing(self, form: str, target: str, *, white: float = 0.0, resized: bool = False) -> Preprocessing:
-        """Return how raw data of a form become inputs; see `Preprocessing` for the others."""
+    def preprocessing(self, *, resized: bool) -> Preprocessing:
+        """Return how images become inputs."""
         return Preprocessing(
-            form=form,
-            target=target,
-            classes=self.target.classes,
-            target_center=self.target.center,
-            target_scale=self.target.scale,
-            shape=self.shape,
-            white=white,
-            resized=resized,
+            form=IMAGES, target="class", classes=self.target.classes, shape=self.shape, resized=resized
         )
 
     def check(self, source: str, shape: Shape) -> None:
         """Raise DataError where a client's examples have another shape."""
-        if as_image(shape) != self.shape:
-            raise DataError(f"{source}: {_describe_difference(as_image(shape), self.shape, size=False)}", "other-shape")
+        if shape != self.shape:
+            raise DataError(f"{source}: {_describe_difference(shape, self.shape)}", "other-shape")
 
 
 class ClientData(Protocol):
@@ -112,37 +105,22 @@ def task_of(
 
 def summarise(examples: int, shape: Shape, target: TargetSummary) -> Mapping[str, Any]:
     """Return the summary that the server gets of a client's data."""
-    return {"examples": examples, "shape": list(as_image(shape)), "target": target.to_json()}
-
-
-def agree_on_arrays(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-    """Return the shape and the target that clients with .npz files agree on, and why some cannot take part."""
-    return _agree(sent, "npz", "classes are whole numbers or texts, a quantity is floats: make y the same everywhere")
+    return {"examples": examples, "shape": list(shape), "target": target.to_json()}
 
 
 def agree_on_images(sent: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
     """Return the shape and the classes that clients with folders of images agree on, and why some cannot take part."""
-    return _agree(sent, "image-folder", "name the folders of classes the same everywhere")
-
-
-def as_image(shape: Shape) -> Shape:
-    """Return the shape of an example, which gets a channel where it is a grey image of two dimensions."""
-    return (1, *shape) if len(shape) == 2 else shape
-
-
-def _agree(sent: Mapping[str, Mapping[str, Any]], task: str, kind: str) -> tuple[str, dict[str, str]]:
     reasons: dict[str, str] = {}
     summaries = read_summaries(sent, _read_summary, reasons)
     if not summaries:
         return write_agreement({}, sent, reasons)
     shape = majority({client: each for client, (each, _) in summaries.items()})
-    reasons |= {
-        client: _describe_difference(each, shape, size=task == "image-folder")
-        for client, (each, _) in summaries.items()
-        if each != shape
-    }
+    reasons |= {client: _describe_difference(each, shape) for client, (each, _) in summaries.items() if each != shape}
     targets = {client: target for client, (_, target) in summaries.items() if client not in reasons}
-    remedies = {"kind": kind, "classes": f"state all classes by {task}.classes={{}}, so that a client may lack some"}
+    remedies = {
+        "kind": "name the folders of classes the same everywhere",
+        "classes": "state all classes by image-folder.classes={}, so that a client may lack some",
+    }
     target = agree_on_target(targets, reasons, remedies)
     return write_agreement({"shape": shape, "target": target.to_json()}, sent, reasons)
 
@@ -160,6 +138,8 @@ def _read_summary(sent: Mapping[str, Any]) -> tuple[Shape, TargetSummary]:
     return tuple(shape), TargetSummary.from_json(sent.get("target"))
 
 
-def _describe_difference(here: Shape, others: Shape, *, size: bool) -> str:
-    remedy = "make them the same" + ", as image-folder.size=32 does" * size
-    return f"its examples have shape {here}, and those of most others {others}: {remedy}"
+def _describe_difference(here: Shape, others: Shape) -> str:
+    return (
+        f"its examples have shape {here}, and those of most others {others}: make them the same, as "
+        "image-folder.size=32 does"
+    )

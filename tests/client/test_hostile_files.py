@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
@@ -434,30 +433,7 @@ def test_the_files_that_should_be_refused_are(tmp_path: Path) -> None:
     assert sum(usable.values()) < 15
 
 
-# Arrays, images and tasks of one's own --------------------------------------------------------------------------------
-
-
-def arrays(folder: Path, **content: Any) -> None:
-    np.savez(folder / "site.npz", **content)
-
-
-NPZ: dict[str, dict[str, Any]] = {
-    "no x": {"Lindqvist": np.zeros((30, 2)), "y": np.zeros(30, int)},
-    "objects": {"x": np.zeros((30, 2)), "y": np.array(PEOPLE, object)},
-    "names as classes": {"x": np.zeros((30, 2)), "y": np.array(PEOPLE)},
-    "names as inputs": {"x": np.array([[who, who] for who in PEOPLE]), "y": np.arange(30) % 2},
-    "one person": {"x": np.zeros((30, 2)), "y": np.array([PEOPLE[0]] * 30)},
-    "lengths": {"x": np.zeros((29, 2)), "y": np.array(PEOPLE)},
-    "no number": {"x": np.full((30, 2), np.nan), "y": np.arange(30) % 2},
-}
-
-
-@pytest.mark.parametrize("which", NPZ)
-def test_nothing_of_an_array_leaves_in_an_error(tmp_path: Path, which: str) -> None:
-    arrays(tmp_path, **NPZ[which])
-    messages, usable = everything_sent(context_of(tmp_path, {"task": "npz"}, name="site"))
-    assert not usable
-    assert not words_of(messages) & (words_of([*PEOPLE, "Haraldsen", tmp_path.parent.name]))
+# Images and tasks of one's own ----------------------------------------------------------------------------------------
 
 
 def test_no_name_of_a_folder_or_image_leaves_in_an_error(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_sizes_of_splits_are_shown_by_default() -> None:
 
 def test_given_clients_are_not_counted_by_a_setting() -> None:
     for name, info in TASKS.items():
-        assert info.has_clients == (name in ("csv", "image-folder", "npz"))
+        assert info.has_clients == (name in ("csv", "image-folder"))
         setup = info.setup({"clients": 7})
         assert setup.clients == (0 if info.has_clients else 7)
     assert TASKS["digits"].setup({}).clients == 20

@@ -50,7 +50,6 @@ def recorded(settings: dict[str, Any], clients: Sequence[str] = ("a", "b")) -> R
         ({"task": "csv"}, SharedData(test_share=0.25)),
         ({"task": "csv", "test-share": 0.3, "validation-share": 0.1}, SharedData(test_share=0.5)),
         ({"task": "image-folder"}, SharedData(test_share=0.25)),
-        ({"task": "npz"}, SharedData(test_share=0.25)),
         ({"task": "my_module:task"}, SharedData(test_share=0.25)),
         ({"task": "of-another-version"}, SharedData(test_share=0.25)),
         ({}, SharedData(test_share=0.25)),
