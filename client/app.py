@@ -10,7 +10,6 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.thresholds import THRESHOLD
 from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_user_defined_tasks
 from fairbloom.tasks.leaving import FLOOR_ROWS
@@ -181,8 +179,7 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
 
     config = message.content.config_records[wire.CONFIG]
     terms = _terms(message)
-    said = [config.get(key) for key in (wire.SERVES, THRESHOLD)]
-    about = About.of(config.get(wire.RUN), terms.server_round, config[wire.KEEP], *said)
+    about = About.of(config.get(wire.RUN), terms.server_round, config[wire.KEEP], config.get(wire.SERVES))
     settings, _, _ = _who(context)
     if (runs := state_folder(settings)) is None:
         log.warning("no model of run %s is kept here: no state-dir is set", about.run)
@@ -195,8 +192,6 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
             return _lacking(client)
         arrays = arrays_of(received)
         check_fits(arrays, client.model)
-        if (threshold := client.choose_threshold(received, terms)) is not None:
-            about = replace(about, threshold=threshold)
         try:
             keep_model(folder, settings, terms.agreed, arrays, about)
             forget_oldest(runs.parent, folder.name)

@@ -34,24 +34,21 @@ MAX_RUNS = 5
 class About:
     """What is known of a final model: its run, last round, and checksum in the server's run folder.
 
-    `serves` is "personal" where the run trained no global model. `threshold` is the probability from which the positive
-    one of two classes is predicted; None: the class with the higher probability is.
+    `serves` is "personal" where the run trained no global model.
     """
 
     run: str
     round: int
     checksum: str
     serves: str = "global"
-    threshold: float | None = None
 
     @classmethod
-    def of(cls, run: object, round_: object, checksum: object, serves: object, threshold: object = None) -> Self:
+    def of(cls, run: object, round_: object, checksum: object, serves: object) -> Self:
         """Return what a server says of a model; raise ReportableError where that cannot be."""
         if not isinstance(checksum, str) or not isinstance(run, str) or not isinstance(round_, int):
             raise ReportableError("the server does not say of which run the final model is, or which one")
         name = "".join(each if each.isprintable() else "\ufffd" for each in run[:200])
-        chosen = threshold if isinstance(threshold, float) and 0.0 < threshold < 1.0 else None
-        return cls(name, round_, checksum, PERSONAL if serves == PERSONAL else "global", chosen)
+        return cls(name, round_, checksum, PERSONAL if serves == PERSONAL else "global")
 
 
 def find_kept(folder: Path) -> About | None:
@@ -62,7 +59,7 @@ def find_kept(folder: Path) -> About | None:
     try:
         _, about = load_model(path)
         run, checksum, serves = (str(about[key]) for key in ("run", "checksum", "serves"))
-        return About(run, int(about["round"]), checksum, serves, about.get("threshold"))
+        return About(run, int(about["round"]), checksum, serves)
     except (DamagedFileError, KeyError, TypeError, ValueError) as error:
         log.warning("%s; the server gives it again when the finished run is submitted once more", error)
         return None

@@ -15,7 +15,6 @@ from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.thresholds import CLIENT, THRESHOLD, apply_own_threshold
 from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import frozen_parameters, sendable
 from fairbloom.tasks.score import count_classes, has_two_classes
@@ -156,7 +155,7 @@ class LocalClient:
                 if each.model == PERSONAL:
                     self._load_personal(before=terms.server_round + 1)
                 metrics |= self.measured(each, terms)
-        return self.conclude(metrics)
+        return metrics
 
     def describe_tests(self) -> Metrics:
         """Return how many test examples there are and, of two classes, the share of the larger one."""
@@ -172,14 +171,6 @@ class LocalClient:
         if personal:
             self._load_personal(before=terms.server_round + 1)
         return answer(self.model, self.task, self.splits.test)
-
-    def conclude(self, metrics: Metrics) -> Metrics:
-        """Return what an evaluation has measured with this client's own threshold, where each client has one."""
-        return apply_own_threshold(metrics) if self.settings.threshold == CLIENT else metrics
-
-    def choose_threshold(self, received: StateDict, terms: Terms) -> float | None:
-        """Return this client's own threshold for a model, None where not each client has one."""
-        return float(self.evaluate(received, terms)[THRESHOLD]) if self.settings.threshold == CLIENT else None
 
     def report(self, measurement: Measurement, scores: Mapping[str, float], terms: Terms) -> dict[str, float]:
         """Return what was measured as this client reports it, by names on the wire."""

@@ -9,8 +9,8 @@ from fairbloom.protocol.settings import RunSettings
 def apply_reporting(measures: Mapping[str, float], examples: int, settings: RunSettings) -> dict[str, float]:
     """Return what was measured on a client's n training examples, with the loss as the run has clients report it.
 
-    By `reported-loss`, the mean becomes a total: n times the mean, or n / b times the mean with batches of b examples,
-    and of all n where there are fewer.
+    By `reported-loss`, the mean becomes a total over batches: n / b times the mean with batches of b examples, and of
+    all n where there are fewer.
     """
     return {**measures, LOSS: measures[LOSS] * _weight(examples, settings)}
 
@@ -22,10 +22,4 @@ def reports_mean(settings: RunSettings) -> bool:
 
 def _weight(examples: int, settings: RunSettings) -> float:
     """Return the factor of the mean loss of this many examples."""
-    match settings.reported_loss:
-        case "total":
-            return examples
-        case "batches":
-            return examples / min(settings.batch_size or examples, examples)
-        case _:
-            return 1.0
+    return 1.0 if reports_mean(settings) else examples / min(settings.batch_size or examples, examples)

@@ -1,7 +1,6 @@
 """A site that took no part in a run: how the run's model serves it on its own data, and a personal model from that."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from fairbloom.protocol.names import NUM_EXAMPLES, PERSONAL
 from fairbloom.protocol.scores import LOSS_SCORE, Score, put_first
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.thresholds import BY_THRESHOLD, HALF, TOGETHER, apply_threshold, score_at, shown_scores
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, ROUNDS, is_finished
 from fairbloom.strategies import served_model
@@ -31,7 +29,7 @@ from fairbloom.tasks.model_loss import is_of_model
 from fairbloom.tasks.score import decide_score
 
 from .paired import Measure, interval_of, paired_p_value
-from .predictor import find_threshold, settings_in
+from .predictor import settings_in
 
 EPOCHS, STRENGTH = 10, 1.0
 """Passes over a newcomer's training examples, and the strength of the pull to the global model if the run has none."""
@@ -71,7 +69,7 @@ class Newcomer:
     def scores(self) -> tuple[Score, ...]:
         """What its examples are measured by, as those of the run's clients were; fairness goes by the first."""
         task = self._local.task
-        return put_first(shown_scores(task.scores), decide_score(self._local.settings, task, deployed=True))
+        return put_first(task.scores, decide_score(self._local.settings, task, deployed=True))
 
     @property
     def usual_strength(self) -> float:
@@ -108,8 +106,6 @@ class Newcomer:
     def measure(self) -> Mapping[str, Mapping[str, float]]:
         """Return the finite test scores by name, in the tables' unit: of the model "global", and of "personal"."""
         found = self._local.evaluate(self._received, self._terms())
-        if self._about.threshold is not None:
-            found = apply_threshold(found, self._about.threshold)
         if not found[NUM_EXAMPLES]:
             raise NewcomerError(f"{self.name} has no test examples: it needs more rows")
         models = {"global": "", **({} if self.strength is None else {PERSONAL: f"-{PERSONAL}"})}
@@ -136,20 +132,16 @@ class Newcomer:
 
     def _measure_of(self, score: Score) -> Measure | None:
         """Return what measures a score of outputs and targets; None where its numbers do not come from these alone."""
-        task, threshold = self._local.task, self._about.threshold
+        task = self._local.task
         if score == LOSS_SCORE:
             return None if is_of_model(task.loss) else task.loss
-        if score.name in BY_THRESHOLD and self._local.settings.threshold != HALF:
-            return None if threshold is None else task.scores.get(score_at(score, threshold))
         return task.scores[score]
 
     def keep(self, folder: Path) -> None:
         """Write what predicts at this site into a folder: model, settings, agreement, preprocessing, personal model."""
         check_free(folder)
-        threshold = self._local.choose_threshold(self._received, self._terms())
-        about = self._about if threshold is None else replace(self._about, threshold=threshold)
         with explain_write_errors("what predicts here", folder):
-            keep_model(folder, self._config, self._agreed, self._arrays, about)
+            keep_model(folder, self._config, self._agreed, self._arrays, self._about)
             keep_preprocessing(folder, self._local.task, self._local.key)
             if (last := self._local.personal.last) is not None:
                 KeptVersions(folder).keep(*last)
@@ -194,9 +186,7 @@ def _model_in(folder: Path, model: str) -> tuple[Arrays, About]:
             "method, ditto say"
         )
     last = written.get("round") or max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
-    settings = settings_in(folder)
-    threshold = find_threshold(folder, model, "", settings) if settings.get("threshold") == TOGETHER else None
-    about = About(str(written.get("run", folder.name)), int(last), file.read_checksum(folder), threshold=threshold)
+    about = About(str(written.get("run", folder.name)), int(last), file.read_checksum(folder))
     return file.read(folder), about
 
 

@@ -19,7 +19,6 @@ from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import module_digests, only_trusted_imports
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
-from fairbloom.protocol.thresholds import HALF
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import (
     AGREED,
@@ -37,7 +36,6 @@ from fairbloom.server.run_folder.files import (
     read_model,
 )
 from fairbloom.server.run_folder.tables import escape_formula
-from fairbloom.server.run_folder.thresholds import read_threshold
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.files.reading.formats import encoding_named
@@ -81,9 +79,6 @@ class Predictor:
         How new data become inputs, and outputs predictions; None where the task does not say it.
     output
         The name of the output that counts, where the model returns several by name.
-    threshold
-        The probability from which the positive one of two classes is predicted, where the run, or the client, has
-        chosen one; None: the class with the higher probability is predicted.
     """
 
     run: Path
@@ -93,7 +88,6 @@ class Predictor:
     module: nn.Module
     preprocessing: Preprocessing | None
     output: str = ""
-    threshold: float | None = None
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """Return the model's outputs for inputs, in batches, as the clients' evaluations compute them."""
@@ -176,9 +170,8 @@ class Predictor:
         return replace(self, preprocessing=replace(preprocessing, decimal=marks[decimal], encoding=found))
 
     def describe(self, count: int) -> str:
-        """Return the number of predictions in words, and the threshold that chooses their class, if there is one."""
-        rule = self.preprocessing.rule if self.preprocessing else ""
-        return f"{count:,} prediction{'s' if count != 1 else ''}{rule and f', {rule}'}"
+        """Return the number of predictions in words."""
+        return f"{count:,} prediction{'s' if count != 1 else ''}"
 
     def _preprocessing(self) -> Preprocessing:
         if self.preprocessing is None:
@@ -228,11 +221,8 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
         place, client = folder, _check_own(folder, preprocessing, client)
     arrays = _arrays(folder, model, client, place, settings)
     _load(module, _complete(arrays, folder, frozen_parameters(module)) if model == PERSONAL_MODEL else arrays)
-    threshold = find_threshold(folder, model, client, settings)
-    if preprocessing is not None:
-        preprocessing = preprocessing.with_threshold(threshold, task.positive)
     name = str(settings["task"])
-    return Predictor(folder, name, client, model, module.eval(), preprocessing, task.output, threshold)
+    return Predictor(folder, name, client, model, module.eval(), preprocessing, task.output)
 
 
 def check_new(out: Path) -> None:
@@ -358,23 +348,6 @@ def _arrays(
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
     return arrays
-
-
-def find_threshold(folder: Path, model: str, client: str, settings: Mapping[str, Any]) -> float | None:
-    """Return the threshold by which a model's scores were measured; None where they go by the higher probability."""
-    if model == PERSONAL_MODEL or settings.get("threshold", HALF) == HALF:
-        return None
-    if is_kept(folder):
-        return float(found) if (found := MODEL.read_about(folder).get("threshold")) else None
-    found = read_threshold(folder, client, int(BEST.read_about(folder)["round"]) if model == BEST_MODEL else None)
-    if found is None:
-        log.warning(
-            "threshold = %s, and the run in %s has none %s: the class with the higher probability is predicted",
-            settings["threshold"],
-            folder,
-            f"of client {client}" if client else "for all: each client has its own, so name one by --client",
-        )
-    return found
 
 
 def _kept(folder: Path, model: str) -> Mapping[str, Any]:

@@ -22,8 +22,7 @@ ABOUT = "about"
 
 KEEP = "keep"
 """A QUERY with this in its config asks a client whether it keeps the final model of a run that is over, and brings the
-model where it has arrays, too; the value is that model's checksum. The next two go with it, and the threshold that the
-clients have chosen together."""
+model where it has arrays, too; the value is that model's checksum. The next two go with it."""
 
 RUN, SERVES, KEPT, KEEPS_NONE = "run", "serves", "kept", "keeps-none"
 """The name of that run, and which model serves its clients, "global" or "personal", in the config; the checksum of its

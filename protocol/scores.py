@@ -1,6 +1,6 @@
 """What the fairness of a run is measured in: one number of each client."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -71,11 +71,23 @@ COUNT = "count"
 """What counts the examples of a group."""
 
 
-@dataclass(frozen=True)
-class ScoreAt(Score):
-    """A score at a threshold, a probability from which examples count as positive, chosen by validation examples."""
+F1 = Score("f1")
+"""2 TP / (2 TP + FP + FN): the harmonic mean of precision and sensitivity."""
 
-    threshold: float = 0.5
+SENSITIVITY = Score("sensitivity", percent=True)
+"""The share of the positive examples that are taken for positive."""
+
+SPECIFICITY = Score("specificity", percent=True)
+"""The share of the other examples that are not taken for positive."""
+
+CALIBRATION_ERROR = Score("calibration-error", higher_is_better=False)
+"""The mean distance of confidence and accuracy over ten equal bins of confidence, weighted by examples."""
+
+BRIER = Score("brier", higher_is_better=False)
+"""The mean squared distance of probabilities and outcomes: of the positive class of two, summed over all of more."""
+
+FURTHER: Mapping[str, Score] = {score.name: score for score in (F1, SENSITIVITY, SPECIFICITY, CALIBRATION_ERROR, BRIER)}
+"""The scores that a run may ask for in addition to those of its task, by name."""
 
 
 @dataclass(frozen=True)

@@ -182,9 +182,9 @@ class RunSettings(BaseModel):
     time_budget: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         0.0, description="Seconds after which a client stops training and sends its model; 0 sets no limit"
     )
-    reported_loss: Annotated[str, Choices("mean", "total", "batches"), Mark.SENT_TO_CLIENTS] = Field(
+    reported_loss: Annotated[str, Choices("mean", "batches"), Mark.SENT_TO_CLIENTS] = Field(
         "mean",
-        description="Training loss that clients report: mean over examples, their total, or total over batches",
+        description="Training loss that clients report: the mean over examples, or the total over batches",
     )
     attack: Annotated[str, Mark.VARIANT] = Field(
         "", description="Attack by the hostile clients of an experiment, as sign-flip, or yours as my_module:attack"
@@ -222,10 +222,6 @@ class RunSettings(BaseModel):
     score: str = Field(
         "",
         description='Score that measures fairness: accuracy, balanced-accuracy, auc, loss and more; "" suits the data',
-    )
-    threshold: Annotated[str, Choices("half", "client", "together"), Mark.SENT_TO_CLIENTS] = Field(
-        "half",
-        description="Threshold of f1, sensitivity and specificity: half, or by validation, per client or together",
     )
     smallest_group: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         5, description="Fewest examples of a group for which a client reports counts, scores or a disparity"

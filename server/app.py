@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
@@ -17,7 +16,6 @@ from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import split_names
-from fairbloom.protocol.thresholds import HALF, TOGETHER, apply_common_threshold, shown_scores
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.clients import Clients
 from fairbloom.rounds.flower import FlowerClients
@@ -142,12 +140,11 @@ def federate(
             path,
             config,
             method,
-            put_first(shown_scores(task.scores), score),
+            put_first(task.scores, score),
             in_process=not deployed,
             keep=clients.keep,
             validated=settings.validation_share > 0.0,
             grouped=Grouped.of(task),
-            threshold=settings.threshold != HALF,
             two_classes=has_two_classes(task),
             stopping=EarlyStopping.of(settings.early_stopping, score, method.serves),
         )
@@ -231,8 +228,6 @@ def _run_rounds(
         for finished in left:
             if deployed:
                 record_known(recorder.path, rounds.known)
-            if settings.threshold == TOGETHER:
-                finished = replace(finished, evaluations=apply_common_threshold(finished.evaluations))
             row = recorder.record(finished, seconds=time.perf_counter() - started)
             last = finished.number == settings.num_rounds or bool(recorder.stopped)
             _log_round(recorder, finished, row, score, last=last)

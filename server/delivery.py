@@ -14,7 +14,6 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import KEEP, RUN, SERVES
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.thresholds import THRESHOLD
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import listed
@@ -23,7 +22,6 @@ from fairbloom.tasks.models import frozen_parameters
 
 from .arrival import drop_revoked
 from .run_folder.files import AGREED, DELIVERED, KNOWN, MODEL, ROUNDS, read_delivered
-from .run_folder.thresholds import read_threshold
 from .run_folder.values import Delivered
 from .settings import Settings
 
@@ -45,8 +43,6 @@ def _deliver(folder: Path, settings: Settings, grid: Grid) -> None:
         method.frozen = frozen_parameters(load_task({**settings.run_config(), AGREEMENT: agreed}).model())
         last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
         others: dict[str, Any] = {KEEP: noted.model, RUN: folder.name, SERVES: method.serves}
-        if (threshold := read_threshold(folder)) is not None:  # one for all: clients find their own themselves
-            others[THRESHOLD] = threshold
         terms = Terms(server_round=last, agreed=agreed, others=others)
         said = clients.keep_final(there, MODEL.read(folder), terms)
         noted = Delivered(noted.model, last, dict(sorted({**noted.clients, **said}.items())))

@@ -12,6 +12,7 @@ from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.schedules import UNCHANGED
+from fairbloom.protocol.scores import FURTHER
 from fairbloom.protocol.settings import (
     SETTINGS,
     Mark,
@@ -23,7 +24,6 @@ from fairbloom.protocol.settings import (
     marked,
     split_names,
 )
-from fairbloom.protocol.thresholds import BY_THRESHOLD, FURTHER, HALF
 from fairbloom.rounds.fits import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.roster import usual_fraction
@@ -90,7 +90,7 @@ class Settings(RunSettings):
         settings.check_sizes()
         settings.check_attack()
         settings.check_quorum()
-        settings.check_threshold()
+        settings.check_scores()
         settings.check_early_stopping()
         settings.check_training()
         return settings
@@ -136,23 +136,13 @@ class Settings(RunSettings):
                 "run: leave it out"
             )
 
-    def check_threshold(self) -> None:
-        """Raise SettingsError where further scores are none that there are, or a threshold cannot be chosen."""
+    def check_scores(self) -> None:
+        """Raise SettingsError where further scores are none that there are."""
         named = split_names(self.scores)
         for name in named:
             if name not in FURTHER:
                 hint = did_you_mean(name, FURTHER)
                 raise SettingsError(f"scores = {self.scores!r}: {name!r} is none: {hint}there are {', '.join(FURTHER)}")
-        if self.threshold == HALF:
-            return
-        if not set(named).intersection(BY_THRESHOLD):
-            raise SettingsError(
-                f"threshold = {self.threshold!r} has no effect: name some of {', '.join(BY_THRESHOLD)} by scores"
-            )
-        if not self.validation_share:
-            raise SettingsError(
-                f"threshold = {self.threshold!r} is chosen by validation examples: set validation-share, as in 0.2"
-            )
 
     def check_training(self) -> None:
         """Raise FairbloomError where clients cannot train so, or the method needs them to train otherwise."""

@@ -85,7 +85,7 @@ def load_task(settings: RunSettings | Mapping[str, Any], since: Hashable = None)
     if settings.scores:
         from .further import add_scores  # imported late: it needs PyTorch
 
-        task = add_scores(task, split_names(settings.scores), settings.threshold)
+        task = add_scores(task, split_names(settings.scores))
     if settings.attack == LABEL_FLIP:
         from .flipped import flip_labels  # imported late: it needs PyTorch
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.scores import Score
-from fairbloom.protocol.thresholds import BRIER, BY_THRESHOLD, CALIBRATION_ERROR, FURTHER, HALF, THRESHOLDS, score_at
+from fairbloom.protocol.scores import BRIER, CALIBRATION_ERROR, F1, FURTHER, SENSITIVITY, SPECIFICITY, Score
 
 from .task import Task
 
@@ -21,7 +20,7 @@ Measure = Callable[[Tensor, Tensor], Tensor | float]
 
 
 @lru_cache(maxsize=4)
-def add_scores(task: Task, names: tuple[str, ...], threshold: str) -> Task:
+def add_scores(task: Task, names: tuple[str, ...]) -> Task:
     """Return a task with further scores behind its own.
 
     Parameters
@@ -30,8 +29,6 @@ def add_scores(task: Task, names: tuple[str, ...], threshold: str) -> Task:
         The task.
     names
         Some of `FURTHER`.
-    threshold
-        "half", or how a threshold is chosen: then the scores that need one are measured at each that is tried.
     """
     own = {score.name for score in task.scores}
     wanted = [FURTHER[name] for name in dict.fromkeys(names) if name not in own]
@@ -39,12 +36,6 @@ def add_scores(task: Task, names: tuple[str, ...], threshold: str) -> Task:
         if misfit := find_misfit(task, score):
             raise ReportableError(f"scores = {score.name!r}: {misfit}: leave it out")
     added: dict[Score, Measure] = {score: _measure_of(task, score) for score in wanted}
-    if threshold != HALF:
-        added |= {
-            score_at(score, each): partial(of, positive=task.positive, threshold=each)
-            for each in THRESHOLDS
-            for score, of in OF_TWO_CLASSES.items()
-        }
     return replace(task, scores={**task.scores, **added})
 
 
@@ -52,7 +43,7 @@ def find_misfit(task: Task, score: Score) -> str:
     """Return why a further score has no meaning with a task, "" where it has one."""
     if task.classes == 0:
         return "it is of classes, and the target is a quantity"
-    if score.name in BY_THRESHOLD and task.classes not in (None, 2):
+    if score in OF_TWO_CLASSES and task.classes not in (None, 2):
         return f"it is of two classes, and there are {task.classes}"
     return ""
 
@@ -66,43 +57,37 @@ def _measure_of(task: Task, score: Score) -> Measure:
 # Of two classes -------------------------------------------------------------------------------------------------------
 
 
-def f1(outputs: Tensor, targets: Tensor, *, positive: int = 1, threshold: float | None = None) -> Tensor:
+def f1(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return 2 TP / (2 TP + FP + FN), NaN where no example is positive or taken for it."""
-    taken, is_positive = taken_for_positive(outputs, positive, threshold), targets == positive
+    taken, is_positive = taken_for_positive(outputs, positive), targets == positive
     both, either = int((taken & is_positive).sum()), int(taken.sum()) + int(is_positive.sum())
     return _exactly(2.0 * both / either if either else math.nan)
 
 
-def sensitivity(outputs: Tensor, targets: Tensor, *, positive: int = 1, threshold: float | None = None) -> Tensor:
+def sensitivity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return the share of the positive examples that are taken for positive, NaN where there are none."""
-    taken = taken_for_positive(outputs, positive, threshold)[targets == positive]
+    taken = taken_for_positive(outputs, positive)[targets == positive]
     return _exactly(int(taken.sum()) / len(taken) if len(taken) else math.nan)
 
 
-def specificity(outputs: Tensor, targets: Tensor, *, positive: int = 1, threshold: float | None = None) -> Tensor:
+def specificity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return the share of the other examples that are not taken for positive, NaN where there are none."""
-    taken = taken_for_positive(outputs, positive, threshold)[targets != positive]
+    taken = taken_for_positive(outputs, positive)[targets != positive]
     return _exactly(int((~taken).sum()) / len(taken) if len(taken) else math.nan)
 
 
-OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = dict(
-    zip(BY_THRESHOLD.values(), (f1, sensitivity, specificity), strict=True)
-)
+OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {F1: f1, SENSITIVITY: sensitivity, SPECIFICITY: specificity}
 
 
-def taken_for_positive(outputs: Tensor, positive: int, threshold: float | None) -> Tensor:
-    """Return whether each example is taken for positive: its probability is at least the threshold.
-
-    Without a threshold the class with the higher output counts, as in the accuracy.
-    """
+def taken_for_positive(outputs: Tensor, positive: int) -> Tensor:
+    """Return whether each example is taken for positive: that class has the higher output, as in the accuracy."""
     if outputs.dim() != 2 or outputs.shape[1] != 2:
+        names = ", ".join(score.name for score in OF_TWO_CLASSES)
         raise ReportableError(
-            f"scores = {', '.join(BY_THRESHOLD)}: they are of two classes, each with an output, and the model's "
+            f"scores = {names}: they are of two classes, each with an output, and the model's "
             f"outputs have shape {tuple(outputs.shape)}: leave them out"
         )
-    if threshold is None:
-        return outputs.argmax(dim=1) == positive
-    return probabilities(outputs)[:, positive] >= threshold
+    return outputs.argmax(dim=1) == positive
 
 
 # Of probabilities -----------------------------------------------------------------------------------------------------

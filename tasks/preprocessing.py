@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -128,9 +128,6 @@ class Preprocessing:
         The names of the classes in the order of the model's outputs; () for a quantity.
     target_center, target_scale
         Of a quantity, which is predicted in units of `target_scale` around `target_center`.
-    positive, threshold
-        Of two classes, the one that is predicted where its probability is at least the threshold; "": the class with
-        the higher probability is predicted.
     shape
         Of one example, as the model takes it; () for a table.
     white
@@ -152,8 +149,6 @@ class Preprocessing:
     classes: tuple[str, ...] = ()
     target_center: float = 0.0
     target_scale: float = 1.0
-    positive: str = ""
-    threshold: float = 0.5
     shape: tuple[int, ...] = ()
     white: float = 0.0
     resized: bool = False
@@ -167,11 +162,6 @@ class Preprocessing:
     def width(self) -> int:
         """How many inputs a row of a table becomes."""
         return sum(column.width for column in self.columns)
-
-    @property
-    def rule(self) -> str:
-        """How a class is chosen by a threshold, in words: "sick from a probability of 0.45"; "" without a threshold."""
-        return f"{self.positive} from a probability of {self.threshold:g}" if self.positive else ""
 
     def inputs(self, table: Table, rows: Rows | None = None) -> Tensor:
         """Return the inputs of a table's rows, shape (rows, width), torch.float32; of all rows by default."""
@@ -203,16 +193,8 @@ class Preprocessing:
 
     def choose(self, probabilities: NDArray[Any]) -> NDArray[Any]:
         """Return the class that is predicted with these probabilities, shape (examples, classes), for each example."""
-        places = probabilities.argmax(axis=1)
-        if self.positive:
-            positive = self.classes.index(self.positive)
-            places = np.where(probabilities[:, positive] >= self.threshold, positive, 1 - positive)
-        chosen: NDArray[Any] = np.array(self.classes, object)[places]
+        chosen: NDArray[Any] = np.array(self.classes, object)[probabilities.argmax(axis=1)]
         return chosen
-
-    def with_threshold(self, threshold: float | None, positive: int) -> Preprocessing:
-        """Return it with a threshold for the positive class, whose place among the classes is given; None: none."""
-        return self if threshold is None else replace(self, positive=self.classes[positive], threshold=threshold)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can carry it, numbers exactly; `from_json` reads it."""
@@ -223,10 +205,7 @@ class Preprocessing:
         """Return what `to_json` has written; raise ValueError or KeyError for anything else."""
         if written["format"] != FORMAT:
             raise ValueError(f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it")
-        made = decode_as(cls, {key: value for key, value in written.items() if key != "format"})
-        if made.positive and (made.positive not in made.classes or len(made.classes) != 2):
-            raise ValueError(f"positive = {made.positive!r} is none of two classes")
-        return made
+        return decode_as(cls, {key: value for key, value in written.items() if key != "format"})
 
     def encode(self) -> bytes:
         """Return the content of its file."""

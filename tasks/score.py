@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairbloom.errors import did_you_mean
-from fairbloom.protocol.scores import LOSS_SCORE, Score
+from fairbloom.protocol.scores import FURTHER, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError
-from fairbloom.protocol.thresholds import FURTHER, shown_scores
 
 from . import find_task
 from .further import find_misfit
@@ -23,7 +22,7 @@ def decide_score(
     and the task reports it.
     """
     settings = RunSettings.of(settings)
-    there = {score.name: score for score in (*shown_scores(task.scores), LOSS_SCORE)}
+    there = {score.name: score for score in (*task.scores, LOSS_SCORE)}
     name = settings.score or recorded
     if not name:
         unbalanced = not deployed and has_natural_clients(settings) and _is_unbalanced(task)

@@ -308,8 +308,6 @@ PREPROCESSING = Preprocessing(
     columns=(InputColumn("age", "number", center=50.0, scale=2.5), InputColumn("ward", "category", ("a", "b"), True)),
     target="y",
     classes=("no", "yes"),
-    positive="yes",
-    threshold=0.4,
     sheets=("one",),
 )
 SPLIT = {

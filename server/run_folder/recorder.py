@@ -76,8 +76,6 @@ class RunRecorder:
         if there is none: lets the clients store what they keep for themselves.
     validated
         Whether the best model is the one with the best mean score on validation examples, not on test examples.
-    threshold
-        Whether a threshold is chosen by validation examples.
     app_metrics
         Whether all metrics of a user's app are written, which are not known in advance.
 
@@ -98,7 +96,6 @@ class RunRecorder:
         keep: Callable[[int], None] = lambda since: None,
         validated: bool = False,
         grouped: Grouped | None = None,
-        threshold: bool = False,
         two_classes: bool = False,
         loss: str = LOSS,
         stopping: EarlyStopping | None = None,
@@ -123,7 +120,7 @@ class RunRecorder:
         self._kept_by_clients = personal or method.keeps_states
         disparity = DISPARITY in method.needs
         hostile = bool(config.get("attack"))
-        self._table = ClientTable(scores, validated, threshold, personal, disparity, two_classes, hostile, loss)
+        self._table = ClientTable(scores, validated, personal, disparity, two_classes, hostile, loss)
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
         self._name_cells: dict[str, str] = {}

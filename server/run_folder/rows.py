@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score, accuracy_first
-from fairbloom.protocol.thresholds import THRESHOLD
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 
@@ -59,7 +58,6 @@ class ClientTable:
 
     scores: Sequence[Score] = (ACCURACY,)
     validated: bool = False
-    threshold: bool = False
     personal: bool = False
     disparity: bool = False
     two_classes: bool = False
@@ -117,8 +115,6 @@ class ClientTable:
             loss = ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"]))
             columns += [*scores("validation", "global"), loss]
             columns += scores("validation", "personal") if self.personal else []
-        if self.threshold:
-            columns.append((THRESHOLD, column(THRESHOLD)))
         if self.two_classes:
             columns.append((SHARE_OF_LARGER_CLASS, LARGER_CLASS.cells(column(names.LARGER_CLASS))))
         return columns

@@ -294,7 +294,7 @@ class StackedClients(LocalClients):
                 found = measure_clients(model, task, in_tensors([part for _, part in some]), smallest_group)
             for local, reported in zip(measuring, report_all(measuring, measurement, found, terms), strict=True):
                 reports[local.name] |= reported
-        return {each.name: each.conclude(reports[each.name]) for each in clients}
+        return {each.name: reports[each.name] for each in clients}
 
     def _measure_personal(
         self, local: LocalClient, measurement: Measurement, received: StateDict, before: int

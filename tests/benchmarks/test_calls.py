@@ -60,7 +60,7 @@ BUDGETS: Mapping[str, Budget] = {
             **{"items": 372, "local.<dictcomp>": 300, "metrics.of": 300, "len": 216, "blocks.<genexpr>": 202},
             **{"move_to_end": 201, "clients.<genexpr>": 105, "tables.escape_formula": 104, "match": 104},
             **{"tables.<genexpr>": 103, "tables.<listcomp>": 101, "tables.<lambda>": 101, "fairness.<genexpr>": 101},
-            **{"clients.work_done": 100, "metrics.requested_metrics": 100, "local.conclude": 100},
+            **{"clients.work_done": 100, "metrics.requested_metrics": 100},
             **{"clients.states": 100, "clients.local": 100},
         },
     ),

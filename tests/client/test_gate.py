@@ -223,7 +223,7 @@ def hostile() -> Iterator[dict[str, Any]]:
     for seed in range(12):
         yield {**BOTH, "seed": seed}
     for share in (0.004, 0.05, 0.055, 0.1, 0.3):
-        yield {**FILL, "validation-share": share, "threshold": "together", "scores": "f1"}
+        yield {**FILL, "validation-share": share, "scores": "f1"}
     for number in (*range(230, 250), 180, 181, 298, 299):
         yield {**FILL, "csv.group": f"chol>={number}", "test-share": 0.5, "smallest-group": 1}
     for group in ("ward", "ca", "age", "sex", "sex>=1", "age>30", "age<80", "ca>=1", "ca>=2", "sex,ward", "chol<=237"):

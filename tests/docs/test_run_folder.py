@@ -21,7 +21,7 @@ def test_a_file_that_is_added_is_in_the_table() -> None:
 
 def test_the_page_names_every_column() -> None:
     """Those of the measures of a score are in a table of their own."""
-    of_clients = ClientTable(validated=True, threshold=True, personal=True, disparity=True).columns
+    of_clients = ClientTable(validated=True, personal=True, disparity=True).columns
     of_rounds = (*round_columns(VRed(defence="nnm")), *round_columns(SCAFFOLD()))
     named = re.findall(r"`(\w+)`", PAGE.read_text())
     assert {*of_clients, *(each for each in of_rounds if not each.startswith("test_"))} <= {*named}

@@ -17,8 +17,7 @@ from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison, read_comparison
 from fairbloom.experiments.views.report import write_report
 from fairbloom.protocol.names import FLOOR
-from fairbloom.protocol.scores import Score
-from fairbloom.protocol.thresholds import F1
+from fairbloom.protocol.scores import F1, Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import AGREED, CONFIG
 from fairbloom.tasks import load_task

@@ -94,7 +94,6 @@ CASES: dict[str, Config] = {
     "a rule that replies something else": {"client-rule": "tests.client.own_rules:Half"},
     "averaged models with buffers": {"task": "normed", "model": "norm", "average-models": True, "batch-size": 20},
     "averaged and personal models": {"personal-lambda": 0.5, "average-models": True},
-    "total losses": {"method": "afl", "reported-loss": "total"},
     "losses of full batches": {"method": "qfedavg", "reported-loss": "batches", "batch-size": 0},
     "losses of batches, of which two are false": {
         "method": "qfedavg",

@@ -106,7 +106,6 @@ def test_each_client_keeps_the_final_model_beside_its_personal_ones_for_its_owne
             "round": 2,
             "checksum": MODEL.read_checksum(delivered / "run"),
             "serves": "global",
-            "threshold": None,
         }
         assert found.keys() == expected.keys()
         assert all(found[name].tobytes() == array.tobytes() for name, array in expected.items())

@@ -491,7 +491,7 @@ def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"reported-loss": "sum"}, "reported-loss = 'sum': allowed is mean, total or batches"),
+        ({"reported-loss": "sum"}, "reported-loss = 'sum': allowed is mean or batches"),
         ({"learning-rate-decay": 0.0}, "learning-rate-decay"),
         ({"learning-rate-decay": 1.1}, "learning-rate-decay"),
         ({"average-models": 1}, "average-models"),

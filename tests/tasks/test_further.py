@@ -1,4 +1,4 @@
-"""Further scores, against scikit-learn, and the threshold that validation examples choose."""
+"""Further scores, against scikit-learn."""
 
 import math
 from typing import Any
@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.thresholds import (
-    FURTHER,
-    THRESHOLDS,
-    apply_common_threshold,
-    apply_own_threshold,
-    shown_scores,
-)
+from fairbloom.protocol.scores import FURTHER
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.further import BINS, brier, calibration_error, f1, probabilities, sensitivity, specificity
@@ -35,21 +29,19 @@ def drawn(count: int, seed: int, classes: int = 2) -> tuple[torch.Tensor, torch.
 EXAMPLES = {"count": st.integers(1, 50), "seed": st.integers(0, 999)}
 
 
-@given(**EXAMPLES, positive=st.sampled_from((0, 1)), threshold=st.sampled_from((None, *THRESHOLDS)))
-def test_f1_sensitivity_and_specificity_are_scikit_learns(
-    count: int, seed: int, positive: int, threshold: float | None
-) -> None:
+@given(**EXAMPLES, positive=st.sampled_from((0, 1)))
+def test_f1_sensitivity_and_specificity_are_scikit_learns(count: int, seed: int, positive: int) -> None:
     outputs, targets = drawn(count, seed)
     right = (targets == positive).numpy()
-    chances = torch.softmax(outputs.double(), 1)[:, positive].numpy()
-    answers = outputs.argmax(1).numpy() == positive if threshold is None else chances >= threshold
-    options: Any = {"positive": positive, "threshold": threshold}
+    answers = outputs.argmax(1).numpy() == positive
     for score, of, expected in (
         ("f1", f1, metrics.f1_score(right, answers, zero_division=np.nan)),
         ("sensitivity", sensitivity, metrics.recall_score(right, answers, zero_division=np.nan)),
         ("specificity", specificity, metrics.recall_score(~right, ~answers, zero_division=np.nan)),
     ):
-        assert float(of(outputs, targets, **options)) == pytest.approx(float(expected), rel=1e-12, nan_ok=True), score
+        assert float(of(outputs, targets, positive=positive)) == pytest.approx(
+            float(expected), rel=1e-12, nan_ok=True
+        ), score
 
 
 @given(**EXAMPLES, positive=st.sampled_from((0, 1)))
@@ -119,9 +111,6 @@ def test_extra_scores_come_after_those_of_the_task(folder: Folder) -> None:
             {"scores": "f1,brierr"},
             r"scores = 'f1,brierr': 'brierr' is none: did you mean brier\? there are f1, sensitivity",
         ),
-        ({"scores": "brier", "threshold": "client"}, r"threshold = 'client' has no effect: name some of f1"),
-        ({"scores": "f1", "threshold": "together"}, r"chosen by validation examples: set validation-share"),
-        ({"threshold": "best"}, r"threshold = 'best': allowed is half, client or together"),
     ],
 )
 def test_impossible_scores_are_refused_with_what_would_do(settings: dict[str, Any], words: str) -> None:
@@ -139,48 +128,3 @@ def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
         f1(torch.zeros(3, 1), torch.zeros(3))
     with pytest.raises(FairbloomError, match=r"classes, each with an output, .* shape \(3,\)"):
         brier(torch.zeros(3), torch.zeros(3))
-
-
-# The threshold --------------------------------------------------------------------------------------------------------
-
-
-def report(best: float, height: float = 1.0, **others: float) -> dict[str, float]:
-    """Return what a client reports whose validation examples are told apart at one threshold alone."""
-    found = dict(others)
-    for threshold in THRESHOLDS:
-        value = height if threshold == best else 0.4
-        for score in ("sensitivity", "specificity", "f1"):
-            found[f"{score}-at-{threshold:.2f}-validation"] = value
-            found[f"{score}-at-{threshold:.2f}"] = threshold
-    return found
-
-
-def test_each_client_has_the_threshold_of_its_validation_rows() -> None:
-    mine = apply_own_threshold(report(0.15, accuracy=0.7, f1=0.1))
-    assert mine == {
-        **{"accuracy": 0.7, "threshold": 0.15, "f1": 0.15, "sensitivity": 0.15, "specificity": 0.15},
-        **{"f1-validation": 1.0, "sensitivity-validation": 1.0, "specificity-validation": 1.0},
-    }
-
-
-def test_all_together_have_the_one_with_the_highest_mean() -> None:
-    found = apply_common_threshold({"a": report(0.15, 0.8), "b": report(0.15, 0.8), "c": report(0.85, 0.9)})
-    assert {name: each["threshold"] for name, each in found.items()} == dict.fromkeys("abc", 0.15)
-    assert {each["f1"] for each in found.values()} == {0.15}
-
-
-def test_without_validation_rows_the_threshold_is_half() -> None:
-    assert apply_own_threshold({"accuracy": 1.0, "f1": 0.5})["threshold"] == 0.5
-    assert apply_own_threshold(report(0.15, 0.4))["threshold"] == 0.5  # all are alike: the middlest
-
-
-def test_an_impossible_threshold_does_not_choose_for_others() -> None:
-    found = apply_common_threshold({"a": report(0.15, 0.8), "b": report(0.85, 1e9), "c": report(0.15, 0.7)})
-    assert found["a"]["threshold"] == 0.15
-
-
-def test_scores_at_single_thresholds_are_in_no_table(folder: Folder) -> None:
-    there = folder(a=csv_of(30), b=csv_of(30, seed=1))
-    task, _ = agreed(config(there) | {"scores": "f1", "threshold": "client", "validation-share": 0.2})
-    assert [score.name for score in shown_scores(task.scores)] == ["accuracy", "balanced-accuracy", "auc", "f1"]
-    assert sum(score.name.startswith("specificity-at-") for score in task.scores) == len(THRESHOLDS)

@@ -253,29 +253,6 @@ def test_every_score_says_over_which_clients_it_is_a_mean_and_why_others_lack_it
     assert capsys.readouterr().out.count("auc is the mean of 2 of 3 clients") == 1  # by global and personal models
 
 
-def test_a_threshold_by_validation_is_in_the_table_and_changes_the_scores(tmp_path: Path) -> None:
-    (tmp_path / "sites").mkdir()
-    sick = {"target": lambda k: "01"[int(k % 40 > 28)]}
-    for name, first in (("a", 30), ("b", 12), ("c", 45)):
-        (tmp_path / "sites" / f"{name}.csv").write_text(patients(120, first=first, **sick))
-    words = ("run", "--task", "csv", "--data-dir", tmp_path / "sites", "--rounds", "2", "--set", "device=cpu")
-    words += ("--set", "scores=sensitivity,f1", "--set", "validation-share=0.3")
-    tables = {}
-    for threshold in ("half", "client", "together"):
-        assert fairbloom(*words, "--set", f"threshold={threshold}", "--out", tmp_path / threshold) == 0
-        tables[threshold] = [row for row in table(tmp_path / threshold / "clients.csv") if row["round"] == "2"]
-    assert "threshold" not in tables["half"][0]
-    assert len({row["threshold"] for row in tables["together"]}) == 1
-    assert all(0.05 <= float(row["threshold"]) <= 0.95 for row in tables["client"])
-    column = "test_sensitivity_of_global_model"
-    for rows in (tables["client"], tables["together"]):
-        for row, half in zip(rows, tables["half"], strict=True):
-            assert row["test_accuracy_of_global_model"] == half["test_accuracy_of_global_model"]
-            lower = float(row["threshold"]) <= 0.5  # the lower, the more are found
-            assert (float(row[column]) >= float(half[column])) if lower else (float(row[column]) <= float(half[column]))
-    assert [row[column] for row in tables["client"]] != [row[column] for row in tables["half"]]
-
-
 # Worse than the mean --------------------------------------------------------------------------------------------------
 
 

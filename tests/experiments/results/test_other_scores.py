@@ -7,8 +7,7 @@ import pytest
 
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.shared_data import SharedData
-from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
-from fairbloom.protocol.thresholds import F1
+from fairbloom.protocol.scores import ACCURACY, F1, LOSS_SCORE, Score
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY
 
 CLIENTS = ("cleveland", "hungarian", "long-beach")

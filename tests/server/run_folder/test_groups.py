@@ -10,8 +10,7 @@ import pytest
 
 from fairbloom.client.app import app
 from fairbloom.experiments.results.run import load
-from fairbloom.protocol.scores import ACCURACY, GroupScore
-from fairbloom.protocol.thresholds import BRIER, SENSITIVITY
+from fairbloom.protocol.scores import ACCURACY, BRIER, SENSITIVITY, GroupScore
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.round import Round
 from fairbloom.server.app import federate
