@@ -189,12 +189,7 @@ class Preprocessing:
             values = outputs.reshape(len(outputs)).double().numpy()
             return Predictions(values * self.target_scale + self.target_center, None)
         probabilities = outputs.double().softmax(dim=1).numpy()
-        return Predictions(self.choose(probabilities), probabilities)
-
-    def choose(self, probabilities: NDArray[Any]) -> NDArray[Any]:
-        """Return the class that is predicted with these probabilities, shape (examples, classes), for each example."""
-        chosen: NDArray[Any] = np.array(self.classes, object)[probabilities.argmax(axis=1)]
-        return chosen
+        return Predictions(np.array(self.classes, object)[probabilities.argmax(axis=1)], probabilities)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can carry it, numbers exactly; `from_json` reads it."""
