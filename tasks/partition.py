@@ -185,6 +185,11 @@ def from_function(setup: Setup, sets: Sequence[Labels]) -> list[list[Indices]]:
                 f"partition = {name!r}: it failed with {type(error).__name__}: {' '.join(str(error).split())}"
             ) from error
         parts.append(check_dealt(name, there, setup.clients, len(labels)))
+    if (fewest := min(map(len, parts[0]))) < MIN_EXAMPLES:
+        raise FairbloomError(
+            f"partition = {name!r}: it deals a client {fewest} examples, and at least {MIN_EXAMPLES} are needed, four "
+            "fifths for training and one for testing"
+        )
     return parts
 
 

@@ -525,7 +525,10 @@ HOSTILE = {"attack": "sign-flip", "attackers": "a"}
         ({"attack": "label-flip", "attackers": "a", "attack-from": 2}, "attack-from = 2 has no effect on label-flip"),
         ({"defence": "median"}, "defence = 'median': allowed is none, clip, nnm,"),
         ({"defence-tolerance": 1}, "defence-tolerance = 1 has no effect: name a defence by defence, as in nnm"),
-        ({"defence": "krum", "method": "fedfv"}, "defence = 'krum' replaces the weights of FedAvg, and FedFV has its"),
+        (
+            {"defence": "krum", "method": "fedfv"},
+            "defence = 'krum' replaces weights that are the prior, and FedFV has its",
+        ),
     ],
 )
 def test_an_attack_or_a_defence_without_effect_is_refused(config: dict[str, Any], words: str) -> None:

@@ -87,7 +87,7 @@ def test_clients_whose_images_differ_are_left_out_by_name(tmp_path: Path) -> Non
     told = told_by(chosen := config("image-folder", tmp_path))
     told["liar"] = {"examples": 10, "shape": [10**9, 10**9], "target": told["a"]["target"]}
     told["float"] = told["a"] | {"target": {"kind": "quantity", "classes": [], "moments": [0, 1]}}
-    told["few"] = told["a"] | {"target": {"kind": "classes", "classes": ["cat"], "moments": []}}
+    told["few"] = told["a"] | {"target": {**told["a"]["target"], "classes": ["cat", "wolf"]}}
     text, reasons = find_task("image-folder").agreement(told)
     assert json.loads(text)["shape"] == [3, 7, 9]
     assert sorted(reasons) == ["few", "float", "liar"]
