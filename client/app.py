@@ -26,7 +26,6 @@ from fairbloom.tasks import find_task, forget_user_defined_tasks
 from fairbloom.tasks.leaving import FLOOR_ROWS
 
 from .limits import LIMIT_ROWS
-from .packing import packing
 from .recording import recording
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ PLACES = marked(Mark.DEVICE)
 """Where this device keeps things: its owner says it in the node config, which wins over a run's settings."""
 
 
-app = ClientApp(mods=[packing, recording])
+app = ClientApp(mods=[recording])
 
 
 @contextmanager

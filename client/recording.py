@@ -16,7 +16,7 @@ from .record import NOTED, note
 def recording(message: Message, context: Context, answer: ClientAppCallable) -> Message:
     """Note what a deployed client is asked and what it sends, where it has a state-dir, which `fairbloom client` makes.
 
-    A mod of Flower's, inside `packing`.
+    A mod of Flower's.
     """
     folder = Path(str(context.node_config.get("state-dir", "")))
     if not context.node_config.get("state-dir") or not folder.is_dir():

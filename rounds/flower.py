@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from types import MappingProxyType
@@ -17,7 +17,6 @@ from flwr.serverapp import Grid
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
-from fairbloom.flower import deserialize, serialize
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.helper import ADVICE, advice_on
 from fairbloom.protocol.names import (
@@ -38,7 +37,6 @@ from fairbloom.protocol.names import (
     SNAPSHOT,
     TRAIN_LOSS,
 )
-from fairbloom.protocol.packing import MAX_PACKED_BYTES, PACKED, PACKS, join_pieces, pieces
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import recalled_rows
@@ -124,7 +122,6 @@ class FlowerClients:
         self._work: Mapping[str, Any] = {}
         self._questions = dict[str, int]()  # by message id, the nodes that are asked if they are free
         self._answers_query: bool | None = None  # not known before a node has answered
-        self._packing = set[int]()  # the nodes whose apps take packed messages
         self._have_frozen: dict[int, bool | None] = {}  # by node; None: its app takes whole models alone
         self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
         self._sizes: dict[int, int] = {}  # by node, the examples that it says it trains on when asked; 0: none
@@ -300,8 +297,7 @@ class FlowerClients:
         """Ask clients whether they keep a model, which they get with the question where it is `sent`."""
         refused, config = Refusals(terms.server_round), ConfigRecord({**terms.to_config(), **self._fits})
         asked = self._ask_each(names, {CONFIG: config, **({} if sent is None else {ARRAYS: sent.whole})})
-        messages = list(asked.messages.values())
-        replies = self.deliver(self._packed(messages)) if sent is None else self._exchange(asked, sent)
+        replies = self.deliver(asked.messages.values()) if sent is None else self._exchange(asked, sent)
         said = {
             name: why_not_kept(content, str(terms.others[KEEP]))
             for name, content in asked.sort(replies, self._roster.online, refused)
@@ -461,24 +457,8 @@ class FlowerClients:
         replies = list(self._grid().send_and_receive(messages, timeout=self._timeout))
         for reply in replies:
             if reply.has_error():  # the node may have been given another app
-                self._packing.discard(reply.metadata.src_node_id)
                 self._have_frozen.pop(reply.metadata.src_node_id, None)
-            elif packs(reply.content):
-                self._packing.add(reply.metadata.src_node_id)
         return replies
-
-    def _packed(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Pack the messages to nodes with apps that unpack them; equal contents are packed once."""
-        made: list[tuple[RecordDict, RecordDict]] = []
-        for message in messages:
-            if message.metadata.dst_node_id in self._packing:
-                content = message.content
-                packed = next((after for before, after in made if before == content), None)
-                if packed is None:
-                    packed = pack_content(content)
-                    made.append((content, packed))
-                message.content = RecordDict({**packed})
-        return messages
 
     # Frozen parameters ----------------------------------------------------------------------------------------------
 
@@ -532,7 +512,7 @@ class FlowerClients:
         """
         for name, content in contents.items():
             asked.messages[name].content = content
-        replies = self.deliver(self._packed([asked.messages[name] for name in contents]))
+        replies = self.deliver([asked.messages[name] for name in contents])
         sender = asked.senders()
         for reply in replies:
             client = sender(reply)
@@ -613,10 +593,7 @@ class Exchange:
                 if reply.has_error():
                     refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
                     continue
-                try:
-                    contents[name] = reply.content = unpack_content(reply.content)
-                except ValueError as reason:
-                    refused.add(name, reason)
+                contents[name] = reply.content
         return sorted(contents.items())
 
     def senders(self) -> Callable[[Message], str | None]:
@@ -658,8 +635,6 @@ def lacks_frozen(reply: Message) -> bool:
     """Return whether a reply asks for the frozen parameters: it has their digest, and no arrays or metrics."""
     if not reply.has_content():
         return False
-    with suppress(ValueError):  # a damaged one is refused where it is read
-        reply.content = unpack_content(reply.content)
     work = reply.content.array_records or reply.content.metric_records
     return not work and frozen_digest(reply) is not None
 
@@ -749,29 +724,6 @@ def quiet_simulation() -> Iterator[Hidden]:
         yield hidden
     finally:
         FLOWER.removeFilter(hidden)
-
-
-def packs(content: RecordDict) -> bool:
-    """Return whether a reply says that the app takes packed messages."""
-    return content.config_records.get(CLIENT, ConfigRecord()).get(PACKS) is True
-
-
-def pack_content(content: RecordDict) -> RecordDict:
-    """Return a content in few parts; one that is too large stays as it is."""
-    if size_of_arrays(content) > MAX_PACKED_BYTES:
-        return content
-    records = pieces(serialize(content))
-    return RecordDict({name: ConfigRecord({**record}) for name, record in records.items()})
-
-
-def unpack_content(content: RecordDict) -> RecordDict:
-    """Return the content of a reply that came packed, of any other as it is; raise ValueError where it is damaged."""
-    if PACKED not in content.config_records:
-        return content
-    try:
-        return deserialize(join_pieces(content.config_records))
-    except Exception as error:  # nothing bounds what a client's bytes make protobuf and Flower raise
-        raise ValueError(f"its packed content can't be read: {error}") from error
 
 
 def record_of(model: Model) -> ArrayRecord:

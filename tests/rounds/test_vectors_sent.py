@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 
-from fairbloom.client.packing import packing
-from fairbloom.protocol import packing as wire
 from fairbloom.protocol.names import CONTROL
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import MethodError
@@ -25,7 +23,6 @@ from fairbloom.tasks.models import arrays_of, frozen_parameters
 from tests.strategies.helpers import BUFFERS, TRAINABLE, MemoryGrid, initial_model, quadratics, record, unpack
 
 from .implementations import IMPLEMENTATIONS
-from .test_packing import that_packs
 
 FACTOR = 0.25
 
@@ -91,18 +88,14 @@ def test_those_who_evaluate_get_none() -> None:
     assert all(CONTROL not in message.content for _, message in grid.sent_to(MessageType.EVALUATE))
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_their_bytes_are_counted_and_travel_with_the_model(packed: bool) -> None:
-    clients = quadratics(3)
-    nodes = {name: that_packs(client) if packed else client for name, client in clients.items()}
-    grid, method = MemoryGrid(nodes), Sending(fraction_evaluate=0.0)
+def test_their_bytes_are_counted_and_travel_with_the_model() -> None:
+    grid, method = MemoryGrid(quadratics(3)), Sending(fraction_evaluate=0.0)
     loop = Rounds(method, FlowerClients(method, grid, 60.0), 2)
     first, second = loop.run(initial_model(), measure=lambda number: [], measure_after=[])
     (_, in_second) = vectors(grid).values()
     each = sum(size_on_the_wire(array) for array in in_second[0].values())
     assert len(in_second) == 3
     assert second.bytes_sent - first.bytes_sent == 3 * each > 0
-    assert {wire.PACKED in message.content for _, message in grid.sent_to(MessageType.TRAIN)[3:]} == {packed}
 
 
 def test_flowers_hooks_send_them_too() -> None:
@@ -183,19 +176,3 @@ def test_a_client_that_knows_nothing_of_them_takes_part_as_ever() -> None:
     assert {name: array.tobytes() for name, array in unpack(plain).items()} == {
         name: array.tobytes() for name, array in unpack(sending).items()
     }
-
-
-def test_the_client_behind_the_mod_that_packs_gets_them_by_name() -> None:
-    seen: list[set[str]] = []
-    clients = quadratics(2)
-
-    def noting(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            seen.append(set(message.content.array_records))
-        return clients["site-0"](message)
-
-    nodes = {"site-0": lambda message: packing(message, None, lambda inside, _: noting(inside))}  # type: ignore[arg-type]
-    method = Sending()
-    loop = Rounds(method, FlowerClients(method, MemoryGrid(nodes), 60.0), 2)
-    list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
-    assert seen == [{"arrays"}, {"arrays", CONTROL}]

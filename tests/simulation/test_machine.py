@@ -27,7 +27,6 @@ from hypothesis import settings as chosen
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from fairbloom.protocol.packing import PACKED
 from fairbloom.rounds import flower, quorum
 from fairbloom.rounds.clients import Trained
 from fairbloom.rounds.flower import FlowerClients
@@ -134,7 +133,6 @@ ALWAYS_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
             without("arrays"),
             without("metrics"),
             lambda content: RecordDict(),
-            lambda content: RecordDict({PACKED: ConfigRecord({"pieces": 3, "0": b"no message"})}),
         ]
     ),
 )
