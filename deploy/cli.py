@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,6 @@ from fairbloom.command import Terminal
 
 from .device.cli import client as client
 from .errors import DeployError
-from .operator import audit as audit_log
 from .operator.federation import Federation, warn
 
 app = typer.Typer(
@@ -218,23 +216,6 @@ def stop(
     print("\n".join(f"run {each} is stopped" for each in stopped) or "no run is going on")
 
 
-@app.command()
-def audit(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the log's lines, as JSON.")] = False,
-    federation: FederationOption = HERE,
-) -> None:
-    """Show the audit log: who did what and when. Exits with 1 if a line was changed or removed."""
-    log = federation.state / audit_log.FILE
-    if as_json:
-        print(audit_log.read_text(log.parent), end="")
-    else:
-        audit_log.show(log.parent)
-    line = audit_log.first_broken_line(log.parent)
-    if line is not None:
-        print(f"line {line} of {log} does not fit: it or one before was changed or lost", file=sys.stderr)
-        raise typer.Exit(1)
-
-
 def _print_start(folder: Path) -> None:
     print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")
 
@@ -246,7 +227,7 @@ def doctor(
     ] = None,
     folder: DirOption = HERE,
 ) -> None:
-    """Check clocks, certificates, keys, ports, versions, disk and the audit log. Exits with 1 if something is wrong."""
+    """Check clocks, certificates, keys, ports, versions and disk. Exits with 1 if something is wrong."""
     from .device.client import ClientSettings
     from .operator import doctor as checks
 

@@ -130,7 +130,7 @@ RELIED_ON = (
     ),
     Need(
         "server",
-        "an HTTP API that asks for a credential, and an audit log of what operators change",
+        "an HTTP API that asks for a credential, and log lines on what operators change",
         {
             "flwr.superlink.main:create_app": "config superlink_lifespan_class",
             "flwr.superlink.config_loader:SuperLinkLifespanConfig": (

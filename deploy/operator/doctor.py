@@ -29,7 +29,6 @@ from ..flower.gate import Deployed, FlowerVersionError, check_flower
 from ..processes import first_names
 from ..server.database import find_damage
 from ..server.supervisor import RUN_FOLDERS
-from . import audit
 from .federation import Federation
 
 SECONDS = 5.0
@@ -37,7 +36,7 @@ EXPIRES_SOON_DAYS = 30.0
 
 SECRETS = (
     *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret"),
-    *("state/superlink.db", f"state/{audit.FILE}", "flower/credentials.yaml"),
+    *("state/superlink.db", "flower/credentials.yaml"),
     "bundles/*/key",
 )
 """What only its owner may read in a federation's folder."""
@@ -77,7 +76,6 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
     yield check_secrets(federation)
     yield check_folders(federation)
     yield check_credential(federation)
-    yield check_audit_log(federation)
     yield check_database(federation)
     if authority.verdict != "fault":
         yield check_reachable("fleet API", ClientSettings(superlink=federation.superlink, ca=str(federation.authority)))
@@ -187,21 +185,6 @@ def check_credential(federation: Federation) -> CheckResult:
     if given not in hashes:
         return fault("credential", f"{federation.operators} does not know {federation.operator_token}: {remedy}")
     return ok("credential", "operator.token is the one that operators.toml is for")
-
-
-def check_audit_log(federation: Federation) -> CheckResult:
-    """Check that the audit log is there and whole."""
-    log = federation.state / audit.FILE
-    try:
-        line = audit.first_broken_line(federation.state)
-    except DeployError as error:
-        return fault("audit log", str(error))
-    if line is not None:
-        words = f"line {line} of {log} does not fit: it or one before was changed or lost (fairbloom deploy audit)"
-        return fault("audit log", f"{words}; compare it with a copy, and ask who had this account")
-    if not log.exists():
-        return warning("audit log", f"{log} is missing: it began with init; bring it back from a copy")
-    return ok("audit log", f"{audit.FILE} is whole")
 
 
 def check_database(federation: Federation) -> CheckResult:

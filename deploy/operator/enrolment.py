@@ -13,7 +13,7 @@ from ..flower.operator import control_api
 from ..flower.operator.control_api import ControlApi
 from ..processes import first_names
 from .device_bundle import remove_bundle, write_bundle
-from .federation import Federation
+from .federation import Federation, explain_os_errors
 from .registry import EnrolledClient, check_key, check_name
 
 
@@ -31,7 +31,7 @@ def enroll(
     the new key in place of the one before, which is struck off; its partition and examples stay where none are given.
     `examples` is 0 where their number is not known, `partition_id` None for the first that is free.
     """
-    with federation.audited("enroll", client=name) as about:
+    with explain_os_errors("enroll"):
         check_count("--examples", examples)
         check_count("--partition-id", partition_id or 0)
         check_name(federation.clients, name)
@@ -57,7 +57,6 @@ def enroll(
                 federation.registry.save(client)
             if before:
                 _unregister(api, before.node_id)
-        about |= key_facts(client)
     return bundle
 
 
@@ -77,9 +76,8 @@ def describe_clients_beyond(federation: Federation, clients: int) -> str:
 
 def revoke(federation: Federation, name: str) -> EnrolledClient:
     """Unregister a client's key, permanently; return what was known of it."""
-    with federation.audited("revoke", client=name) as about, federation.registry.locked():
+    with explain_os_errors("revoke"), federation.registry.locked():
         client = federation.find_client(name)
-        about |= key_facts(client)
         with control_api.connected(federation) as api:
             _unregister(api, client.node_id)
         federation.registry.save(replace(client, revoked=now()))
@@ -127,13 +125,3 @@ def _unregister_on_failure(api: ControlApi, node_id: str) -> Iterator[None]:
 def now() -> str:
     """Return this moment, as a client's file has it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def key_facts(client: EnrolledClient) -> dict[str, str | int | float | None]:
-    """Return what the audit log says of a client's key."""
-    return {
-        "node-id": client.node_id,
-        "key": pki.fingerprint(client.public_key.encode()),
-        "partition-id": client.partition_id,
-        "examples": client.examples or None,
-    }

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pwd
 import re
 import sys
 import tomllib
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import tomli_w
 
-from fairbloom.errors import FairbloomError
 from fairbloom.system.files import write_public
 
 from .. import pki
@@ -18,7 +18,6 @@ from ..arguments import EVERY_ADDRESS, check_days, check_host, check_port, join_
 from ..bundle import UNIT
 from ..errors import DeployError as DeployError
 from ..processes import first_names
-from . import audit
 from .folder import CONNECTION as CONNECTION
 from .folder import add_missing_files, create_folder, write_flower_home
 from .registry import EnrolledClient, Registry
@@ -103,7 +102,6 @@ class Federation:
                 token = (folder / "operator.token").read_text()
                 write_flower_home(folder / "flower", about["control"], path / "ca.crt", token)
                 write_public(folder / SERVER_UNIT.name, server_unit(path).encode())
-                audit.note(folder / "state", "init", hosts=" ".join(names), **about)
                 write_public(folder / "federation.toml", tomli_w.dumps(about).encode())  # last: it makes a folder one
         except OSError as error:
             raise DeployError(f"{path} cannot be made: {error}") from error
@@ -111,7 +109,7 @@ class Federation:
 
     def renew(self, hosts: Sequence[str], days: float) -> list[str]:
         """Make a new server certificate, by default for the old names, and missing credentials; return its names."""
-        with self.audited("renew") as about:
+        with explain_os_errors("renew"):
             check_days(days, pki.AUTHORITY_DAYS)
             names = [check_host("--host", host) for host in hosts] or self._hosts()
             control, _ = parse_address(f"control in {self.path / 'federation.toml'}", self.control)
@@ -123,7 +121,6 @@ class Federation:
                 write_flower_home(self.path / "flower", self.control, self.authority, self.read_token())
             except (pki.PkiError, OSError) as error:
                 raise DeployError(str(error)) from None
-            about |= {"hosts": " ".join(names), "days": days}
         return names
 
     def _hosts(self) -> list[str]:
@@ -152,27 +149,6 @@ class Federation:
             raise DeployError(f"client {name!r} is not enrolled; enrolled are: {known}")
         return there[name]
 
-    # The audit log --------------------------------------------------------------------------------------------------
-
-    def note(self, event: str, **about: str | int | float | None) -> None:
-        """Note in the audit log what was done; where it cannot be written, say so and go on."""
-        try:
-            audit.note(self.state, event, **about)
-        except OSError as error:
-            warn(f"the audit log {self.state / audit.FILE} cannot be written ({error.strerror}): {event} is not noted")
-
-    @contextlib.contextmanager
-    def audited(self, event: str, **about: str | int | float | None) -> Iterator[dict[str, str | int | float | None]]:
-        """Note in the audit log what the block does, with what it adds to the yielded facts, or why it was refused."""
-        try:
-            yield about
-        except (FairbloomError, OSError) as error:
-            self.note("refused", **{"command": event, **about, "reason": str(error)})
-            if isinstance(error, OSError):
-                raise DeployError(f"{event}: {error}") from error
-            raise
-        self.note(event, **about)
-
     # The way to the SuperLink -----------------------------------------------------------------------------------------
 
     def read_token(self) -> str:
@@ -197,11 +173,28 @@ def _read_address(file: Path, about: Mapping[str, object], key: str) -> str:
     return given
 
 
+@contextlib.contextmanager
+def explain_os_errors(command: str) -> Iterator[None]:
+    """Raise DeployError, with the name of a command, in place of an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise DeployError(f"{command}: {error}") from error
+
+
+def account_name() -> str:
+    """Return the name of the account that this process runs as, or its number where it has no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user has often no name
+        return str(os.geteuid())
+
+
 def server_unit(folder: Path) -> str:
     """Return the systemd unit that runs the server of a folder, as the account that asks."""
     place = folder.absolute()
     names = {
-        "account": audit.account_name(),
+        "account": account_name(),
         "python": sys.executable,
         "folder": str(place),
         "parent": str(place.parent),

@@ -1,4 +1,4 @@
-"""What goes on in a federation, at a glance: runs and their rounds, who is connected, who was refused, disk, keys."""
+"""What goes on in a federation, at a glance: runs and their rounds, who is connected, disk, keys."""
 
 import json
 import sys
@@ -65,7 +65,6 @@ def survey(federation: Federation) -> dict[str, Any]:
             "runs": dict(Counter(run["status"] for run in runs)),
             **{key.replace("_", "-"): page.about.get(key) for key in COUNTED},
         },
-        "turned-away": page.about.get("turned-away"),
         "disk": page.about.get("disk"),
         "certificate-days": page.certificate_days,
         "server": {"verdict": server.verdict, "words": server.words},
@@ -165,7 +164,6 @@ def render(found: Mapping[str, Any], everyone: bool = False) -> RenderableType:
     for run in over:
         for name, reason in (run["not-kept-by"] or {}).items():
             parts.append(_line(f"run {run['run-id']} is not kept by {escape_unprintable(name)}", reason, warn=True))
-    parts += [_line("turned away", _describe_attempt(each)) for each in found["turned-away"] or ()]
     parts.append(_line("disk", _describe_disk(found["disk"])))
     days = found["certificate-days"]
     words = "not known from here" if days is None else f"the server's holds for {days:.0f} more days"
@@ -235,11 +233,6 @@ def _runs_table(runs: list[dict[str, Any]]) -> Table:
         rounds = _shorten(str(run["unknown"])) if run["round"] is None else f"{run['round']}/{run['of-rounds']}"
         table.add_row(*map(Text, (run["run-id"], str(run["status"]), str(run["method"] or ""), rounds, said)))
     return table
-
-
-def _describe_attempt(each: Mapping[str, Any]) -> str:
-    times = f", {each['times']} times" if each["times"] != 1 else ""
-    return f"{str(each['time'])[:19]} {each['what']} ({each['who'] or 'unknown'}{times})"
 
 
 def _describe_disk(disk: Mapping[str, Any] | None) -> str:

@@ -1,7 +1,6 @@
 """A run on a federation: submitted, watched to its end, with an exit code that tells the truth."""
 
 import contextlib
-import json
 import math
 import shlex
 import subprocess
@@ -27,7 +26,7 @@ from ..flower.gate import check_flower
 from ..flower.operator import control_api
 from ..flower.operator.commands import environment, flwr_command, flwr_json, packed_files
 from . import run_bundle
-from .federation import CONNECTION, Federation, warn
+from .federation import CONNECTION, Federation, explain_os_errors, warn
 from .honoured import check_honoured, check_not_pythons
 
 COMPLETED = "finished:completed"
@@ -154,15 +153,13 @@ def format_value(value: Value) -> str:
 def submit(federation: Federation, app: Path, run_config: Mapping[str, Value]) -> str:
     """Submit a run; return its id."""
     check_flower("operator")
-    config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
     with (
         tempfile.TemporaryDirectory(prefix="fairbloom-") as folder,
-        federation.audited("submit", method=str(run_config.get("method", "")), settings=config) as about,
+        explain_os_errors("submit"),
     ):
         file = Path(folder, "run.toml")  # on a command line, Flower takes no text that has quotes in it
         file.write_bytes(tomli_w.dumps(run_config).encode())
         answer = flwr_json(federation, "run", str(app), CONNECTION, "--run-config", str(file))
-        about["run-id"] = str(answer["run-id"])
     return str(answer["run-id"])
 
 
@@ -203,7 +200,7 @@ def stop(federation: Federation, run_id: str = "") -> list[str]:
     """Stop a run, or by default all that have not ended; return which were stopped."""
     going = [run_id] if run_id else [run["run-id"] for run in list_runs(federation) if not has_ended(run["status"])]
     for each in going:
-        with federation.audited("stop", **{"run-id": each}):
+        with explain_os_errors("stop"):
             flwr_json(federation, "stop", each, CONNECTION)
     return going
 

@@ -1,4 +1,4 @@
-"""What the server's status page tells of runs, refused attempts and disks, which the SuperLink does not know."""
+"""What the server's status page tells of runs and disks, which the SuperLink does not know."""
 
 import shutil
 from pathlib import Path
@@ -7,18 +7,15 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.server.progress import describe_progress, find_announced
 
-from ..operator import audit
 from .supervisor import RUN_FOLDERS
 
-RECENT_RUNS, RECENT_REFUSALS = 5, 5
-REFUSED = "refused: "
-"""How the audit log's events begin that are about strangers and clients, as `RefusalLog` notes them."""
+RECENT_RUNS = 5
 
 UNKNOWN = "its run folder is not known: the run has not begun, or its app is one that leaves none"
 
 
 def read_overview(state: Path) -> dict[str, Any]:
-    """Return the progress of the latest runs, who was refused lately, and how much room there is."""
+    """Return the progress of the latest runs, and how much room there is."""
     place = state / RUN_FOLDERS
     try:
         noted = sorted(place.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
@@ -28,7 +25,6 @@ def read_overview(state: Path) -> dict[str, Any]:
     folders = [Path(run["folder"]) for run in runs.values() if "folder" in run]
     return {
         "runs": runs,
-        "turned-away": read_refusals(state),
         "disk": {"state-free-bytes": free_bytes(state), "runs-free-bytes": free_bytes(folders[0]) if folders else None},
     }
 
@@ -42,23 +38,6 @@ def read_progress(place: Path, run_id: str) -> dict[str, Any]:
         return describe_progress(folder)
     except (FairbloomError, ValueError, OSError) as error:
         return {"folder": str(folder), "unknown": str(error)}
-
-
-def read_refusals(state: Path) -> list[dict[str, Any]]:
-    """Return the attempts that were refused last, the latest first."""
-    try:
-        entries = audit.latest_entries(state, REFUSED, RECENT_REFUSALS)
-    except OSError:
-        return []
-    return [
-        {
-            "time": entry.get("time", ""),
-            "what": str(entry["event"]).removeprefix(REFUSED),
-            "times": entry.get("times", 1),
-            "who": str(entry.get("client") or entry.get("peer") or ""),
-        }
-        for entry in entries
-    ]
 
 
 def free_bytes(folder: Path) -> int | None:

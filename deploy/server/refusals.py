@@ -1,40 +1,43 @@
-"""Refused attempts, noted in the audit log within bounds, so that they cannot fill the disk."""
+"""Lines of the server's log on what was done and what was refused, so bounded that strangers cannot fill the disk."""
 
 import threading
 import time
-from pathlib import Path
 
-from fairbloom.logs import log
-
-from ..operator import audit
+from fairbloom.logs import escape_unprintable, log
 
 SECONDS = 60.0
-"""Seconds between two notes of the same attempt; each note says how often it was made since the one before."""
+"""Seconds between two lines on the same attempt; each says how often it was made since the one before."""
 
 DIFFERENT = 1000
-"""How many different attempts are distinguished; further ones are noted as one."""
+"""How many different attempts are distinguished; further ones are logged as one."""
 
 LONGEST = 200
-"""How many characters of a value a note keeps."""
+"""How many characters of a value a line has."""
+
+
+def log_event(what: str, **about: str) -> None:
+    """Log one line on what was done, and of whom."""
+    words = ", ".join(f"{key} {escape_unprintable(value[:LONGEST])}" for key, value in about.items())
+    log.warning("%s", f"{what} ({words})" if words else what)  # Flower's INFO is not shown
 
 
 class RefusalLog:
-    """Notes refused attempts in the audit log of the federation's state folder."""
+    """Logs refused attempts of strangers and clients."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._lock = folder, threading.Lock()
-        self.attempts = 0  # refused since the start, noted or not
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.attempts = 0  # refused since the start, logged or not
         self._noted: dict[tuple[str, ...], float] = {}
         self._since: dict[tuple[str, ...], int] = {}
 
-    def note(self, what: str, **about: str) -> bool:
-        """Note one attempt: what was tried, and by whom as far as that is known; return whether a line was written."""
+    def note(self, what: str, **about: str) -> None:
+        """Log one attempt, at most once a minute: what was tried, and by whom as far as that is known."""
         with self._lock:
             self.attempts += 1
-        return self.note_event(f"refused: {what}", **about)
+        self.note_event(f"refused: {what}", **about)
 
-    def note_event(self, what: str, **about: str) -> bool:
-        """Note what was not refused, in the same way."""
+    def note_event(self, what: str, **about: str) -> None:
+        """Log what was not refused, in the same way."""
         about = {key: (_without_port(value) if key == "peer" else value)[:LONGEST] for key, value in about.items()}
         attempt = (what, *about.values())
         with self._lock:
@@ -42,14 +45,10 @@ class RefusalLog:
                 attempt, about = (what,), {}
             self._since[attempt] = self._since.get(attempt, 0) + 1
             if time.monotonic() - self._noted.get(attempt, -SECONDS) < SECONDS:
-                return False
+                return
             self._noted[attempt] = time.monotonic()
             times = self._since.pop(attempt)
-        try:
-            audit.note(self._folder, what, times=times, **about)
-        except OSError as error:  # what is refused stays refused while the disk is full
-            log.warning("the audit log in %s cannot be written: %s", self._folder, error)
-        return True
+        log_event(what, **about, **({"times": str(times)} if times > 1 else {}))
 
 
 def _without_port(peer: str) -> str:

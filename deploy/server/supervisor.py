@@ -30,7 +30,6 @@ from ..device.connectivity import tls_context
 from ..errors import DeployError
 from ..flower.environment import HOME, LOG_LEVEL, QUIET
 from ..flower.gate import UNTESTED, check_version, end_unless_fit
-from ..operator import audit
 from ..operator.federation import Federation
 from ..processes import split_address
 
@@ -100,7 +99,6 @@ class FederationServer:
         """Run until SIGTERM or SIGINT."""
         stopped = StopSignal()
         both = [self._superlink, self._superexec]
-        self._note("server started")
         self._seen.unlink(missing_ok=True)
         try:
             supervise([self._superlink], stopped, Readiness(self._superlink, self._superlink_answers))
@@ -112,7 +110,6 @@ class FederationServer:
         finally:
             self._superexec.end()  # first: what it runs says goodbye to the SuperLink
             self._superlink.end()
-            self._note("server stopped")
             say("stopped")
 
     def _renew_in_time(self) -> bool:
@@ -122,12 +119,6 @@ class FederationServer:
             if renew_if_due(self._federation):
                 self._superlink.end()
         return False
-
-    def _note(self, event: str) -> None:
-        try:
-            audit.note(self._federation.state, event)
-        except OSError as error:  # as on a full disk: the runs are worth more than the line
-            say(f"the audit log in {self._federation.state} cannot be written: {error.strerror}")
 
     def _superlink_answers(self) -> bool:
         # Not urllib.request, which would go by a proxy of the environment.

@@ -13,7 +13,6 @@ from typing import Any
 from fairbloom.deploy import pki
 from fairbloom.deploy.flower.operator import commands as flower_commands
 from fairbloom.deploy.flower.operator.control_api import Nodes
-from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.federation import CONNECTION, Federation
 from tests.deploy.flower import ROOT
 
@@ -96,14 +95,6 @@ class Machine:
     def asked(self) -> list[list[str]]:
         file = self.folder / "asked.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def noted(made: Path) -> list[dict[str, Any]]:
-    """Return what the audit log says after init, without times and chains."""
-    lines = [json.loads(line) for line in audit.read_text(made / "state").splitlines()]
-    return [{key: value for key, value in line.items() if key not in ("time", "account", "chain")} for line in lines][
-        1:
-    ]
 
 
 def request_of(folder: Path, name: str, pair: pki.KeyPair | None = None) -> Path:

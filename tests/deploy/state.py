@@ -85,7 +85,7 @@ class Port:
         self, link: "SuperLinkState", folder: Path, members: Any, long_poll: LongPoll, *, whole: bool = False
     ) -> None:
         self.again = False
-        self._state, self.whole, refusals = link.state, whole, RefusalLog(folder)
+        self._state, self.whole, refusals = link.state, whole, RefusalLog()
         self.overdue = dict[int, str]()
         self.calls = Fleet(link.state, members=members, refusals=refusals, long_poll=long_poll, overdue=self.overdue)
         given = (members, 9092, Connections({}, 1000, refusals), refusals, CallLimit())

@@ -51,7 +51,7 @@ def link_to_itself(folder: Path) -> None:
 
 FILES = (
     *("federation.toml", "clients/a.toml", "ca.crt", "ca.key", "server.crt", "server.key", "operator.token"),
-    *("operators.toml", "runtime.secret", "state/audit.jsonl"),
+    *("operators.toml", "runtime.secret"),
 )
 FOLDERS = ("clients", "state", "bundles", "bundles/a", "flower")
 DAMAGE: dict[str, Callable[[Path], None]] = {
@@ -69,12 +69,11 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a node's number is none": swap('node_id = "77"', 'node_id = "seven"'),
     "a date is none": swap('enrolled = "2', 'enrolled = "x2'),
     "a client's key is of another kind": swap("ecdsa-sha2", "ed25519"),
-    "lines of the audit log are no entries": put("state/audit.jsonl", b'null\n[1]\n\n{"a": 1}\n{"a"'),
     "a bundle has a folder in it": lambda folder: (folder / "bundles" / "a" / "sub").mkdir(),
 }
 COMMAND = get_command(app)
 COMMANDS = (
-    *("status", "audit", "doctor", "stop", "renew"),
+    *("status", "doctor", "stop", "renew"),
     *("enroll b", "enroll c --request .", "enroll d --request nowhere", "enroll a", "revoke a"),
 )
 

@@ -78,7 +78,7 @@ def test_doctor_warns_of_what_ends_soon(made: Path) -> None:
     "name",
     [
         *("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret"),
-        *("flower/credentials.yaml", "state/audit.jsonl", "bundles/a/key"),
+        *("flower/credentials.yaml", "bundles/a/key"),
     ],
 )
 def test_doctor_finds_each_secret_that_others_can_read(made: Path, name: str) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.deploy.operator import audit, device_bundle, enrolment, records
+from fairbloom.deploy.operator import device_bundle, enrolment, records
 from fairbloom.deploy.operator.federation import Federation
 from tests.experiments.helpers import fairbloom
 
-from .commands import Machine, noted, request_of
+from .commands import Machine, request_of
 
 # Clients ------------------------------------------------------------------------------------------------------------
 
@@ -97,10 +97,6 @@ def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, machi
     assert tomllib.loads((bundle / "client.toml").read_text())["key"] == "key"
     (client,) = Federation(made).clients
     assert (client.public_key, client.examples) == (pair.public.decode(), 1200)
-    (line,) = noted(made)
-    assert line["event"] == "enroll"
-    assert (line["client"], line["node-id"], line["key"]) == ("gate-7", "77", pki.fingerprint(pair.public))
-    assert line["examples"] == 1200
 
 
 def test_a_bundle_for_a_key_of_the_device_has_no_key_of_before(made: Path, tmp_path: Path) -> None:
@@ -111,7 +107,7 @@ def test_a_bundle_for_a_key_of_the_device_has_no_key_of_before(made: Path, tmp_p
     assert not (made / "bundles" / "a" / "key").exists()
 
 
-def test_a_request_that_cannot_be_is_refused_and_noted(
+def test_a_request_that_cannot_be_is_refused(
     made: Path, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = pki.make_node_key()
@@ -122,12 +118,6 @@ def test_a_request_that_cannot_be_is_refused_and_noted(
     assert fairbloom("deploy", "enroll", "a", "--request", tmp_path / "private") == 2
     assert "which has travelled and must be replaced" in capsys.readouterr().err
     assert machine.asked == []
-    assert [(line["event"], line["command"], line["client"]) for line in noted(made)] == [
-        ("refused", "enroll", "b"),
-        ("refused", "enroll", "a"),
-    ]
-    assert "has travelled" in noted(made)[1]["reason"]
-    assert pair.private.decode().splitlines()[1] not in audit.read_text(made / "state")
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -156,7 +146,6 @@ def test_clients_that_are_enrolled_at_once_get_partitions_of_their_own(made: Pat
         list(pool.map(lambda name: enrolment.enroll(Federation(made), name), ["a", "a", "b", "c"]))
     assert sorted(client.partition_id for client in Federation(made).clients) == [0, 1, 2]
     assert [words[1] for words in machine.asked].count("unregister") == 1  # the key of the first of two
-    assert audit.first_broken_line(made / "state") is None
 
 
 def test_a_key_whose_bundle_cannot_be_written_is_taken_back(
@@ -171,7 +160,6 @@ def test_a_key_whose_bundle_cannot_be_written_is_taken_back(
     assert "enroll: [Errno 28] No space left on device" in capsys.readouterr().err
     assert machine.asked[-1][:3] == ["supernode", "unregister", "77"]
     assert not Federation(made).clients
-    assert noted(made)[-1]["event"] == "refused"
 
 
 # Another key, and none ----------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from flwr.supercore.credential_store.file_credential_store import FileCredential
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.flower.operator import commands as flower_commands
-from fairbloom.deploy.operator import audit
 from fairbloom.deploy.operator.doctor import (
     check_expiry,
     check_secrets,
@@ -36,7 +35,7 @@ def test_init_makes_a_folder_that_only_its_owner_enters(made: Path) -> None:
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert stat.S_IMODE((made / "state").stat().st_mode) == 0o700
     secret = ("ca.key", "server.key", "operator.token", "operators.toml", "runtime.secret")
-    for name in (*secret, "flower/credentials.yaml", "state/audit.jsonl"):
+    for name in (*secret, "flower/credentials.yaml"):
         assert stat.S_IMODE((made / name).stat().st_mode) == 0o600, name
     connection = tomllib.loads((made / "flower" / "config.toml").read_text())["superlink"]["federation"]
     assert connection == {"address": "127.0.0.1:8000", "root-certificates": str(made / "ca.crt")}
@@ -184,7 +183,6 @@ def test_of_two_inits_at_once_one_makes_the_folder_and_the_other_leaves_it(machi
     (host,) = {"a.org", "b.org"} & set(done)
     assert Federation(Path("federation")).superlink == f"{host}:9092"
     Federation(Path("federation")).renew([], 100)  # authority and key belong together
-    assert audit.first_broken_line(Path("federation/state")) is None
     assert sorted(path.name for path in Path().iterdir()) == ["federation", "machine"]
 
 

@@ -1,6 +1,5 @@
 """The fleet API within limits: what a node may cost the SuperLink, and what takes a refused reply's place."""
 
-import json
 import math
 import sqlite3
 import threading
@@ -19,13 +18,13 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from fairbloom.deploy.flower import exchange_pb2
 from fairbloom.deploy.flower.server import fleet, fleet_server, tables
 from fairbloom.deploy.flower.server.fleet import count
-from fairbloom.deploy.operator.audit import read_text
 from fairbloom.deploy.server import long_poll, members, rate_limit
 from fairbloom.deploy.server.long_poll import LongPoll
 from fairbloom.deploy.server.members import Members
 from fairbloom.deploy.server.rate_limit import CallLimit, TooManyCallsError
 from fairbloom.protocol.names import VERSION_HEADER, WIRE_HEADER
 from fairbloom.protocol.version import WIRE
+from tests.deploy.logged import read_events
 from tests.deploy.state import (
     AbortedError,
     Call,
@@ -49,6 +48,8 @@ class Known:
 
 class Place:
     """A SuperLink with one run, and two nodes."""
+
+    logged: pytest.LogCaptureFixture
 
     def __init__(self, folder: Path, *, whole: bool = False) -> None:
         self.folder, self.members, self.whole = folder, Known(), whole
@@ -83,14 +84,21 @@ class Place:
         return int(row["size"])
 
     def refused(self) -> list[str]:
-        lines = [json.loads(line) for line in read_text(self.folder).splitlines()]
-        return [line["event"] for line in lines if line["event"].startswith("refused")]
+        events = [each["event"] for each in read_events(self.logged.messages)]
+        return [event for event in events if event.startswith("refused")]
 
 
 @pytest.fixture(params=[False, True], ids=["part by part", "whole"])
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Place:
+def place(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+) -> Place:
     monkeypatch.setattr(long_poll, "HELD_SECONDS", 0.01)
-    return Place(tmp_path, whole=request.param)
+    made = Place(tmp_path, whole=request.param)
+    made.logged = caplog
+    return made
 
 
 @pytest.fixture
@@ -800,7 +808,7 @@ def test_a_key_that_is_revoked_while_its_call_is_held_gets_no_message(patient: P
 def test_an_unregistered_key_is_noted(place: Place) -> None:
     with pytest.raises(FlowerError):
         place.fleet.ActivateNode(ActivateNodeRequest(public_key=b"key-c", heartbeat_interval=30), Call(b"key-c"))
-    (line,) = [json.loads(line) for line in read_text(place.folder).splitlines()]
+    (line,) = read_events(place.logged.messages)
     assert line["event"] == "refused: an unregistered key"
     assert line["peer"] == "192.0.2.7"
 

@@ -49,6 +49,7 @@ from fairbloom.deploy.server.rate_limit import CallLimit
 from fairbloom.deploy.server.refusals import RefusalLog
 from tests.attacks.strangers import Http2, Stranger, descriptors
 from tests.deploy.flower import PATIENCE, wait_until
+from tests.deploy.logged import read_events
 from tests.deploy.peer import Signature, signed_head
 from tests.deploy.processes import free_port
 from tests.deploy.state import SuperLinkState, parts
@@ -75,9 +76,10 @@ class Shared:
 class Server:
     """A fleet API with its database, in this process, and those who call it."""
 
-    def __init__(self, shared: "Shared", folder: Path) -> None:
+    def __init__(self, shared: "Shared", folder: Path, logged: pytest.LogCaptureFixture) -> None:
+        self._logged = logged
         self.folder, self.port, self.link = folder, free_port(), shared.link
-        self.authority, refusals = shared.authority, RefusalLog(folder)
+        self.authority, refusals = shared.authority, RefusalLog()
         given: Any = {"members": Known(), "refusals": refusals, "long_poll": LongPoll(), "overdue": {}}
         calls = Fleet(self.link.state, **given).calls()
         self.connections = Connections({self.port: connections.MOST_STRANGERS}, DESCRIPTORS, refusals)
@@ -131,8 +133,7 @@ class Server:
             self.look_for(0.1)
 
     def refused(self) -> set[str]:
-        file = self.folder / "audit.jsonl"
-        return {line.split('"')[7] for line in file.read_text().splitlines()} if file.exists() else set()
+        return {each["event"] for each in read_events(self._logged.messages)}
 
 
 class Caller:
@@ -176,9 +177,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
 
 
 @pytest.fixture
-def server(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(
+    shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Server]:
     monkeypatch.setattr(long_poll, "HELD_SECONDS", 0.01)
-    made = Server(shared, tmp_path)
+    made = Server(shared, tmp_path, caplog)
     yield made
     made.close()
 
@@ -466,7 +469,7 @@ def test_a_connection_that_is_closed_while_it_is_looked_at_does_not_keep_another
 ) -> None:
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.0)
     port = free_port()
-    looking = Connections({port: 100}, DESCRIPTORS, RefusalLog(tmp_path))
+    looking = Connections({port: 100}, DESCRIPTORS, RefusalLog())
     with socket.create_server(("127.0.0.1", port)) as listener:
         strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
         first, second = (listener.accept()[0] for _ in strangers)
@@ -491,7 +494,7 @@ def test_there_are_no_more_connections_than_half_of_the_descriptors(server: Serv
 
 
 def test_there_are_no_more_connections_than_memory_allows(tmp_path: Path) -> None:
-    assert Connections({}, connections.MOST_DESCRIPTORS, RefusalLog(tmp_path)).most == connections.MOST_CONNECTIONS
+    assert Connections({}, connections.MOST_DESCRIPTORS, RefusalLog()).most == connections.MOST_CONNECTIONS
 
 
 def test_a_connection_is_asked_for_its_addresses_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

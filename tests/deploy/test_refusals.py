@@ -1,14 +1,11 @@
-"""RefusalLog are noted, and do not let anybody fill the disk."""
-
-import json
-import logging
-from pathlib import Path
+"""Refusals are logged, and do not let anybody fill the disk."""
 
 import pytest
 
-from fairbloom.deploy.operator.audit import read_text
 from fairbloom.deploy.server import refusals
-from fairbloom.deploy.server.refusals import RefusalLog
+from fairbloom.deploy.server.refusals import RefusalLog, log_event
+
+from .logged import read_events
 
 
 @pytest.fixture
@@ -19,17 +16,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def noted(folder: Path) -> list[tuple[str, int]]:
-    return [(line["event"], line["times"]) for line in map(json.loads, read_text(folder).splitlines())]
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
+    return [(line["event"], int(line.get("times", 1))) for line in read_events(caplog.messages)]
 
 
-def test_an_attempt_is_noted_once_a_minute_with_how_often(tmp_path: Path, clock: list[float]) -> None:
-    seen = RefusalLog(tmp_path)
-    assert [seen.note("a key", peer=f"ipv4:192.0.2.7:{port}") for port in range(100)] == [True] + [False] * 99
+def test_an_attempt_is_logged_once_a_minute_with_how_often(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = RefusalLog()
+    for port in range(100):
+        seen.note("a key", peer=f"ipv4:192.0.2.7:{port}")
     seen.note("a key", peer="ipv4:192.0.2.8:1")
     clock[0] += refusals.SECONDS
     seen.note("a key", peer="ipv4:192.0.2.7:1")
-    assert noted(tmp_path) == [("refused: a key", 1), ("refused: a key", 1), ("refused: a key", 100)]
+    assert logged(caplog) == [("refused: a key", 1), ("refused: a key", 1), ("refused: a key", 100)]
+    assert seen.attempts == 102
 
 
 @pytest.mark.parametrize(
@@ -40,32 +41,30 @@ def test_an_attempt_is_noted_once_a_minute_with_how_often(tmp_path: Path, clock:
         ("192.0.2.7", "192.0.2.7"),
         ("2001:db8::1", "2001:db8::1"),
         ("unix:", "unix:"),
-        ("", ""),
     ],
 )
-def test_a_peer_is_noted_without_its_port(tmp_path: Path, peer: str, kept: str) -> None:
-    RefusalLog(tmp_path).note("a key", peer=peer)
-    assert json.loads(read_text(tmp_path))["peer"] == kept
+def test_a_peer_is_logged_without_its_port(peer: str, kept: str, caplog: pytest.LogCaptureFixture) -> None:
+    RefusalLog().note("a key", peer=peer)
+    assert caplog.messages == [f"refused: a key (peer {kept})"]
 
 
 def test_no_variety_of_attempts_fills_disk_or_memory(
-    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(refusals, "DIFFERENT", 5)
-    seen = RefusalLog(tmp_path)
+    seen = RefusalLog()
     for number in range(500):
         seen.note("a call", call=f"/{number}" + "x" * 100_000)
-    assert noted(tmp_path) == [("refused: a call", 1)] * 6
+    assert logged(caplog) == [("refused: a call", 1)] * 6
+    assert sum(map(len, caplog.messages)) < 2000
     assert len(seen._noted) <= 6
     assert len(seen._since) <= 6
     assert sum(len(word) for attempt in (*seen._noted, *seen._since) for word in attempt) < 5000
     clock[0] += refusals.SECONDS
     seen.note("a call", call="/another")
-    assert noted(tmp_path)[-1] == ("refused: a call", 495)
+    assert logged(caplog)[-1] == ("refused: a call", 495)
 
 
-def test_a_log_that_cannot_be_written_does_not_let_anybody_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    seen = RefusalLog(tmp_path / "not there")
-    with caplog.at_level(logging.WARNING, "flwr"):
-        assert seen.note("a key")
-    assert "cannot be written" in caplog.text
+def test_words_of_strangers_are_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    log_event("a call", call="/a\nrun stopped\x1b[2J")
+    assert caplog.messages == ["a call (call /a\\x0arun stopped\\x1b[2J)"]

@@ -109,17 +109,13 @@ def test_what_cannot_be_known_of_a_run_is_said(served: Served, gone: bool, tmp_p
     assert words in " ".join(text_of(found, 400).split())
 
 
-def test_disk_certificate_and_who_was_turned_away_come_from_the_server(served: Served) -> None:
-    assert served.place.get("/v1/control/list-runs").status_code == 401
+def test_disk_and_certificate_come_from_the_server(served: Served) -> None:
     found = survey(served.federation)
     assert 9 < found["certificate-days"] <= 10
     assert found["disk"]["state-free-bytes"] > 0
-    (attempt,) = found["turned-away"]
-    assert (attempt["what"], attempt["times"]) == ("a call of the control API without the credential", 1)
     text = text_of(found)
     assert "the server's holds for 10 more days" in text
     assert "GB free for the server's state" in text
-    assert "turned away: " in text
 
 
 def test_the_keys_of_the_json_are_those_of_the_guide(served: Served) -> None:
@@ -130,7 +126,7 @@ def test_the_keys_of_the_json_are_those_of_the_guide(served: Served) -> None:
     runs = {"run-id", "status", "status-details", "elapsed", "fab-id", *PROGRESS, "unknown"}
     assert set(found["runs"][0]) == runs
     (client,) = found["clients"]
-    for key in [*found, "error", *runs, *client, *found["disk"], *(found["turned-away"] or [{"what": ""}])[0]]:
+    for key in [*found, "error", *runs, *client, *found["disk"]]:
         assert f"`{key}`" in section, key
 
 
@@ -223,7 +219,7 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         )
         registry.save(client if number else replace(client, revoked="2026-02-01T00:00:00+00:00"))
     state = there.place.state
-    register_enrolled(state, registry, there.state)
+    register_enrolled(state, registry)
     for number in range(1, 961):
         assert state.activate_node(number + 1, 3600)
         state.note_version(number + 1, "0.1.0")
@@ -283,7 +279,6 @@ def made_up(**run: Any) -> dict[str, Any]:
             **{"online": 1, "away": 1, "never-seen": 0, "revoked": 0},
             **{"oldest-contact": "2026-01-01 00:00:00Z", "versions": {"1.2": 1, "not known": 1}},
         },
-        "turned-away": None,
         "disk": None,
         "certificate-days": None,
         "server": {"verdict": "fault", "words": "it is away"},

@@ -25,7 +25,7 @@ from fairbloom.protocol.settings import OWN_SETTINGS, Value, expand_own_settings
 from fairbloom.server.settings import Settings, default_config
 from tests.experiments.helpers import ROOT, fairbloom
 
-from .commands import Machine, noted
+from .commands import Machine
 
 # Runs ---------------------------------------------------------------------------------------------------------------
 
@@ -69,22 +69,6 @@ def test_a_run_that_the_superlink_has_forgotten_is_not_looked_for(
     said = capsys.readouterr().err
     assert "does not know run 9: was its database lost" in said
     assert "The same submit continues the run after its last finished round" in said
-
-
-def test_a_submission_is_noted_and_so_is_one_that_was_refused(made: Path, machine: Machine, hers: Path) -> None:
-    machine.answers(run=[{"success": True, "run-id": "9"}, {"success": False, "error-message": "[code: 14] no"}])
-    assert fairbloom("deploy", "submit", "--detach", "--set", "method=fedfv") == 0
-    assert fairbloom("deploy", "submit", "--detach", "--app", "hers", "--set", "rounds=4") == 2
-    assert noted(made) == [
-        {"event": "submit", "method": "fedfv", "settings": 'method="fedfv"', "run-id": "9"},
-        {
-            "event": "refused",
-            "command": "submit",
-            "method": "",
-            "settings": "rounds=4",
-            "reason": "flwr run hers: [code: 14] no",
-        },
-    ]
 
 
 @pytest.mark.parametrize("key", ["state-dir", "data-dir"])
@@ -496,7 +480,6 @@ def test_stop_stops_what_has_not_ended(made: Path, machine: Machine, capsys: pyt
     printed = capsys.readouterr()
     assert printed.out == "no run is going on\n"
     assert "flwr stop 8: has ended" in printed.err
-    assert [(line["event"], line["run-id"]) for line in noted(made)] == [("stop", "9"), ("refused", "8")]
 
 
 def test_an_impossible_setting_is_named_before_anything_is_sent(

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import os
 import re
 import sqlite3
@@ -28,7 +27,6 @@ from fairbloom.deploy.flower.gate import FlowerVersionError
 from fairbloom.deploy.flower.relied_on import SQL, STATE_FACTORY, STORE_FACTORY
 from fairbloom.deploy.flower.server import run_state, superlink, tables
 from fairbloom.deploy.flower.server.superlink import PRAGMAS, prepare_database, shrink_database
-from fairbloom.deploy.operator import audit
 from fairbloom.deploy.server.database import find_damage
 from tests.deploy.state import SuperLinkState, head, part, parts, reply_to
 
@@ -382,8 +380,7 @@ def test_a_damaged_database_is_set_aside_and_made_again(
     (aside,) = (found for found in file.parent.glob("superlink.db.damaged-*") if found.name.count("-") == 1)
     assert aside.read_bytes() == broken
     assert "submit the runs again" in caplog.text
-    (noted,) = map(json.loads, audit.read_text(file.parent).splitlines())
-    assert (noted["event"], noted["file"]) == ("damaged database set aside", aside.name)
+    assert aside.name in caplog.text
 
 
 def test_a_whole_database_is_left_where_it_is(folder: Path) -> None:

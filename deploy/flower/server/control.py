@@ -22,12 +22,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
 
-from ...operator import audit
 from ...server.overview import read_overview
-from ...server.refusals import RefusalLog
+from ...server.refusals import RefusalLog, log_event
 from ...server.shared import Shared
 from ...server.supervisor import SEEN, STARTED, is_newer
 from .. import exchange_pb2
@@ -60,7 +58,7 @@ NOTED: Mapping[str, tuple[str, Any]] = {
     "/v1/control/start-automation": ("automation started", control_pb2.StartAutomationResponse),
     "/v1/control/stop-automation": ("automation stopped", control_pb2.StopAutomationResponse),
 }
-"""Calls of the control API that change something, what the audit log calls them, and what is answered to them."""
+"""Calls of the control API that change something, what the log calls them, and what is answered to them."""
 
 
 class Operators:
@@ -79,8 +77,7 @@ class Operators:
                     raise ValueError(f"{name} has {', '.join(sorted(about))}: write sha256 and nothing else")
             matching = [name for name, about in known.items() if hmac.compare_digest(about["sha256"], given)]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            if self._refusals.note_event("operators.toml cannot be used", reason=str(error)):
-                log.error("%s cannot be used, so nobody is let in: %s", self._file, error)
+            self._refusals.note_event("operators.toml cannot be used, so nobody is let in", reason=str(error))
             return ""
         return matching[0] if matching else ""
 
@@ -102,7 +99,7 @@ class CredentialCheck:
     def __init__(self, app: ASGIApp, shared: Shared, superexec: SuperExecWatch, state_factory: Any) -> None:
         self._app, self._superexec, self._state_factory = app, superexec, state_factory
         self._refusals, self._connections = shared.refusals, shared.connections
-        self._folder, self._secret = shared.federation.state, shared.federation.runtime_secret.read_bytes()
+        self._secret = shared.federation.runtime_secret.read_bytes()
         self._operators = Operators(shared.federation.operators, shared.refusals)
         self._good: dict[str, float] = {}
 
@@ -153,7 +150,7 @@ class CredentialCheck:
             about["client"] = str(name)
         if failed:
             about["failed"] = failed[0]
-        await run_in_threadpool(partial(audit.note, self._folder, event, **about))
+        log_event(event, **about)
 
     @staticmethod
     def _say_of(scope: Scope, tell: Callable[[int, str, int], None]) -> None:

@@ -217,9 +217,7 @@ class Pipeline(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no type
 
 def note_refused(refusals: RefusalLog, members: Members, node_id: int, what: str) -> None:
     """Note what was refused of a node, by its client's name."""
-    name = members.name_of(node_id)
-    if refusals.note(what, client=name):
-        log.warning("refused of client %s: %s", name, what)
+    refusals.note(what, client=members.name_of(node_id))
 
 
 def head_of(context: ServicerContext) -> Mapping[str, Any]:

@@ -6,32 +6,23 @@ keys that have been revoked or replaced since.
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
-
 from fairbloom.logs import log
 
 from ... import pki
-from ...operator import audit
 from ...operator.registry import Registry
 from ...processes import first_names
+from ...server.refusals import log_event
 from .run_state import RunState
 
 
-def register_enrolled(state: RunState, registry: Registry, state_folder: Path) -> None:
+def register_enrolled(state: RunState, registry: Registry) -> None:
     """Register enrolled keys that are missing, under their old numbers; strike off all others."""
     enrolled, again = registry.enrolled(), list[str]()
     for client in enrolled:
         key = pki.registered_form(client.public_key.encode())
         if state.register(key, client.name, int(client.node_id)):
-            _note(state_folder, "key registered again", client=client.name, **{"node-id": client.node_id})
             again.append(client.name)
     for node_id in state.strike_off_others({int(client.node_id) for client in enrolled}):
-        _note(state_folder, "key struck off again", **{"node-id": str(node_id)})
+        log_event("key struck off again", **{"node-id": str(node_id)})
     if again:
         log.warning("the database did not know %s: registered again", first_names(again))
-
-
-def _note(folder: Path, event: str, **about: str) -> None:
-    with contextlib.suppress(OSError):  # as on a full disk: the keys are worth more than the line
-        audit.note(folder, event, **about)

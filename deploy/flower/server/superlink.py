@@ -28,7 +28,6 @@ from fairbloom.logs import colour_on_terminals_alone, log
 from fairbloom.system.parents import end_with_parent
 from fairbloom.system.supervise import CANNOT_RUN
 
-from ...operator import audit
 from ...operator.federation import Federation
 from ...processes import leave, split_address
 from ...server.connections import MOST_STRANGERS, MOST_STRANGERS_OVER_HTTP, Connections, raise_descriptors
@@ -73,7 +72,7 @@ class FleetPort:
         federation, refusals, connections = shared.federation, shared.refusals, shared.connections
         state, members, long_poll = state_factory.state(), Members(federation.path), LongPoll()
         state.on_message = long_poll.wake
-        register_enrolled(state, federation.registry, federation.state)
+        register_enrolled(state, federation.registry)
         fleet = Fleet(state, members=members, refusals=refusals, long_poll=long_poll, overdue=shared.overdue)
         port = split_address(federation.listen)[1]
         pipeline = Pipeline(fleet.calls(), state, members, port, connections, refusals, shared.turns)
@@ -134,8 +133,6 @@ def prepare_database(path: Path) -> None:
     if damage := find_damage(path):
         aside = set_aside(path)
         log.error("%s is damaged (%s): it is kept as %s, and a new one is made. %s", path, damage, aside.name, REMEDY)
-        with contextlib.suppress(OSError):  # a full disk does not keep the server from starting
-            audit.note(path.parent, "damaged database set aside", file=aside.name, damage=damage)
         make_private(path)
     with connected(path) as database:
         if database.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:  # a new one
@@ -203,7 +200,7 @@ def main(parent: int) -> None:
     end_with_parent(parent)
     os.umask(0o077)
     federation = Federation(Path(sys.argv[1]))
-    refusals = RefusalLog(federation.state)
+    refusals = RefusalLog()
     strangers = {federation.listen: MOST_STRANGERS, federation.control: MOST_STRANGERS_OVER_HTTP}
     ports = {split_address(place)[1]: most for place, most in strangers.items()}
     connections = Connections(ports, raise_descriptors(), refusals)
