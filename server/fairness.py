@@ -1,7 +1,6 @@
 """Measures of fairness over clients: how a quantity of one split and one model is spread over them."""
 
 import math
-import statistics
 from collections.abc import Mapping
 
 import numpy as np
@@ -68,37 +67,6 @@ def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) ->
     return 100.0 * sum(after[name] <= before[name] for name in before) / len(before)
 
 
-def against_baseline(values: Mapping[str, float], baseline: Mapping[str, float]) -> dict[str, float]:
-    """Return what became of the clients that suffered under a baseline, and of those that did well.
-
-    Clients below the mean of `baseline` suffer under it; those at or above the mean do well.
-    Source: Malekmohammadi and Yu 2022 (Semi-VRed), Table 2.
-
-    Returns
-    -------
-    dict
-        `suffering_improved` and `well_degraded` in percent of the group; `suffering_change` and `well_change`, the mean
-        change over the whole group, in the unit of the input. A group without clients counts 0.
-
-    Raises
-    ------
-    ValueError
-        When there is no client, or the two are not of the same clients.
-    """
-    _check_same(values, baseline)
-    mean = statistics.mean(_finite(baseline).tolist())  # exact, so that equal clients are not below it
-    _finite(values)
-    changes = {name: values[name] - baseline[name] for name in baseline}
-    suffering = [change for name, change in changes.items() if baseline[name] < mean]
-    well = [change for name, change in changes.items() if baseline[name] >= mean]
-    return {
-        "suffering_improved": 100.0 * _mean([change > 0.0 for change in suffering]),
-        "suffering_change": _mean(suffering),
-        "well_degraded": 100.0 * _mean([change < 0.0 for change in well]),
-        "well_change": _mean(well),
-    }
-
-
 def _finite(values: Mapping[str, float]) -> NDArray[np.float64]:
     """Return the values as an array; raise ValueError where there is none, or one is not finite."""
     if not values:
@@ -151,7 +119,3 @@ def _entropy(ascending: NDArray[np.float64]) -> float:
     shares = ascending / np.add.reduce(ascending)
     shares = shares[shares > 0.0]
     return float(-np.add.reduce(shares * np.log(shares)))
-
-
-def _mean(numbers: list[float]) -> float:
-    return sum(numbers) / len(numbers) if numbers else 0.0

@@ -1,4 +1,4 @@
-"""Recipes: published tables and figures as TOML files, which say what is to be run and what was printed."""
+"""Recipes: published tables as TOML files, which say what is to be run and what was printed."""
 
 import itertools
 import re
@@ -32,17 +32,11 @@ GAP = "gap:"
 NAMED = (f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME")
 """How errors spell the measures that hold a name."""
 
-AGAINST = ("suffering_improved", "suffering_change", "well_degraded", "well_change", "overall_change")
-"""The measures of a row against the baseline's."""
-
 PERCENTILES = {"percentile_5": 5.0, "percentile_95": 95.0}
 """The measures that are percentiles over clients, and which."""
 
-OTHERS = ("angle", "uniform", "improved", *PERCENTILES, *AGAINST)
+OTHERS = ("angle", "uniform", *PERCENTILES)
 """The measures beside those of a run's tables, of single clients and of groups."""
-
-ROUND = "round"
-"""What a figure has on its x-axis where it draws curves over the rounds."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +76,6 @@ def _flatten(settings: object) -> object:
     }
 
 
-def _list_grids(grid: object) -> object:
-    """Return a list of grids; TOML has a table where there is one alone."""
-    return [grid] if isinstance(grid, dict) else grid
-
-
 Config = Annotated[dict[str, Value], BeforeValidator(_flatten)]
 """Settings of a run by their keys."""
 
@@ -116,39 +105,19 @@ class Section(BaseModel):
 class Row(Section):
     """A row of the table: a method with its settings, and what was printed.
 
-    Its grid replaces the axes of the recipe's that it names, and is crossed with the others. It may be several grids,
-    for settings that depend on each other: the points of all are tried.
+    Its grid replaces the axes of the recipe's that it names, and is crossed with the others.
     """
 
     label: str = Field(min_length=1)
     settings: Config = Field(default_factory=dict)
-    published: Numbers | dict[str, Numbers] = Field(default_factory=list)
+    published: Numbers = Field(default_factory=list)
     note: str = ""
-    variants: list[str] = Field(default_factory=list)
-    grid: Annotated[list[Axes], BeforeValidator(_list_grids)] = Field(default_factory=list)
+    grid: Axes = Field(default_factory=dict)
     evaluated: Literal["global", "personal"] = "global"
-
-    def published_in(self, variant: str) -> Numbers:
-        """Return what was printed of the row in a variant, [] where nothing was."""
-        return self.published.get(variant, []) if isinstance(self.published, dict) else self.published
-
-
-class RecipeVariant(Section):
-    """A variant of the experiment, in which all rows are run."""
-
-    what: str = Field(min_length=1)
-    settings: Config = Field(default_factory=dict)
-
-
-class Drawing(Section):
-    """What a figure draws: curves over the rounds, or the final measures against a setting."""
-
-    x: str = ROUND
-    window: int = Field(1, ge=1)
 
 
 class Recipe(Section):
-    """A published table or figure, or a study of one's own, and how it is run; docs/reproducing.md has the keys."""
+    """A published table, or a study of one's own, and how it is run; docs/reproducing.md has the keys."""
 
     name: str = ""
     title: str = ""
@@ -156,20 +125,16 @@ class Recipe(Section):
     source: str = ""
     published_seeds: int = Field(0, ge=0)  # 0: the source does not say over how many seeds its spreads are
     seeds: int = Field(5, ge=1)
-    unit: Literal["percent", "fraction"] = "percent"
     measures: list[str] = Field(default=["mean", "std", "worst_10", "best_10"], min_length=1)
     judged: list[str] = Field(default_factory=list)  # the measures that must agree for a row to agree; none: all
     tolerance: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(default_factory=dict)
-    baseline: str = ""  # the label of the row that the measures in AGAINST compare with
+    baseline: str = ""  # the label of the row that a sweep compares the chosen point with
     notes: list[str] = Field(default_factory=list)
     settings: Config = Field(default_factory=dict)
     grid: Axes = Field(default_factory=dict)
     criterion: str = "mean"
-    search: int = Field(0, ge=0)  # how many points a sweep draws where the grid has ranges; 0: it tries all
     grid_seeds: int = Field(0, ge=0)  # with how many seeds, the first ones, the grid is searched; 0: all
-    variants: dict[str, RecipeVariant] = Field(default_factory=dict)
     rows: list[Row] = Field(min_length=1)
-    figure: Drawing | None = None
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -179,20 +144,15 @@ class Recipe(Section):
         for row in self.rows:
             self._check_row(row)
         self._check_grids()
-        for variant in self.variants or [""]:
-            self._check_labels([case for case in self.cases() if case.variant == variant])
-        if self.figure and self.figure.x != ROUND and not any(self.figure.x in row.settings for row in self.rows):
-            raise ValueError(f"figure.x: no row sets {self.figure.x!r}: name {ROUND}, or a setting that rows set")
+        self._check_labels()
         return self
 
     def _check_measures(self) -> None:
-        """Raise ValueError where a measure is unknown or lacks its baseline, or one is judged that is not measured."""
+        """Raise ValueError where a measure is unknown, or one is judged that is not measured."""
         for measure in self.measures:
             if measure not in (*MEASURES, *OTHERS) and not measure.startswith((CLIENT, GAP)):
                 there = ", ".join((*MEASURES, *OTHERS, *NAMED))
                 raise ValueError(f"measures: unknown measure {measure!r}: there are {there}")
-            if measure in AGAINST and not self.baseline:
-                raise ValueError(f"measures: {measure} is against a baseline: name a row's label by baseline")
         for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
             for measure in named:
                 if measure not in self.measures:
@@ -201,34 +161,26 @@ class Recipe(Section):
 
     def _check_reserved(self) -> None:
         """Raise ValueError where some settings have one that a reproduction sets itself."""
-        settings = [self.settings, *(variant.settings for variant in self.variants.values())]
-        settings += [row.settings for row in self.rows]
-        grids = [self.grid, *(grid for row in self.rows for grid in row.grid)]
-        given = {*itertools.chain(*settings), *itertools.chain(*grids)}
+        settings = [self.settings, self.grid, *(part for row in self.rows for part in (row.settings, row.grid))]
+        given = {*itertools.chain(*settings)}
         if mistaken := [key for key in ("seed", "out") if key in given]:
             raise ValueError(f"settings: leave {mistaken[0]} out: it is set for each run")
 
     def _check_row(self, row: Row) -> None:
-        """Raise ValueError where a row names a method or variant that is not there, or prints other than measures."""
+        """Raise ValueError where a row names a method that is not there, or prints other than measures."""
         find_method(str(row.settings.get("method", "fedavg")))
-        named = [*row.variants, *(row.published if isinstance(row.published, dict) else ())]
-        if unknown := [name for name in named if name not in self.variants]:
-            there = ", ".join(self.variants) or "none"
-            raise ValueError(f"row {row.label!r}: there is no variant {unknown[0]!r}: there are {there}")
-        lists = row.published.values() if isinstance(row.published, dict) else [row.published]
-        for numbers in lists:
-            if numbers and len(numbers) != len(self.measures):
-                raise ValueError(
-                    f"row {row.label!r}: published has {len(numbers)} numbers, and there are {len(self.measures)} "
-                    f'measures ({", ".join(self.measures)}): give one each, "" where none was printed'
-                )
-            for text in numbers:
-                Printed.of(text)
+        if row.published and len(row.published) != len(self.measures):
+            raise ValueError(
+                f"row {row.label!r}: published has {len(row.published)} numbers, and there are {len(self.measures)} "
+                f'measures ({", ".join(self.measures)}): give one each, "" where none was printed'
+            )
+        for text in row.published:
+            Printed.of(text)
 
     def _check_grids(self) -> None:
         """Raise ValueError where a grid has a setting that neither every run has nor a row's method."""
         cases = self.cases()
-        grids = [(cases, self.grid), *(([case], grid) for case in cases for grid in case.row.grid)]
+        grids = [(cases, self.grid), *(([case], case.row.grid) for case in cases)]
         for among, grid in grids:
             for name in grid:
                 if "." not in name and key_of(name) not in SETTINGS and not any(case.axis(name) for case in among):
@@ -239,22 +191,17 @@ class Recipe(Section):
                         f"grid: {name} is neither a setting nor a parameter of {methods}: {hint}".rstrip(": ")
                     )
 
-    def _check_labels(self, cases: Sequence["Case"]) -> None:
-        """Raise ValueError where two rows of a variant have one name, or the baseline is not exactly one of them."""
-        names = [case.name for case in cases]
+    def _check_labels(self) -> None:
+        """Raise ValueError where two rows have one name, or the baseline is not exactly one of them."""
+        names = [case.name for case in self.cases()]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
-        if self.baseline and [case.row.label for case in cases].count(self.baseline) != 1:
+        if self.baseline and [row.label for row in self.rows].count(self.baseline) != 1:
             raise ValueError(f"baseline: exactly one row must have the label {self.baseline!r}")
 
     def cases(self) -> list["Case"]:
-        """Return every row in every variant that it is run in."""
-        return [
-            Case(self, row, variant)
-            for variant in self.variants or [""]
-            for row in self.rows
-            if not row.variants or variant in row.variants
-        ]
+        """Return the rows with the recipe that they are of."""
+        return [Case(self, row) for row in self.rows]
 
     @property
     def tasks(self) -> list[str]:
@@ -282,9 +229,8 @@ class Recipe(Section):
     def check(self) -> None:
         """Raise FairbloomError where a run of the recipe would have an unknown, impossible or unused setting."""
         methods = [case.method for case in self.cases()]
-        for settings in (self.settings, *(variant.settings for variant in self.variants.values())):
-            for task in self.tasks:
-                check_used(settings, methods, task)
+        for task in self.tasks:
+            check_used(self.settings, methods, task)
         for case in self.cases():
             for point in case.points():
                 case.settings(case.config | point)
@@ -292,24 +238,23 @@ class Recipe(Section):
 
 @dataclass(frozen=True)
 class Case:
-    """A row of a recipe in one of its variants; `variant` is "" where there are none."""
+    """A row of a recipe."""
 
     recipe: Recipe
     row: Row
-    variant: str = ""
 
     @property
     def method(self) -> str:
         """The method as settings call it."""
-        return canonical(str((self._shared | self.row.settings).get("method", "fedavg")))
+        return canonical(str((self.recipe.settings | self.row.settings).get("method", "fedavg")))
 
     @property
     def config(self) -> dict[str, Value]:
         """The settings of its runs, but for the seed, the folder and what the grid tries.
 
-        The row's go before the variant's, and those before the recipe's, but for parameters of other rows' methods.
+        The row's go before the recipe's, of which parameters of other rows' methods are left out.
         """
-        shared = {key: value for key, value in self._shared.items() if self.takes(key)}
+        shared = {key: value for key, value in self.recipe.settings.items() if self.takes(key)}
         return shared | self.row.settings | {"method": self.method}
 
     @property
@@ -318,23 +263,14 @@ class Case:
         return self.name_at({})
 
     @property
-    def full_name(self) -> str:
-        """Its name and its variant."""
-        return self.with_variant(self.name)
-
-    @property
     def published(self) -> dict[str, Printed]:
         """The numbers that were printed, by measure."""
-        numbers = zip(self.recipe.measures, self.row.published_in(self.variant), strict=False)
+        numbers = zip(self.recipe.measures, self.row.published, strict=False)
         return {measure: number for measure, text in numbers if (number := Printed.of(text)) is not None}
 
     def name_at(self, point: Mapping[str, Value]) -> str:
         """Return its name with what was chosen of the grid."""
         return label_of(self.row.label, self.parameters(point))
-
-    def with_variant(self, name: str) -> str:
-        """Return a name of the row and its variant."""
-        return f"{name}, {self.variant}" if self.variant else name
 
     def parameters(self, point: Mapping[str, Value]) -> dict[str, Value]:
         """Return what the row sets, and what was chosen of the grid, without the name of the method before it."""
@@ -343,23 +279,17 @@ class Case:
 
     def points(self) -> list[dict[str, Value]]:
         """Return the combinations of the grid, [{}] where there is none; a setting that the row sets is not varied."""
-        return [
-            dict(zip(axes, values, strict=True))
-            for axes in self.grids()
-            for values in itertools.product(*axes.values())
-        ]
+        axes = self.axes()
+        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
-    def grids(self) -> list[dict[str, list[Value]]]:
-        """Return the values that are tried of each setting, by run-config keys; one for each grid of the row."""
+    def axes(self) -> dict[str, list[Value]]:
+        """Return the values that are tried of each setting, by run-config keys."""
         common = {
             key: values
             for name, values in self.recipe.grid.items()
             if (key := self.axis(name)) and key not in self.row.settings
         }
-        return [
-            common | {self.axis(name) or name: values for name, values in axes.items()}
-            for axes in self.row.grid or [{}]
-        ]
+        return common | {self.axis(name) or name: values for name, values in self.row.grid.items()}
 
     def axis(self, name: str) -> str | None:
         """Return the run-config key of a grid's setting; None where it belongs to another row's method."""
@@ -380,13 +310,8 @@ class Case:
             check_used(config, [settings.method], settings.task)
         except FairbloomError as error:
             recipe = f"recipe {self.recipe.name}: " if self.recipe.name else ""
-            raise FairbloomError(f"{recipe}row {self.full_name!r}: {error}") from error
+            raise FairbloomError(f"{recipe}row {self.name!r}: {error}") from error
         return settings
-
-    @property
-    def _shared(self) -> dict[str, Value]:
-        """The settings that the recipe and the variant have for all rows."""
-        return self.recipe.settings | (self.recipe.variants[self.variant].settings if self.variant else {})
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -450,6 +375,5 @@ def _explain(error: Mapping[str, Any]) -> str:
 
 def _keys_of(loc: Sequence[str | int]) -> list[str]:
     """Return the keys of the part of a recipe in which a key is not known."""
-    parts: Mapping[str | int, type[Section]] = {"rows": Row, "variants": RecipeVariant, "figure": Drawing}
-    part = parts.get(loc[0], Recipe) if len(loc) > 1 else Recipe
+    part = Row if loc[0] == "rows" and len(loc) > 1 else Recipe
     return [name for name in part.model_fields if (part, name) != (Recipe, "name")]

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 
 from ..recipes.labels import format_value
 from ..recipes.recipe import Case, Point, Printed, Recipe
 from .comparison import mean_and_deviation
-from .measured import curve, measures_of, unit_of
+from .measured import BARE, measures_of
 from .run import Run
 
 ROUNDING = 1e-9
@@ -29,34 +29,40 @@ class Outcome:
     Attributes
     ----------
     case
-        The row, in its variant.
+        The row.
     point
         What its grid has found; nothing where there is no grid, or no point of it is finished.
     runs
-        The finished runs there, by their seeds: those whose baseline is finished, too.
-    baseline
-        The row that the measures are against; None where none is.
+        The finished runs there, by their seeds.
+    measured
+        The measures over the seeds that are finished; empty where none is, or with a fault.
     unfinished
-        The folders of the runs that are missing, of the grid and the baseline too; those that failed are not counted.
+        The folders of the runs that are missing, of the grid too; those that failed are not counted.
     fault
-        Why a run failed; "" where none did.
+        Why a run failed or could not be measured; "" where all went well.
     """
 
     case: Case
     point: Point
     runs: Mapping[int, Run]
-    baseline: "Outcome | None" = None
+    measured: Mapping[str, Spread]
     unfinished: frozenset[Path] = frozenset()
     fault: str = ""
 
-    @cached_property
-    def measured(self) -> Mapping[str, Spread]:
-        """The measures over the seeds that are finished; empty where none is, or a run failed."""
-        if self.fault or not self.runs:
-            return {}
-        bases = {} if self.baseline is None else self.baseline.runs
-        by_seed = [measures_of(run, bases.get(seed), self.case) for seed, run in self.runs.items()]
-        return {measure: mean_and_deviation([each[measure] for each in by_seed]) for measure in by_seed[0]}
+    @classmethod
+    def of(
+        cls, case: Case, point: Point, runs: Mapping[int, Run], unfinished: frozenset[Path], fault: str
+    ) -> "Outcome":
+        """Measure the runs of a row; what cannot be measured is a fault of this row, and ends no other."""
+        measured: Mapping[str, Spread] = {}
+        try:
+            by_seed = [] if fault else [measures_of(run, case) for run in runs.values()]
+            measured = {m: mean_and_deviation([each[m] for each in by_seed]) for m in by_seed[0]} if by_seed else {}
+        except FairbloomError as error:
+            fault = str(error)
+        except Exception as error:  # a mistake of this program, which must not take hours of other rows with it
+            fault = f"it cannot be measured: {type(error).__name__}: {error}"
+        return cls(case, point, runs, measured, unfinished, fault)
 
     @property
     def agreements(self) -> Mapping[str, bool]:
@@ -87,11 +93,6 @@ class Outcome:
         return self.case.name_at(self.point)
 
     @property
-    def full_name(self) -> str:
-        """Its name and its variant."""
-        return self.case.with_variant(self.name)
-
-    @property
     def seconds(self) -> float:
         """How long the rounds of the finished runs took to compute, together."""
         return sum(float(row.get("seconds") or 0.0) for run in self.runs.values() for row in run.rows_of_rounds())
@@ -103,7 +104,6 @@ class Outcome:
         return {
             "method": self.case.row.label,
             "parameters": dict(self.parameters),
-            "variant": self.case.variant or None,
             "published": {measure: number.mean for measure, number in published.items()},
             "published_spread": {m: number.spread for m, number in published.items() if number.spread is not None},
             "measured": {measure: mean for measure, (mean, _) in self.measured.items()},
@@ -112,7 +112,6 @@ class Outcome:
             "disagrees_in": [measure for measure, agrees in self.agreements.items() if not agrees],
             "note": self.case.row.note,
             "fault": self.fault,
-            "unit": self.case.recipe.unit,
             "seeds": len(self.runs),
             "unfinished": len(self.unfinished),
             "seconds": round(self.seconds, 3),
@@ -121,7 +120,6 @@ class Outcome:
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of results.csv: one a measure."""
         about: dict[str, Any] = {
-            "variant": self.case.variant,
             "method": self.case.row.label,
             "parameters": " ".join(f"{key}={format_value(value)}" for key, value in self.parameters.items()),
         }
@@ -141,17 +139,6 @@ class Outcome:
             rows.append(about | numbers)
         return rows
 
-    def curve(self, measure: str) -> dict[int, Spread]:
-        """Return a measure after each round that all seeds that are finished have."""
-        recipe, evaluated = self.case.recipe, self.case.row.evaluated
-        window = recipe.figure.window if recipe.figure else 1
-        by_seed = [curve(run, measure, evaluated, recipe.unit, window) for run in self.runs.values()]
-        return {
-            number: mean_and_deviation([each[number] for each in by_seed])
-            for number in by_seed[0]
-            if all(number in each for each in by_seed)
-        }
-
 
 def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: int) -> bool:
     """Return whether a measure is within two combined standard errors of what was printed, or within a tolerance.
@@ -161,7 +148,7 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
     """
     mean, spread = found
     if printed.spread is None or not recipe.published_seeds:
-        most = 1.0 if unit_of(measure, recipe.unit) == "percent" else 0.01
+        most = 0.01 if measure in BARE else 1.0
     else:
         here = printed.spread if seeds == 1 else spread
         error = math.hypot(printed.spread / math.sqrt(recipe.published_seeds), here / math.sqrt(seeds))

@@ -68,7 +68,6 @@ class Reproduction(Drawn):
             "recipe": self.recipe.name,
             "title": self.recipe.title,
             "source": self.recipe.source,
-            "unit": self.recipe.unit,
             "comparable": self.comparable,
             "quick": self.quick,
             "set": dict(self.overrides),
@@ -81,17 +80,6 @@ class Reproduction(Drawn):
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of results.csv: one a row of the table and measure."""
         return [row for outcome in self.outcomes for row in outcome.rows()]
-
-    def curves(self) -> list[dict[str, Any]]:
-        """Return the rows of curves.csv: mean and deviation over the seeds of each measure after each round."""
-        return [
-            {"variant": outcome.case.variant, "row": outcome.case.name, "measure": measure}
-            | {"round": number, "mean": mean, "deviation": deviation}
-            for outcome in self.outcomes
-            if outcome.measured
-            for measure in self.recipe.measures
-            for number, (mean, deviation) in outcome.curve(measure).items()
-        ]
 
     def __repr__(self) -> str:
         """Return the reproduction in a line."""

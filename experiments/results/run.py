@@ -315,9 +315,13 @@ class Run(Drawn):
             }
         return tuple(sorted(names.difference(self.final(score, model), self.attackers)))
 
-    def test_examples(self) -> dict[str, int]:
-        """Return how many examples each client was tested on after the last evaluated round."""
-        return {row["client"]: int(row["test_examples"]) for row in self._honest(self._last_rows)}
+    def test_examples(self, *, hostile: bool = False) -> dict[str, int]:
+        """Return how many examples each client was tested on after the last evaluated round.
+
+        The clients that attack in an experiment are left out, unless `hostile` asks for them.
+        """
+        rows = self._last_rows if hostile else self._honest(self._last_rows)
+        return {row["client"]: int(row["test_examples"]) for row in rows}
 
     def training_examples(self) -> dict[str, int]:
         """Return how many training examples each client said it had, in the first reply of it that could be used.

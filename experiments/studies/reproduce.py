@@ -13,7 +13,7 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.settings import Settings, check_used
 
 from ..recipes.labels import format_value
-from ..recipes.recipe import AGAINST, ROUND, Case, Recipe, load_recipe
+from ..recipes.recipe import Case, Recipe, load_recipe
 from ..results.outcome import Outcome
 from ..results.plans import PlanFile
 from ..results.reproduction import Reproduction
@@ -61,18 +61,19 @@ def reproduce(
 ) -> Reproduction:
     """Run what is missing of a published experiment, and compare what comes out with what was printed.
 
-    The same call continues what was interrupted. Table and figure are written where no rows are left out.
+    The same call continues what was interrupted. The measures and pages are tried on runs of a single round first, where
+    the runs are longer. Table and figure are written where no rows are left out.
 
     Parameters
     ----------
     name
         The recipe: a name that `fairbloom reproduce --list` has, or the path of a TOML file of one's own.
     seeds
-        The number of seeds, from 0; by default the recipe's.
+        The number of seeds, from 0; by default the recipe's, and one with `quick`.
     quick
-        Whether to run one seed and a tenth of the rounds, at most 20: a trial, whose numbers mean nothing.
+        Whether to run a tenth of the rounds, at most 20: a trial, whose numbers mean nothing.
     rows
-        Parts of names: only rows whose name has one of them are run, with the baseline where the recipe has one.
+        Parts of names: only rows whose name has one of them are run.
     settings
         Settings of all runs, in place of the recipe's.
     data_dir
@@ -95,9 +96,8 @@ def reproduce(
         no run succeeds.
     """
     recipe = load_recipe(name)
-    if quick:
-        seeds = 1
-    if not 1 <= (chosen_seeds := recipe.seeds if seeds is None else seeds) <= MAX_SEEDS:
+    chosen_seeds = seeds if seeds is not None else 1 if quick else recipe.seeds
+    if not 1 <= chosen_seeds <= MAX_SEEDS:
         raise SettingsError(f"seeds = {chosen_seeds}: a reproduction takes 1 to {MAX_SEEDS}")
     overrides = dict(settings or {}) | ({} if data_dir is None else {"data-dir": os.fspath(data_dir)})
     default_out = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
@@ -112,7 +112,8 @@ def reproduce(
     )
 
     def collect(failures: Failures) -> Reproduction:
-        outcomes = _outcomes(recipe, cases, study, failures)
+        pairs = zip(cases, study.rows, strict=True)
+        outcomes = [_outcome(case, row, study, failures) for case, row in pairs]
         return Reproduction(recipe, outcomes, study.seeds, study.out, overrides, quick)
 
     def collect_and_write(failures: Failures) -> Reproduction:
@@ -139,18 +140,13 @@ def _criterion(recipe: Recipe) -> Objective:
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Case]:
-    """Return the cases of the rows whose name has one of the words, all without words; the baseline is always there."""
+    """Return the cases of the rows whose name has one of the words, all without words."""
     cases = recipe.cases()
-    wanted = [
-        case for case in cases if not words or any(word.casefold() in case.full_name.casefold() for word in words)
-    ]
+    wanted = [case for case in cases if not words or any(word.casefold() in case.name.casefold() for word in words)]
     if not wanted:
-        there = ", ".join(dict.fromkeys(case.name for case in cases))
+        there = ", ".join(case.name for case in cases)
         raise FairbloomError(f"--rows {' '.join(words)}: recipe {recipe.name} has no such row: there are {there}")
-    variants = {case.variant for case in wanted}
-    return [
-        case for case in cases if case in wanted or (recipe.baseline == case.row.label and case.variant in variants)
-    ]
+    return wanted
 
 
 def check_overrides(overrides: Mapping[str, Value], cases: Sequence[Case]) -> None:
@@ -177,7 +173,7 @@ def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
         if not config.get("score"):  # a recipe that names it is shown without the data
             config |= fix_score(case.settings(config))
         at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
-        name = f"{case.full_name} at {at}" if at else case.full_name
+        name = f"{case.name} at {at}" if at else case.name
         candidates.append(Candidate(name, config, folder_name(config), point, case.row.evaluated))
     return candidates
 
@@ -190,31 +186,15 @@ def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     return {**config, "num-rounds": rounds, "evaluate-every": every}
 
 
-def _outcomes(recipe: Recipe, cases: Sequence[Case], study: Study, failures: Failures) -> list[Outcome]:
-    """Return what came out, row by row."""
-    rows = list(zip(cases, study.rows, strict=True))
-    baselines: dict[str, Outcome] = {}
-    if {*AGAINST} & {*recipe.measures}:
-        baselines = {
-            case.variant: _outcome(case, row, study, failures, None)
-            for case, row in rows
-            if case.row.label == recipe.baseline
-        }
-    return [_outcome(case, row, study, failures, baselines.get(case.variant)) for case, row in rows]
-
-
-def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures, baseline: Outcome | None) -> Outcome:
-    """Return what came out of a row, of which the measures are against a baseline or none."""
+def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures) -> Outcome:
+    """Return what came out of a row."""
     searched, chosen = study.search(row), study.choose(row)
     found = {study.folder(planned): study.finished(planned) for planned in (*searched, *chosen)}
     runs = {planned.seed: run for planned in chosen if (run := found[study.folder(planned)]) is not None}
     folders = [study.folder(planned) for planned in chosen or searched]
     fault = next((failures[folder] for folder in folders if folder in failures), "")
     unfinished = frozenset(folder for folder, run in found.items() if run is None) - failures.keys()
-    if baseline is not None:
-        runs = {seed: run for seed, run in runs.items() if seed in baseline.runs}
-        unfinished, fault = unfinished | baseline.unfinished, fault or baseline.fault
-    return Outcome(case, chosen[0].candidate.point if chosen else {}, runs, baseline, unfinished, fault)
+    return Outcome.of(case, chosen[0].candidate.point if chosen else {}, runs, unfinished, fault)
 
 
 def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction:
@@ -228,17 +208,13 @@ def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction
 
 
 def _write(reproduction: Reproduction, name: str) -> None:
-    """Write what was reproduced, results.csv, the figure, curves.csv where that is over the rounds, and the report."""
+    """Write what was reproduced, results.csv, the figure and the report."""
     from ..views.figures import write_figure  # imported late: it takes a second
     from ..views.report import write_report
 
     recipe = str(Path(name).absolute()) if name.endswith(".toml") else name
     seeds = len(reproduction.seeds)
     ReproductionPlan(recipe, seeds, reproduction.quick, reproduction.overrides).write(reproduction.folder)
-    figure = reproduction.recipe.figure
-    tables = {"results.csv": reproduction.rows()}
-    if figure and figure.x == ROUND:
-        tables["curves.csv"] = reproduction.curves()
-    write_tables(reproduction.folder, tables)
+    write_tables(reproduction.folder, {"results.csv": reproduction.rows()})
     write_figure(reproduction, reproduction.folder / "figure")
     write_report(reproduction, reproduction.folder / REPORT)

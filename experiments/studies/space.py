@@ -85,9 +85,7 @@ def check_recipe(recipe: Recipe) -> None:
     """Raise SettingsError where a recipe has what a sweep cannot use, or tries what it cannot try."""
     prefix = f"recipe {recipe.name}: " if recipe.name else ""
     for key, given, remedy in (
-        ("variants", bool(recipe.variants), "make a file for each, or run it by fairbloom reproduce"),
         ("published", any(row.published for row in recipe.rows), "fairbloom reproduce compares with printed numbers"),
-        ("figure", recipe.figure is not None, "a sweep draws its points; fairbloom reproduce draws this one"),
     ):
         if given:
             raise SettingsError(f"{prefix}{key} has no use in a sweep: leave it out; {remedy}")

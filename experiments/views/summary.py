@@ -24,10 +24,10 @@ from ..results.sweep import Sweep
 from .report.cells import CLEAR, NONE, SHOWN, Digits, mark_clear
 from .report.lines import worst_first
 from .report.of_comparison import by_name, failed_rows, left_out, names_table, sorted_charts
-from .report.of_reproduction import figure_charts, notes_section, rows_charts, rows_table, verdict
+from .report.of_reproduction import notes_section, rows_charts, rows_table, verdict
 from .report.of_run import measures_table
 from .report.of_sweep import points_charts, points_table
-from .report.page import Block, Cell, Charts, Note, Page, Section, Table
+from .report.page import Block, Cell, Note, Page, Section, Table
 from .report.sections import run_rounds_charts
 from .report.subgroups import gaps_table, group_blocks
 
@@ -249,18 +249,12 @@ def gap_tables(comparison: Comparison, spread: str = INTERVAL) -> list[Table]:
 def _of_reproduction(done: Reproduction) -> Page:
     """Return what was printed and measured, row by row, and in words what is known of the differences."""
     recipe = done.recipe
-    variants = dict.fromkeys(outcome.case.variant for outcome in done.outcomes)
     about = Note([line for line in (recipe.what, recipe.source) if line])
     notes = notes_section(done)
     written = done.whole and (done.folder / "results.csv").exists()
     facts = [("table, figure and runs" if written else "runs", str(done.folder)), *_report_place(done.folder)]
-    sections = [_section(about, *(rows_table(done, variant) for variant in variants)), *([notes] if notes else [])]
-    return Page(recipe.title, verdict(done), (), facts, sections, partial(_charts_of_reproduction, done))
-
-
-def _charts_of_reproduction(done: Reproduction) -> Charts:
-    """Return what was printed and measured, or the figure that was published, as measured."""
-    return rows_charts(done) if done.recipe.figure is None else figure_charts(done, done.recipe.figure.x)
+    sections = [_section(about, rows_table(done)), *([notes] if notes else [])]
+    return Page(recipe.title, verdict(done), (), facts, sections, partial(rows_charts, done))
 
 
 @page_of.register(Sweep)

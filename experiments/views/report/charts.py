@@ -135,16 +135,14 @@ def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str, amo
     """
     x: Spec = {"field": "rank", "type": "quantitative", "title": "clients, the worst served first"}
     x |= {"scale": {"nice": False, "zero": False}, "axis": {"tickMinStep": 1, "grid": False}}
-    return _bands(rows, series, x, _quantity("value", axis, among), "rank")
+    return _bands(rows, series, x, _quantity("value", axis, among))
 
 
-def over_rounds(
-    rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = (), across: str = "round"
-) -> Spec:
-    """Return a line for each method over the rounds, or another quantity in `round` that `across` names, in a band."""
-    x = {"field": "round", "type": "quantitative", "title": across, "scale": {"nice": False, "zero": False}}
+def over_rounds(rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()) -> Spec:
+    """Return a line for each method over the rounds, in a band."""
+    x = {"field": "round", "type": "quantitative", "title": "round", "scale": {"nice": False, "zero": False}}
     x |= {"axis": {"tickMinStep": 1, "grid": False}}
-    return _bands(rows, series, x, _quantity("value", axis, among), across)
+    return _bands(rows, series, x, _quantity("value", axis, among))
 
 
 def differences(rows: Sequence[Row], axis: str) -> Spec:
@@ -268,8 +266,8 @@ def _layer(mark: str, encoding: Mapping[str, Any], data: Spec | None = None, **l
     return {**({"data": data} if data else {}), "mark": {"type": mark, **look}, "encoding": dict(encoding)}
 
 
-def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec, across: str) -> Spec:
-    """Return lines in bands over a quantity, which tooltips call `across`."""
+def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> Spec:
+    """Return lines in bands over a quantity."""
     band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **_method(series)}
     # The band of a method that is not picked vanishes.
     band["fillOpacity"] = {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0}
@@ -278,9 +276,8 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec, acro
     # Where lines coincide, the wider one below shows at both sides of the one above.
     widths = {**_scaled("method", labels, [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]), "type": "ordinal"}
     line = {"x": x, "y": y, "strokeDash": dashes, "strokeWidth": widths, **_method(series), "opacity": _emphasis()}
-    tooltip = _tooltip(
-        ("method", "method"), (x["field"], across), ("value", y["title"]), ("low", "from"), ("high", "to")
-    )
+    place = (x["field"], x["field"])
+    tooltip = _tooltip(("method", "method"), place, ("value", y["title"]), ("low", "from"), ("high", "to"))
     dots = {"x": x, "y": y, "shape": _shape(series), **_method(series), "tooltip": tooltip}
     layers = [
         _layer("area", band, line=False),

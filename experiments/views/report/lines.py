@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.errors import explain_read_errors
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
 from fairbloom.server.run_folder.rows import parse_refusals
 
-from ...results.measured import curve
+from ...results.measured import over_rounds
 from ...results.run import Run
 from .charts import Row, Series, series_of, short, thin
 
@@ -186,10 +185,7 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     """
     rows = []
     for line in lines:
-        try:
-            by_run = [curve(run, measure, line.model, "percent", 1) for run in line.runs]
-        except FairbloomError:  # no round has that measure
-            continue
+        by_run = [over_rounds(run, measure, line.model) for run in line.runs]
         shared = sorted(set.intersection(*(set(each) for each in by_run)))
         for number in thin(shared, CURVE_ROUNDS):
             values = [each[number] for each in by_run]

@@ -1,14 +1,10 @@
 """The report of a reproduction: what was measured beside what was printed."""
 
-from collections.abc import Sequence
-
-from ...recipes.recipe import ROUND
 from ...results.measured import decimals, in_title
 from ...results.outcome import Outcome
 from ...results.reproduction import Reproduction
 from . import charts
 from .cells import NONE, Digits
-from .lines import CURVE_ROUNDS
 from .page import Block, Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
 from .sections import in_seconds, present
 
@@ -19,7 +15,7 @@ AGREES = {True: "yes", False: "no", None: "–"}
 def page_of_reproduction(done: Reproduction) -> Page:
     """Return the report of a reproduction."""
     recipe = done.recipe
-    sections = [_rows_section(done), _figure_section(done), _cost_section(done), notes_section(done)]
+    sections = [_rows_section(done), _cost_section(done), notes_section(done)]
     facts = [("recipe", recipe.name), ("rows", str(len(done.outcomes))), ("seeds", str(len(done.seeds)))]
     facts += [(key, str(value)) for key, value in done.overrides.items() if key != "data-dir"]
     return Page(recipe.title, verdict(done), [recipe.what, recipe.source], facts, present(sections))
@@ -52,20 +48,17 @@ def _agreement(done: Reproduction) -> str:
         return ""
     within = "two combined standard errors, or one point where no ± is printed"
     if done.recipe.tolerance:
-        unit = done.recipe.unit
-        within += "".join(f", or {value:g} in {in_title(m, unit)}" for m, value in done.recipe.tolerance.items())
+        within += "".join(f", or {value:g} in {in_title(m)}" for m, value in done.recipe.tolerance.items())
     agrees = "agrees" if len(judged) == 1 else "agree"
     return f"{sum(judged)} of {len(judged)} rows {agrees} with what was printed: within {within}."
 
 
 def _rows_section(done: Reproduction) -> Section:
-    """Return the rows with what was printed and measured: a chart a measure, and a table a variant."""
-    recipe = done.recipe
-    drawn = rows_charts(done) if recipe.figure is None else Charts(())
+    """Return the rows with what was printed and measured: a chart a measure, and a table."""
+    drawn = rows_charts(done)
     blocks: list[Block] = [Charts([chart], drawn.legend) for chart in drawn.charts]
     compared = any(outcome.case.published for outcome in done.outcomes)
-    variants = dict.fromkeys(outcome.case.variant for outcome in done.outcomes)
-    blocks += [rows_table(done, variant) for variant in variants]
+    blocks.append(rows_table(done))
     intro = "Lines and ± are standard deviations over the seeds. A row agrees where it is within two combined standard "
     intro += "errors of what was printed, or one point where no ± is printed."
     title = "Printed and measured" if compared else "What was measured"
@@ -74,16 +67,16 @@ def _rows_section(done: Reproduction) -> Section:
 
 def rows_charts(done: Reproduction) -> Charts:
     """Return what was printed and what was measured, a chart a measure."""
-    names, panels = [outcome.full_name for outcome in done.outcomes], []
+    names, panels = [outcome.name for outcome in done.outcomes], []
     for measure in done.recipe.measures:
         rows: list[charts.Row] = []
         for outcome in done.outcomes:
             printed, found = outcome.case.published.get(measure), outcome.measured.get(measure)
             numbers = {"printed": (printed.mean, printed.spread or 0.0)} if printed else {}
             numbers |= {"measured": found} if found else {}
-            rows += [{"row": outcome.full_name, "method": kind, **charts.around(*of)} for kind, of in numbers.items()]
+            rows += [{"row": outcome.name, "method": kind, **charts.around(*of)} for kind, of in numbers.items()]
         if rows:
-            title = in_title(measure, done.recipe.unit)
+            title = in_title(measure)
             said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
             spec = charts.clients_by_method(rows, charts.PRINTED_AND_MEASURED, names, title, of="row")
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
@@ -91,20 +84,19 @@ def rows_charts(done: Reproduction) -> Charts:
     return Charts(panels, series if compared else series[1:])
 
 
-def rows_table(done: Reproduction, variant: str) -> Table:
-    """Return the rows of a variant: for each measure what was printed and what was measured."""
-    recipe = done.recipe
-    outcomes = [outcome for outcome in done.outcomes if outcome.case.variant == variant]
+def rows_table(done: Reproduction) -> Table:
+    """Return the rows: for each measure what was printed and what was measured."""
+    recipe, outcomes = done.recipe, done.outcomes
     printed = [measure for measure in recipe.measures if any(measure in o.case.published for o in outcomes)]
     headings = ["row"]
     for measure in recipe.measures:
-        title = in_title(measure, recipe.unit)
+        title = in_title(measure)
         headings += [f"{title}, printed", f"{title}, measured"] if measure in printed else [title]
     cells = []
     for outcome in outcomes:
         row = [Cell(outcome.name)]
         for measure in recipe.measures:
-            digits = Digits(decimals(measure, recipe.unit))
+            digits = Digits(decimals(measure))
             if measure in printed:
                 number = outcome.case.published.get(measure)
                 row.append(digits.spread(number.mean, number.spread) if number else NONE)
@@ -112,12 +104,11 @@ def rows_table(done: Reproduction, variant: str) -> Table:
         agrees = [Cell("unfinished" if outcome.unfinished else AGREES[outcome.agrees])] if done.printed else []
         runs = f"{len(outcome.runs)} of {len(done.seeds)}" if outcome.unfinished else str(len(outcome.runs))
         cells.append([*row, *agrees, Cell(runs, len(outcome.runs))])
-    what = f"{variant}: {recipe.variants[variant].what}" if variant else recipe.title
     note = "Mean ±standard deviation over the seeds."
     if printed:
         note += f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
     headings += ["agrees", "seeds"] if done.printed else ["seeds"]
-    return Table(f"rows-{slug(variant or 'all')}", what, headings, cells, note)
+    return Table("rows", recipe.title, headings, cells, note)
 
 
 def _measured(outcome: Outcome, measure: str, digits: Digits) -> Cell:
@@ -130,47 +121,9 @@ def _measured(outcome: Outcome, measure: str, digits: Digits) -> Cell:
     return Cell(f"≠ {text}" if agrees is False else text, mean, tone)
 
 
-def _figure_section(done: Reproduction) -> Section | None:
-    """Return the figure that was published, as measured."""
-    if done.recipe.figure is None or not any(outcome.measured for outcome in done.outcomes):
-        return None
-    intro = "Lines are means over the seeds; bands are a standard deviation wide to each side."
-    return Section("figure", "The figure as measured", intro, [figure_charts(done, done.recipe.figure.x)])
-
-
-def figure_charts(done: Reproduction, across: str) -> Charts:
-    """Return the figure that was published, as measured: curves over the rounds, or measures against a setting."""
-    panels, lines = [], dict[str, list[Outcome]]()
-    for outcome in done.outcomes:
-        if outcome.measured:
-            row = ", ".join(filter(None, (outcome.case.row.label, outcome.case.variant)))
-            lines.setdefault(outcome.full_name if across == ROUND else row, []).append(outcome)
-    series = charts.series_of(list(lines), next(iter(lines), ""))
-    for measure in done.recipe.measures:
-        rows = [row for name, each in lines.items() for row in _curve(done, name, each, measure)]
-        title = in_title(measure, done.recipe.unit)
-        what = f"{title} over {across} of {len(lines)} lines."
-        spec = charts.over_rounds(rows, series, title, across=across)
-        panels.append(Chart(f"figure-{slug(measure)}", title.capitalize(), what, spec))
-    return Charts(panels, series)
-
-
-def _curve(done: Reproduction, name: str, outcomes: Sequence[Outcome], measure: str) -> list[charts.Row]:
-    """Return the points of a line of the figure; one of rows that lack its setting is level."""
-    drawing = done.recipe.figure
-    if drawing is None or drawing.x == ROUND:
-        curve = outcomes[0].curve(measure)
-        points = [(float(number), *curve[number]) for number in charts.thin(list(curve), CURVE_ROUNDS)]
-    else:
-        places = sorted({float(o.case.config[drawing.x]) for o in done.outcomes if drawing.x in o.case.config})
-        own = [(float(o.case.config[drawing.x]), *o.measured[measure]) for o in outcomes if drawing.x in o.case.config]
-        points = sorted(own) or [(place, *outcomes[0].measured[measure]) for place in places]
-    return [{"round": x, "method": name, **charts.around(mean, away)} for x, mean, away in points]
-
-
 def _cost_section(done: Reproduction) -> Section:
     cells = [
-        [Cell(each.full_name), Cell.of(len(each.runs)), Cell(in_seconds(each.seconds), each.seconds)]
+        [Cell(each.name), Cell.of(len(each.runs)), Cell(in_seconds(each.seconds), each.seconds)]
         for each in done.outcomes
     ]
     headings = ["row", "runs", "time of their rounds together"]
@@ -180,7 +133,7 @@ def _cost_section(done: Reproduction) -> Section:
 
 def notes_section(done: Reproduction) -> Section | None:
     """Return what is known of the differences, and why runs failed."""
-    faults = [f"{outcome.full_name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
+    faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
     notes = [f"{outcome.case.name}: {outcome.case.row.note}" for outcome in done.outcomes if outcome.case.row.note]
     said = list(dict.fromkeys([*faults, *notes, *done.recipe.notes]))
     return Section("notes", "What is known of the differences", "", [Note(said)]) if said else None
