@@ -233,7 +233,7 @@ def compare(
 
 
 Grid = Mapping[str, Value | Sequence[Value]] | Iterable[str]
-"""Values of settings: {"alpha": [0, 0.1], "tau": "1,2", "learning-rate": "0.001..0.3:log"}, or ["alpha=0,0.1"]."""
+"""Values of settings: {"alpha": [0, 0.1], "tau": "1,2"}, or ["alpha=0,0.1"]."""
 
 
 @expand_options
@@ -244,7 +244,6 @@ def sweep(
     method: Named | Sequence[Named] | None = None,
     grid: Grid | None = None,
     criterion: str | None = None,
-    search: int | None = None,
     baseline: Named | None = None,
     seeds: int | None = None,
     seed: int = 0,
@@ -271,12 +270,10 @@ def sweep(
         FedAvg.
     grid
         The values of each setting: {"alpha": [0, 0.1], "learning-rate": [0.01, 0.1]}. A parameter of the method may be
-        named alone. With `search`, a setting may have a range: {"learning-rate": "0.001..0.3:log"}.
+        named alone.
     criterion
         What the chosen point is to be good at, in the words of a wish of `recommend`: "mean", which is the default,
         "worst", "3*mean+worst", of which the weighted mean is taken, or "worst, mean within 1 point of FedAvg".
-    search
-        The number of points to draw where the grid has ranges; by default all points of the grid are tried.
     baseline
         A method that the chosen point is compared with; the axes of the grid that it has are searched for it, too.
     seeds
@@ -312,8 +309,8 @@ def sweep(
     else:
         recipe = load_recipe(os.fspath(file))
         recipe = recipe.model_copy(update={"settings": {**recipe.settings, **config}})
-    given = {"search": search, "criterion": criterion}
-    recipe = recipe.model_copy(update={key: value for key, value in given.items() if value is not None})
+    if criterion is not None:
+        recipe = recipe.model_copy(update={"criterion": criterion})
     count = seeds if seeds is not None else recipe.seeds
     if count < 1:
         raise SettingsError(f"seeds = {count}: a sweep takes at least one")

@@ -345,13 +345,13 @@ PLAN = {
     "methods": {"fedavg": {}, "FedFV (alpha=0.2)": {"fedfv.alpha": 0.2, "clients": 4, "average-models": True}},
     "failed": {"FedFV (alpha=0.2)": {"2": {"reason": "it diverged", "diverged": True}}},
 }
-REPRODUCTION = {"recipe": "fedfv-figure2", "seeds": 2, "quick": False, "set": {"clients": 4, "learning-rate": 0.1}}
+REPRODUCTION = {"recipe": "fedfv-table3", "seeds": 2, "quick": False, "set": {"clients": 4, "learning-rate": 0.1}}
 SWEEP = {
     **{"title": "FedFV", "criterion": "mean", "seeds": [1, 2], "searched": [1], "baseline": "fedavg"},
     "points": [
         {
             **{"row": "fedfv", "settings": {"method": "fedfv", "fedfv.alpha": 0.2}, "point": {"fedfv.alpha": 0.2}},
-            **{"folder": "fedfv-0.2", "rounds": 3, "evaluated": "global", "pruned": False, "fault": ""},
+            **{"folder": "fedfv-0.2", "rounds": 3, "evaluated": "global", "fault": ""},
         }
     ],
     **{"notes": ["validation-share = 0.2"], "ended": True},

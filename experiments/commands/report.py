@@ -7,9 +7,10 @@ import typer
 from rich.markup import escape
 
 from fairbloom.command import TrustOption
+from fairbloom.server.run_folder.errors import RunFolderError
 
+from ..results.recommendation import Recommendation
 from ..results.run import REPORT
-from ..studies.reproduce import ReproductionPlan, load_reproduction
 from ..views.report import write_report
 from ..views.terminal import console
 from .show import load_result
@@ -26,7 +27,8 @@ def report(
 
     Comparisons, reproductions and sweeps write their report when they end.
     """
-    reproduced = (folder / ReproductionPlan.file).exists()
-    result = load_reproduction(folder, trust) if reproduced else load_result(folder)
+    result = load_result(folder, trust)
+    if isinstance(result, Recommendation):
+        raise RunFolderError(f"{folder} holds a recommendation, which has no report: fairbloom show prints it")
     written = write_report(result, out or folder / REPORT)
     console.print(f"report: {escape(str(written))}", soft_wrap=True)

@@ -1,19 +1,25 @@
 """The command `fairbloom show`."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from fairbloom.command import TrustOption
 from fairbloom.server.run_folder.errors import RunFolderError
 
 from ..results.comparison import Comparison, Plan, load_comparison
+from ..results.plans import kind_of
 from ..results.presentation import page_of
-from ..results.run import COMPARISON, SWEEP, Run, load
+from ..results.recommendation import Recommendation, load_recommendation
+from ..results.reproduction import Reproduction
+from ..results.run import Run, load
 from ..results.scored import scores_of
 from ..results.sweep import Sweep
+from ..studies.reproduce import load_reproduction
 from ..studies.swept import load_sweep
 from ..views.listing import find_runs
 from ..views.lists import show_runs
@@ -23,13 +29,16 @@ from ..views.summary import details_of
 from ..views.terminal import console
 from .options import FigureOption, JsonOption, SpreadOption
 
+Result = Run | Comparison | Sweep | Reproduction | Recommendation
+"""What a folder may hold."""
+
 
 def show(
     folder: Annotated[
         Path,
         typer.Argument(
             metavar="RUN",
-            help="The folder of a run, comparison or sweep.",
+            help="The folder of a run or a study.",
         ),
     ],
     figure: FigureOption = None,
@@ -40,12 +49,13 @@ def show(
         ),
     ] = None,
     spread: SpreadOption = "interval",
+    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Show the results, progress and settings of a run, comparison or sweep."""
+    """Show the results, progress and settings of a run, comparison, sweep, reproduction or recommendation."""
     if show_unfinished(folder, as_json):
         return
-    found = load_result(folder)
+    found = load_result(folder, trust)
     if split is not None and not isinstance(found, Run):
         kind = type(found).__name__.lower()
         raise RunFolderError(f"{folder} holds a {kind}: draw the split of one of its runs, in {folder}/runs")
@@ -61,11 +71,18 @@ def show(
         draw(split_charts(found.split()), split, as_json)
 
 
-def load_result(folder: Path) -> Run | Comparison | Sweep:
-    """Return what a folder holds."""
-    if (folder / COMPARISON).exists():
-        return load_comparison(folder)
-    return load_sweep(folder) if (folder / SWEEP).exists() else load(folder)
+def load_result(folder: Path, trust: Collection[str] = ()) -> Result:
+    """Return what a folder holds; a reproduction's recipe may import the modules in `trust`."""
+    match kind_of(folder):
+        case "comparison":
+            return load_comparison(folder)
+        case "sweep":
+            return load_sweep(folder)
+        case "reproduction":
+            return load_reproduction(folder, trust)
+        case "recommendation":
+            return load_recommendation(folder)
+    return load(folder)
 
 
 def describe(run: Run) -> dict[str, Any]:
@@ -81,7 +98,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 def show_unfinished(folder: Path, as_json: bool) -> bool:
     """Show how far the runs of a comparison are, and return whether there is one that is unfinished."""
-    plan = Plan.read(folder) if (folder / COMPARISON).exists() else None
+    plan = Plan.read(folder) if kind_of(folder) == "comparison" else None
     unfinished = plan.unfinished(folder) if plan else []
     if not plan or not unfinished:
         return False

@@ -7,7 +7,6 @@ from rich.markup import escape
 
 from .. import api
 from ..options import CommonOptions
-from ..recipes.axes import SYNTAX
 from ..studies.objective import GRAMMAR
 from .options import (
     DEFAULT_JOBS,
@@ -42,7 +41,7 @@ def sweep(
         typer.Option(
             metavar="KEY=VALUES",
             help="Values of a setting, or of a parameter of the method: alpha=0,0.1,0.5. Every combination is tried. "
-            f"With --search also a range: {SYNTAX}. May be repeated.",
+            "May be repeated.",
         ),
     ] = [],  # noqa: B006 (typer reads it, nothing changes it)
     criterion: Annotated[
@@ -53,15 +52,6 @@ def sweep(
         str | None,
         typer.Option(
             help="A method to compare the chosen point with. It is tried with the grid values that apply to it."
-        ),
-    ] = None,
-    search: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Draw N points from the ranges. After a ninth of the rounds the best third continues, and after a "
-            "third of the rounds the best third of these.",
         ),
     ] = None,
     seeds: Annotated[
@@ -91,7 +81,6 @@ def sweep(
         method=method,
         grid=grid,
         criterion=criterion,
-        search=search,
         baseline=baseline,
         seeds=seeds,
         seed=seed,

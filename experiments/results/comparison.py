@@ -26,9 +26,9 @@ from .differences import FEWEST_SEEDS, Difference, differences_of
 from .groups import GroupReport
 from .measured import BARE
 from .other_scores import Contradiction, find_contradictions, sentences_on
-from .plans import PlanFile
+from .plans import COMPARISON, PlanFile
 from .presentation import Drawn, page_of
-from .run import COMPARISON, Run, final_of, frame, load, measures
+from .run import Run, final_of, frame, load, measures
 from .shared_data import SharedData
 from .verdict import OTHERS, Verdict, verdict_of
 

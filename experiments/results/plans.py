@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+COMPARISON, SWEEP, REPRODUCTION = "comparison.json", "sweep.json", "reproduction.json"
+RECOMMENDATION = "recommendation.json"
+"""The files that make a folder that of a study, and say of which kind."""
+
+KINDS = {
+    RECOMMENDATION: "recommendation",  # first, as the finalists of a search are compared in its folder
+    COMPARISON: "comparison",
+    SWEEP: "sweep",
+    REPRODUCTION: "reproduction",
+}
+
+
+def kind_of(folder: Path) -> str:
+    """Return the kind of study that a folder holds, "" for none."""
+    with explain_access_errors(folder):
+        return next((kind for file, kind in KINDS.items() if (folder / file).exists()), "")
+
+
 class PlanFile:
     """A dataclass that is kept in the folder of a study, which `command` runs."""
 

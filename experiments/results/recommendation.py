@@ -1,5 +1,6 @@
 """A recommended method: what it is expected to gain on data it was not chosen by, at which price, and how to run it."""
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,14 +9,14 @@ from typing import Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.errors import explain_read_errors
+from fairbloom.system.values import decode_as
 
 from ..recipes.recipe import GAP, parse_gap
 from .differences import prediction_interval
 from .measured import measure_title
+from .plans import RECOMMENDATION
 from .presentation import Shown
-
-FILE = "recommendation.json"
-"""The file in which a recommendation lies in its folder."""
 
 FRESH_SEEDS = 10
 """`Improvement.low` and `Improvement.high` are for the mean gain over so many fresh seeds."""
@@ -175,7 +176,10 @@ class Recommendation(Shown):
         return {
             **self.as_json,
             "wish": self.wish,
+            "label": self.label,
+            "clients": self.clients,
             "score": asdict(self.score),
+            "judged": asdict(self.judged),
             "deploy": self.deploy,
             "fresh_seeds": list(self.fresh_seeds),
             "as_good": list(self.as_good),
@@ -242,7 +246,9 @@ class Recommendation(Shown):
         if self.untried and self.tried:
             others.append(f"The budget left out {len(self.untried)}: {', '.join(self.untried)}.")
         if len(self.failed) > 3:  # too many reasons to read
-            others.append(f"{len(self.failed)} could not be judged ({FILE} says why): {', '.join(self.failed)}.")
+            others.append(
+                f"{len(self.failed)} could not be judged ({RECOMMENDATION} says why): {', '.join(self.failed)}."
+            )
         else:
             others += [f"{label} could not be judged: {reason}." for label, reason in self.failed.items()]
         return others
@@ -252,6 +258,13 @@ class Recommendation(Shown):
         gain = self.gain
         about = f"{gain.mean:+.3g} {self.judged.unit} of {gain.measure} against {gain.against}"
         return f"Recommendation({str(self.folder)!r}: {self.label}, {about} ({gain.low:.3g} to {gain.high:.3g}))"
+
+
+def load_recommendation(folder: Path) -> Recommendation:
+    """Return a recommendation by its folder; raise RunFolderError where its file is damaged."""
+    file = folder / RECOMMENDATION
+    with explain_read_errors(file, "Run the same fairbloom recommend again, which writes it again"):
+        return decode_as(Recommendation, {**json.loads(file.read_bytes()), "folder": str(folder)}, finite=False)
 
 
 def _more(change: float) -> str:

@@ -48,6 +48,7 @@ from fairbloom.tasks import TASKS, TaskInfo
 from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
 from .groups import GroupReport, read_groups
+from .plans import kind_of
 from .presentation import Drawn
 
 if TYPE_CHECKING:
@@ -56,9 +57,6 @@ if TYPE_CHECKING:
 
     from fairbloom.prediction.predictor import Predictor
     from fairbloom.tasks.split import Split
-
-COMPARISON, SWEEP = "comparison.json", "sweep.json"
-"""The files that make a folder that of a comparison, and that of a sweep."""
 
 REPORT = "report.html"
 """The name of a report, in the folder of what it is about."""
@@ -83,9 +81,10 @@ def load(folder: str | os.PathLike[str]) -> "Run":
         When the folder holds no run, or cannot be read.
     """
     path = Path(folder).absolute()
-    for file, kind in ((COMPARISON, "comparison"), (SWEEP, "sweep")):
-        if (path / file).exists():
-            raise RunFolderError(f"{path} holds a {kind}: load it with fairbloom.load_{kind}, or one of its runs/")
+    if kind := kind_of(path):
+        loads = {"comparison": "load it with fairbloom.load_comparison", "sweep": "load it with fairbloom.load_sweep"}
+        how = loads.get(kind, "fairbloom show prints it")
+        raise RunFolderError(f"{path} holds a {kind}: {how}, or load one of its runs/")
     return Run(path, settings_in(path), tuple(SCORES.read(path)))
 
 

@@ -4,20 +4,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
-from fairbloom.tasks.files.targets import join_names
 
 from ..recipes.labels import format_value, label_of, short_key
 from .comparison import Comparison, Plan
-from .differences import Difference, differences_of
-from .plans import PlanFile
+from .plans import SWEEP, PlanFile
 from .presentation import Drawn
-from .run import SWEEP
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,6 @@ class Planned:
     folder: str  # the beginning of the names of its run folders
     rounds: int
     evaluated: str = "global"  # the model that is judged, or "personal"
-    pruned: bool = False  # a search stopped it after `rounds`
     fault: str = ""
 
     @property
@@ -101,13 +96,11 @@ class SweepPoint:
 
     @property
     def state(self) -> str:
-        """What became of it: "", "failed", "unfinished", when it was pruned, or by how much it misses constraints."""
+        """What became of it: "", "failed", "unfinished", or by how much it misses constraints."""
         if self.fault:
             return "failed"
         if self.unfinished:
             return "unfinished"
-        if self.planned.pruned:
-            return f"pruned after {self.planned.rounds} round{'s' if self.planned.rounds > 1 else ''}"
         return f"misses by {self.misses:.3g}" if self.misses else ""
 
 
@@ -136,8 +129,6 @@ class Sweep(Drawn):
     test
         The chosen point beside the baseline on test examples, which had no part in the choice; None where none is
         chosen, or runs of it are missing.
-    validation_share
-        Number of validation examples by that of training examples where seeds split one data set, else 0.
     notes
         What limits the choice, in sentences.
     """
@@ -151,7 +142,6 @@ class Sweep(Drawn):
     folder: Path = field(default_factory=Path)
     score: Score = ACCURACY
     test: Comparison | None = None
-    validation_share: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -175,29 +165,6 @@ class Sweep(Drawn):
         """How many runs are missing."""
         return sum(point.unfinished for point in (*self.points, *self.bases))
 
-    @cached_property
-    def behind(self) -> Mapping[int, Difference]:
-        """By how much the chosen point is better than each other that was run to the end, paired by seed.
-
-        The p-values are corrected for the number of points by Holm's method, and for splits of one data set.
-        """
-        if self.best is None:
-            return {}
-        best = self.best.values
-        differences = {
-            str(i): [self.score.better(ours, theirs) for ours, theirs in zip(best, point.values, strict=True)]
-            for i, point in enumerate(self.points)
-            if i != self.chosen and point.values and not point.planned.pruned
-        }
-        found = differences_of(differences, test_share=self.validation_share)
-        return {int(i): difference for i, difference in found.items()}
-
-    @property
-    def as_good(self) -> list[SweepPoint]:
-        """The points that do not differ significantly from the chosen one, the best first."""
-        alike = [i for i, difference in self.behind.items() if not difference.clear]
-        return [self.points[i] for i in sorted(alike, key=lambda i: self.behind[i].mean)]
-
     def sentences(self) -> list[str]:
         """Return in words what was chosen, and how sure that is."""
         return [*self._choice(), *self._failures(), *self.notes]
@@ -211,14 +178,6 @@ class Sweep(Drawn):
         found = [f"Chosen {by}: {self.best.name}."]
         if not self.plan.ended or self.unfinished:
             found.append(f"{self._missing()} The choice may change.")
-        if self.behind:
-            alike = [point.name for point in self.as_good]
-            if seeds == 1:
-                found.append("With one seed no point can be called better: raise --seeds.")
-            elif not alike:
-                found.append(f"Over {seeds} seeds it differs significantly from all other points.")
-            else:
-                found.append(f"Over {seeds} seeds it does not differ significantly from {join_names(alike, 5)}.")
         if self.baseline is not None:
             if self.score.better(self.baseline.mean, self.best.mean) > 0.0:
                 found.append(f"{by[:1].upper()}{by[1:]}, the baseline {self.baseline.name} is better still.")
@@ -245,11 +204,10 @@ class Sweep(Drawn):
             "score": asdict(self.score),
             "seeds": list(self.plan.seeds),
             "searched_seeds": list(self.plan.searched),
-            "points": [self._point(i, point) for i, point in enumerate(self.points)],
+            "points": [self._point(point) for point in self.points],
             "chosen": self._chosen_json(self.best),
-            "as_good": [point.name for point in self.as_good],
             "baseline": self._chosen_json(self.baseline),
-            "baseline_points": [self._point(None, point) for point in self.bases],
+            "baseline_points": [self._point(point) for point in self.bases],
             "test": self._test_json(),
             "ended": self.plan.ended,
             "unfinished": self.unfinished,
@@ -267,8 +225,7 @@ class Sweep(Drawn):
             return None
         return {"name": point.name, "settings": dict(point.planned.settings)}
 
-    def _point(self, index: int | None, point: SweepPoint) -> dict[str, Any]:
-        difference = None if index is None else self.behind.get(index)
+    def _point(self, point: SweepPoint) -> dict[str, Any]:
         return {
             "name": point.name,
             "method": point.planned.row,
@@ -277,10 +234,7 @@ class Sweep(Drawn):
             "values": list(point.values),
             "mean": _or_none(point.mean),
             "error": _or_none(point.error),
-            "behind": None if difference is None else {k: _or_none(v) for k, v in asdict(difference).items()},
-            "told_apart": None if difference is None else difference.clear,
             "rounds": point.planned.rounds,
-            "pruned": point.planned.pruned,
             "fault": point.fault,
             "misses": point.misses,
             "unfinished": point.unfinished,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
@@ -20,6 +21,7 @@ from ..results.run import REPORT
 from .driver import carry_out, write_tables
 from .on_ray import OnRay
 from .pool import RunKey, check_runs, is_done
+from .rehearsal import Failures, rehearse
 from .score import fix_score
 from .study import Candidate, Study, StudyRow
 
@@ -73,7 +75,8 @@ def compare_variants(
     plan = plan.with_failures(failures)
     first_runs = study.first_runs()
     check_runs(first_runs)
-    with carry_out(study.out, jobs, on_run, plan=plan) as work:
+    with carry_out(study.out, jobs, on_run, plan.kind, plan=plan) as work:
+        rehearse(jobs, study, partial(_try_results, plan))
         for _ in failures.keys() & first_runs.keys():
             on_run()
         work.run({key: run for key, run in first_runs.items() if key not in failures})
@@ -83,6 +86,16 @@ def compare_variants(
         comparison = read_comparison(study.out, plan)
         _write(comparison)
         return comparison
+
+
+def _try_results(plan: Plan, short: Study, failures: Failures) -> None:
+    """Read and write the comparison of runs of one round, of the methods whose runs did not fail there."""
+    runs = {row[0].name: short.folder(short.search(row)[0]) for row in short.rows}
+    going = {label: [str(folder.relative_to(short.out))] for label, folder in runs.items() if folder not in failures}
+    if going:
+        short_plan = Plan(going, list(short.seeds), plan.baseline if plan.baseline in going else next(iter(going)))
+        short_plan.write(short.out)
+        _write(read_comparison(short.out, short_plan))
 
 
 def _study(config: Mapping[str, Value], variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> Study:

@@ -13,17 +13,13 @@ from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.system.files import write_whole
 
-from ..results.plans import PlanFile
-from ..results.recommendation import FILE as RECOMMENDATION
-from ..results.run import COMPARISON, SWEEP
+from ..results.plans import PlanFile, kind_of
 from .on_ray import OnRay, RayWorkers
 from .pool import RunKey, Runs, Workers, check_runs
+from .rehearsal import Failures, rehearse
 from .study import Study
 
 Result = TypeVar("Result")
-
-Failures = Mapping[Path, str]
-"""Why runs failed, by their folders."""
 
 
 def run_study(
@@ -31,17 +27,21 @@ def run_study(
     jobs: int | OnRay,
     on_run: Callable[[], None],
     collect: Callable[[Failures], Result],
+    try_results: Callable[[Study, Failures], object] = lambda study, failures: None,
+    plan: PlanFile | None = None,
+    kind: str = "",
     log_level: int = logging.WARNING,
 ) -> Result:
     """Run what is missing of a study, and return what `collect` makes of the failures.
 
-    Its grids are searched first; then the best candidates are run with all seeds. Runs that are finished are not run
-    again, interrupted ones continue, and finished ones that are to have more rounds are extended. A run that fails ends
-    no other, unless all fail.
+    Its results are rehearsed by `try_results`. Its grids are searched then; at last the best candidates are run with
+    all seeds. Runs that are finished are not run again, interrupted ones continue, and finished ones that are to have
+    more rounds are extended. A run that fails ends no other, unless all fail.
     """
     first = study.first_runs()
     check_runs(first)
-    with carry_out(study.out, jobs, on_run, log_level=log_level) as work:
+    with carry_out(study.out, jobs, on_run, kind, plan=plan, log_level=log_level) as work:
+        rehearse(jobs, study, try_results)
         work.run(first)
         raise_if_all_failed(first, work)
         done = {settings.out for settings in first.values()}
@@ -54,18 +54,19 @@ def carry_out(
     out: Path,
     jobs: int | OnRay,
     on_run: Callable[[], None],
+    kind: str,
     *,
     plan: PlanFile | None = None,
     log_level: int = logging.WARNING,
 ) -> Iterator[Workers]:
-    """Lock a study's folder, write its plan if it has one, and yield what carries out its runs.
+    """Lock the folder of a study of a kind, write its plan if it has one, and yield what carries out its runs.
 
     Up to `jobs` runs go on at a time, each in a process of its own, whose log lines are printed from `log_level` on; or
     as many as a Ray cluster has room for.
     `on_run` is called after each run, and for each that was finished before.
     """
-    kind = RayWorkers(jobs, log_level, on_run) if isinstance(jobs, OnRay) else Workers(jobs, log_level, on_run)
-    with _locked(out, plan), kind as workers:
+    place = RayWorkers(jobs, log_level, on_run) if isinstance(jobs, OnRay) else Workers(jobs, log_level, on_run)
+    with _locked(out, kind, plan), place as workers:
         if plan:
             plan.write(out)
         yield workers
@@ -95,7 +96,7 @@ def raise_if_all_failed(runs: Runs, work: Workers) -> None:
 
 
 @contextlib.contextmanager
-def _locked(out: Path, plan: PlanFile | None) -> Iterator[None]:
+def _locked(out: Path, kind: str, plan: PlanFile | None) -> Iterator[None]:
     """Lock the folder that runs belong to, which is made if it is not there, and removed if no run came into it."""
     check_place(out)
     if is_run_folder(out):  # its clients.csv would be replaced
@@ -103,10 +104,10 @@ def _locked(out: Path, plan: PlanFile | None) -> Iterator[None]:
     with explain_access_errors(out):
         made = not out.exists()
         there = set() if made else {each.name for each in out.iterdir() if not each.name.startswith(".")}
-    if there and there.isdisjoint(
-        {"runs", COMPARISON, SWEEP, RECOMMENDATION}
-    ):  # files of the same names would be replaced
-        raise RunFolderError(f"{out} is there already and holds no study: choose another folder (--out)")
+    if (found := kind_of(out)) not in ("", kind):  # its tables would be replaced, or stay beside others' plans
+        raise RunFolderError(f"{out} holds a {found}: choose another folder for the {kind} (--out)")
+    if there and not found and "runs" not in there:  # files of the same names would be replaced
+        raise RunFolderError(f"{out} exists and holds no study: choose another folder (--out)")
     try:
         with locked_folder(out, wait=False):
             yield

@@ -428,19 +428,18 @@ def judge_runs(
     objective: Objective,
     evaluated: Sequence[str],
     runs: Sequence[Sequence[Run | None]],
-    after: int | None,
     reference: Sequence[ClientScores] = (),
 ) -> list[Rating]:
     """Return the rating of each candidate, whose runs are given by seed; all constraints are against one reference.
 
-    `evaluated` and `after` are as in `serve`.
+    `evaluated` is as in `serve`.
     """
     first = next((run for of_each in runs for run in of_each if run is not None), None)
     if first is None:
         return [Rating() for _ in runs]
     groups = bool(objective.gap_scores)
     pairs = zip(runs, evaluated, strict=True)
-    served = {i: serve(of_each, model, after, with_groups=groups) for i, (of_each, model) in enumerate(pairs)}
+    served = {i: serve(of_each, model, None, with_groups=groups) for i, (of_each, model) in enumerate(pairs)}
     return list(judge(objective, served, first.score, [reference] * len(objective.constraints)).values())
 
 

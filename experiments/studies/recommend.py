@@ -14,7 +14,8 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
 
 from ..recipes.variants import config_of
-from ..results.recommendation import FILE, Recommendation, rows_of
+from ..results.plans import RECOMMENDATION
+from ..results.recommendation import Recommendation, rows_of
 from .candidates import candidates_for
 from .driver import carry_out, write_tables
 from .objective import Objective
@@ -69,7 +70,7 @@ def recommend_method(
     given = fix_score(first, task)
     contenders = [replace(each, config={**each.config, **given}) for each in contenders]
     stages = ["searching"]
-    with carry_out(out, jobs, lambda: notify(stages[-1]), log_level=logging.ERROR) as work:
+    with carry_out(out, jobs, lambda: notify(stages[-1]), "recommendation", log_level=logging.ERROR) as work:
         trials = Trials(work, out, contenders, wish, score, wish.measured_in(score, task.group_scores))
         candidates = [label for label in trials.contenders if label not in trials.failed]
         check_runs({(label, seed): trials.search_settings(label, seed, trials.rounds) for label in candidates})
@@ -102,4 +103,4 @@ def _write(found: Recommendation) -> None:
     """Write the answer, and how far each candidate came, into the folder of the recommendation."""
     write_tables(found.folder, {"tried.csv": rows_of(found.tried)})
     with explain_write_errors("the recommendation", found.folder):
-        write_whole(found.folder / FILE, json.dumps(found.record, indent=2, ensure_ascii=False).encode())
+        write_whole(found.folder / RECOMMENDATION, json.dumps(found.record, indent=2, ensure_ascii=False).encode())

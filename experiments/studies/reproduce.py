@@ -4,44 +4,33 @@ import logging
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used
 
 from ..recipes.labels import format_value
 from ..recipes.recipe import Case, Recipe, load_recipe
+from ..results.measured import measures_of
 from ..results.outcome import Outcome
-from ..results.plans import PlanFile
-from ..results.reproduction import Reproduction
-from ..results.run import REPORT
+from ..results.reproduction import Reproduction, ReproductionPlan
+from ..results.run import REPORT, Run
 from ..views.progress import study_progress
-from .driver import Failures, run_study, write_tables
+from .driver import run_study, write_tables
 from .objective import Objective
 from .on_ray import Pool, place_of
+from .rehearsal import Failures
 from .score import fix_score
-from .study import Candidate, Study, StudyRow, folder_name
+from .study import Candidate, PlannedRun, Study, StudyRow, folder_name
 
 MAX_SEEDS = 1_000
 """Each seed is a run of each row, so that more would only fill the memory with plans."""
 
 QUIET = logging.ERROR
 """From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
-
-
-@dataclass(frozen=True)
-class ReproductionPlan(PlanFile):
-    """Which recipe was run, and how: the file that makes a folder that of a reproduction."""
-
-    file, kind, command = "reproduction.json", "reproduction", "fairbloom reproduce"
-
-    recipe: str
-    seeds: int
-    quick: bool
-    set: Mapping[str, Value]  # the settings of all runs, in place of the recipe's
 
 
 def reproduce(
@@ -61,8 +50,7 @@ def reproduce(
 ) -> Reproduction:
     """Run what is missing of a published experiment, and compare what comes out with what was printed.
 
-    The same call continues what was interrupted. The measures and pages are tried on runs of a single round first, where
-    the runs are longer. Table and figure are written where no rows are left out.
+    The same call continues what was interrupted. Table and figure are written where no rows are left out.
 
     Parameters
     ----------
@@ -111,21 +99,35 @@ def reproduce(
         _criterion(recipe),
     )
 
-    def collect(failures: Failures) -> Reproduction:
+    def collect(study: Study, failures: Failures) -> Reproduction:
         pairs = zip(cases, study.rows, strict=True)
         outcomes = [_outcome(case, row, study, failures) for case, row in pairs]
         return Reproduction(recipe, outcomes, study.seeds, study.out, overrides, quick)
 
     def collect_and_write(failures: Failures) -> Reproduction:
-        reproduction = collect(failures)
+        reproduction = collect(study, failures)
         if reproduction.whole:
-            _write(reproduction, name)
+            _write(reproduction)
         return reproduction
 
+    def try_results(short: Study, failures: Failures) -> None:
+        for case, (candidate,) in zip(cases, short.rows, strict=True):
+            if (run := short.finished(PlannedRun(candidate, short.seeds[0]))) is not None:
+                _try_measures(run, case)
+        _write(collect(short, failures))
+
     if not run:
-        return collect({})
+        return collect(study, {})
+    plan = ReproductionPlan(recipe_path(name), chosen_seeds, quick, overrides)
+    keep = bool(rows) and (study.out / plan.file).exists()  # which says how all rows are run
+    kept, place = None if keep else plan, place_of(jobs, pool, gpus_per_run)
     with study_progress(recipe.name, study.count, shown=progress) as bar:
-        return run_study(study, place_of(jobs, pool, gpus_per_run), bar.count, collect_and_write, QUIET)
+        return run_study(study, place, bar.count, collect_and_write, try_results, kept, plan.kind, QUIET)
+
+
+def recipe_path(name: str) -> str:
+    """Return a recipe's name, or the path of its file from wherever it is looked at."""
+    return str(Path(name).absolute()) if name.endswith(".toml") else name
 
 
 def _criterion(recipe: Recipe) -> Objective:
@@ -186,6 +188,16 @@ def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     return {**config, "num-rounds": rounds, "evaluate-every": every}
 
 
+def _try_measures(run: Run, case: Case) -> None:
+    """Raise FairbloomError, with the row's name, where a run has not all measures of its row."""
+    try:
+        measures_of(run, case)
+    except RunFolderError:
+        raise
+    except FairbloomError as error:
+        raise FairbloomError(f"row {case.name!r}: {error}") from error
+
+
 def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures) -> Outcome:
     """Return what came out of a row."""
     searched, chosen = study.search(row), study.choose(row)
@@ -193,6 +205,7 @@ def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures) -> Out
     runs = {planned.seed: run for planned in chosen if (run := found[study.folder(planned)]) is not None}
     folders = [study.folder(planned) for planned in chosen or searched]
     fault = next((failures[folder] for folder in folders if folder in failures), "")
+    fault = fault or study.fault_of(row)
     unfinished = frozenset(folder for folder, run in found.items() if run is None) - failures.keys()
     return Outcome.of(case, chosen[0].candidate.point if chosen else {}, runs, unfinished, fault)
 
@@ -207,14 +220,11 @@ def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction
         raise FairbloomError(f"{folder / plan.file}: {error}") from error
 
 
-def _write(reproduction: Reproduction, name: str) -> None:
-    """Write what was reproduced, results.csv, the figure and the report."""
+def _write(reproduction: Reproduction) -> None:
+    """Write what was reproduced: results.csv, the figure and the report."""
     from ..views.figures import write_figure  # imported late: it takes a second
     from ..views.report import write_report
 
-    recipe = str(Path(name).absolute()) if name.endswith(".toml") else name
-    seeds = len(reproduction.seeds)
-    ReproductionPlan(recipe, seeds, reproduction.quick, reproduction.overrides).write(reproduction.folder)
     write_tables(reproduction.folder, {"results.csv": reproduction.rows()})
     write_figure(reproduction, reproduction.folder / "figure")
     write_report(reproduction, reproduction.folder / REPORT)

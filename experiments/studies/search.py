@@ -1,7 +1,7 @@
 """The search among candidates: successive halving. Many run few rounds, and the best third of them runs more.
 
-A recommendation searches within a time, a sweep until its last rung is over. What is drawn and who goes on depend on
-seeds and scores alone, so an interrupted search goes on where it was, and `--jobs` changes nothing but the time.
+A recommendation searches within a time. Who goes on depends on seeds and scores alone, so an interrupted search goes on
+where it was.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Judged(Protocol):
 class Search:
     """Successive halving of candidates, which are tried in the order of `labels`.
 
-    Within a time, the rungs share what is left of it equally. On the first, candidates are tried one group after the
+    The rungs share what is left of the time equally. On the first, candidates are tried one group after the
     other until its time is over; on the others as many go on as the time should be enough for. `ratings` are those of
     the last rung that was judged, and `tried` says how far each candidate came, the furthest and best first.
     """
@@ -77,7 +77,7 @@ class Search:
         self.tried: tuple[Attempt, ...] = ()
         self.rung: Rung | None = None
 
-    def run(self, until: float = math.inf) -> None:
+    def run(self, until: float) -> None:
         """Climb as far as the time allows; no run goes on when it is over."""
         alive = self._labels
         with contextlib.suppress(TimeoutError):
@@ -86,14 +86,12 @@ class Search:
                 end = _share(until, left)
                 alive = self._affordable(alive, rung, end) if place else alive
                 try:
-                    if math.isinf(until):
-                        self._search(alive, self._seeds[: rung.seeds], rung.rounds, until)
-                    elif place:
+                    if place:
                         self._run_seeds(alive, rung, end, until)
                     else:
                         self._run_groups(rung, left, until)
                 finally:
-                    self._judge(alive, rung, fewest=rung.seeds if math.isinf(until) else 1)
+                    self._judge(alive, rung)
                 if not self.ratings:
                     return
                 alive = survivors(self.ratings, self._trials.always)
@@ -142,9 +140,9 @@ class Search:
         best = others[: max(1, int(count) - len(self._trials.always))]
         return [label for label in alive if label in best or label in self._trials.always]
 
-    def _judge(self, alive: Sequence[str], rung: Rung, fewest: int) -> None:
+    def _judge(self, alive: Sequence[str], rung: Rung) -> None:
         """Take in what a rung says: with as many seeds as all of its candidates have, else as some candidate has."""
-        counts = range(rung.most, fewest - 1, -1)
+        counts = range(rung.most, 0, -1)
         found = {count: self._trials.rate(alive, self._seeds[:count], rung.rounds) for count in counts}
         expected = {label for label in alive if label not in self._trials.failed}
         whole = [count for count in counts if {*found[count]} >= expected]

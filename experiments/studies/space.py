@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value
-from fairbloom.protocol.streams import generator
 from fairbloom.server.settings import check_used, may_grow, parameters
 
-from ..recipes.axes import SYNTAX, Axis, Span, axis_of, draw
+from ..recipes.axes import check_values
 from ..recipes.labels import label_of
 from ..recipes.recipe import Case, Recipe
 from ..results.sweep import Planned
@@ -39,27 +38,16 @@ class Space:
     """A row of a sweep: its settings, and what is tried of others."""
 
     case: Case
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, Sequence[Value]]
 
     @property
     def is_baseline(self) -> bool:
         """Whether what is chosen is compared with it."""
         return self.case.row.label == self.case.recipe.baseline
 
-    def drawn(self, count: int, seed: int) -> list[dict[str, Value]]:
-        """Return so many points of the space that are drawn by a seed; of a higher count, these are the first."""
-        streams = (generator(seed, "sweep", self.case.row.label, number) for number in range(count))
-        return [{key: draw(axis, stream) for key, axis in self.axes.items()} for stream in streams]
-
-    @property
-    def is_grid(self) -> bool:
-        """Whether it has values alone, and no range."""
-        return not any(isinstance(axis, Span) for axis in self.axes.values())
-
     def points(self) -> list[dict[str, Value]]:
-        """Return every combination of the values, and of the two ends of each range."""
-        values = [[axis.low, axis.high] if isinstance(axis, Span) else axis for axis in self.axes.values()]
-        return [dict(zip(self.axes, each, strict=True)) for each in itertools.product(*values)]
+        """Return every combination of the values."""
+        return [dict(zip(self.axes, each, strict=True)) for each in itertools.product(*self.axes.values())]
 
     def candidate(self, point: Mapping[str, Value]) -> Candidate:
         """Return a point as a study has it; raise FairbloomError where its settings are impossible or unused."""
@@ -70,6 +58,10 @@ class Space:
         name = label_of(case.row.label, named)
         free = {*may_grow()} - {*case.row.settings, *point}  # such runs are extended, and need no other folder
         return Candidate(name, config, folder_name(config, free), dict(point), case.row.evaluated)
+
+    def candidates(self) -> list[Candidate]:
+        """Return all points as a study has them."""
+        return [self.candidate(point) for point in self.points()]
 
     def planned(self, candidate: Candidate) -> Planned:
         """Return a candidate as sweep.json has it."""
@@ -90,7 +82,7 @@ def check_recipe(recipe: Recipe) -> None:
         if given:
             raise SettingsError(f"{prefix}{key} has no use in a sweep: leave it out; {remedy}")
     cases = recipe.cases()
-    swept = {case.axis(name) or name for case in cases for grid in (recipe.grid, *case.row.grid) for name in grid}
+    swept = {case.axis(name) or name for case in cases for grid in (recipe.grid, case.row.grid) for name in grid}
     for key in swept:
         if key in FIXED:
             raise SettingsError(f"{prefix}a sweep cannot try values of {key}: {FIXED[key]}")
@@ -140,20 +132,17 @@ def with_validation(recipe: Recipe) -> tuple[Recipe, list[str]]:
     return recipe, []
 
 
-def spaces_of(case: Case) -> list[Space]:
-    """Return what is tried in a row, one space for each of its grids."""
-    task = str(case.config.get("task", "digits"))
+def space_of(case: Case) -> Space:
+    """Return what is tried in a row."""
+    task, axes = str(case.config.get("task", "digits")), case.axes()
     known = {**parameters(task=task, methods=[case.method]), **SETTINGS}
-    spaces = []
-    for grid in case.grids():
-        if unknown := [key for key in grid if key not in known]:
-            raise SettingsError(f"grid: unknown setting {unknown[0]}: fairbloom settings lists those that there are")
-        spaces.append(Space(case, {key: axis_of(known[key], values) for key, values in grid.items()}))
-    return spaces
+    if unknown := [key for key in axes if key not in known]:
+        raise SettingsError(f"grid: unknown setting {unknown[0]}: fairbloom settings lists those that there are")
+    return Space(case, {key: check_values(known[key], values) for key, values in axes.items()})
 
 
 def check_spaces(recipe: Recipe, spaces: Sequence[Space]) -> None:
-    """Raise SettingsError where a grid's setting is tried in no row, or a range is not searched."""
+    """Raise SettingsError where a grid's setting is tried in no row."""
     for name in recipe.grid:
         if any(space.case.axis(name) in space.axes for space in spaces):
             continue
@@ -161,24 +150,6 @@ def check_spaces(recipe: Recipe, spaces: Sequence[Space]) -> None:
             raise SettingsError(f"grid: {name} is given twice, here and by {setting[0].name}: give it in one place")
         methods = ", ".join(dict.fromkeys(repr(space.case.method) for space in spaces))
         raise SettingsError(f"grid: {name} has no effect with method = {methods}: leave it out")
-    for space in spaces:
-        for key, axis in space.axes.items():
-            if isinstance(axis, Span) and not recipe.search:
-                raise SettingsError(
-                    f"{key} = {axis} is a range, which has no end of values: give --search N (in a file search = N), "
-                    "the number of points to draw, or give values with commas between them"
-                )
-    if not recipe.search:
-        return
-    if any("num-rounds" in space.axes for space in spaces):
-        raise SettingsError(
-            "a search cannot try values of num-rounds: it decides itself after which round a point ends"
-        )
-    if all(space.is_grid for space in spaces):
-        raise SettingsError(
-            f"search = {recipe.search}: the grid has no range to draw from: write {SYNTAX}; or leave search out, and "
-            "all its points are tried"
-        )
 
 
 def check_candidates(candidates: Sequence[Candidate]) -> None:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
-from fairbloom.server.run_folder.files import CONFIG, is_run_folder
 from fairbloom.server.settings import Settings, digest_changed, may_differ
 
 from ..recipes.labels import format_value, short_key
@@ -50,7 +48,6 @@ class Study:
     out: Path
     grid_seeds: int = 0  # with how many seeds, the first ones, grids are searched; 0: all
     criterion: Objective = MEAN  # by which the best candidate of a row is chosen
-    rounds: int | None = None  # after which runs stop and are judged; None: as their settings say
 
     def with_settings(self, settings: Mapping[str, Value]) -> Self:
         """Return the study with settings that all of its runs have as well."""
@@ -78,16 +75,20 @@ class Study:
         ratings = self.judge(row)
         best = choose(dict(enumerate(ratings)))
         if best is None:
-            for candidate, rating in zip(row, ratings, strict=True):
-                if rating.fault:
-                    raise FairbloomError(f"{candidate.name}: {rating.fault}")
             return []
         return [PlannedRun(row[best], seed) for seed in self.seeds]
+
+    def fault_of(self, row: StudyRow) -> str:
+        """Return why no candidate of a row can be chosen, as far as their scores say; "" where they do not."""
+        faults = [
+            f"{each.name}: {rating.fault}" for each, rating in zip(row, self.judge(row), strict=True) if rating.fault
+        ]
+        return "" if self.choose(row) or not faults else faults[0]
 
     def judge(self, row: StudyRow) -> list[Rating]:
         """Return what each candidate of a row is worth by the criterion, over the seeds of the search."""
         runs = [[self.finished(PlannedRun(each, seed)) for seed in self.search_seeds] for each in row]
-        return judge_runs(self.criterion, [each.evaluated for each in row], runs, self.rounds)
+        return judge_runs(self.criterion, [each.evaluated for each in row], runs)
 
     def folder(self, planned: PlannedRun) -> Path:
         """Return the folder of a run."""
@@ -95,12 +96,7 @@ class Study:
 
     def settings(self, planned: PlannedRun) -> Settings:
         """Return the settings of a run."""
-        folder = self.folder(planned)
-        settings = Settings.of({**planned.candidate.config, "seed": planned.seed, "out": str(folder)})
-        if self.rounds is None:
-            return settings
-        there = CONFIG.read(folder).num_rounds if is_run_folder(folder) else 0
-        return settings.model_copy(update={"num_rounds": max(there, min(self.rounds, settings.num_rounds))})
+        return Settings.of({**planned.candidate.config, "seed": planned.seed, "out": str(self.folder(planned))})
 
     def first_runs(self) -> dict[RunKey, Settings]:
         """Return the settings of all runs before the grids are decided; without grids these are all."""

@@ -14,8 +14,9 @@ from ..results.comparison import Comparison, read_comparison
 from ..results.run import REPORT, Run, load
 from ..results.shared_data import SharedData
 from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
-from .driver import Failures, write_tables
+from .driver import write_tables
 from .objective import ClientScores, Objective, Rating, choose, judge_runs, model_of, serve
+from .rehearsal import Failures
 
 
 def finish(folder: Path, plan: SweepPlan, failures: Failures) -> Sweep:
@@ -65,25 +66,24 @@ def read_sweep(folder: Path, plan: SweepPlan) -> Sweep:
         found,
         score=runs[0].score,
         test=test,
-        validation_share=_validation_share(runs),
         notes=(*found.notes, *_without_part(runs[0], found.best.planned.evaluated), *_small(runs), *fault),
     )
 
 
 def _judged(folder: Path, plan: SweepPlan, planned: Sequence[Planned]) -> tuple[list[SweepPoint], int | None]:
-    """Return points with what each is worth, and which is best; what was pruned is not."""
+    """Return points with what each is worth, and which is best."""
     ratings = judge_planned(folder, plan, planned)
     points = []
     for each, rating in zip(planned, ratings, strict=True):
         missing = 0 if each.fault else sum(_run_in(folder, each, seed) is None for seed in plan.searched)
         values = () if each.fault else tuple(rating.values)
         points.append(SweepPoint(each, values, missing, each.fault or rating.fault, rating.violation))
-    best = choose({i: ratings[i] for i, point in enumerate(points) if point.values and not point.planned.pruned})
+    best = choose({i: ratings[i] for i, point in enumerate(points) if point.values})
     return points, best
 
 
-def judge_planned(folder: Path, plan: SweepPlan, planned: Sequence[Planned], after: int | None = None) -> list[Rating]:
-    """Return what points are worth by the criterion of a plan, after a round or after their last.
+def judge_planned(folder: Path, plan: SweepPlan, planned: Sequence[Planned]) -> list[Rating]:
+    """Return what points are worth by the criterion of a plan.
 
     The baseline has no constraints; those of others are against the best of its points.
     """
@@ -93,16 +93,16 @@ def judge_planned(folder: Path, plan: SweepPlan, planned: Sequence[Planned], aft
     if planned and planned[0].row == plan.baseline:
         objective = replace(objective, constraints=())
     elif any(each.compares for each in objective.constraints):
-        best = choose(dict(enumerate(judge_planned(folder, plan, bases, after))))
+        best = choose(dict(enumerate(judge_planned(folder, plan, bases))))
         if best is None:
             return [Rating() for _ in planned]
         of_base = [_run_in(folder, bases[best], seed) for seed in plan.searched]
-        served = serve(of_base, bases[best].evaluated, after, with_groups=bool(objective.gap_scores))
+        served = serve(of_base, bases[best].evaluated, None, with_groups=bool(objective.gap_scores))
         if not served or isinstance(served, str):
             return [Rating() for _ in planned]
         reference = served
     runs = [[_run_in(folder, each, seed) for seed in plan.searched] for each in planned]
-    return judge_runs(objective, [each.evaluated for each in planned], runs, after, reference)
+    return judge_runs(objective, [each.evaluated for each in planned], runs, reference)
 
 
 def _run_in(folder: Path, planned: Planned, seed: int) -> Run | None:
@@ -154,17 +154,6 @@ def _small(runs: Sequence[Run]) -> list[str]:
         f"A client is judged on about {fewest} validation example{'s' if fewest > 1 else ''}, fewer than "
         f"{FEWEST_EXAMPLES}, so points differ by chance: raise --seeds, or validation-share."
     ]
-
-
-def _validation_share(runs: Sequence[Run]) -> float:
-    """Return the number of validation examples by that of training examples, where seeds split the same examples."""
-    if SharedData.of(runs).dealt:
-        return 0.0
-    if SPLIT.exists_in(runs[0].folder):
-        part = runs[0].split().part
-        return int((part == 2).sum()) / int((part == 0).sum())
-    share, tested = (float(runs[0].settings[key]) for key in ("validation-share", "test-share"))
-    return share / max(share, 1.0 - share - tested)
 
 
 def _write(swept: Sweep) -> None:

@@ -16,8 +16,9 @@ from ..results.comparison import Comparison
 from ..results.differences import FEWEST_SEEDS
 from ..results.evaluation import Evaluation
 from ..results.measured import measure_title
+from ..results.plans import RECOMMENDATION
 from ..results.presentation import page_of
-from ..results.recommendation import FILE, Recommendation
+from ..results.recommendation import Recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import REPORT, Run
 from ..results.sweep import Sweep
@@ -285,7 +286,7 @@ def _of_recommendation(found: Recommendation) -> Page:
     note = "Numbers after different rounds, or with different seeds, are not comparable."
     tried = Table("tried", caption, headings, rows, note) if rows else None
     headline, *sentences = found.sentences
-    facts = [("run it", found.command), ("deploy it", found.deploy), ("all of it", str(found.folder / FILE))]
+    facts = [("run it", found.command), ("deploy it", found.deploy), ("all of it", str(found.folder / RECOMMENDATION))]
     return Page("", headline, sentences, facts, [_section(), _section(tried)])
 
 

@@ -3,10 +3,9 @@
 import math
 
 from ...results.comparison import Plan
-from ...results.differences import FEWEST_SEEDS
 from ...results.sweep import Sweep, SweepPoint
 from . import charts
-from .cells import CLEAR, Digits, mark_clear
+from .cells import Digits
 from .charts import Series
 from .lines import NAMED, spanned
 from .of_comparison import page_of_comparison
@@ -43,42 +42,37 @@ def points_charts(swept: Sweep) -> Charts:
     order = sorted((point for point in swept.points if point.values), key=lambda point: _order(swept, point))
     shown = [*order[:NAMED], *([swept.baseline] if swept.baseline is not None else [])]
     kinds = {id(swept.best): "chosen", id(swept.baseline): "baseline"}
-    names = {id(point): f"{point.name}, pruned" if point.planned.pruned else point.name for point in shown}
     rows = [
-        {"client": names[id(point)], "method": kinds.get(id(point), "other points"), **spanned(point.values)}
+        {"client": point.name, "method": kinds.get(id(point), "other points"), **spanned(point.values)}
         for point in shown
     ]
     series = [Series("chosen", "better"), Series("other points", "series-1"), Series("baseline", "series-0", "square")]
     what = f"{swept.measured} of {swept.score.title} on validation examples"
-    spec = charts.clients_by_method(rows, series, list(names.values()), what, apart=False)
+    spec = charts.clients_by_method(rows, series, [point.name for point in shown], what, apart=False)
     said = ", ".join(f"{point.name} {swept.score.written(point.mean)}" for point in shown[:5])
     return Charts([Chart("points", "The points", f"The {what} of {len(shown)} points: {said}.", spec)], series)
 
 
-def _order(swept: Sweep, point: SweepPoint) -> tuple[bool, bool, float]:
+def _order(swept: Sweep, point: SweepPoint) -> tuple[bool, float]:
     worth = -swept.score.better(point.mean, 0.0) if point.values else math.inf
-    return point not in (swept.best, swept.baseline), point.planned.pruned or not point.values, worth
+    return point not in (swept.best, swept.baseline), worth
 
 
 def points_table(swept: Sweep) -> Table:
-    """Return what each point is worth, the best first, how far the chosen one is ahead of it, and the baseline's."""
+    """Return what each point is worth, the best first, and the baseline's."""
     digits = Digits.of(swept.score, (point.mean for point in (*swept.points, *swept.bases) if point.values))
     cells = []
     for points in (swept.points, swept.bases):
         for place in sorted(range(len(points)), key=lambda i: _order(swept, points[i])):
-            point, ahead = points[place], swept.behind.get(place) if points is swept.points else None
+            point = points[place]
             role = "chosen" if point is swept.best else "baseline" if point is swept.baseline else point.state
             state = Cell(f"{point.state}: {point.fault}", tone="worse") if point.fault else Cell(role)
             error = point.error if len(point.values) > 1 else None
-            ends = (None, None, None) if ahead is None else (ahead.mean, ahead.low, ahead.high)
-            by, low, high = map(digits.cell, ends)
             number = digits.cell(point.mean if point.values else None)
-            cells.append([Cell(point.name), number, digits.cell(error), mark_clear(by, ahead), low, high, state])
+            cells.append([Cell(point.name), number, digits.cell(error), state])
     seeds = len(swept.plan.searched)
     note = f"Mean over {seeds} seeds." if seeds > 1 else "With one seed."
-    if seeds >= FEWEST_SEEDS:
-        note += f" {CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's correction over points."
     note += " The last rows are of the baseline, which is chosen among its own points." if swept.bases else ""
-    headings = ["point", swept.measured, "standard error", "chosen is ahead by", "95 % from", "to", "state"]
+    headings = ["point", swept.measured, "standard error", "state"]
     caption = f"Points by the {swept.measured} of {swept.score.title} on validation examples"
     return Table("points", caption, headings, cells, note)

@@ -22,7 +22,7 @@ from fairbloom.experiments.recipes.recipe import Printed, Recipe, names
 from fairbloom.experiments.results.measured import in_title
 from fairbloom.experiments.results.outcome import agree
 from fairbloom.experiments.results.run import REPORT, Run, load
-from fairbloom.server.fairness import against_baseline, summarize
+from fairbloom.server.fairness import summarize
 
 from ..helpers import fairbloom, start
 from ..views.report.parsed import Parsed
@@ -33,12 +33,8 @@ what = "What it shows."
 source = "Somebody, Somewhere 2020, Table 1"
 published-seeds = 3
 seeds = 2
-measures = [
-    "mean", "std", "worst_10", "angle", "uniform", "client:client-1",
-    "suffering_improved", "overall_change", "percentile_5",
-]
+measures = ["mean", "std", "worst_10", "angle", "uniform", "client:client-1", "percentile_5"]
 judged = ["mean"]
-baseline = "FedAvg"
 notes = ["A note below."]
 
 [settings]
@@ -47,36 +43,33 @@ num-rounds = 2
 device = "cpu"
 qfedavg.lipschitz = 10.0
 
-[variants.shards]
-what = "Two shards a client."
-
-[variants.iid]
-what = "Clients are alike."
-settings = { partition = "iid" }
-
 [[rows]]
 label = "FedAvg"
-published = ["50 ± 300", "-900 ± 1", "", "", "", "", "", "", ""]
+published = ["50 ± 300", "-900 ± 1", "", "", "", "", ""]
 note = "A note beside."
 
 [[rows]]
 label = "q-FedAvg"
 settings = { method = "qfedavg" }
 grid = { qfedavg.q = [0.0, 30.0] }
-variants = ["shards"]
-published.shards = ["-900 ± 1", "", "", "", "", "", "", "", ""]
+published = ["-900 ± 1", "", "", "", "", "", ""]
+
+[[rows]]
+label = "FedAvg"
+settings = { partition = "iid" }
+published = ["50 ± 300", "-900 ± 1", "", "", "", "", ""]
+note = "A note beside."
 
 [[rows]]
 label = "Local"
-settings = { method = "local" }
+settings = { method = "local", partition = "iid" }
 evaluated = "personal"
-variants = ["iid"]
 """
 
 SMALL = """
-title = "A figure"
+title = "Another table"
 what = "What it shows."
-source = "Somebody, Somewhere 2020, Figure 1"
+source = "Somebody, Somewhere 2020, Table 2"
 seeds = 2
 measures = ["mean", "angle", "client:client-1"]
 [settings]
@@ -105,8 +98,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def by_row(done: Reproduction) -> Mapping[tuple[str, str], Any]:
-    return {(row["method"], row["variant"]): row for row in done.as_json["rows"]}
+def by_row(done: Reproduction) -> Mapping[str, Any]:
+    return {outcome.case.name: outcome.as_json for outcome in done.outcomes}
 
 
 def written_in(folder: Path) -> dict[Path, int]:
@@ -165,25 +158,16 @@ def test_a_measure_agrees_within_what_its_recipe_tolerates_however_small_the_spr
     assert not agree(tolerant, "std", Printed(80.0, 0.01), (80.0 + off, 0.01), 5), "it is of another measure"
 
 
-@pytest.mark.parametrize(
-    ("measure", "unit", "off", "expected"),
-    [
-        ("mean", "fraction", 0.01, True),
-        ("mean", "fraction", 0.011, False),
-        ("angle", "percent", 0.011, False),
-        ("suffering_improved", "fraction", 1.0, True),
-        ("suffering_improved", "fraction", 1.1, False),
-    ],
-)
-def test_a_point_is_a_hundredth_of_what_is_no_percentage(measure: str, unit: str, off: float, expected: bool) -> None:
-    assert agree(judging(unit=unit), measure, Printed(0.5), (0.5 + off, 0.0), 5) is expected
+def test_a_point_is_a_hundredth_of_what_has_no_unit() -> None:
+    for measure, off, expected in (("angle", 0.01, True), ("angle", 0.011, False), ("mean", 1.0, True)):
+        assert agree(judging(), measure, Printed(0.5), (0.5 + off, 0.0), 5) is expected
 
 
 @pytest.mark.slow
-def test_the_measures_are_those_of_the_runs_tables(done: Reproduction, by_row: Mapping[tuple[str, str], Any]) -> None:
+def test_the_measures_are_those_of_the_runs_tables(done: Reproduction, by_row: Mapping[str, Any]) -> None:
     values = values_of(done, 0)
     own = [summarize(each) for each in values]
-    row = by_row["FedAvg", "shards"]
+    row = by_row["FedAvg"]
     percentiles = [np.percentile([*each.values()], 5) for each in values]
     assert row["measured"]["percentile_5"] == pytest.approx(statistics.fmean(percentiles))
     for measure in ("mean", "std", "worst_10"):
@@ -198,21 +182,7 @@ def test_the_measures_are_those_of_the_runs_tables(done: Reproduction, by_row: M
     assert row["measured"]["uniform"] == pytest.approx(statistics.fmean(uniform))
 
 
-def test_a_row_is_measured_against_the_baselines_run_of_the_same_seed_and_variant(
-    done: Reproduction, by_row: Mapping[tuple[str, str], Any]
-) -> None:
-    cases = [(case.row.label, case.variant) for case in (outcome.case for outcome in done.outcomes)]
-    base, own = cases.index(("FedAvg", "iid")), cases.index(("Local", "iid"))
-    pairs = list(zip(values_of(done, own, "personal"), values_of(done, base), strict=True))
-    row = by_row["Local", "iid"]["measured"]
-    improved = statistics.fmean(against_baseline(mine, theirs)["suffering_improved"] for mine, theirs in pairs)
-    change = statistics.fmean(statistics.fmean(mine[c] - theirs[c] for c in theirs) for mine, theirs in pairs)
-    assert row["suffering_improved"] == pytest.approx(improved)
-    assert row["overall_change"] == pytest.approx(change)
-    assert by_row["FedAvg", "iid"]["measured"]["overall_change"] == 0.0
-
-
-def test_the_grid_takes_the_point_with_the_best_mean(done: Reproduction, by_row: Mapping[tuple[str, str], Any]) -> None:
+def test_the_grid_takes_the_point_with_the_best_mean(done: Reproduction, by_row: Mapping[str, Any]) -> None:
     means = {
         q: statistics.fmean(
             summarize(run_with(done, method="qfedavg", seed=seed, **{"qfedavg.q": q}).final())["mean"]
@@ -220,46 +190,30 @@ def test_the_grid_takes_the_point_with_the_best_mean(done: Reproduction, by_row:
         )
         for q in (0.0, 30.0)
     }
-    row = by_row["q-FedAvg", "shards"]
+    row = by_row["q-FedAvg"]
     assert row["parameters"] == {"q": max(means, key=lambda q: means[q])}
     assert row["measured"]["mean"] == pytest.approx(max(means.values()))
-
-
-def test_a_fraction_is_a_hundredth_of_a_percentage(tmp_path: Path, done: Reproduction) -> None:
-    text = RECIPE.replace('baseline = "FedAvg"', 'baseline = "FedAvg"\nunit = "fraction"').replace('"std"', '"var"')
-    again = reproduce(saved(tmp_path, text), out=done.folder, run=False)
-    percent, fraction = (each.as_json["rows"][0]["measured"] for each in (done, again))
-    for measure in ("mean", "worst_10", "uniform", "client:client-1", "overall_change"):
-        assert fraction[measure] == pytest.approx(percent[measure] / 100.0)
-    assert fraction["angle"] == percent["angle"]
-    assert fraction["suffering_improved"] == percent["suffering_improved"]
-    assert fraction["var"] <= 0.25
 
 
 # What is told --------------------------------------------------------------------------------------------------------
 
 
 def test_json_has_a_row_a_method_and_variant_with_published_measured_spread_and_agreement(
-    done: Reproduction, by_row: Mapping[tuple[str, str], Any]
+    done: Reproduction, by_row: Mapping[str, Any]
 ) -> None:
     told = json.loads(json.dumps(done.as_json))
     assert (told["recipe"], told["comparable"], told["seeds"]) == ("mine", True, [0, 1])
-    assert [(row["method"], row["variant"]) for row in told["rows"]] == [
-        ("FedAvg", "shards"),
-        ("q-FedAvg", "shards"),
-        ("FedAvg", "iid"),
-        ("Local", "iid"),
-    ]
-    fedavg = by_row["FedAvg", "shards"]
+    assert [row["method"] for row in told["rows"]] == ["FedAvg", "q-FedAvg", "FedAvg", "Local"]
+    fedavg = by_row["FedAvg"]
     assert fedavg["published"] == {"mean": 50.0, "std": -900.0}
     assert fedavg["published_spread"] == {"mean": 300.0, "std": 1.0}
     assert fedavg["measured"].keys() == fedavg["spread"].keys() == {*done.recipe.measures}
     assert fedavg["note"] == "A note beside."
     assert fedavg["agrees"] is True, "std disagrees, and is not judged"
     assert fedavg["disagrees_in"] == ["std"]
-    assert by_row["q-FedAvg", "shards"]["agrees"] is False
-    assert by_row["Local", "iid"]["published"] == {}
-    assert by_row["Local", "iid"]["agrees"] is None
+    assert by_row["q-FedAvg"]["agrees"] is False
+    assert by_row["Local (partition=iid)"]["published"] == {}
+    assert by_row["Local (partition=iid)"]["agrees"] is None
 
 
 def test_the_table_and_the_figure_are_written(done: Reproduction) -> None:
@@ -267,7 +221,7 @@ def test_the_table_and_the_figure_are_written(done: Reproduction) -> None:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * len(done.recipe.measures)
     first = rows[0]
-    assert (first["variant"], first["method"], first["measure"], first["agrees"]) == ("shards", "FedAvg", "mean", "yes")
+    assert (first["method"], first["measure"], first["agrees"]) == ("FedAvg", "mean", "yes")
     assert float(first["published"]) == 50.0
     assert float(first["measured"]) == done.outcomes[0].measured["mean"][0]
     assert (done.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -278,10 +232,10 @@ def test_the_report_has_both_numbers_and_the_command_writes_it_from_the_folder(d
     written = (done.folder / REPORT).read_text(encoding="utf-8")
     page = Parsed.of(written)
     for outcome in done.outcomes:
-        (row,) = [r for r in page.rows(f"rows-{outcome.case.variant}") if r["row"] == outcome.name]
+        (row,) = [r for r in page.rows("rows") if r["row"] == outcome.name]
         mean = row.get("mean, measured") or row["mean"]
         assert float(re.findall(r"[\d.]+", mean)[0]) == pytest.approx(outcome.measured["mean"][0], abs=0.0051)
-    first = page.rows("rows-shards")[0]
+    first = page.rows("rows")[0]
     assert (first["mean, printed"], first["agrees"]) == ("50.00 ±300.00", "yes")
     (done.folder / REPORT).unlink()
     assert fairbloom("report", done.folder) == 0
@@ -303,7 +257,6 @@ def test_the_printed_table_has_both_numbers_the_notes_and_the_verdict(
     ):
         assert words in told
     assert "2 of 3 rows agree with what was printed" in told
-    assert "shards: Two shards a client." in told
 
 
 def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,19 +274,20 @@ def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_has_run_is_not_run_again_and_more_seeds_add_to_it(done: Reproduction, tmp_path: Path) -> None:
     before = written_in(done.folder)
-    again = reproduce(saved(tmp_path, RECIPE), seeds=3, rows=["FedAvg, iid"], out=done.folder, jobs=1, progress=False)
+    rows = ["FedAvg (partition=iid)"]
+    again = reproduce(saved(tmp_path, RECIPE), seeds=3, rows=rows, out=done.folder, jobs=1, progress=False)
     assert before.items() <= written_in(done.folder).items(), "table and figure of all rows stay as they are"
-    assert [outcome.case.full_name for outcome in again.outcomes] == ["FedAvg, iid"]
+    assert [outcome.case.name for outcome in again.outcomes] == rows
     assert len(again.runs(0)) == 3
 
 
 def test_what_is_finished_is_shown_and_nothing_is_run(
-    tmp_path: Path, done: Reproduction, by_row: Mapping[tuple[str, str], Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, done: Reproduction, by_row: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run of a grid is missing, and one of a baseline, which another row is measured against."""
+    """A run of a grid is missing, and one of a row without a grid."""
     folder = tmp_path / "out"
     shutil.copytree(done.folder, folder)
-    best = {f"qfedavg.{key}": value for key, value in by_row["q-FedAvg", "shards"]["parameters"].items()}
+    best = {f"qfedavg.{key}": value for key, value in by_row["q-FedAvg"]["parameters"].items()}
     for missing in (
         run_with(done, method="qfedavg", seed=1, **best),
         run_with(done, method="fedavg", seed=1, partition="iid"),
@@ -343,16 +297,17 @@ def test_what_is_finished_is_shown_and_nothing_is_run(
     command = ("reproduce", saved(tmp_path, RECIPE), "--show", "--out", folder)
     assert fairbloom(*command, "--json") == 0
     fedavg, other, base, local = json.loads(capsys.readouterr().out)["rows"]
-    assert fedavg == by_row["FedAvg", "shards"]
+    assert fedavg == by_row["FedAvg"]
     assert (other["seeds"], other["unfinished"], other["agrees"]) == (2, 1, None)
     assert other["parameters"]["q"] != best["qfedavg.q"], "a point without all of its runs is not chosen"
-    assert [(row["seeds"], row["unfinished"], row["disagrees_in"]) for row in (base, local)] == [(1, 1, [])] * 2
+    assert (base["seeds"], base["unfinished"], base["disagrees_in"]) == (1, 1, [])
+    assert local == by_row["Local (partition=iid)"]
     assert base["measured"]["mean"] == summarize(values_of(done, 2)[0])["mean"]
     assert fairbloom(*command) == 0
     told = capsys.readouterr().out
     assert "1 of 2" in told
     assert "unfinished" in told
-    assert "Rows finished: 1 of 4; runs missing: 2." in told
+    assert "Rows finished: 2 of 4; runs missing: 2." in told
     assert written_in(folder) == before
 
 
@@ -392,7 +347,7 @@ def test_an_interrupted_reproduction_goes_on_to_the_same_numbers(tmp_path: Path)
     assert cut.rows() == whole.rows()
 
 
-def test_quick_runs_a_seed_and_a_tenth_of_the_rounds_and_says_that_nothing_can_be_compared(
+def test_quick_runs_a_tenth_of_the_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -406,16 +361,18 @@ def test_quick_runs_a_seed_and_a_tenth_of_the_rounds_and_says_that_nothing_can_b
     assert fairbloom("reproduce", path, "--quick", "--jobs", 1, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["quick"], told["comparable"], told["seeds"]) == (True, False, [0])
+    assert fairbloom("reproduce", path, "--quick", "--seeds", 3, "--jobs", 1, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["seeds"] == [0, 1, 2]
 
 
-def test_rows_are_chosen_by_their_names_with_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_chosen_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, RECIPE)
     words = ("--seeds", 1, "--jobs", 1, "--out", tmp_path / "out", "--set", "qfedavg.q=0.5", "--json")
     assert fairbloom("reproduce", path, "--rows", "q-fedavg", *words) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [row["method"] for row in told["rows"]] == ["FedAvg", "q-FedAvg"]
+    assert [row["method"] for row in told["rows"]] == ["q-FedAvg"]
     assert told["comparable"] is False, "it has other settings than the recipe's"
-    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2, "what the user sets, the grid does not try"
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 1, "what the user sets, the grid does not try"
     assert fairbloom("reproduce", path, "--rows", "FedFV", *words) == 2
     assert "recipe mine has no such row: there are FedAvg, q-FedAvg, Local" in " ".join(capsys.readouterr().err.split())
 
@@ -487,12 +444,8 @@ def test_gaps_between_groups_are_measures_of_all_clients_and_of_one(clinics: Pat
         "client:porto": (run.final()["porto"], 0.0),
     }
     assert (gaps > 0.0).all()
-    titles = [in_title(measure, "percent") for measure in done.recipe.measures]
+    titles = [in_title(measure) for measure in done.recipe.measures]
     assert titles == ["selection rate gap", "true positive rate gap, porto", "porto"]
-    fraction = reproduce(saved(tmp_path, f'unit = "fraction"\n{GROUPED}'), run=False, **about)
-    assert fraction.outcomes[0].measured["gap:selection-rate"][0] == pytest.approx(
-        gaps["all clients", "selection-rate"] / 100.0
-    )
 
 
 def test_a_gap_that_is_not_there_is_an_error_that_says_which_are(clinics: Path, tmp_path: Path, shared: Path) -> None:
@@ -578,43 +531,78 @@ settings = {{ method = "fedfv" }}
         reproduce(saved(tmp_path, text.replace("worst", "wurst")), out=tmp_path / "out", progress=False)
 
 
-# Figures ------------------------------------------------------------------------------------------------------------
+# Before hours of training --------------------------------------------------------------------------------------------
+
+LONG = SMALL.replace("num-rounds = 3", "num-rounds = 400")
 
 
-def test_a_figure_over_the_rounds_has_the_curves_of_its_rows(tmp_path: Path, shared: Path) -> None:
-    text = f'{SMALL}[figure]\nwindow = 2\n[[rows]]\nlabel = "A"\n'
-    done = reproduce(saved(tmp_path, text), out=shared, jobs=1, progress=False)
-    with (done.folder / "curves.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["measure"] == "mean"]
-    by_seed = [
-        [float(row["test_accuracy_of_global_model_mean"]) for row in run.rows_of_rounds()] for run in done.runs(0)
-    ]
-    last = [statistics.fmean(values[-2:]) for values in by_seed]
-    assert [int(row["round"]) for row in rows] == [1, 2, 3]
-    assert float(rows[0]["mean"]) == pytest.approx(statistics.fmean(values[0] for values in by_seed))
-    assert float(rows[-1]["mean"]) == pytest.approx(statistics.fmean(last))
-    assert float(rows[-1]["deviation"]) == pytest.approx(statistics.stdev(last))
-    assert (done.folder / "figure.svg").exists()
+def test_a_measure_that_is_not_there_is_found_at_once(tmp_path: Path) -> None:
+    text = f'{LONG}[[rows]]\nlabel = "A"\n'.replace("client:client-1", "client:shirt")
+    with pytest.raises(FairbloomError, match=r"row 'A': client:shirt: .* there are client-0, cl"):
+        reproduce(saved(tmp_path, text), seeds=1, out=tmp_path / "out", jobs=1, progress=False)
+    assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_a_figure_against_a_setting_joins_rows_of_one_label(tmp_path: Path, shared: Path) -> None:
-    text = f"""{SMALL}[figure]
-x = "momentum"
-[[rows]]
-label = "With momentum"
-settings = {{ momentum = 0.1 }}
-[[rows]]
-label = "With momentum"
-settings = {{ momentum = 0.5 }}
-[[rows]]
-label = "Without"
-"""
+def test_a_mistake_in_the_results_is_found_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> None:
+        raise KeyError("phd")
+
+    path = saved(tmp_path, f'{LONG}[[rows]]\nlabel = "A"\n')
+    monkeypatch.setattr("fairbloom.experiments.views.report.write_report", lose)
+    with pytest.raises(FairbloomError, match=r"\(KeyError: 'phd'\), so nothing was trained"):
+        reproduce(path, seeds=1, out=tmp_path / "out", jobs=1, progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_that_cannot_be_measured_loses_no_other(tmp_path: Path, shared: Path) -> None:
+    """Its runs are too short for a rehearsal."""
+    text = f'{SMALL}[[rows]]\nlabel = "A"\n[[rows]]\nlabel = "B"\nsettings = {{ clients = 1, partition = "iid" }}\n'
     done = reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False)
-    panels = done.chart()["concat"]
-    assert [panel["layer"][0]["encoding"]["x"]["title"] for panel in panels] == ["momentum"] * 3
-    expected = [pytest.approx(outcome.measured["mean"][0], rel=1e-4) for outcome in done.outcomes]
-    drawn = [(row["method"], row["round"], row["value"]) for row in panels[0]["data"]["values"]]
-    assert drawn == [
-        *(("With momentum", setting, value) for setting, value in zip((0.1, 0.5), expected, strict=False)),
-        *(("Without", setting, expected[2]) for setting in (0.1, 0.5)),
-    ]
+    good, bad = done.outcomes
+    assert good.measured["client:client-1"]
+    assert "client:client-1" in bad.fault
+    assert (bad.measured, bad.agrees) == ({}, None)
+    assert (done.folder / "results.csv").exists()
+
+
+def test_everybody_counts_in_the_score_over_all_examples(tmp_path: Path) -> None:
+    """Attackers, too: the measure weighed them by examples that it did not have."""
+    text = f"""{SMALL}[[rows]]
+label = "AFL"
+settings = {{ method = "afl", attack = "loss", attackers = "client-1", attack-strength = 1.0 }}
+""".replace('"angle"', '"uniform"')
+    done = reproduce(saved(tmp_path, text), seeds=1, out=tmp_path / "out", jobs=1, progress=False)
+    (run,) = done.runs(0)
+    scores, examples = run.final(hostile=True), run.test_examples(hostile=True)
+    assert "client-1" in scores.keys() - run.final().keys()
+    expected = sum(scores[name] * examples[name] for name in scores) / sum(examples.values())
+    assert done.outcomes[0].measured["uniform"][0] == pytest.approx(expected)
+
+
+# Folders --------------------------------------------------------------------------------------------------------------
+
+
+def test_show_opens_a_reproduction(done: Reproduction, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fairbloom("show", done.folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(done.as_json))
+
+
+def test_no_study_writes_into_the_folder_of_another_kind(
+    done: Reproduction, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("--clients", 4, "--rounds", 1, "--jobs", 1)
+    commands = {
+        "comparison": ("compare", "--methods", "fedavg", *small),
+        "sweep": ("sweep", "--grid", "learning-rate=0.1,0.2", *small),
+        "recommendation": ("recommend", "--wish", "worst", "--budget", "1s", *small),
+        "reproduction": ("reproduce", saved(tmp_path, f'{SMALL}[[rows]]\nlabel = "A"\n'), "--jobs", 1),
+    }
+    for there in commands:
+        folder = tmp_path / there
+        folder.mkdir()
+        (folder / f"{there}.json").write_text("{}")
+        for kind, words in commands.items():
+            if kind != there:
+                assert fairbloom(*words, "--out", folder) == 2
+                assert f"holds a {there}: choose another folder" in " ".join(capsys.readouterr().err.split())
+        assert [path.name for path in folder.iterdir()] == [f"{there}.json"]

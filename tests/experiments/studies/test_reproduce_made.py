@@ -52,11 +52,11 @@ def test_a_recipe_runs_on_made_up_data_in_the_real_format(tmp_path: Path, name: 
     recipe = load_recipe(name)
     task = str(recipe.settings["task"])
     WRITTEN[task](tmp_path / "data")
-    row = max((case for case in recipe.cases() if not case.row.grid), key=lambda case: len(case.full_name))
+    row = max((case for case in recipe.cases() if not case.row.grid), key=lambda case: len(case.name))
     reproduce(
         name,
         quick=True,
-        rows=[row.full_name],
+        rows=[row.name],
         settings=QUICK | RECIPES[name],
         data_dir=tmp_path / "data" if TASKS[task].files else None,
         out=tmp_path / "out",

@@ -166,14 +166,6 @@ def test_what_has_been_run_is_not_run_again_and_more_time_goes_further() -> None
     assert choose(first.ratings) != choose(second.ratings) == "method-24"
 
 
-def test_without_a_time_a_rung_runs_its_seeds_at_once() -> None:
-    numbers = Numbers(several(18), always=())
-    found = Search(numbers, [*numbers.qualities], [Rung(5, 2, 2), Rung(45, 2, 2)], range(2), 1)
-    found.run()
-    assert {(seed, rounds) for _, seed, rounds in numbers.asked} == {(0, 5), (1, 5), (0, 45), (1, 45)}
-    assert len([each for each in numbers.asked if each[2] == 45]) == 2 * 7  # a third of 20
-
-
 def test_one_that_fails_is_left_out_and_the_others_go_on() -> None:
     numbers = Numbers(several(9, best=4), broken=["method-8"])
     found = searched(numbers, budget=1e6)

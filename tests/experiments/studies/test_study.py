@@ -72,22 +72,3 @@ def test_an_error_ends_the_other_runs_despite_a_forked_process(tmp_path: Path) -
     finally:
         other.kill()
         other.join()
-
-
-@pytest.mark.slow
-def test_runs_of_a_study_may_stop_early_and_be_extended_later(tmp_path: Path) -> None:
-    """And what has gone on further is judged after as many rounds as the others."""
-    rows = [[at("fedavg", rate) for rate in RATES]]
-    early = Study(rows, range(1), tmp_path / "grown", rounds=1)
-    run_study(early, 1, lambda: None, lambda failures: failures)
-    after_one = early.judge(rows[0])
-    assert [load(settings.out).rounds_done for settings in early.first_runs().values()] == [1, 1]
-    rest = Study([rows[0][:1]], range(1), tmp_path / "grown")
-    run_study(rest, 1, lambda: None, lambda failures: failures)
-    assert [load(settings.out).rounds_done for settings in early.first_runs().values()] == [2, 1]
-    assert early.judge(rows[0]) == after_one
-    run_study(early, 1, lambda: None, lambda failures: failures)  # nothing is refused, and nothing run
-    whole = Study(rest.rows, range(1), tmp_path / "whole")
-    run_study(whole, 1, lambda: None, lambda failures: failures)
-    grown, at_once = ((study.out / "runs/fedavg-1e-06-seed0/clients.csv").read_bytes() for study in (rest, whole))
-    assert grown == at_once
