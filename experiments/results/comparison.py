@@ -15,22 +15,20 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score, accuracy_first
 from fairbloom.protocol.settings import Value
-from fairbloom.server.fairness import count_of_share
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS, is_finished
 from fairbloom.server.run_folder.rows import MEASURES
 
 from ..recipes.recipe import CLIENT, GAP, NAMED, parse_gap
-from .caveats import FEWEST_EXAMPLES, caveats_of_comparison
-from .differences import FEWEST_SEEDS, Difference, differences_of
+from .caveats import caveats_of_comparison
+from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .groups import GroupReport
-from .measured import BARE
 from .other_scores import Contradiction, find_contradictions, sentences_on
 from .plans import COMPARISON, PlanFile
 from .presentation import Drawn, page_of
 from .run import Run, final_of, frame, load, measures
 from .shared_data import SharedData
-from .verdict import OTHERS, Verdict, verdict_of
+from .verdict import CLAIMED, Verdict, verdict_of
 
 if TYPE_CHECKING:
     import pandas
@@ -184,7 +182,6 @@ def read_comparison(folder: Path, whole: Plan) -> "Comparison":
         caveats,
         SharedData.of(runs[plan.baseline]),
         _by_group(runs, personal),
-        tuple(run.test_examples() for run in runs[plan.baseline]),
         whole.failures(),
         _larger_classes(runs[plan.baseline]),
     )
@@ -270,8 +267,6 @@ class Comparison(Drawn):
         What the seeds have in common: the clients, and the examples that these are tested on.
     by_group
         By method, one entry a seed: what clients report of groups; empty where they have none.
-    tested
-        By seed, how many examples each client is tested on; empty where that is not known.
     failed
         In words with how many seeds a method failed, by its label. It is among the methods only where the seeds that
         the comparison is over have finished.
@@ -289,7 +284,6 @@ class Comparison(Drawn):
     caveats: tuple[str, ...] = ()
     shared: SharedData = field(default_factory=SharedData)
     by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
-    tested: tuple[Mapping[str, int], ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     larger_classes: Mapping[str, float] = field(default_factory=dict)
 
@@ -339,9 +333,8 @@ class Comparison(Drawn):
         method
             One of `methods`.
         measure
-            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; "others", the mean
-            over the clients that are not in the tenth which the baseline serves worst; or "gap:SCORE", the gap between
-            groups over all clients, and "gap:SCORE:NAME", that of one client.
+            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or "gap:SCORE", the
+            gap between groups over all clients, and "gap:SCORE:NAME", that of one client.
 
         Raises
         ------
@@ -362,9 +355,7 @@ class Comparison(Drawn):
     def difference(self, method: str, measure: str) -> Difference:
         """Return how much better a method is than the baseline by a measure of `gains`, and how sure that is.
 
-        The p-value has Holm's correction over all methods that are compared with the baseline, without those that are
-        equal to it with every seed. The interval of a percentage is clipped to what is possible: against a baseline of
-        30 %, it lies between -30 and 70 points.
+        The mean and the worst-served tenth are tested; see `claims`. Other measures have an interval and no p-value.
         """
         found = self.differences(measure)
         if method not in found:
@@ -375,51 +366,25 @@ class Comparison(Drawn):
 
     def differences(self, measure: str) -> dict[str, Difference]:
         """Return the difference of each method but the baseline by a measure of `gains`; see `difference`."""
-        others = [method for method in self.methods if method != self.baseline]
-        gains = {each: self.gains(each, measure) for each in others}
-        found = differences_of(gains, test_share=self.shared.test_share)
-        return {method: each.clipped(*self._limits(method, measure)) for method, each in found.items()}
-
-    def _limits(self, method: str, measure: str) -> tuple[float, float]:
-        """Return between which ends the true gain lies, given the baseline's mean; of percentages alone it has any."""
-        if measure.startswith(GAP):
-            gap = self.gaps_compared.get(f"{GAP}{parse_gap(measure)[0]}")
-            percent = gap is not None and gap.percent
-        else:
-            percent = self.score.percent and measure not in ("var", *BARE)
-        if not percent:
-            return -math.inf, math.inf
-        base = statistics.fmean(base for _, base in self._pairs(method, measure))
-        return (-base, 100.0 - base) if self._sign_of(measure) > 0.0 else (base - 100.0, base)
+        if measure in CLAIMED:
+            return {method: self.claims[method, measure] for method in self._others}
+        share = self.shared.test_share
+        gains = {method: self.gains(method, measure) for method in self._others}
+        return {method: difference_of(each, test_share=share).untested for method, each in gains.items()}
 
     @cached_property
-    def decisive(self) -> "Comparison | None":
-        """The same over the clients that are tested on ten examples or more, by which the verdict goes.
+    def claims(self) -> Mapping[tuple[str, str], Difference]:
+        """All differences that a sentence may claim, by method and measure.
 
-        A seed with which fewer than two clients are left is left out, unless it has a single client; None where no seed
-        is left.
+        They are one family: the p-values have Holm's correction over all of them, so that where nothing differs,
+        anything is claimed in 5 % of comparisons at most. Those that are equal with every seed are not tested.
         """
-        if not self.tested:
-            return self
-        every = self.values[self.baseline]
-        kept = [
-            {name for name in values if examples[name] >= FEWEST_EXAMPLES}
-            for values, examples in zip(every, self.tested, strict=True)
-        ]
-        if all(len(names) == len(values) for names, values in zip(kept, every, strict=True)):
-            return self
-        places = [i for i, names in enumerate(kept) if len(names) >= min(2, len(every[i]))]
-        if not places:
-            return None
-        finals = {
-            method: [
-                {score: {k: v for k, v in values.items() if k in kept[i]} for score, values in by_seed[i].items()}
-                for i in places
-            ]
-            for method, by_seed in self.finals.items()
-        }
-        seeds = tuple(self.seeds[i] for i in places)
-        return replace(self, finals=finals, seeds=seeds, left_out=(), by_group={}, tested=())
+        gains = {(method, measure): self.gains(method, measure) for measure in CLAIMED for method in self._others}
+        return differences_of(gains, test_share=self.shared.test_share)
+
+    @property
+    def _others(self) -> list[str]:
+        return [method for method in self.methods if method != self.baseline]
 
     def personal_row(self, method: str) -> str:
         """Return what the row of a method's personal models is called; "" where it has none beside its global model."""
@@ -456,23 +421,19 @@ class Comparison(Drawn):
             score, client = parse_gap(measure)
             reports = self.by_group.get(method, [None] * len(self.seeds))
             return [report.sizes(client).get(score, math.nan) if report else math.nan for report in reports]
-        values = zip(self.values[method], self.values[self.baseline], strict=True)
-        return [self._measure(measure, mine, base) for mine, base in values]
+        return [self._measure(measure, values) for values in self.values[method]]
 
     def _has(self, measure: str) -> bool:
         """Return whether every method has a measure with a seed with which the baseline has it."""
         by_method = [np.isfinite(self._by_seed(measure, method)) for method in (self.baseline, *self.methods)]
         return all((by_method[0] & each).any() for each in by_method)
 
-    def _measure(self, measure: str, values: Values, base: Values) -> float:
+    def _measure(self, measure: str, values: Values) -> float:
         """Return a measure of one seed; NaN where its clients have none."""
         if measure.startswith(CLIENT):
             return values.get(measure.removeprefix(CLIENT), math.nan)
-        if measure == OTHERS:
-            spared = _served_worst(base, self.score)
-            return statistics.fmean([values[client] for client in base if client not in spared] or [math.nan])
         if measure not in MEASURES:
-            there = ", ".join((*MEASURES, OTHERS, *NAMED))
+            there = ", ".join((*MEASURES, *NAMED))
             raise FairbloomError(f"measure = {measure!r}: there are {there}")
         return measures(values, self.score)[measure]
 
@@ -557,10 +518,10 @@ class Comparison(Drawn):
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; "" for numbers that there are not.
 
-        The measures are those of fairness, "others", and gaps between groups over all clients; and, of
-        `clients_compared`, each client's score and its gaps.
+        The measures are those of fairness, and gaps between groups over all clients; and, of `clients_compared`, each
+        client's score and its gaps.
         """
-        measured = [m for m in (*MEASURES, OTHERS) if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
+        measured = [m for m in MEASURES if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
         clients = self.clients_compared
         gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in clients]
         rows = []
@@ -589,10 +550,6 @@ class Comparison(Drawn):
     def client_count(self) -> int:
         """The number of clients that have a score, the largest of all seeds."""
         return max(map(len, self.values[self.baseline]))
-
-    def served_worst(self, place: int) -> frozenset[str]:
-        """Return the tenth of the clients that the baseline serves worst, rounded up, with the seed at a place."""
-        return _served_worst(self.values[self.baseline][place], self.score)
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -626,11 +583,6 @@ class Comparison(Drawn):
         """Return the comparison in a line."""
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
         return f"Comparison({str(self.folder)!r}: {', '.join(self.methods)}; {seeds}, {self.score.title})"
-
-
-def _served_worst(values: Values, score: Score) -> frozenset[str]:
-    ascending = sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
-    return frozenset(ascending[: count_of_share(10, len(values))])
 
 
 def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:

@@ -1,38 +1,28 @@
-"""What a comparison shows, in sentences: who gains, what it costs the others, and how sure that is.
+"""What a comparison shows, in sentences: who gains, what becomes of the mean, and how sure that is.
 
-The verdict claims by one measure alone, the score of the worst-served clients that are tested on enough examples, so
-that where nothing differs it claims something in 5 % of comparisons at most. All other numbers are descriptive.
+Sentences claim by two measures alone, the worst-served clients and the mean over all, for all methods in one family of
+tests: where nothing differs, a verdict claims something in 5 % of comparisons at most. All other numbers describe.
 """
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import TYPE_CHECKING
 
-from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share
 from fairbloom.tasks.files.targets import join_names
 
-from .caveats import FEWEST_EXAMPLES, join_all
+from .caveats import join_all
 from .differences import FEWEST_SEEDS, Difference
 from .measured import measure_title
 
 if TYPE_CHECKING:
     from .comparison import Comparison
 
-WORST, OTHERS, MEAN = "worst_10", "others", "mean"
-"""The measures that a verdict is about: the worst-served tenth under each method, the only one that it claims by; the
-mean over the clients that are not in the baseline's worst-served tenth; and the mean over all."""
-
-FEW_CLIENTS = 10
-"""Among so many clients the worst served are named."""
-
-NUMBERS = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
-)
+WORST, MEAN = "worst_10", "mean"
+CLAIMED = (WORST, MEAN)
+"""The measures that sentences may claim by: the worst-served tenth under each method, and the mean over all clients."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +49,13 @@ def verdict_of(comparison: "Comparison") -> Verdict:
 
 def _verdict_on_finished(comparison: "Comparison") -> Verdict:
     """Return what the methods show whose runs have finished."""
+    words = _Words(comparison)
     if len(comparison.methods) == 1:
-        words = _Words(comparison, comparison)
         why = "no other method has finished" if comparison.failed else "no other method was run"
         return Verdict(f"There is nothing to compare {comparison.baseline} with: {why}.", words.level)
-    among = comparison.decisive
-    if among is None:
-        return Verdict(
-            "Which method serves the worst-served client best cannot be decided: fewer than two clients are tested on "
-            f"{FEWEST_EXAMPLES} examples or more. Collect more rows, or raise test-share.",
-            (),
-        )
-    words, worst = _Words(comparison, among), among.differences(WORST)
-    if len(among.seeds) < FEWEST_SEEDS:
-        return Verdict(words.too_few_seeds, (*words.level, *words.best_seen(worst), *words.left_out))
+    worst, mean = comparison.differences(WORST), comparison.differences(MEAN)
+    if len(comparison.seeds) < FEWEST_SEEDS:
+        return Verdict(words.too_few_seeds, (*words.level, *words.best_seen(worst)))
     gained = sorted((m for m, each in worst.items() if each.clear and each.mean > 0.0), key=lambda m: -worst[m].mean)
     lost = sorted((m for m, each in worst.items() if each.clear and each.mean < 0.0), key=lambda m: worst[m].mean)
     undecided = [method for method in worst if method not in (*gained, *lost)]
@@ -81,98 +64,85 @@ def _verdict_on_finished(comparison: "Comparison") -> Verdict:
     else:
         headline, rest = words.none_lifts(list(worst), lost), []
     sentences = (
+        words.by_mean(mean),
         *words.level,
-        *words.fewer_seeds(worst[gained[0]] if gained else None),
         *words.listed("better for", rest, worst),
         *words.listed("worse for", lost, worst),
         *words.undecided(undecided, worst, everyone=not gained and not lost),
-        *words.left_out,
-        words.untested("mean over clients", comparison.differences(MEAN), comparison.score),
         *words.gaps(),
     )
     return Verdict(headline, sentences)
 
 
 class _Words:
-    """The sentences on one comparison, of which the claims go by a part of its clients and seeds."""
+    """The sentences on one comparison."""
 
-    def __init__(self, comparison: "Comparison", among: "Comparison") -> None:
-        self._comparison, self._among = comparison, among
-        self._base, self._score = comparison.baseline, comparison.score
-        clients = among.client_count
-        self._single = count_of_share(10, clients) == 1
-        served = "the worst-served client" if self._single else "the worst-served 10 % of the clients"
-        names = self._names_of_worst() if clients <= FEW_CLIENTS else []
-        self._who = f"{served} ({' or '.join(names)})" if names else served
-        self._whom = served
+    def __init__(self, comparison: "Comparison") -> None:
+        self._comparison, self._base, self._score = comparison, comparison.baseline, comparison.score
+        self._single = count_of_share(10, comparison.client_count) == 1
+        self._whom = "the worst-served client" if self._single else "the worst-served 10 % of the clients"
         self._what = "" if self._score.name == "accuracy" else f"the {self._score.name} of "
 
     @property
     def level(self) -> tuple[str]:
         """How the baseline serves the clients."""
-        worst = self._score.written(self._among.spread(self._base, WORST)[0])
-        mean = self._score.written(self._comparison.spread(self._base, MEAN)[0])
+        worst, mean = (self._score.written(self._comparison.spread(self._base, each)[0]) for each in CLAIMED)
         served = f"{self._whom} has" if self._single else f"{self._whom} have"
         lower = "" if self._score.higher_is_better else " (lower is better)"
         return (f"Under {self._base} {served} a test {self._score.name} of {worst}, and the mean is {mean}{lower}.",)
 
     @property
-    def left_out(self) -> list[str]:
-        """Which clients and seeds the claims do not go by."""
-        found, every = [], len(self._comparison.seeds)
-        if self._among is not self._comparison:
-            found.append(
-                f"Clients that are tested on fewer than {FEWEST_EXAMPLES} examples are in the tables, but do not count "
-                "here, apart from the mean."
-            )
-        if seeds := every - len(self._among.seeds):
-            found.append(
-                f"Nor do {_number(seeds)} of the {_number(every)} seeds, with which fewer than two clients are left."
-            )
-        return found
-
-    @property
     def too_few_seeds(self) -> str:
         """That nothing is claimed with so few seeds."""
-        seeds = "A single seed does" if len(self._among.seeds) == 1 else "Two seeds do"
+        seeds = "A single seed does" if len(self._comparison.seeds) == 1 else "Two seeds do"
         return f"{seeds} not show which method is better: compare with 5 seeds or more."
 
     def best_seen(self, worst: Mapping[str, Difference]) -> list[str]:
         """Return the largest gain that was seen with too few seeds to claim anything."""
         best = max(worst, key=lambda method: worst[method].mean)
-        seeds = "this seed" if len(self._among.seeds) == 1 else "these seeds"
+        seeds = "this seed" if len(self._comparison.seeds) == 1 else "these seeds"
         if worst[best].mean <= 0.0:
-            return [f"With {seeds} no method does better than {self._base} for {self._who}."]
-        return [f"With {seeds} {best} does best for {self._who}: {_points(worst[best].mean, self._score)} better."]
+            return [f"With {seeds} no method does better than {self._base} for {self._whom}."]
+        return [f"With {seeds} {best} does best for {self._whom}: {_points(worst[best].mean, self._score)} better."]
 
     def lifts(self, method: str, found: Difference) -> str:
-        """Return by how much a method significantly helps the worst served, and what becomes of the others."""
+        """Return by how much a method significantly helps the worst served."""
         verb = "lifts" if self._score.higher_is_better else "lowers"
-        return f"{method} {verb} {self._what}{self._who} by {_sized(found, self._score)}{self._of_others(method)}."
+        return f"{method} {verb} {self._what}{self._whom} by {_sized(found, self._score)}."
 
-    def fewer_seeds(self, found: Difference | None) -> list[str]:
-        """Return how many seeds would have been enough for what is claimed, where these are fewer."""
-        if found is None or found.enough is None or found.enough >= found.seeds:
-            return []
-        return [f"{_number(found.enough).capitalize()} seeds would have been enough."]
+    def by_mean(self, mean: Mapping[str, Difference]) -> str:
+        """Return how the mean over all clients changes under each method, with its interval."""
+
+        def change(method: str, found: Difference) -> str:
+            if found.zero:
+                return f"{method} is equal"
+            if found.clear:
+                how = "better" if found.mean > 0.0 else "worse"
+                return f"{method} is significantly {how}, by {_sized(found, self._score)}"
+            return f"{method} differs by {_sized(found, self._score)}, not significantly"
+
+        said = "; ".join(_shorten([change(method, found) for method, found in mean.items()]))
+        lower = "" if self._score.higher_is_better else " (positive is better)"
+        return f"By the mean over all clients, against {self._base}{lower}: {said}."
 
     def none_lifts(self, methods: Sequence[str], lost: Sequence[str]) -> str:
         """Return that no method significantly helps the worst served."""
         if lost:
-            return f"No method is significantly better than {self._base} for {self._what}{self._who}."
+            return f"No method is significantly better than {self._base} for {self._what}{self._whom}."
         if len(methods) == 1:
-            return f"{methods[0]} and {self._base} do not differ significantly for {self._what}{self._who}."
-        return f"No method differs significantly from {self._base} for {self._what}{self._who}."
+            return f"{methods[0]} and {self._base} do not differ significantly for {self._what}{self._whom}."
+        return f"No method differs significantly from {self._base} for {self._what}{self._whom}."
 
     def listed(self, how: str, methods: Sequence[str], worst: Mapping[str, Difference]) -> list[str]:
         """Return the methods that are significantly better, or worse, for the worst served."""
         if not methods:
             return []
         sizes = [f"{method} by {_sized(worst[method], self._score)}" for method in methods]
-        return [f"Clearly {how} {self._whom}{' as well' if how.startswith('better') else ''}: {_shortened(sizes)}."]
+        also = " as well" if how.startswith("better") else ""
+        return [f"Significantly {how} {self._whom}{also}: {_listed(sizes)}."]
 
     def undecided(self, methods: Sequence[str], worst: Mapping[str, Difference], *, everyone: bool) -> list[str]:
-        """Return which methods do not differ significantly, and how many seeds the largest gain would take."""
+        """Return which methods do not differ significantly, and the largest gain of these."""
         same = [method for method in methods if worst[method].zero]
         others = [method for method in methods if method not in same]
         sentences = self._equal(same)
@@ -180,7 +150,7 @@ class _Words:
             return sentences
         if not everyone:
             do = "does" if len(others) == 1 else "do"
-            sentences.append(f"{_shortened(others)} {do} not differ significantly from {self._base} for {self._whom}.")
+            sentences.append(f"{_listed(others)} {do} not differ significantly from {self._base} for {self._whom}.")
         largest = max(others, key=lambda method: (worst[method].mean, method))
         found = worst[largest]
         if found.mean <= 0.0:
@@ -189,10 +159,11 @@ class _Words:
         seen = f"The difference of {largest} is {_sized(found, self._score)}"
         if len(others) > 1:
             seen = f"The largest gain of these is that of {largest}, {_sized(found, self._score)}"
-        chance, tested = "", sum(not each.zero for each in worst.values())
-        if found.low > 0.0 and tested > 1:
-            chance = f" Its interval is above zero, but with {_number(tested)} methods one is so more often by chance."
-        return [*sentences, f"{seen}: {self._seeds_for(found)}.{chance}"]
+        if isnan(found.low):
+            seen += "; it is the same with every seed, which does not say how it would vary with others"
+        elif found.low > 0.0:
+            seen += "; its interval excludes zero, but not after Holm's correction"
+        return [*sentences, f"{seen}."]
 
     def _equal(self, methods: Sequence[str]) -> list[str]:
         """Return which methods are equal to the baseline with every seed, and where their personal models are."""
@@ -206,11 +177,11 @@ class _Words:
     def gaps(self) -> list[str]:
         """Return how much better methods are by each gap between groups over all clients."""
         return [
-            self.untested(f"{measure_title(gap, 0)} between groups", self._comparison.differences(gap), score)
+            self._untested(f"{measure_title(gap, 0)} between groups", self._comparison.differences(gap), score)
             for gap, score in self._comparison.gaps_compared.items()
         ]
 
-    def untested(self, measure: str, found: Mapping[str, Difference], score: Score) -> str:
+    def _untested(self, measure: str, found: Mapping[str, Difference], score: Score) -> str:
         """Return how much better methods are on average by a measure that is not tested, in the unit of a score."""
         sizes = [
             f"{method} is {_points(abs(each.mean), score)} {'better' if each.mean > 0.0 else 'worse'}"
@@ -218,57 +189,38 @@ class _Words:
             else f"{method} is equal"
             for method, each in found.items()
         ]
-        return f"Not tested: by the {measure}, {_shortened(sizes)}."
-
-    def _of_others(self, method: str) -> str:
-        """Return what becomes of the others on average, which is not tested."""
-        try:
-            mean = self._among.difference(method, OTHERS).mean
-        except FairbloomError:  # there is but one client
-            return ""
-        size = f"{_points(abs(mean), self._score)} on average (not tested)"
-        return f" and costs the others {size}" if mean < 0.0 else f", and the others gain {size}"
-
-    def _seeds_for(self, found: Difference) -> str:
-        """Return how many seeds would be enough to detect a difference of a size."""
-        if math.isnan(found.low):
-            return "it is the same with every seed, which does not say how it would vary with others"
-        size = "seeds would be enough to detect a difference of this size"
-        if found.enough is not None:
-            return f"about {_number(found.enough)} {size}"
-        return f"no number of {size}, because all of them split the same data"
-
-    def _names_of_worst(self) -> list[str]:
-        """Return the clients that the baseline serves worst with some seed, the most frequent first; [] of many."""
-        if self._comparison.shared.dealt:
-            return []
-        served = (self._among.served_worst(place) for place in range(len(self._among.seeds)))
-        names = [name for name, _ in Counter(name for each in served for name in sorted(each)).most_common()]
-        return names if len(names) <= 3 else []
+        return f"Not tested: by the {measure}, {_listed(sizes)}."
 
 
 def _sized(found: Difference, score: Score) -> str:
     """Return the size of a difference with its interval, both without their sign where the difference is clear."""
     sign = -1.0 if found.clear and found.mean < 0.0 else 1.0
-    if math.isnan(found.low):
-        return _points(sign * found.mean, score)
+    size = _points(sign * found.mean, score, "" if found.clear else "+")
+    if isnan(found.low):
+        return size
     low, high = sorted((sign * found.low, sign * found.high))
-    return f"{_points(sign * found.mean, score)} ({_plain(low, score)} to {_plain(high, score)})"
+    return f"{size} ({_plain(low, score)} to {_plain(high, score)})"
 
 
-def _points(value: float, score: Score) -> str:
-    return f"{_plain(value, score)} points" if score.percent else _plain(value, score)
+def _points(value: float, score: Score, sign: str = "") -> str:
+    return f"{_plain(value, score, sign)} points" if score.percent else _plain(value, score, sign)
 
 
-def _plain(value: float, score: Score) -> str:
-    return f"{value:.1f}" if score.percent else f"{value:.3g}"
+def _plain(value: float, score: Score, sign: str = "") -> str:
+    """Return a number, of which one that rounds to zero has no minus."""
+    return f"{round(value, 1) + 0.0:{sign}.1f}" if score.percent else f"{value + 0.0:{sign}.3g}"
 
 
-def _number(count: int) -> str:
-    return NUMBERS[count] if count < len(NUMBERS) else f"{count:,}"
+MOST_LISTED = 6
+"""Of more methods, sentences count the others."""
 
 
-def _shortened(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """Return names as a list, of which the last are counted where they are many."""
-    most = 6
-    return join_all(names) if len(names) <= most else join_names(names, most)
+    return join_all(names) if len(names) <= MOST_LISTED else join_names(names, MOST_LISTED)
+
+
+def _shorten(parts: Sequence[str]) -> list[str]:
+    """Return parts of a sentence, of which the last are counted where they are many."""
+    left = len(parts) - MOST_LISTED
+    return [*parts] if left <= 0 else [*parts[:MOST_LISTED], f"{left} more are in the table"]

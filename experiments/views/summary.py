@@ -22,6 +22,7 @@ from ..results.recommendation import Recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import REPORT, Run
 from ..results.sweep import Sweep
+from ..results.verdict import MEAN, WORST
 from .report.cells import CLEAR, NONE, SHOWN, Digits, mark_clear
 from .report.lines import worst_first
 from .report.of_comparison import by_name, failed_rows, left_out, names_table, sorted_charts
@@ -163,20 +164,22 @@ Gains = tuple[list[str], dict[str, list[Cell]], str]
 
 def _differences(comparison: Comparison, digits: Digits, worst: str) -> Gains:
     """Return the differences to the baseline with their intervals."""
-    base, tested, many = comparison.baseline, comparison.decisive is comparison, len(comparison.seeds) >= FEWEST_SEEDS
-    of_mean, of_worst = (comparison.differences(measure) for measure in ("mean", "worst_10"))
+    base, many = comparison.baseline, len(comparison.seeds) >= FEWEST_SEEDS
+    of_mean, of_worst = comparison.differences(MEAN), comparison.differences(WORST)
     gains = {
         method: [
-            digits.difference(of_mean[method]),
-            mark_clear(digits.difference(found), found if tested else None),
+            mark_clear(digits.difference(of_mean[method]), of_mean[method]),
+            mark_clear(digits.difference(found), found),
             Cell(f"{found.better}, {found.worse}", found.better),
         ]
         for method, found in of_worst.items()
     }
     note = f"; gain: by how much better than {base}, seed by seed" + (INTERVALS if many else "")
-    if many and tested:
-        note += f"\n{CLEAR} marks what is clear: p < 0.05 by the paired t test with Holm's correction over the methods"
-        note += f"; only the {worst} is tested"
+    if many:
+        note += (
+            f"\n{CLEAR} marks what is significant: p < 0.05 by the paired t test with Holm's correction over the mean "
+        )
+        note += f"and the {worst} of all methods"
     note += f"\nbetter, worse: number of seeds with which the {worst} is better, and worse, than under {base}"
     return ["gain, mean", f"gain, {worst}", "better, worse"], gains, note
 

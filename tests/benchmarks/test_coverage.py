@@ -70,13 +70,13 @@ def test_equal_methods_are_told_apart_in_at_most_16_of_200() -> None:
 
 
 def test_a_verdict_on_equal_methods_claims_in_5_percent() -> None:
-    """Of 200 trials that are 10; 19 would be three standard errors more. All measures together claim in about 40."""
+    """Of 200 trials that are 10; 19 would be three standard errors more."""
     rng = np.random.default_rng(8)
     assert 1 <= sum(is_claimed(made_comparison(rng, 5)) for _ in range(200)) <= 19
 
 
 def test_ten_seeds_find_a_gain_of_two_deviations() -> None:
-    """As often as Holm's correction over the four methods does, and no less where two of them are FedAvg's equals."""
+    """As often as Holm's correction does, and no less where two of the methods are FedAvg's equals."""
     rng = np.random.default_rng(9)
     gain = two_deviations(rng)
     trials = [made_comparison(rng, 10, gain=gain, equal=equal) for equal in (0, 2) for _ in range(40)]

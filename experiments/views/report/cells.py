@@ -35,21 +35,28 @@ class Digits:
 
     def number(self, value: float) -> str:
         """Return a number."""
-        return f"{value:.{self.decimals}f}"
+        return self._rounded(value)
 
     def cell(self, value: float | None) -> Cell:
         """Return a cell of a number, a dash where there is none."""
         return NONE if value is None or value != value else Cell(self.number(value), float(value))
 
+    def signed(self, value: float) -> str:
+        """Return a number with its sign."""
+        return self._rounded(value, "+")
+
+    def _rounded(self, value: float, sign: str = "") -> str:
+        return f"{round(value, self.decimals) + 0.0:{sign}.{self.decimals}f}"  # what rounds to zero has no minus
+
     def difference(self, found: Difference) -> Cell:
         """Return a difference with its interval, where it has one."""
-        text = f"{found.mean:+.{self.decimals}f}"
+        text = self.signed(found.mean)
         interval = "" if math.isnan(found.low) else f" ({self.number(found.low)} to {self.number(found.high)})"
         return Cell(text + interval, found.mean)
 
     def spread(self, mean: float, deviation: float | None, sign: str = "") -> Cell:
         """Return a mean and its deviation, where it has one."""
-        text = f"{mean:{sign}.{self.decimals}f}"
+        text = self._rounded(mean, sign)
         return Cell(text if deviation is None else f"{text} ±{deviation:.{self.decimals}f}", mean)
 
 

@@ -10,12 +10,12 @@ from fairbloom.server.run_folder.files import CLIENTS
 
 from ...recipes.recipe import CLIENT
 from ...results.comparison import Comparison, Plan, personal_label
-from ...results.differences import FEWEST_SEEDS, Difference, differences_of
+from ...results.differences import FEWEST_SEEDS, Difference
 from ...results.measured import LARGER_CLASS, measure_title
 from ...results.run import load
-from ...results.verdict import OTHERS, WORST
+from ...results.verdict import CLAIMED, MEAN, WORST
 from . import charts
-from .cells import CLEAR, NONE, SHOWN, Digits, mark_clear, tone_of
+from .cells import NONE, SHOWN, Digits, tone_of
 from .lines import Groups, Line, Scene, groups_of, sorted_scores, spanned, worst_first
 from .page import Block, Cell, Chart, Charts, Page, Section, Table, slug
 from .sections import (
@@ -26,7 +26,7 @@ from .sections import (
     rounds_section,
 )
 
-COMPARED = (WORST, "mean", OTHERS, "std")
+COMPARED = (WORST, MEAN, "std")
 """The measures of which differences are shown."""
 
 
@@ -105,6 +105,8 @@ def _clients_section(comparison: Comparison, scene: Scene) -> Section:
     drawn = named_charts(finals, scene.series, names, scene.score) if named else sorted_charts(comparison)
     blocks: list[Block] = [drawn]
     blocks.append(names_table(comparison, names) if scene.groups.single else _ranks_table(comparison, scene))
+    if scene.groups.single and (table := _client_differences(comparison, names)) is not None:
+        blocks.append(table)
     if len(comparison.scores) > 1:
         blocks.append(_scores_table(comparison))
     intro = f"The {comparison.score.name} of the final models on each client's own test examples."
@@ -122,40 +124,41 @@ def sorted_charts(comparison: Comparison) -> Charts:
 
 
 def names_table(comparison: Comparison, clients: Sequence[str]) -> Table:
-    """Return the score of some clients under each method, marked where it clearly differs from the baseline's."""
+    """Return the score of some clients under each method."""
     base, seeds, first_only = comparison.baseline, len(comparison.seeds), _first_only(comparison)
     values = {method: by_name(comparison, method) for method in _labels(comparison)}
     digits = Digits.of(comparison.score, (each[c] for each in values.values() for c in clients if c in each))
-    differences = {} if first_only else _differences_by_client(comparison, clients)
     shares = {} if first_only else comparison.larger_classes
     cells = []
     for client in clients:
-        scores = [
-            mark_clear(digits.cell(each.get(client)), differences.get((client, method)))
-            for method, each in values.items()
-        ]
+        scores = [digits.cell(each.get(client)) for each in values.values()]
         cells.append([Cell(client), *([Digits(0).cell(shares.get(client))] if shares else []), *scores])
     over = "of the first seed, which deals the data in its own way" if first_only else f"mean over {seeds} seeds"
-    note = ""
-    if any(difference.clear for difference in differences.values()):
-        note = f"{CLEAR} marks what is clearly better (green) or worse (red) than under {base}: p < 0.05 by the paired "
-        note += "t test with Holm's correction over all numbers of this table. The rest does not differ significantly."
     caption = f"Test {comparison.score.title} of each client, the worst served under {base} first"
     caption += f"; {over}" if seeds > 1 else ""
     headings = ["client", *([LARGER_CLASS] if shares else []), *values]
-    return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)
+    return Table("clients", caption, headings, cells, folded=len(cells) > 12)
 
 
 def _labels(comparison: Comparison) -> list[str]:
     return sorted(comparison.methods, key=lambda method: method != comparison.baseline)
 
 
-def _differences_by_client(comparison: Comparison, clients: Sequence[str]) -> dict[tuple[str, str], Difference]:
-    """Return the difference of each client and method, with Holm's correction over all of them."""
-    cells = [(client, method) for client in clients for method in comparison.methods if method != comparison.baseline]
-    gains = {str(i): comparison.gains(method, f"{CLIENT}{client}") for i, (client, method) in enumerate(cells)}
-    found = differences_of(gains, test_share=comparison.shared.test_share)
-    return {cells[int(i)]: difference for i, difference in found.items()}
+def _client_differences(comparison: Comparison, clients: Sequence[str]) -> Table | None:
+    """Return how much better each method serves single clients, with intervals; None where there are none."""
+    named, methods = {*comparison.clients_compared}, [m for m in _labels(comparison) if m != comparison.baseline]
+    if len(comparison.seeds) < FEWEST_SEEDS or not methods or not named.intersection(clients):
+        return None
+    rows = []
+    for client in clients:
+        found = _differences(comparison, f"{CLIENT}{client}") if client in named else {}
+        digits = _digits(comparison, "", found)
+        rows += [[Cell(client), Cell(method), *_ends_of(each, digits)] for method, each in found.items()]
+    caption = f"Each client under each method, against {comparison.baseline}"
+    note = "Positive is better. The intervals are of single clients and are not tested: of twenty, one leaves out the "
+    note += "true difference by chance."
+    headings = ["client", "method", "difference", "95 % from", "to"]
+    return Table("client-differences", caption, headings, rows, note, folded=True)
 
 
 def _ranks_table(comparison: Comparison, scene: Scene) -> Table:
@@ -210,7 +213,7 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
             continue
         title = _measure_name(measure, scene.clients)
         title += "" if score.unit == unit else f", {score.unit}"
-        digits, tested = _digits(comparison, measure, found), measure == WORST and comparison.decisive is comparison
+        digits, tested = _digits(comparison, measure, found), measure in CLAIMED
         words = {method: (tone_of(each) or "not clear") if tested else "not tested" for method, each in found.items()}
         rows = [{"method": method, **_ends(each), "clear": words[method]} for method, each in found.items()]
         said = "; ".join(f"{name} {digits.difference(each).text}, {words[name]}" for name, each in found.items())
@@ -227,27 +230,13 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
         intro += " Lines are 95 % intervals. Grey: not clear, or not tested."
     else:
         intro += f" There are no intervals, because these take {FEWEST_SEEDS} seeds."
-    headings = [
-        "method",
-        "measure",
-        "difference",
-        "95 % from",
-        "to",
-        "seeds better",
-        "seeds worse",
-        "p",
-        "seeds needed",
-    ]
+    headings = ["method", "measure", "difference", "95 % from", "to", "seeds better", "seeds worse", "p"]
     note = "Positive is better; of the standard deviation, more equal"
     note += "; of a gap between groups, narrower. " if comparison.gaps_compared else ". "
-    note += (
-        f"Only the {measure_title(WORST, scene.clients)} is tested; p is of the paired t test, with Holm's correction "
-    )
-    note += "over the methods."
+    note += f"The {measure_title(WORST, scene.clients)} and the mean are tested; p is of the paired t test, with "
+    note += "Holm's correction over both and all methods."
     if comparison.shared.test_share:
         note += " All seeds split the same data, for which Nadeau and Bengio's correction widens the intervals."
-    note += " Seeds needed: how many would be enough to detect a difference of this size; – where no number would, or "
-    note += "nothing is tested."
     table = Table("differences", f"Differences to {comparison.baseline} in {unit}", headings, cells, note)
     return Section("differences", f"Differences to {comparison.baseline}", intro, [Charts(panels), table])
 
@@ -261,7 +250,7 @@ def _differences(comparison: Comparison, measure: str) -> Mapping[str, Differenc
 
 
 def _measure_name(measure: str, clients: int) -> str:
-    names = {"mean": "mean over clients", OTHERS: "the other clients", "std": "standard deviation over clients"}
+    names = {MEAN: "mean over clients", "std": "standard deviation over clients"}
     return names.get(measure) or measure_title(measure, clients)
 
 
@@ -270,10 +259,7 @@ def _ends(found: Difference) -> dict[str, float | None]:
 
 
 def _difference_cells(found: Difference, digits: Digits, tested: bool) -> list[Cell]:
-    signed = [
-        NONE if math.isnan(each) else Cell(f"{each:+.{digits.decimals}f}", each)
-        for each in (found.mean, found.low, found.high)
-    ]
+    signed = _ends_of(found, digits)
     p_value = Cell("< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}", found.p_value)
     return [
         replace(signed[0], tone=tone_of(found) if tested else ""),
@@ -281,8 +267,13 @@ def _difference_cells(found: Difference, digits: Digits, tested: bool) -> list[C
         Cell.of(found.better),
         Cell.of(found.worse),
         p_value if tested else NONE,
-        Cell(f"{found.enough:,}", found.enough) if tested and found.enough is not None else NONE,
     ]
+
+
+def _ends_of(found: Difference, digits: Digits) -> list[Cell]:
+    """Return a difference and the ends of its interval."""
+    ends = (found.mean, found.low, found.high)
+    return [NONE if math.isnan(each) else Cell(digits.signed(each), each) for each in ends]
 
 
 def _digits(comparison: Comparison, measure: str, found: Mapping[str, Difference]) -> Digits:

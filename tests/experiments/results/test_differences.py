@@ -1,4 +1,4 @@
-"""What differences over seeds say: intervals, Holm's correction, shared data, how many seeds would do."""
+"""What differences over seeds say: intervals, Holm's correction, shared data."""
 
 import gc
 import math
@@ -15,9 +15,7 @@ from fairbloom.experiments.results.differences import (
     correct_by_holm,
     difference_of,
     differences_of,
-    power_of_t,
     prediction_interval,
-    seeds_that_tell,
 )
 
 FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
@@ -63,60 +61,18 @@ def test_holms_correction_leaves_frozen_objects_frozen() -> None:
     assert correct_by_holm([0.7, 0.9]) == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("effect", "seeds", "level", "power"),
-    [
-        (0.6, 10, 0.025, 0.39580185723273775),
-        (1.5, 5, 0.00625, 0.36011594861733043),
-        (3.0, 3, 0.025, 0.7452680066623012),
-        (0.1, 1000, 0.025, 0.8847889454787679),
-    ],
-)
-def test_the_power_is_that_of_statsmodels(effect: float, seeds: int, level: float, power: float) -> None:
-    """The numbers are those of `TTestPower().power(effect, seeds, level, alternative="larger")`, version 0.15.0."""
-    assert power_of_t(effect, seeds, level) == pytest.approx(power, abs=1e-9)
-
-
-@pytest.mark.parametrize("test_share", [0.0, 0.2])
-@pytest.mark.parametrize("effect", [0.6, 1.5, 3.0])
-def test_so_many_seeds_are_enough_and_one_less_is_not(effect: float, test_share: float) -> None:
-    """The power is that of simulated t statistics."""
-    enough = seeds_that_tell(effect, test_share=test_share)
-    if effect == 0.6 and test_share:
-        assert enough is None  # 0.6 / sqrt(0.2) = 1.34 standard errors with any number of seeds
-        return
-    assert enough is not None
-    assert _power(effect, enough, test_share) >= 0.78
-    assert enough == 2 or _power(effect, enough - 1, test_share) <= 0.82
-
-
-def _power(effect: float, seeds: int, test_share: float, trials: int = 20_000) -> float:
-    rng = np.random.default_rng(1)
-    error = math.sqrt(1.0 / seeds + test_share)
-    mean = effect + error * rng.standard_normal(trials)
-    deviation = np.sqrt(rng.chisquare(seeds - 1, trials) / (seeds - 1))
-    return float((mean / (error * deviation) > stats.t.isf(0.025, seeds - 1)).mean())
-
-
-def test_a_difference_among_more_methods_needs_more_seeds() -> None:
-    alone, among_ten = (difference_of(FIVE, methods=count).enough for count in (1, 10))
-    assert alone is not None
-    assert among_ten is not None
-    assert alone < among_ten
-
-
 def test_a_single_seed_says_nothing() -> None:
     found = difference_of([4.0])
     assert (found.mean, found.better, found.seeds) == (4.0, 1, 1)
     assert all(map(math.isnan, (found.error, found.low, found.high)))
-    assert (found.p_value, found.enough, found.clear) == (1.0, None, False)
+    assert (found.p_value, found.clear) == (1.0, False)
 
 
 @pytest.mark.parametrize("value", [0.0, 6.25, -1 / 3])
 def test_differences_that_do_not_vary_are_no_claim(value: float) -> None:
     found = difference_of([value, value + value * 1e-15, value])
     assert not found.clear
-    assert (found.p_value, found.error, found.enough) == (1.0, 0.0, None)
+    assert (found.p_value, found.error) == (1.0, 0.0)
     assert math.isnan(found.low)
     assert math.isnan(found.high)
 
@@ -126,7 +82,7 @@ def test_a_difference_is_as_sure_as_its_mirror_image(differences: Sequence[float
     found = difference_of(differences, test_share=test_share)
     mirrored = difference_of([-each for each in differences], test_share=test_share)
     assert found.p_value == pytest.approx(mirrored.p_value)
-    assert (found.better, found.worse, found.enough) == (mirrored.worse, mirrored.better, mirrored.enough)
+    assert (found.better, found.worse) == (mirrored.worse, mirrored.better)
     assert found.clear == (found.low > 0.0 or found.high < 0.0) or found.p_value == pytest.approx(0.05)
 
 

@@ -130,13 +130,16 @@ def in_five_seeds(score: Score) -> Comparison:
     return compared_by_hand(score, FedAvg=base, FedFV=fair)
 
 
-def test_clear_gains_are_green_and_losses_red_whatever_the_direction() -> None:
-    for score, better, worse in ((Score("auc"), "a", "b"), (MAE, "b", "a")):
-        rows = {row[0].text: row[2] for row in client_table(in_five_seeds(score)).rows}
-        assert rows[better].tone == "better"
-        assert rows[worse].tone == "worse"
-        assert all(rows[name].text.startswith("* ") for name in (better, worse))
-        assert rows["c"].text == "3.00"
+def test_significant_gains_are_green_and_losses_red() -> None:
+    """The mean and the worst served have a mark, and rows of clients have none."""
+    noise = (0.01, -0.02, 0.015, -0.01, 0.005)
+    base, more = [{"a": 1.0, "b": 2.0}] * 5, [{"a": 2.0 + each, "b": 3.0 + each} for each in noise]
+    for score, tone in ((Score("auc"), "better"), (MAE, "worse")):
+        comparison = compared_by_hand(score, FedAvg=base, FedFV=more)
+        marked = method_table(comparison).rows[1][5:7]
+        assert [cell.tone for cell in marked] == [tone, tone]
+        assert all(cell.text.startswith("* ") for cell in marked)
+        assert not any(cell.tone or "*" in cell.text for row in client_table(comparison).rows for cell in row)
 
 
 def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
