@@ -56,8 +56,8 @@ def test_a_clear_gain_has_its_interval_and_that_of_the_mean() -> None:
     mean = difference_of([fmean(mine[n] - base[n] for n in HOSPITALS) for mine, base in pairs])
     size = f"{worst.mean:.1f} points ({worst.low:.1f} to {worst.high:.1f})"
     assert comparison.verdict.headline == f"FedFV lifts the worst-served client by {size}."
-    size = f"{mean.mean:+.1f} points ({mean.low:.1f} to {mean.high:.1f})"
-    said = f"By the mean over all clients, against FedAvg: FedFV differs by {size}, not significantly."
+    size = f"{-mean.mean:.1f} points ({-mean.high:.1f} to {-mean.low:.1f})"
+    said = f"By the mean over all clients, against FedAvg: FedFV is significantly worse, by {size}."
     assert comparison.verdict.sentences[0] == said
     assert not re.search("others|enough", str(comparison.verdict))
 
