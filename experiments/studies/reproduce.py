@@ -106,6 +106,8 @@ def reproduce(
 
     def collect_and_write(failures: Failures) -> Reproduction:
         reproduction = collect(study, failures)
+        if all(outcome.fault for outcome in reproduction.outcomes):
+            raise FairbloomError(f"row {cases[0].name!r}: {reproduction.outcomes[0].fault}")
         if reproduction.whole:
             _write(reproduction)
         return reproduction

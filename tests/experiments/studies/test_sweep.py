@@ -429,7 +429,6 @@ def test_a_file_may_search_with_fewer_seeds_than_it_tests_with(tmp_path: Path) -
 
 REFUSED_FILES = {
     "published = ['1', '', '', '']": "published has no use in a sweep: leave it out; fairbloom reproduce compares",
-    "variants = ['x']\n[variants.x]\nwhat = 'X'": "variants has no use in a sweep",
     "settings = { seed = 1 }": "settings: leave seed out: it is set for each run",
     "settings = { clients = 5 }": "rows differ in clients: points would be judged by other examples",
     "grid = { test-share = [0.1, 0.2] }": "a sweep cannot try values of test-share: points would be judged by other",
