@@ -279,7 +279,7 @@ def implausible_counts(
             most = f"the {enrolled[name]} examples that it was enrolled with"
             reasons[name] = f"num-examples {examples} is more than {most}"
         elif name in first and weight > max_growth * first[name]:
-            most = f"{max_growth:g} times (max_growth) the {first[name]} of its first usable reply"
+            most = f"{max_growth:g} times (max_growth) the {first[name]} that it said at first"
             reasons[name] = f"{weight_key} {weight} is more than {most}"
     return reasons
 

@@ -1,5 +1,6 @@
 """The ServerApp: a run from settings to run folder, with any engine."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, froze
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import decide_score, has_two_classes
 
-from .arrival import drop_revoked, wait_for_clients
+from .arrival import CLIENTS_FOLDER, check_sizes, drop_revoked, wait_for_clients
 from .delivery import deliver_model
 from .fallen import check_not_fallen
 from .observability import log_as_json, name_worst_served, summarize_row
@@ -45,6 +46,7 @@ from .run_folder.files import (
     CHECKPOINTS,
     CONFIG,
     KNOWN,
+    ROUNDS,
     is_finished,
     read_stop,
     record_known,
@@ -83,6 +85,9 @@ def main(grid: Grid, context: Context) -> None:
             patience=settings.patience,
         )
         method.min_available_nodes = quorum.fewest
+        if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):  # only there, others' machines say the numbers
+            method.progress.first_counts = dict(clients.sizes(clients.online(0)))  # which bound what replies say
+            check_sizes(method.progress.first_counts, method.enrolled_sizes)
         return clients
 
     federate(settings, wait_for_them, deployed=True)

@@ -3,15 +3,24 @@
 import os
 import time
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from statistics import median
 
+from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, listed, quorum_of, some
 
+MOST_TIMES = 10
+"""A client with more than so many times the others' median of examples needs a number that the operator has stated."""
+
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 """Environment variable by which `fairbloom server` names the folder with a file for each client ever enrolled."""
+
+
+class ImplausibleSizeError(FairbloomError):
+    """A client with a number of examples out of all proportion; the message names it, its number and the remedy."""
 
 
 def wait_for_clients(
@@ -66,6 +75,21 @@ def _remedy(there: int, enough: int, *, new: bool) -> str:
     """Return in words which settings let a run go on without those who are late, or begin without them."""
     words = f"A shorter patience goes on without them, if min-clients = {enough} are there"
     return f"{words}; clients = {max(1, there)} begins a run of those who are there" if new else words
+
+
+def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
+    """Raise ImplausibleSizeError where a client says it has far more examples than the others, and nobody vouches for.
+
+    `sizes` are what clients say when they are asked, `enrolled` those whose number the operator has stated.
+    """
+    for name, size in sizes.items():
+        others = [each for other, each in sizes.items() if other != name]
+        if name not in enrolled and others and size > MOST_TIMES * median(others):
+            raise ImplausibleSizeError(
+                f"client {name} says that it has {size:.0f} training examples, more than {MOST_TIMES} times the median "
+                f"of the others ({median(others):g}), and the operator has stated no number: if it is right, state it "
+                f"by fairbloom deploy enroll {name} --examples N, or for this run by --set enrolled-sizes={name}=N"
+            )
 
 
 def read_registry() -> dict[str, bool]:

@@ -323,7 +323,7 @@ class Run(Drawn):
         return {row["client"]: int(row["test_examples"]) for row in rows}
 
     def training_examples(self) -> dict[str, int]:
-        """Return how many training examples each client said it had, in the first reply of it that could be used.
+        """Return how many training examples each client said it had at first.
 
         Clients that have not trained are left out. There are none where a strategy weighs replies by another metric,
         and none without a whole checkpoint, as on a device.

@@ -317,7 +317,7 @@ def test_more_examples_than_a_float_can_count_are_refused(count: int) -> None:
 def test_a_count_that_jumps_is_refused_and_changes_nothing_else() -> None:
     clients = counting(50, 501, 500, 7, 500)
     model, rounds = run(FedAvg(), clients, rounds=5)
-    reason = "num-examples 501 is more than 10 times (max_growth) the 50 of its first usable reply"
+    reason = "num-examples 501 is more than 10 times (max_growth) the 50 that it said at first"
     assert [r.refused for r in rounds] == [{}, {"site-2": reason}, {}, {}, {}]
     assert [r.train_metrics.get("site-2", {}).get("num-examples") for r in rounds] == [50, None, 500, 7, 500]
     without = run(FedAvg(), clients, rounds=5, faults={("site-2", 2): metrics({"num-examples": None})})
@@ -336,7 +336,7 @@ def test_a_refused_reply_is_no_first_one() -> None:
     faults = {("site-2", 1): broken}
     rounds = run(QFedAvg(q=1.0, lipschitz=1.0), counting(1, 50, 501), rounds=3, faults=faults)[1]
     assert [list(r.refused) for r in rounds] == [["site-2"], [], ["site-2"]]
-    assert "the 50 of its first usable reply" in rounds[2].refused["site-2"]
+    assert "the 50 that it said at first" in rounds[2].refused["site-2"]
 
 
 def test_another_weighting_metric_has_its_growth_limited() -> None:
@@ -347,7 +347,7 @@ def test_another_weighting_metric_has_its_growth_limited() -> None:
     faults["site-2", 2] = tokens(tokens=1006.0)
     strategy = FedAvg(weighted_by_key="tokens", fraction_evaluate=0.0)
     rounds = run(strategy, faults=faults, rounds=2)[1]
-    reason = "tokens 1006.0 is more than 10 times (max_growth) the 100.5 of its first usable reply"
+    reason = "tokens 1006.0 is more than 10 times (max_growth) the 100.5 that it said at first"
     assert [r.refused for r in rounds] == [{}, {"site-2": reason}]
 
 

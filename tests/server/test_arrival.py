@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from flwr.app import Context, Message, RecordDict
 
+from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.flower import FlowerClients, unpack_content
 from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import arrival
-from fairbloom.server.arrival import read_registry, wait_for_clients
+from fairbloom.server.app import main
+from fairbloom.server.arrival import ImplausibleSizeError, check_sizes, read_registry, wait_for_clients
+from fairbloom.server.run_folder.files import ROUNDS
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import SERVER, InProcessGrid
 from fairbloom.strategies import FedAvg
 from tests.rounds.test_quorum import Away, Clock
 
@@ -206,3 +212,65 @@ def test_where_some_clients_train_half_of_these_are_needed(clock: Clock) -> None
     assert arrive(clock, {}, among=among).fewest == 2
     with pytest.raises(QuorumError, match="at least 2 are needed"):
         arrive(clock, {"site-1": NEVER}, among=among, began=NAMES, patience=50.0)
+
+
+# How many examples clients say they have ------------------------------------------------------------------------------
+
+
+class Claiming(InProcessGrid):
+    """One of its clients says that it has 2⁵³ − 1 examples, in its replies to these messages."""
+
+    kinds: tuple[str, ...] = ("query",)
+
+    def _answer(self, message: Message) -> Message:
+        reply = super()._answer(message)
+        kind = message.metadata.message_type
+        if message.metadata.dst_node_id == SERVER + 1 and kind in self.kinds:
+            content = unpack_content(reply.content)
+            record = content.config_records["client"] if kind == "query" else content.metric_records["metrics"]
+            record["num-examples"] = 2**53 - 1
+            reply.content = content
+        return reply
+
+
+class ClaimingLater(Claiming):
+    kinds = ("train",)
+
+
+def submitted(out: Path, grid: type[InProcessGrid], **more: object) -> list[dict[str, str]]:
+    """Run the app with these clients; return rounds.csv."""
+    plain = {"clients": 4, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "patience": 0.0, "out": str(out)}
+    settings = Settings.of({**plain, **more})
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings.run_config())
+    main(grid(app, settings.run_config(), settings.clients), context)
+    return ROUNDS.read(out)
+
+
+def test_a_number_beyond_the_others_needs_the_operators_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(submitted(tmp_path / "one process", Claiming)) == 2  # where nobody else's machine says it
+    enroll(tmp_path, monkeypatch, {})
+    words = r"client client-0 says that it has 9007199254740991 .* fairbloom deploy enroll client-0 --examples"
+    for _ in range(2):
+        with pytest.raises(ImplausibleSizeError, match=words):
+            submitted(tmp_path / "run", Claiming)
+    assert [row["refused"] for row in submitted(tmp_path / "run", Claiming, **{"enrolled-sizes": "client-0=2000"})] == [
+        "",
+        "",
+    ]
+
+
+def test_who_claims_more_than_it_said_at_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enroll(tmp_path, monkeypatch, {})
+    rows = submitted(tmp_path / "run", ClaimingLater)
+    assert ["client-0: num-examples 9007199254740991 is more than 10 times" in row["refused"] for row in rows] == [
+        True
+    ] * 2
+
+
+def test_ten_times_the_others_median_is_the_most() -> None:
+    check_sizes({"a": 100.0, "b": 120.0, "c": 1100.0}, ())
+    check_sizes({"a": 1e9}, ())
+    check_sizes({}, ())
+    with pytest.raises(ImplausibleSizeError, match=r"client c says that it has 1101 .*\(110\)"):
+        check_sizes({"a": 100.0, "b": 120.0, "c": 1101.0}, ("a",))
+    check_sizes({"a": 100.0, "b": 120.0, "c": 1101.0}, ("c",))
