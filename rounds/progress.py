@@ -17,9 +17,8 @@ SERVER_OPTIMIZER = "server-optimizer"
 class Progress:
     """How far a run has come, and what it knows of its clients, in addition to the method's own memory.
 
-    `finished_rounds` is the number of the last one; `steps` counts those that took a step, and `skipped`
-    those in a row without one up to now; `first_counts` has the
-    weight of each client's first usable reply.
+    `finished_rounds` is the number of the last one; `steps` counts those that took a step, and `skipped` those in a row
+    without one up to now; `first_counts` has the weight of each client's first usable reply, or what it said before.
     """
 
     finished_rounds: int = 0
