@@ -114,5 +114,5 @@ def sentences_on(found: Sequence[Contradiction]) -> list[str]:
     """Return a sentence on each contradiction; of many, on the first, and how many more there are."""
     shown = [each.sentence for each in found[:3]]
     if rest := len(found) - len(shown):
-        shown.append(f"So it is {rest} more times that a client is better by one score and worse by another.")
+        shown.append(f"{rest} more {'cases' if rest > 1 else 'case'} of a client better by one score, worse by another.")
     return shown
