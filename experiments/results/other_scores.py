@@ -114,5 +114,6 @@ def sentences_on(found: Sequence[Contradiction]) -> list[str]:
     """Return a sentence on each contradiction; of many, on the first, and how many more there are."""
     shown = [each.sentence for each in found[:3]]
     if rest := len(found) - len(shown):
-        shown.append(f"{rest} more {'cases' if rest > 1 else 'case'} of a client better by one score, worse by another.")
+        cases = "cases" if rest > 1 else "case"
+        shown.append(f"{rest} more {cases} of a client better by one score and worse by another.")
     return shown

@@ -17,7 +17,7 @@ from fairbloom.client.local import load_task_and_model
 from fairbloom.protocol.names import CLIENT, FROZEN
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.cohort import MethodError
-from fairbloom.rounds.flower import FlowerClients, model_of, unpack_content
+from fairbloom.rounds.flower import FlowerClients, model_of
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import Layout, Updates
@@ -49,11 +49,11 @@ class Grid(InProcessGrid):
 
     def _answer(self, message: Message) -> Message:
         place, kind = message.metadata.dst_node_id - 2, message.metadata.message_type
-        self.sent.append((place, kind, unpack_content(message.content)))
+        self.sent.append((place, kind, message.content))
         node = self.nodes.get(place)
         reply = super()._answer(message) if node is None else node(message, super()._answer)
         if reply.has_content():
-            self.replied.append((place, kind, unpack_content(reply.content)))
+            self.replied.append((place, kind, reply.content))
         return reply
 
     def arrays(self, place: int, kind: str = MessageType.TRAIN) -> list[set[str]]:
@@ -87,7 +87,7 @@ def models(rounds: list[Round]) -> list[Any]:
 
 def silent(message: Message, answer: Callable[[Message], Message]) -> Message:
     """Answer as a client of before: it knows nothing of frozen parameters, and fails without them."""
-    content = unpack_content(message.content)
+    content = message.content
     if message.metadata.message_type == MessageType.QUERY:
         message.content = RecordDict()
         return answer(message)
@@ -284,7 +284,7 @@ def with_frozen(change: Callable[[Any], Any]) -> Node:
     def node(message: Message, answer: Callable[[Message], Message]) -> Message:
         reply = answer(message)
         if message.metadata.message_type == MessageType.TRAIN:
-            content = unpack_content(reply.content)
+            content = reply.content
             weight = method_and_model(Settings.of(SETTINGS))[1]["second.weight"]
             arrays = {**content.array_records["arrays"], "second.weight": Array(np.asarray(change(weight)))}
             reply.content = RecordDict({**content, "arrays": ArrayRecord(arrays)})

@@ -12,7 +12,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import MethodError
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.flower import FlowerClients, unpack_content
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import FloatArray, Model
@@ -50,7 +50,7 @@ def vectors(grid: MemoryGrid) -> dict[int, list[Model]]:
     """Return the vectors that went out in each round, one for each message."""
     found: dict[int, list[Model]] = {}
     for _, message in grid.sent_to(MessageType.TRAIN):
-        content = unpack_content(message.content)
+        content = message.content
         number = int(str(content.config_records["config"]["server-round"]))
         there = content.array_records
         found.setdefault(number, []).extend([unpack(there[CONTROL])] if CONTROL in there else [])

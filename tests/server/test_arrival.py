@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds.flower import FlowerClients, unpack_content
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import arrival
 from fairbloom.server.app import main
@@ -226,7 +226,7 @@ class Claiming(InProcessGrid):
         reply = super()._answer(message)
         kind = message.metadata.message_type
         if message.metadata.dst_node_id == SERVER + 1 and kind in self.kinds:
-            content = unpack_content(reply.content)
+            content = reply.content
             record = content.config_records["client"] if kind == "query" else content.metric_records["metrics"]
             record["num-examples"] = 2**53 - 1
             reply.content = content

@@ -17,7 +17,7 @@ from fairbloom.client.kept import MAX_RUNS, About, find_kept, forget_oldest, kee
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import CLIENT, DEPLOYED, KEPT, NAME
-from fairbloom.rounds.flower import record_of, unpack_content
+from fairbloom.rounds.flower import record_of
 from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import AGREED, DELIVERED, MODEL, read_delivered
 from fairbloom.server.settings import Settings
@@ -56,7 +56,7 @@ class Devices(InProcessGrid):
         return [node for place, node in enumerate(self.contexts) if place in self.there]
 
     def _answer(self, message: Message) -> Message:
-        content = unpack_content(message.content)
+        content = message.content
         if message.metadata.message_type == MessageType.QUERY and content.array_records:
             self.given.append(CLIENTS[message.metadata.dst_node_id - 2])
         return super()._answer(message)
@@ -415,7 +415,7 @@ def test_frozen_parameters_are_sent_to_the_one_device_that_has_others_and_all_ke
 
     class Noting(Devices):
         def _answer(self, message: Message) -> Message:
-            content, place = unpack_content(message.content), message.metadata.dst_node_id - 2
+            content, place = message.content, message.metadata.dst_node_id - 2
             if message.metadata.message_type == MessageType.QUERY and content.array_records:
                 if not brought:
                     elsewhere.restart()

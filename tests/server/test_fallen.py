@@ -9,7 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.rounds.flower import model_of, record_of, unpack_content
+from fairbloom.rounds.flower import model_of, record_of
 from fairbloom.server.app import main
 from fairbloom.server.fallen import chance_of, describe_fall
 from fairbloom.server.run_folder.files import MODEL, is_finished
@@ -63,9 +63,9 @@ class Harmed(InProcessGrid):
     def _answer(self, message: Message) -> Message:
         reply = super()._answer(message)
         first = message.metadata.dst_node_id == SERVER + 1
-        sent = unpack_content(message.content)
+        sent = message.content
         if first and message.metadata.message_type == "train" and sent.config_records["config"]["server-round"] > 3:
-            content = unpack_content(reply.content)
+            content = reply.content
             before, after = (model_of(each.array_records["arrays"]) for each in (sent, content))
             content["arrays"] = record_of(
                 {k: (before[k] - 10.0 * (after[k] - before[k])).astype(after[k].dtype) for k in after}

@@ -11,7 +11,7 @@ from flwr.app.error import Error
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
-from fairbloom.rounds.flower import FlowerClients, unpack_content
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
@@ -32,7 +32,6 @@ class LyingGrid(InProcessGrid):
         reply = super()._answer(message)
         is_liar = self.contexts[message.metadata.dst_node_id].node_config["partition-id"] == 1
         if is_liar and message.metadata.message_type == MessageType.TRAIN:
-            message.content, reply.content = unpack_content(message.content), unpack_content(reply.content)
             return self._lie(message, reply)
         return reply
 

@@ -100,7 +100,7 @@ def test_of_many_contradictions_three_are_written_and_the_others_counted() -> No
     }
     sentences = Comparison(finals, "FedAvg", (ACCURACY, AUC), (0, 1, 2)).verdict.sentences
     assert sum(each.startswith("For c") for each in sentences) == 3
-    assert sentences[-1].startswith("So it is 2 more times")
+    assert sentences[-1].startswith("2 more cases")
 
 
 def test_clients_that_are_others_with_each_seed_are_not_claimed_about() -> None:
