@@ -9,7 +9,8 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.comparison import Failure, Plan, load_comparison
-from fairbloom.experiments.results.run import COMPARISON, REPORT
+from fairbloom.experiments.results.plans import COMPARISON
+from fairbloom.experiments.results.run import REPORT
 
 from ..helpers import fairbloom
 

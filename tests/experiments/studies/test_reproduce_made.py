@@ -3,16 +3,19 @@
 A row of each is run for a round. What is measured means nothing: whoever has the data needs one command.
 """
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import fairbloom
 from fairbloom import reproduce
-from fairbloom.experiments.recipes.recipe import load_recipe, names
+from fairbloom.experiments.recipes.recipe import Case, load_recipe, names
+from fairbloom.experiments.results.measured import measures_of
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS
-from tests.tasks import made
+from tests.tasks import made, test_adult, test_heart_disease
 
 QUICK: dict[str, Value] = {"num-rounds": 1, "batch-size": 50, "device": "cpu"}
 
@@ -23,7 +26,29 @@ def speakers(root: Path) -> Path:
     return made.shakespeare_leaf(root, {f"SPEAKER {k:02d}": f"{k:02d} words of no meaning " * 11 for k in range(31)})
 
 
+def people(root: Path) -> Path:
+    root.mkdir()
+    lines = [
+        test_adult.line_of(education, income, sex=sex, race=race, age=str(20 + k))
+        for k, (education, income, sex, race) in enumerate(
+            itertools.product(("Doctorate", "HS-grad"), ("<=50K", ">50K"), ("Female", "Male"), ("White", "Black"))
+        )
+    ]
+    return test_adult.written(root, lines * 3, lines)
+
+
+def hospitals(root: Path) -> Path:
+    (root / "heart-disease").mkdir(parents=True)
+    for site in ("cleveland", "hungarian", "switzerland", "va"):
+        (root / "heart-disease" / f"processed.{site}.data").write_text(test_heart_disease.patients(30, 12))
+    return root
+
+
 WRITTEN: dict[str, Callable[[Path], object]] = {
+    "adult": people,
+    "heart-disease": hospitals,
+    "fashion-mnist": lambda root: made.mnist(root, folder="FashionMNIST"),
+    "mnist": made.mnist,
     "cifar10": lambda root: made.cifar10(root, train=1000, test=200),
     "cifar100": lambda root: made.cifar100(root, train=24, test=10),
     "cinic10": lambda root: made.cinic10(root, count=12),
@@ -44,6 +69,29 @@ RECIPES: dict[str, dict[str, Value]] = {
     "qffl-synthetic": {"clients": 10},
 }
 """What is set for each beside `QUICK`: fewer clients, or less to test on, where so few examples have to do."""
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_run_of_one_round_has_every_measure_of_its_recipe(tmp_path: Path, name: str) -> None:
+    """One row of each kind: as usual, with attackers, judged by personal models, pooled."""
+    kinds = dict[tuple[object, ...], Case]()
+    for case in load_recipe(name).cases():
+        kinds.setdefault((case.row.evaluated, case.config.get("attackers"), case.config.get("pooled")), case)
+    for number, case in enumerate(kinds.values()):
+        info = TASKS[str(case.config["task"])]
+        root = tmp_path / "data"
+        if not root.exists():
+            WRITTEN[info.name](root)
+        config = case.config | case.points()[0] | QUICK | UNVERIFIED | RECIPES.get(name, {})
+        config |= {"model": "logistic"} if "logistic" in info.models else {}
+        config |= {"data-dir": str(root)} if info.files else {}
+        run = fairbloom.run(settings=case_settings(config), out=tmp_path / str(number), progress=False)
+        assert measures_of(run, case).keys() == {*case.recipe.measures}
+
+
+def case_settings(config: dict[str, Value]) -> dict[str, Value]:
+    """Return settings that a task whose data are drawn can have as well."""
+    return {key: value for key, value in config.items() if key != "verify-data" or "data-dir" in config}
 
 
 @pytest.mark.slow
