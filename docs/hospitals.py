@@ -34,7 +34,7 @@ FEW = {
     "FedMGDA+ (server-lr=0.1)": "FedMGDA+",
     "FedFV (alpha=0.1)": "FedFV (α = 0.1)",
     "DRFA (gamma=0.01)": "DRFA",
-    "Pooled training": "pooled training",
+    "Pooled training (pooled=true)": "pooled training",
     "Local": "each hospital alone",
 }
 """The rows of the first page's picture, and what it calls them."""

@@ -429,13 +429,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "the plan of a comparison": Kind("comparison.json", PLAN, as_json, read_plan(Plan)),
     "the plan of a sweep": Kind("sweep.json", SWEEP, as_json, read_plan(SweepPlan)),
-    "the plan of a reproduction": Kind(
-        "reproduction.json",
-        REPRODUCTION,
-        as_json,
-        read_reproduction,
-        lambda structure: {**structure, "seeds": 1 if structure["quick"] else structure["seeds"]},
-    ),
+    "the plan of a reproduction": Kind("reproduction.json", REPRODUCTION, as_json, read_reproduction),
     "a table of data": Kind("site-a.csv", CSV, table, read_csv, columns_of),
 }
 

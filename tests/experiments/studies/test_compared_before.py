@@ -103,5 +103,5 @@ def test_a_comparison_does_not_write_into_the_folder_of_a_run(
 def test_a_folder_with_files_of_somebody_s_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "clients.csv").write_text("age,outcome\n50,well\n")
     assert fairbloom("compare", *SMALL, "--out", tmp_path) == 2
-    assert f"{tmp_path} is there already and holds no study: choose another folder (--out)" in capfd.readouterr().err
+    assert f"{tmp_path} exists and holds no study: choose another folder (--out)" in capfd.readouterr().err
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("clients.csv", "age,outcome\n50,well\n")]

@@ -23,7 +23,7 @@ UNVERIFIED: dict[str, Value] = {"verify-data": False}
 
 
 def speakers(root: Path) -> Path:
-    return made.shakespeare_leaf(root, {f"SPEAKER {k:02d}": f"{k:02d} words of no meaning " * 11 for k in range(31)})
+    return made.shakespeare_leaf(root, {f"SPEAKER {k:02d}": f"{k:02d} words of no meaning " * 5 for k in range(31)})
 
 
 def people(root: Path) -> Path:
