@@ -1,12 +1,11 @@
 """Objects that a user names by an import string, module:attribute."""
 
-import hashlib
 import importlib
 import os
 import re
 import site
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.machinery import PathFinder
@@ -96,25 +95,6 @@ def _find_sources(module: str) -> Iterator[str]:
         if spec.origin is not None:  # a folder without __init__.py has no code
             yield os.path.normpath(Path.cwd() / spec.origin)  # not resolved: links in site-packages belong to it
         paths = spec.submodule_search_locations or []
-
-
-def module_digests(modules: Iterable[str]) -> dict[str, str]:
-    """Return a checksum of the file of each module that is loaded, by its name; one without a file is left out."""
-    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
-    there = {module: Path(file) for module, file in files.items() if file and Path(file).is_file()}
-    return {module: hashlib.sha256(file.read_bytes()).hexdigest() for module, file in there.items()}
-
-
-def modules_behind(name: str) -> tuple[str, ...]:
-    """Return the modules that an import string's object may come from: its own, and those of the same package.
-
-    They are the ones that are loaded; a name that is no import string has none.
-    """
-    if not is_import_string(name):
-        return ()
-    module = name.partition(":")[0]
-    package = module.partition(".")[0]
-    return tuple(sorted(each for each in [*sys.modules] if each == package or each.startswith(f"{package}.")))
 
 
 def check_seen(key: str, name: str, by: str) -> None:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from fairbloom.client.states import StateDict, folder_of, load_last
 from fairbloom.client.training import EVALUATION_BATCH, drawing_from, outputs_of
 from fairbloom.errors import FairbloomError, did_you_mean
-from fairbloom.imports import module_digests, only_trusted_imports
+from fairbloom.imports import only_trusted_imports
 from fairbloom.logs import log
+from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import (
@@ -248,8 +249,8 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
     reads_folder = find_task(str(settings["task"])).reads_folder
     task = load_task({**settings, AGREEMENT: AGREED.read(folder), **({"data-dir": ""} if reads_folder else {})})
     recorded = MODULES.read(folder)
-    for name, digest in module_digests(recorded).items():
-        if digest != recorded[name]:
+    for name, digest in digest_own_code([str(settings["task"]), str(settings.get("model", ""))]).items():
+        if recorded.get(name, digest) != digest:
             log.warning(
                 "module %s, from which the run in %s has its task or model, has changed since: predictions may be "
                 "others; put the file of then back",

@@ -11,7 +11,6 @@ from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
 from fairbloom.errors import FairbloomError
-from fairbloom.imports import module_digests, modules_behind
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
@@ -155,8 +154,7 @@ def federate(
         )
         if recorder.finished:  # by the process that was waited for
             return _leave_finished(path)
-        modules = module_digests({each for name in (settings.task, settings.model) for each in modules_behind(name)})
-        write_first_files(path, Beginning(task, agreed, data, choice, deployed, modules))
+        write_first_files(path, Beginning(task, agreed, data, choice, deployed))
         check_arrays(module)
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
         method.frozen = frozen_parameters(module)

@@ -1,26 +1,31 @@
-"""Whether a run may begin in a folder, go on there or be shown: same settings, same format, same data, whole model."""
+"""Whether a run may begin in a folder or go on there: same settings, format, data and own code, whole model."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fairbloom.own_code import digest_own_code
+from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 
 from ..settings import default_config, find_grown, may_differ
 from .errors import RunFolderError, check_place, explain_access_errors
-from .files import CHECKPOINTS, CONFIG, DATA, ENVIRONMENT, LOCK, MODEL, SCORES, is_finished, is_run_folder
+from .files import CHECKPOINTS, CONFIG, DATA, ENVIRONMENT, LOCK, MODEL, MODULES, SCORES, is_finished, is_run_folder
 from .values import Recorded
 
 FIRST_LAID = (
     *(entry.name for entry in (LOCK, CHECKPOINTS)),
-    *(name for file in (ENVIRONMENT, SCORES, CONFIG) for name in (file.name, f".{file.name}.draft")),
+    *(name for file in (ENVIRONMENT, SCORES, MODULES, CONFIG) for name in (file.name, f".{file.name}.draft")),
 )
 """What a folder may hold if making it was interrupted before its settings were written."""
 
 Config = Mapping[str, object]
 
 
-def check_folder(path: Path, config: Config) -> None:
-    """Raise RunFolderError if a run with these settings cannot start, go on or be shown in `path`; change nothing."""
+def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = None) -> None:
+    """Raise RunFolderError if a run with these settings cannot start, go on or be shown in `path`; change nothing.
+
+    `code` are the checksums of the user's own modules, by default of those that the settings name.
+    """
     check_place(path)
     with explain_access_errors(path):
         begun = is_run_folder(path)
@@ -29,6 +34,7 @@ def check_folder(path: Path, config: Config) -> None:
         recorded, finished = CONFIG.read(path), is_finished(path)
         _check_format(path, recorded.format)
         _check_same_settings(path, recorded, config, finished=finished)
+        _check_same_code(path, digest_code(config) if code is None else code)
         if finished:
             _check_model(path)
     elif any(name not in FIRST_LAID for name in entries):
@@ -39,12 +45,20 @@ def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
     """Raise RunFolderError when the run in a folder was begun with other data than those with these checksums."""
     there = DATA.read(path) if digests else {}
     if there and there != digests:
-        changed = sorted(name for name in {*there, *digests} if there.get(name) != digests.get(name))
-        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise RunFolderError(
-            f"the data have changed since the run in {path} was begun ({', '.join(changed[:5])}{more}): put them back, "
-            "or choose another folder (--out) for a run with the new data"
+            f"the data have changed since the run in {path} was begun ({_list_changed(there, digests)}): put them "
+            "back, or choose another folder (--out) for a run with the new data"
         )
+
+
+def digest_code(config: Config) -> dict[str, str]:
+    """Return a checksum of each module of a user's own behind settings: of the method, task, model, rules, scores."""
+    return digest_own_code(each for value in config.values() if isinstance(value, str) for each in split_names(value))
+
+
+def _list_changed(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    changed = sorted(name for name in {*there, *here} if there.get(name) != here.get(name))
+    return ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
 
 
 def find_differing(there: Config, config: Config) -> set[str]:
@@ -71,6 +85,15 @@ def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, fini
     free |= {key for key, undecided in (("fraction", 0.0), ("score", "")) if config.get(key) == undecided}
     if differing := find_differing(there, config) - free:
         raise RunFolderError(_explain_differing(path, sorted(differing), there, config))
+
+
+def _check_same_code(path: Path, digests: Mapping[str, str]) -> None:
+    there = MODULES.read(path)
+    if there and there != digests:
+        raise RunFolderError(
+            f"your code has changed since the run in {path} was begun ({_list_changed(there, digests)}): choose "
+            f"another folder (--out) for runs with the new code, or delete {path} to start again there"
+        )
 
 
 def _explain_differing(path: Path, keys: Iterable[str], there: Config, config: Config) -> str:

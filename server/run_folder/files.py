@@ -224,14 +224,13 @@ PREPROCESSING = File[Preprocessing | None](
 MODULES = File[Mapping[str, str]](
     name="modules.json",
     holds=(
-        "where task or model are user-defined: checksums of the modules that they come from, by name; where one has "
-        "changed, predictions warn of it"
+        "checksums of your own modules that method, task, model, rules and scores come from, and of what they import "
+        "from the same folder; with changed code the run is refused, and predictions warn of a changed task or model"
     ),
     encode=_encode_json,
     decode=_decode_object,
     absent={},
-    remedy="Restore it from a copy, or delete it",
-    first=lambda beginning: beginning.modules or None,
+    remedy="Restore it from a copy, or choose another folder (--out)",
 )
 
 SPLIT = File["Split | None"](

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import Mark, Value
@@ -106,15 +107,23 @@ class RunFolder:
         ------
         FairbloomError
             When the strategy is none of ours, a `start` with a loop of its own is to continue a run, the folder belongs
-            to a run with another strategy or other options, or clients that evaluate do not reply the scores or the
-            loss.
+            to a run with another strategy, other options or other code of the strategy, or clients that evaluate do not
+            reply the scores or the loss.
         """
         inner = find_fair_strategy(strategy)
         announce(self.path)
         config = {"num-rounds": num_rounds, **collect_options(strategy), **_prefixed("train", train_config)}
         config |= {"loss": self.loss} if self.loss else {}
         with locked_folder(self.path, wait=self._wait):
-            recorder = RunRecorder(self.path, config, inner, self.scores, loss=self.loss or LOSS, app_metrics=True)
+            recorder = RunRecorder(
+                self.path,
+                config,
+                inner,
+                self.scores,
+                loss=self.loss or LOSS,
+                app_metrics=True,
+                code=digest_own_code(_name_classes(strategy)),
+            )
             if recorder.finished:
                 log.info("%s is finished; nothing to run", self.path)
                 return Result(arrays=record_of(MODEL.read(self.path)))
@@ -137,6 +146,12 @@ class RunFolder:
                 result = _start_overridden(strategy, inner, arguments, writer, state)
             recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
             return result
+
+
+def _name_classes(strategy: Strategy) -> Iterator[str]:
+    """Yield import strings of the classes that a strategy, and the strategies around it, are made of."""
+    for each in layers(strategy):
+        yield from (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in type(each).__mro__)
 
 
 def _start_overridden(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from ..checkpoint import (
     save_round,
 )
 from ..settings import find_grown
-from .checks import check_folder
+from .checks import check_folder, digest_code
 from .errors import RunFolderError, explain_write_errors
 from .files import (
     BEST,
@@ -39,6 +40,7 @@ from .files import (
     GROUPS,
     METRICS,
     MODEL,
+    MODULES,
     ROUNDS,
     SCORES,
     is_finished,
@@ -78,6 +80,8 @@ class RunRecorder:
         Whether the best model is the one with the best mean score on validation examples, not on test examples.
     app_metrics
         Whether all metrics of a user's app are written, which are not known in advance.
+    code
+        Checksums of a user's own modules beside those that the settings name.
 
     Attributes
     ----------
@@ -100,6 +104,7 @@ class RunRecorder:
         loss: str = LOSS,
         stopping: EarlyStopping | None = None,
         app_metrics: bool = False,
+        code: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = path
         self.listeners: list[OnRound] = []
@@ -130,13 +135,13 @@ class RunRecorder:
         self._new_best: Arrays | None = None
         self._unsaved: _Unsaved | None = None
         self._seconds = 0.0
-        self._open(config)
+        self._open(config, {**digest_code(config), **code})
 
-    def _open(self, config: Mapping[str, Any]) -> None:
+    def _open(self, config: Mapping[str, Any], code: Mapping[str, str]) -> None:
         """Make the folder what it is to be before the first round: of a new run, a continued or an extended one."""
-        check_folder(self.path, config)
+        check_folder(self.path, config, code)
         if not is_run_folder(self.path):
-            _lay_out(self.path, config, self._scores)
+            _lay_out(self.path, config, self._scores, code)
             return
         recorded = CONFIG.read(self.path)
         if find_grown(recorded.settings, config):
@@ -297,11 +302,13 @@ class _Unsaved:
     losses: Mapping[str, float]
 
 
-def _lay_out(path: Path, config: Mapping[str, Any], scores: Sequence[Score]) -> None:
+def _lay_out(path: Path, config: Mapping[str, Any], scores: Sequence[Score], code: Mapping[str, str]) -> None:
     with explain_write_errors("the run folder", path):
         CHECKPOINTS.path_in(path).mkdir(parents=True, exist_ok=True)
     ENVIRONMENT.write(path, _describe_environment())
     SCORES.write(path, scores)
+    if code:
+        MODULES.write(path, code)
     # The settings come last: a folder without them was killed while it was made, and is made again.
     CONFIG.write(path, Recorded(config))
 

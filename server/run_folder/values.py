@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Beginning:
     """What is known when a run begins.
 
-    `agreed` is "" where the task needs no agreement; `data` and `modules` are checksums of files and of user-defined
-    modules; `engine` is empty where it was not chosen.
+    `agreed` is "" where the task needs no agreement; `data` are checksums of files; `engine` is empty where it was not
+    chosen.
     """
 
     task: "Task"
@@ -26,7 +26,6 @@ class Beginning:
     data: Mapping[str, str]
     engine: Mapping[str, object]
     deployed: bool
-    modules: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

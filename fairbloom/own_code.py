@@ -1,0 +1,108 @@
+"""The source of a user's own code: by its digests a run knows whether it would go on with another method or task."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache, reduce
+from hashlib import sha256
+from importlib.machinery import PathFinder
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+from types import ModuleType
+
+from fairbloom.imports import is_import_string
+
+SITE = {"site-packages", "dist-packages"}
+"""What the folders of installed packages are called."""
+
+
+def digest_own_code(names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each source file behind names, by its module; names that are no import strings have none.
+
+    These are the modules that import strings name, the packages around them, and what they import from the same folder,
+    inside functions as well. An installed package is a user's own where pip has installed it from a folder or file.
+    Nothing is imported for this. What a notebook or script defines is known by its own source alone.
+    """
+    found: dict[str, str] = {}
+    for name in sorted({each for each in names if is_import_string(each)}):
+        module, _, attribute = name.partition(":")
+        if module == "__main__":
+            found |= {name: sha256(source.encode()).hexdigest() for source in _read_source(attribute)}
+        else:
+            found |= {each: sha256(file.read_bytes()).hexdigest() for each, file in _find_files(module).items()}
+    return found
+
+
+def _read_source(attribute: str) -> list[str]:
+    """Return the source of what a script defines; [] in a notebook that does not keep it."""
+    try:
+        return [inspect.getsource(reduce(getattr, attribute.split("."), sys.modules["__main__"]))]
+    except (AttributeError, OSError, TypeError):
+        return []
+
+
+def _find_files(module: str) -> dict[str, Path]:
+    """Return the files of a module, of the packages around it, and of what they import from its folder."""
+    top = module.partition(".")[0]
+    folder = None if top == __package__ or top in sys.stdlib_module_names else _find_folder(top)
+    if folder is None:
+        return {}
+    installed = folder.name in SITE
+    if installed and not _is_installed_from_file(top):
+        return {}
+    found: dict[str, Path] = {}
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        first = name.partition(".")[0]
+        file = _locate(folder, name)
+        if name in found or file is None or first == __package__ or (installed and first != top):
+            continue
+        found[name] = file
+        todo += _find_imports(name, file)
+    return found
+
+
+def _find_folder(top: str) -> Path | None:
+    """Return the folder from which Python imports a package, or a module in none; None where it finds none."""
+    loaded: ModuleType | None = sys.modules.get(top)
+    spec = getattr(loaded, "__spec__", None) or PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if spec is None:
+        return None
+    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    if not places or places[0] is None:
+        return None
+    place = Path(places[0]).absolute()
+    return place.parent.parent if place.name == "__init__.py" else place.parent
+
+
+@cache
+def _is_installed_from_file(package: str) -> bool:
+    return any(distribution(each).read_text("direct_url.json") for each in packages_distributions().get(package, ()))
+
+
+def _locate(folder: Path, module: str) -> Path | None:
+    """Return the source file of a module below a folder, None for what is no module or has none."""
+    place = folder.joinpath(*module.split("."))
+    return next((file for file in (place / "__init__.py", place.with_name(f"{place.name}.py")) if file.is_file()), None)
+
+
+def _find_imports(module: str, file: Path) -> Iterator[str]:
+    """Yield the names that a module imports, which may be modules, with the packages around these and around it."""
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    names = [module]
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # importing it says what is wrong
+        tree = ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            around = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*around, *([node.module] if node.module else [])])
+            names += [base, *(f"{base}.{each.name}" for each in node.names)] if base else [n.name for n in node.names]
+    for name in names:
+        parts = name.split(".")
+        yield from (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
