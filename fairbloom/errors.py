@@ -98,13 +98,13 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {nearest}{by_case}? "
 
 
-def find_nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice nearest to a name, None where none is near.
+def find_nearest(name: str, choices: Iterable[str], least: float = 0.6) -> str | None:
+    """Return the choice nearest to a name, None where none has a difflib ratio of `least`.
 
     Of near ones, that with the same letters in another order is the nearest.
     """
     folded, by_folded = name.casefold(), {choice.casefold(): choice for choice in choices}
-    close = difflib.get_close_matches(folded, by_folded)
+    close = difflib.get_close_matches(folded, by_folded, cutoff=least)
     if not close:
         return None
     return by_folded[next((each for each in close if sorted(each) == sorted(folded)), close[0])]

@@ -28,18 +28,19 @@ def digest_own_code(names: Iterable[str]) -> dict[str, str]:
     for name in sorted({each for each in names if is_import_string(each)}):
         module, _, attribute = name.partition(":")
         if module == "__main__":
-            found |= {name: sha256(source.encode()).hexdigest() for source in _read_source(attribute)}
+            if source := _read_source(attribute):
+                found[name] = sha256(source.encode()).hexdigest()
         else:
             found |= {each: sha256(file.read_bytes()).hexdigest() for each, file in _find_files(module).items()}
     return found
 
 
-def _read_source(attribute: str) -> list[str]:
-    """Return the source of what a script defines; [] in a notebook that does not keep it."""
+def _read_source(attribute: str) -> str:
+    """Return the source of what a script defines; "" in a notebook that does not keep it."""
     try:
-        return [inspect.getsource(reduce(getattr, attribute.split("."), sys.modules["__main__"]))]
+        return inspect.getsource(reduce(getattr, attribute.split("."), sys.modules["__main__"]))
     except (AttributeError, OSError, TypeError):
-        return []
+        return ""
 
 
 def _find_files(module: str) -> dict[str, Path]:

@@ -1,6 +1,9 @@
 """Fair federated methods as Flower strategies; each is one file that reads like its paper."""
 
-from fairbloom.errors import FairbloomError, did_you_mean
+import re
+from collections.abc import Mapping
+
+from fairbloom.errors import FairbloomError, find_nearest
 from fairbloom.imports import imported, is_import_string
 from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.options import Options
@@ -47,9 +50,42 @@ METHODS: dict[str, type[FairStrategy]] = {
 """Every method by its name on the command line; FromTorchJD adds TorchJD's."""
 
 
+PUBLISHED: Mapping[str, tuple[str, ...]] = {
+    "fedavg": ("FedAvg", "Federated Averaging"),
+    "fedavgn": ("FedAvg-n",),
+    "scaffold": ("SCAFFOLD", "Stochastic Controlled Averaging"),
+    "qfedavg": ("q-FedAvg", "q-FFL"),
+    "qfedsgd": ("q-FedSGD",),
+    "term": ("TERM", "Tilted ERM", "Tilted Empirical Risk Minimization"),
+    "afl": ("AFL", "Agnostic Federated Learning", "Stochastic-AFL"),
+    "drfa": ("DRFA", "Distributionally Robust Federated Averaging"),
+    "deltafl": ("Δ-FL", "Delta-FL"),
+    "gifair": ("GIFAIR-FL", "GIFAIR-FL-Global"),
+    "semivred": ("Semi-VRed",),
+    "aaggff": ("AAggFF", "AAggFF-S"),
+    "fedmgdaplus": ("FedMGDA+",),
+    "mgdaprox": ("MGDA-Prox",),
+}
+"""What papers call methods, the usual name first, where that differs from the name of the class."""
+
+
+def _plain(name: str) -> str:
+    """Return a name without what spellings differ in: case, hyphens, underscores and spaces."""
+    return re.sub(r"[-_\s]", "", name).casefold()
+
+
+KNOWN_AS = {_plain(each): name for name in METHODS for each in (name, *PUBLISHED.get(name, ()))}
+"""The methods' names in settings by all that they are called."""
+
+
 def canonical(name: str) -> str:
-    """Return a method's name as settings have it: one of ours may be written as tables print it, `FedFV` say."""
-    return name.lower() if name.lower() in METHODS else name
+    """Return a method's name as settings have it: one of ours may be written as its paper has it, `q-FFL` say."""
+    return KNOWN_AS.get(_plain(name), name)
+
+
+def published_name(name: str) -> str:
+    """Return what a method's paper calls it, by its name in settings."""
+    return PUBLISHED.get(name, (METHODS[name].__name__,))[0]
 
 
 def served_model(name: str) -> str:
@@ -102,7 +138,8 @@ def find_method(name: str) -> type[FairStrategy]:
     if name.startswith(TORCHJD):
         return FromTorchJD
     if not is_import_string(name):
-        hint = did_you_mean(name, METHODS)
+        near = find_nearest(_plain(name), KNOWN_AS, least=0.8)
+        hint = f"did you mean {published_name(KNOWN_AS[near])}? " if near else ""
         raise FairbloomError(
             f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of TorchJD such as "
             f"{TORCHJD}upgrad, and your own as my_module:Mine"

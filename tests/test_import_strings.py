@@ -165,7 +165,7 @@ def test_a_module_that_lacks_a_library_is_told_so(here: Path) -> None:
 
 def test_ours_are_found_as_tables_print_them_and_unknown_ones_get_a_hint() -> None:
     assert find_method("FedFV") is find_method("fedfv") is FedFV
-    with pytest.raises(FairbloomError, match=r"method = 'fedfvv': unknown method: did you mean fedfv\?"):
+    with pytest.raises(FairbloomError, match=r"method = 'fedfvv': unknown method: did you mean FedFV\?"):
         find_method("fedfvv")
     with pytest.raises(FairbloomError, match=r"task = 'digit': unknown task: did you mean digits\?"):
         find_task("digit")

@@ -253,7 +253,7 @@ def test_secrets_are_their_owners_alone(checkout: Checkout, finished: Path) -> N
 def test_a_wrong_setting_is_refused_before_anything_starts(checkout: Checkout, finished: Path) -> None:
     refused = checkout.compose("up", "--no-color", SETTINGS="method=fedfvv num-rounds=1")
     assert refused.returncode != 0
-    assert "SETTINGS: method = 'fedfvv': unknown method: did you mean fedfv?" in refused.stdout + refused.stderr
+    assert "SETTINGS: method = 'fedfvv': unknown method: did you mean FedFV?" in refused.stdout + refused.stderr
     assert checkout.containers()["server"]["State"] != "running"
 
 

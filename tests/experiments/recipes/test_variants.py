@@ -121,7 +121,7 @@ WRONG = {
     "fedavg(fraction=0.5)": "fraction is the same for all methods of a comparison, as clients and draws are then: "
     "set it for all by --set fraction=…; methods may differ in ",
     "fedavg(learning-rate=0)": "learning-rate = 0: allowed is float above 0",
-    "fedfvv": "method = 'fedfvv': unknown method: did you mean fedfv?",
+    "fedfvv": "method = 'fedfvv': unknown method: did you mean FedFV?",
     " , ": "methods = ' , ' names no method",
 }
 
@@ -245,7 +245,7 @@ def test_a_run_takes_a_method_with_parameters_in_parentheses() -> None:
     [
         ("fedfv(alpha=0.2)", {"fedfv.alpha": 0.3}, "fedfv.alpha is given twice"),
         ("fedavg,fedfv", {}, "method = 'fedavg,fedfv': a run has one method; fairbloom compare --methods"),
-        ("fedvf(alpha=0.2)", {}, "unknown method: did you mean fedfv?"),
+        ("fedvf(alpha=0.2)", {}, "unknown method: did you mean FedFV?"),
         ("fedfv(alpha=2)", {}, "fedfv.alpha = 2: allowed is float in"),
     ],
 )
