@@ -5,7 +5,7 @@ import inspect
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -17,12 +17,13 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS_DISPARITY, LOSS, SNAPSHOT
 from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import FloatArray, Model, Vectors, gram_matrix, weighted_sum
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.simulation.loop import LoopClients
-from fairbloom.strategies import FairStrategy
+from fairbloom.strategies import FairStrategy, FedAvg
 
 from .subject import (
     EVALUATED,
@@ -53,6 +54,12 @@ PATIENCE = 0.003
 
 LEARNED_ROUNDS = 5
 """A method has so many rounds to learn something."""
+
+WORSE = 0.01
+"""By this share a client's loss is higher than under FedAvg where it is called worse off."""
+
+LEARNING: Mapping[str, Value] = {"batch_size": 10, "learning_rate": 0.1}
+"""How clients train in these rounds."""
 
 
 class Status(Enum):
@@ -652,34 +659,54 @@ def _seconds_of_products() -> tuple[float, float]:
 
 
 def check_learns(subject: Subject) -> Finding:
-    """Some rounds with real clients lower their mean loss."""
+    """Some rounds with real clients lower their mean loss, and leave no client worse off than FedAvg's worst."""
     method = subject.create(fraction_evaluate=0.0)
-    situation = ordinary_situation(5)
-    sums = [subject.weigh_fresh(situation).coefficients]
-    rounds = subject.run_rounds(method, LEARNED_ROUNDS, batch_size=10, learning_rate=0.1)
-    sums += [np.array(list(finished.coefficients.values())) for finished in rounds]
-    signs = {_sign(c) for c in sums}
-    if not any(c.any() for c in sums):
+    rounds = subject.run_rounds(method, LEARNED_ROUNDS, **LEARNING)
+    coefficients = [subject.weigh_fresh(ordinary_situation(5)).coefficients]
+    coefficients += [np.array(list(finished.coefficients.values())) for finished in rounds]
+    if not any(c.any() for c in coefficients):
         return (
             Status.REMARK,
             "All coefficients are 0: the global model stays as it is, and only personal ones could learn.",
         )
     before = client_losses(method, initial_model(method))
     after = client_losses(method, rounds[-1].arrays)
+    plain = _losses_under_fedavg(method)
     losses = (
         f"In {LEARNED_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
-        f"to {after.mean():.3g}, and that of the worst served from {before.max():.3g} to {after.max():.3g}"
+        f"to {after.mean():.3g} (FedAvg: {plain.mean():.3g}), and that of the worst served from {before.max():.3g} "
+        f"to {after.max():.3g} (FedAvg: {plain.max():.3g}). {_format_sums(coefficients)}"
     )
+    signs = {_sign(c) for c in coefficients}
     if max(signs) <= 0:
         what = "are negative" if min(signs) < 0 else "sum to about 0"
         raise Failure(
             f"The coefficients {what}: the step goes {'uphill' if min(signs) < 0 else 'nowhere where clients agree'}. "
-            f"{losses}. An update is u_k = w - w_k and the new model w - sum of c_k u_k, so coefficients that sum to 1 "
+            f"{losses} An update is u_k = w - w_k and the new model w - sum of c_k u_k, so coefficients that sum to 1 "
             "average the clients' models."
         )
+    remarks = []
     if not after.mean() < before.mean():
-        return Status.REMARK, f"{losses}: the step is too long for them, or goes for something else than their mean."
-    return Status.PASSED, f"{losses}."
+        remarks.append("The step is too long for them, or goes for something else than their mean.")
+    if after.max() > (1.0 + WORSE) * plain.max():
+        remarks.append("The worst served is worse off than under FedAvg: the step is too short, or goes for others.")
+    if remarks:
+        return Status.REMARK, " ".join([losses, *remarks])
+    return Status.PASSED, losses
+
+
+def _losses_under_fedavg(method: FairStrategy) -> FloatArray:
+    """Return each client's loss on its test set after the same rounds of the same clients under FedAvg."""
+    fedavg, task = FedAvg(fraction_evaluate=0.0), {"task": run_config(method)["task"]}
+    rounds = Subject(FedAvg, {}).run_rounds(fedavg, LEARNED_ROUNDS, initial_model(method), **LEARNING, **task)
+    return client_losses(method, rounds[-1].arrays)
+
+
+def _format_sums(coefficients: Sequence[FloatArray]) -> str:
+    """Return what a round's coefficients sum to, in words; those of a method with second updates are of both."""
+    sums = [float(np.atleast_2d(c).sum(axis=1)[0]) for c in coefficients]
+    least, most = f"{min(sums):.3g}", f"{max(sums):.3g}"
+    return f"The coefficients sum to {least if least == most else f'between {least} and {most}'} (FedAvg: 1)."
 
 
 def _sign(coefficients: FloatArray) -> int:

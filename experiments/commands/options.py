@@ -29,6 +29,10 @@ class SettingsCommand(TyperCommand):
         except click.NoSuchOption as error:
             key, settings = key_of(error.option_name.lstrip("-")), default_config()
             options = {name.lstrip("-") for each in self.params for name in each.opts}
+            for other in (f"{key}s", key.removesuffix("s")):  # a run has --method and --seed, a study --methods
+                if other in options:
+                    message = f"No such option {error.option_name!r}: write --{other}."
+                    raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
             nearest = key if key in settings else find_nearest(key, [*options, *settings])
             if nearest is None or nearest in options:
                 raise
