@@ -21,12 +21,18 @@ Step = Callable[[Inputs, Tensor], None]
 
 
 def linear_step(
-    model: nn.Module, task: Task, work: LocalWork, received: list[Tensor], velocity: list[Tensor]
+    model: nn.Module,
+    task: Task,
+    work: LocalWork,
+    received: list[Tensor],
+    velocity: list[Tensor],
+    targets: Tensor | None = None,
 ) -> Step | None:
-    """Return a step of multinomial logistic regression; None for any other model, loss or work.
+    """Return a step of multinomial logistic regression; None for any other model, loss, work or targets.
 
     The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding. The pull goes to `received`,
-    weight and bias; `velocity` has theirs, and is changed in place.
+    weight and bias; `velocity` has theirs, and is changed in place. `targets`, where they are known, are those of all
+    examples: probabilities of classes, and the places that PyTorch's cross-entropy leaves out, are not covered.
     """
     if not step_fields(work) <= HONOURED:
         return None
@@ -35,6 +41,8 @@ def linear_step(
     if layer is None or not isinstance(loss, partial):
         return None
     if loss.func is not cross_entropy or loss.args or loss.keywords != {"reduction": "none"}:
+        return None
+    if targets is not None and not _are_places(targets, layer.out_features):
         return None
     weight, bias, transposed = layer.weight, layer.bias, layer.weight.t()
     rate, decay, pull = work.learning_rate, work.weight_decay, work.pull
@@ -63,6 +71,13 @@ def linear_step(
         torch._foreach_add_([weight, bias], velocity, alpha=-rate)
 
     return step
+
+
+def _are_places(targets: Tensor, classes: int) -> bool:
+    if targets.dtype != torch.int64 or targets.dim() != 1:
+        return False
+    least, most = targets.aminmax()
+    return 0 <= int(least) <= int(most) < classes
 
 
 def _layer_of(model: nn.Module) -> nn.Linear | None:

@@ -19,6 +19,7 @@ from fairbloom.tasks import Task
 from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, count_bytes, device_of, map_inputs, split_inputs
 from fairbloom.tasks.model_loss import is_of_model
+from fairbloom.tasks.outputs import choose_output
 from fairbloom.tasks.task import AnyExamples
 
 from .class_weights import class_table, mean_loss
@@ -120,9 +121,10 @@ def train(
             corrected = None if correct is None else partial(correct, step=len(rates) + 1)
             descend(parameters, gradients, received, velocity, now, optimizer=optimizer, correct=corrected)
 
-    one_tensor = not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor)
-    plain = one_tensor and correct is None
-    take = (linear_step(model, task, work, received, velocity) if plain else None) or by_autograd
+    step_at_once = None
+    if not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor) and correct is None:
+        step_at_once = linear_step(model, task, work, received, velocity, examples.all_targets)
+    take = step_at_once or by_autograd
     order = batches(len(examples), work, fewest)
     with drawing_from(work.draws, parameters[0].device):
         for step, (inputs, targets) in enumerate(fetch_batches(examples, order), start=1):
@@ -272,31 +274,6 @@ def _own_losses(model: nn.Module, answer: object, count: int) -> Tensor:
             "targets out of its inputs and give the task a loss of its outputs in place of model_loss"
         )
     return losses
-
-
-LOGITS = "logits"
-"""What the outputs of a model are called that returns several tensors by name, where its task names no other."""
-
-
-def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
-    """Return the tensor that a task means of what a model returns; see `outputs_of`."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    when = "in training" if model.training else "in evaluation"
-    if not isinstance(outputs, Mapping):
-        raise ReportableError(
-            f"the model, {_type(model)}, returns a {type(outputs).__name__} {when}: it must return one tensor, with a "
-            "row for each example, or tensors by name; an auxiliary output or a hidden state must be left out"
-        )
-    tensors = {str(name): each for name, each in outputs.items() if isinstance(each, Tensor)}
-    name = output or (LOGITS if LOGITS in tensors or len(tensors) != 1 else next(iter(tensors)))
-    if name not in tensors:
-        there = ", ".join(tensors) or "no tensor"
-        said = f"the task asks for {name!r}" if output else "the task does not say which of them are its outputs"
-        raise ReportableError(
-            f"the model, {_type(model)}, returns {there} {when}, and {said}: name one by Task(output=...)"
-        )
-    return tensors[name]
 
 
 def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:

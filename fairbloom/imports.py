@@ -60,6 +60,8 @@ def imported(what: str, name: str) -> Any:
         raise FairbloomError(
             f"{what} = {name!r}: {module} imports {error.name}, which is not installed here: install it"
         ) from error
+    except FairbloomError as error:
+        raise FairbloomError(f"{what} = {name!r}: {module} cannot be imported: {error}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = ", ".join(each for each in vars(found) if not each.startswith("_")) or "nothing"

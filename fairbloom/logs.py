@@ -12,10 +12,14 @@ log = logging.getLogger("flwr").getChild("fairbloom")
 
 
 def escape_unprintable(words: str, *, but: str = "") -> str:
-    """Return text that cannot steer a terminal, whoever wrote it; the characters in `but` stay."""
+    """Return text that cannot steer a terminal, whoever wrote it; the characters in `but` stay.
+
+    Line ends and tabs, of an error of several lines for example, become spaces.
+    """
     if words.isprintable():
         return words
-    return "".join(each if each.isprintable() or each in but else f"\\x{ord(each):02x}" for each in words)
+    shown = {each: f"\\x{ord(each):02x}" for each in set(words) if not (each.isprintable() or each in but)}
+    return "".join(shown.get(each, each) if each not in "\n\r\t" or each in but else " " for each in words)
 
 
 def _escape_record(record: logging.LogRecord) -> bool:

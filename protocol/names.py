@@ -14,6 +14,15 @@ CONTROL = "control"
 CLIENT, NAME = "client", "name"
 """In this record a client says who it is; its name has this key there."""
 
+LONGEST_NAME = 100
+"""The most characters of a client's name."""
+
+
+def is_usable_name(name: str) -> bool:
+    """Return whether a client can be called so in logs and tables, where a line end would make another line."""
+    return 1 <= len(name) <= LONGEST_NAME and name.isprintable()
+
+
 HONOURS = "honours"
 """A client lists under this key, next to its name, the terms of local work that it supports: some of `terms.WORK`."""
 

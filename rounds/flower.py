@@ -30,12 +30,14 @@ from fairbloom.protocol.names import (
     KEEP,
     KEEPS_NONE,
     KEPT,
+    LONGEST_NAME,
     METRICS,
     NAME,
     NUM_EXAMPLES,
     PROTOCOL,
     SNAPSHOT,
     TRAIN_LOSS,
+    is_usable_name,
 )
 from fairbloom.protocol.terms import Terms
 
@@ -650,9 +652,19 @@ def size_of_record(arrays: ArrayRecord) -> int:
 
 
 def name_in(reply: Message) -> str:
-    """Return the name that a client gives itself in its answer to a QUERY, "" where there is none."""
+    """Return the name that a client gives itself in its answer to a QUERY, "" where there is none that can be used.
+
+    It stands in logs and tables, so it has printable characters alone, and not too many.
+    """
     client = reply.content.config_records.get(CLIENT) if reply.has_content() else None
-    return str(client[NAME]) if client and client.get(NAME) else ""
+    name = str(client[NAME]) if client and client.get(NAME) else ""
+    if is_usable_name(name):
+        return name
+    if name:
+        words = "the client of node %d calls itself %s: a name has printable characters, at most %d; it is called by %s"
+        node = reply.metadata.src_node_id
+        log.warning(words, node, one_line(name[:LONGEST_NAME]), LONGEST_NAME, "its node's number")
+    return ""
 
 
 def examples_in(content: RecordDict) -> int:
@@ -808,7 +820,10 @@ def _readable(record: Mapping[str, Array], layout: Layout) -> Model:
 
 
 def view(array: Array) -> NDArray[Any]:
-    """Return the values of a Flower Array without a copy, read-only: its bytes are a file as numpy.save writes it."""
+    """Return the values of a Flower Array, read-only: its bytes are a file as numpy.save writes it.
+
+    They are a copy only where their byte order is not this machine's.
+    """
     if array.stype != "numpy.ndarray":
         raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
     file = BytesIO(array.data)
@@ -819,7 +834,7 @@ def view(array: Array) -> NDArray[Any]:
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     values = np.frombuffer(array.data, dtype, offset=file.tell())
-    return values.reshape(shape, order="F" if fortran else "C")
+    return values.astype(dtype.newbyteorder("="), copy=False).reshape(shape, order="F" if fortran else "C")
 
 
 def _only(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:

@@ -13,7 +13,7 @@ from .clients import Trained
 from .lengths import Usual, too_long
 from .method import Method
 from .screening import implausible_counts, largest_in_proportion, out_of_proportion
-from .updates import FloatArray, Layout, Model
+from .updates import DTYPES, STATISTICS, FloatArray, Layout, Model
 
 
 class BrokenModelError(FairbloomError):
@@ -127,7 +127,8 @@ def explain_not_finite(trained: Trained, server_round: int) -> str:
     names = trained.refused.not_finite
     if not names or (len(names) == 1 and trained.names):  # of one among several, it is that client's fault
         return ""
-    words = describe_broken(trained.updates.layout.arrays)
+    layout = trained.updates.layout
+    words = describe_broken({name: layout.finite_part(name, array) for name, array in layout.arrays.items()})
     if words:
         log.error("round %d: %s", server_round, words, extra={"round": server_round})
         for name in names:
@@ -135,8 +136,8 @@ def explain_not_finite(trained: Trained, server_round: int) -> str:
     return words
 
 
-def check_model(model: Model) -> None:
-    """Raise BrokenModelError where the first model is not finite or has integers alone.
+def check_model(method: Method, model: Model) -> None:
+    """Raise BrokenModelError where what is trained of the first model is not finite, or where it has integers alone.
 
     Log where it is broken but finite.
     """
@@ -145,9 +146,18 @@ def check_model(model: Model) -> None:
         raise BrokenModelError(
             f"the model has no array of floats, which alone are trained: {arrays}. Send its parameters as float32"
         )
-    words = describe_broken(model)
-    if not all(np.isfinite(array).all() for array in model.values()):
-        raise BrokenModelError(f"no client can train: {words}")
+    for name, array in model.items():
+        if array.dtype.kind not in "fiub":
+            raise BrokenModelError(f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported")
+    statistics = [name for name in model if name.endswith(STATISTICS)]
+    untrained = {*method.frozen, *(statistics if method.buffers is None else method.buffers)}
+    finite = {name: array[np.isfinite(array)] if name in untrained else array for name, array in model.items()}
+    words = describe_broken(finite)
+    if not all(np.isfinite(array).all() for array in finite.values()):
+        raise BrokenModelError(
+            f"no client can train: {words}. A constant that nobody trains, as a mask, is a buffer (register_buffer) of "
+            "a model of PyTorch; name others by frozen=(…,) or buffers=(…,) of the strategy"
+        )
     if words:
         log.error("%s", words)
 

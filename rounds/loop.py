@@ -131,7 +131,7 @@ class Rounds:
         `model` is the global one after the last finished round. `measure` returns the metrics that a round's training
         reports in addition to what the method needs; `measure_after` are those of its participants' evaluation.
         """
-        check_model(model)
+        check_model(self._method, model)
 
         def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
             names, terms = self.draw(number, measure(number))
@@ -296,8 +296,13 @@ class Rounds:
 
     @property
     def diverged(self) -> bool:
-        """Whether replies of the round that is going on, or was the last, held numbers that are not finite."""
-        return self._trained is not None and bool(self._trained.refused.not_finite)
+        """Whether replies of the round that is going on, or was the last, held numbers that local steps made infinite.
+
+        The loss of the first model is of no step's making.
+        """
+        if self._trained is None or not self._trained.refused.not_finite:
+            return False
+        return self._method.progress.steps > 0 or not self._trained.refused.strange_at_all
 
     def finished_round(
         self,
@@ -549,6 +554,12 @@ class Rounds:
             raise NothingLearnedError(
                 f"all {trained.refused.count} replies of round {number} lack {lacking}, which "
                 f"{type(self._method).__name__} needs: {advice_on([lacking])}, or choose a method that does without"
+            )
+        strange = trained.refused.strange_at_all
+        if limit and strange and progress.steps == 0 and trained.refused.count > 1:
+            raise NothingLearnedError(
+                f"{strange} at all {trained.refused.count} clients in round {number}, before any step: look at loss "
+                "and model for a division or a logarithm of 0, and at the data for missing or huge values"
             )
         if limit and progress.skipped >= limit:
             raise NothingLearnedError(

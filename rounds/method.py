@@ -4,6 +4,7 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
@@ -32,6 +33,10 @@ WEIGHTS_PAIR = ("fixed_weights", "weigh")
 
 NEGATIVE_WEIGHTS = "negative-weights"
 """A method that declares this in `reports` reports how many of its coefficients are negative."""
+
+
+class DeclarationError(FairbloomError, TypeError):
+    """A class of a method declares what no method knows; the message names class and attribute."""
 
 
 class Method:
@@ -204,12 +209,12 @@ class Method:
         """Refuse options and unknown needs as declarations; let the constructor check parameters by annotations."""
         super().__init_subclass__(**others)
         if option := next((name for name in vars(cls) if name in Options.__optional_keys__), None):
-            raise TypeError(
+            raise DeclarationError(
                 f"{cls.__name__}.{option} = {vars(cls)[option]!r}: this is an option, whose value comes from the "
                 f"constructor: give it there, as in super().__init__({option}={vars(cls)[option]!r})"
             )
         if unknown := sorted(cls.requires - REQUIREMENTS):
-            raise TypeError(
+            raise DeclarationError(
                 f"{cls.__name__}.requires has {unknown[0]!r}, which is none of {', '.join(sorted(REQUIREMENTS))}"
             )
         if "__init__" in vars(cls):

@@ -66,7 +66,7 @@ class MissingMetricError(MissingError):
         remedy = f": {advice_on([metric])}" if value is None else ""
         message = f"metric {metric!r} must be a finite number, got {value!r}{remedy}"
         super().__init__(f"the metric {metric!r}", message)
-        self.is_number = isinstance(value, float)
+        self.metric, self.value = metric, value
 
 
 class MissingSecondError(MissingError):
@@ -85,15 +85,19 @@ class Refusals:
         self.round = server_round
         self._reasons: dict[str, list[str]] = {}
         self._lacking: dict[str, str] = {}
+        self._strange: dict[str, tuple[str, float]] = {}
         self._not_finite: list[str] = []
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note why a reply of `name` is not used."""
         words = FOLDERS.sub("", one_line(str(reason)))
         self._reasons.setdefault(name, []).append(words)
-        if isinstance(reason, MissingError):
+        if isinstance(reason, MissingMetricError) and isinstance(reason.value, float):
+            self._strange[name] = reason.metric, reason.value
+            self._not_finite.append(name)
+        elif isinstance(reason, MissingError):
             self._lacking[name] = reason.what
-        if isinstance(reason, NotFiniteError) or (isinstance(reason, MissingMetricError) and reason.is_number):
+        elif isinstance(reason, NotFiniteError):
             self._not_finite.append(name)
 
     def log(self) -> None:
@@ -131,6 +135,15 @@ class Refusals:
         """What every refused reply lacks and the method needs, "" where they were refused for something else."""
         lacking = set(self._lacking.values())
         return lacking.pop() if len(lacking) == 1 and self._lacking.keys() == self._reasons.keys() else ""
+
+    @property
+    def strange_at_all(self) -> str:
+        """Which metric that the method needs is no finite number in every refused reply, with a value, or ""."""
+        metrics = {metric for metric, _ in self._strange.values()}
+        if len(metrics) != 1 or self._strange.keys() != self._reasons.keys():
+            return ""
+        value = next(iter(self._strange.values()))[1]
+        return f"{metrics.pop()} is {'NaN' if math.isnan(value) else value}"
 
 
 def one_line(text: str) -> str:

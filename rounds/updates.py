@@ -57,6 +57,9 @@ SAFE_SQUARES = (1e-20, 1e20)
 EXACT_SQUARES = (1e-200, 1e300)
 """A float64 sum of squares in this range has lost nothing to overflow or underflow."""
 
+DTYPES = "float, integer and bool"
+"""The kinds of arrays of a model."""
+
 STATISTICS = ("running_mean", "running_var")
 """PyTorch's names of the statistics that BatchNorm keeps; those of a model's arrays end so."""
 
@@ -243,9 +246,7 @@ class Layout:
                 raise ValueError(f"frozen names {name!r}, which is no parameter of the model ({', '.join(arrays)})")
         for name, array in arrays.items():
             if array.dtype.kind not in "fiub":
-                raise ValueError(f"array {name!r} has dtype {array.dtype}; only float, integer and bool are supported")
-            if not np.isfinite(array).all():
-                raise ValueError(f"array {name!r} of the global model is not finite")
+                raise ValueError(f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported")
         self.arrays = arrays
         self.buffers = tuple(name for name in arrays if name in buffers)
         changing = {name: array for name, array in arrays.items() if name not in self.frozen}
@@ -253,6 +254,9 @@ class Layout:
         self.trainable = tuple(
             n for n, a in changing.items() if a.dtype.kind == "f" and n not in buffers and n not in self.shared
         )
+        for name in self.trainable:
+            if not np.isfinite(arrays[name]).all():
+                raise ValueError(f"array {name!r} of the global model is not finite")
         for name, first in self.shared.items():
             self._check_shared(name, first)
         floats = [arrays[name].dtype for name in self.trainable]
@@ -270,6 +274,12 @@ class Layout:
             raise ValueError(
                 f"shared = {{{name!r}: {first!r}}}: the two arrays of the model differ, so they are not one parameter"
             )
+
+    @cached_property
+    def constants(self) -> Mapping[str, NDArray[np.bool_]]:
+        """Which entries of arrays that are not trained are not finite, as −inf of a mask: they stay what they are."""
+        others = {name: array for name, array in self.arrays.items() if name not in self.trainable}
+        return {name: ~finite for name, array in others.items() if not (finite := np.isfinite(array)).all()}
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
@@ -299,9 +309,16 @@ class Layout:
         return self.distance(None, self.trainable)
 
     def distance(self, other: Model | None, names: Sequence[str]) -> float:
-        """Return how far these arrays, as one vector, are from those of another model, or from zero."""
-        pairs = ((self.arrays[name].ravel(), None if other is None else other[name].ravel()) for name in names)
-        return math.hypot(*(length(array, less) for array, less in pairs))
+        """Return how far these arrays, as one vector, are from those of another model, or from zero.
+
+        Entries that are not finite count for nothing, since they stay what they are.
+        """
+        models = [self.arrays] if other is None else [self.arrays, other]
+        return math.hypot(*(length(*(self.finite_part(name, model[name]) for model in models)) for name in names))
+
+    def finite_part(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Return those entries of an array, flat, which are finite in this model; of this or of another model."""
+        return array[~self.constants[name]] if name in self.constants else array.ravel()
 
     def arrays_of(self, flat: NDArray[Any]) -> Model:
         """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
@@ -315,7 +332,7 @@ class Layout:
         """
         for name, array in self.arrays.items():
             if name in self.frozen:
-                if name in arrays and not np.array_equal(arrays[name], array):
+                if name in arrays and not _are_same(arrays[name], array):
                     return f"array {name!r} is frozen, and the reply holds other values of it: {UNFROZEN}"
                 continue
             if name not in arrays:
@@ -629,8 +646,15 @@ class Updates:
             return float(np.dot(row, row))
 
     def _check_finite(self, arrays: Model) -> None:
+        """Raise NotFiniteError where an entry is not finite, and not what it is in the received model."""
         for name, array in arrays.items():
-            if not np.isfinite(array).all():
+            finite = np.isfinite(array)
+            constant = self.layout.constants.get(name)
+            if constant is None:
+                same = bool(finite.all())
+            else:
+                same = bool(finite[~constant].all()) and _are_same(array[constant], self.layout.arrays[name][constant])
+            if not same:
                 raise NotFiniteError(f"array {name!r}{self._of} is not finite")
 
     @property
@@ -649,6 +673,13 @@ class Updates:
             weighted_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
         return self.model_with(flat, prior, counts)
 
+    def _average_buffer(self, name: str, prior: FloatArray) -> FloatArray:
+        """Return the mean of the replies' buffers, those entries that are not finite as they are in the model."""
+        with np.errstate(invalid="ignore"):
+            mean = sum(p * other[name].astype(np.float64) for p, other in zip(prior, self._others, strict=True))
+        constant = self.layout.constants.get(name)
+        return np.asarray(mean if constant is None else np.where(constant, self.layout.arrays[name], mean))
+
     def model_with(self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray) -> dict[str, NDArray[Any]]:
         """Return the model whose trainable part is `flat`; raise ValueError where it is not finite.
 
@@ -666,14 +697,19 @@ class Updates:
             if name in places:
                 after = flat[places[name]].reshape(array.shape)
             elif name in self.layout.buffers:
-                after = sum(p * other[name].astype(np.float64) for p, other in zip(prior, self._others, strict=True))
+                after = self._average_buffer(name, prior)
             else:
                 after = self._others[largest][name]
             with np.errstate(over="ignore"):
                 model[name] = np.asarray(after).astype(array.dtype, copy=False)
-            if not np.isfinite(model[name]).all():
+            if not np.isfinite(self.layout.finite_part(name, model[name])).all():
                 raise ValueError(f"array {name!r} after the step is beyond the range of {array.dtype}")
         return model
+
+
+def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two arrays have the same values; NaN is the same as NaN."""
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f")
 
 
 def _exponent(row: NDArray[Any]) -> int:

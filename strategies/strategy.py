@@ -95,7 +95,7 @@ class FairStrategy(Method, Strategy):
         NothingLearnedError, MethodError
             When the rounds take no step, or the method returns what cannot be coefficients: see Rounds.step.
         BrokenModelError
-            When `initial_arrays` are not finite, or hold nothing that could be trained.
+            When what is trained of `initial_arrays` is not finite, or nothing could be trained.
         """
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         train_config = ConfigRecord() if train_config is None else train_config
@@ -105,7 +105,7 @@ class FairStrategy(Method, Strategy):
             on_round, resume, wrapper = following.on_round, following.resume, following.outer
             initial_arrays = following.arrays or initial_arrays
         self._begin(grid, num_rounds, timeout, resume, wrapper)
-        check_model(model_of(initial_arrays))
+        check_model(self, model_of(initial_arrays))
         self._warn_of_tied(initial_arrays)
         self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
         for name, changes in (resume or {}).get("configs", {}).items():

@@ -24,7 +24,7 @@ class DamagedFileError(FairbloomError):
 
 def save_model(path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int | None = None) -> None:
     """Write a model by array name; `about` and a checksum of all go into the metadata. `mode` None: by the umask."""
-    tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    tensors = {name: np.asarray(array, array.dtype.newbyteorder("="), order="C") for name, array in arrays.items()}
     # The checksum is an entry of the JSON, because the library writes several entries of metadata in no fixed order.
     metadata = {"about": json.dumps({**about, "sha256": _checksum(tensors, about)})}
     write_whole(path, save(tensors, metadata=metadata), mode)

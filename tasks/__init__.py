@@ -98,7 +98,7 @@ def load_task(settings: RunSettings | Mapping[str, Any], since: Hashable = None)
 
 
 def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
-    """Raise FairbloomError when clients in this process cannot read their data, or are but one.
+    """Raise FairbloomError when clients in this process cannot read their data, are but one, or lack a split.
 
     A known data set is downloaded and split here, before any client works.
     """
@@ -109,10 +109,26 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
     if info.files:
         task = load_task(settings)
         task.splits(task.clients[0])
+    if info.is_user_defined and settings.validation_share > 0.0:
+        _check_validation(settings)
     if info.has_clients and len(clients := load_task(settings).clients) == 1:
         alone = f"data-dir = {setup.data_dir!r} holds the data of one client alone, {clients[0]}"
         one_file = ", or, for a single file, name the column that names each row's client by csv.client"
         raise FairbloomError(f"{alone}: give a file or folder for each client{one_file if info.name == 'csv' else ''}")
+
+
+def _check_validation(settings: RunSettings) -> None:
+    """Raise FairbloomError where validation examples are asked for and a user's task sets none apart."""
+    task = load_task(settings)
+    try:
+        found = any(task.splits(client).validation is not None for client in task.clients)
+    except Exception:  # whatever a user's task raises for a client: a run leaves that one out, and says why
+        return
+    if not found:
+        raise FairbloomError(
+            f"validation-share = {settings.validation_share:g}: task {settings.task} sets no validation examples "
+            "apart: let it return Splits(train, test, validation), with setup.validation_share of the examples"
+        )
 
 
 def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:

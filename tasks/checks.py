@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError, ReportableError, place_of_function
+from fairbloom.protocol.names import LONGEST_NAME, is_usable_name
 
 from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
@@ -24,11 +25,16 @@ def guard_task(name: str, task: Task) -> Task:
     _check_names(name, task)
     if not task.clients:
         raise FairbloomError(f"task = {name!r} has no clients: name one at least")
-    wrong: list[object] = [client for client in task.clients if not isinstance(client, str) or not client]
+    wrong: list[object] = [
+        client for client in task.clients if not isinstance(client, str) or not is_usable_name(client)
+    ]
     if not wrong:
         wrong += [client for client, following in pairwise(task.ascending) if client == following]
     if wrong:
-        raise FairbloomError(f"task = {name!r}: its client {wrong[0]!r} needs a name that no other client has, a text")
+        raise FairbloomError(
+            f"task = {name!r}: its client {wrong[0]!r} needs a name that no other client has: a text of "
+            f"at most {LONGEST_NAME} printable characters"
+        )
 
     def splits(client: str) -> Splits:
         made: object = task.splits(client)

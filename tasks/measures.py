@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 
-from .task import is_highest
+from .task import classes_of, is_highest
 
 OfEach = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → a number of each example."""
@@ -50,22 +50,23 @@ def group_scores_of_classes(classes: int, positive: int = 1) -> Mapping[GroupSco
 
 
 def is_selected(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
-    """Return for each example whether the positive class has the highest output."""
-    return outputs.argmax(dim=1) == positive
+    """Return for each example whether the positive class is predicted."""
+    return classes_of(outputs, targets)[0] == positive
 
 
 def is_found(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
-    """Return for each positive example whether the positive class has the highest output, NaN for the others."""
-    found = is_selected(outputs, targets, positive=positive).double()
-    return found.masked_fill(targets != positive, math.nan)
+    """Return for each positive example whether the positive class is predicted, NaN for the others."""
+    predicted, true = classes_of(outputs, targets)
+    return (predicted == positive).double().masked_fill(true != positive, math.nan)
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Return the share of right answers in each class that occurs, averaged over these classes."""
-    right = (outputs.argmax(dim=1) == targets).double()
-    examples = torch.bincount(targets)
+    predicted, true = classes_of(outputs, targets)
+    examples = torch.bincount(true)
     there = examples > 0
-    return float((torch.bincount(targets, weights=right)[there] / examples[there]).mean())
+    right = torch.bincount(true, weights=(predicted == true).double())
+    return float((right[there] / examples[there]).mean())
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:
@@ -96,8 +97,8 @@ def margins_of(outputs: Tensor) -> Tensor:
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the absolute error of each example."""
-    return (outputs.reshape(targets.shape) - targets).abs()
+    """Return the absolute error of each example, in float64: the target's unit may be any."""
+    return (outputs.reshape(targets.shape).double() - targets.double()).abs()
 
 
 def rmse(outputs: Tensor, targets: Tensor) -> float:

@@ -429,9 +429,42 @@ Described = Mapping[str, Sequence[Mapping[str, str | int]]]
 """Tables of what data hold, by what their rows are of; a row's cells by the names of their columns."""
 
 
+def classes_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the class that is predicted for each example, and its true one, both as whole numbers.
+
+    Parameters
+    ----------
+    outputs
+        Shape (n, classes, …), of which the highest counts; or (n, 1) or (n,), above 0 for the second of two classes.
+    targets
+        The places of classes, shape (n, …), or with one output 0 or 1, shape (n,) or (n, 1); or the probabilities of
+        the classes, shape (n, classes), of which the highest counts.
+
+    Raises
+    ------
+    ReportableError
+        With any other shapes or targets: a score that counts right classes has no meaning then.
+    """
+    if outputs.shape[1:] in ((), (1,)):
+        true = targets.reshape(-1)
+        if true.shape == outputs.shape[:1] and bool(((true == 0) | (true == 1)).all()):
+            return (outputs.reshape(-1) > 0).long(), true.long()
+    elif targets.is_floating_point() and targets.shape == outputs.shape and outputs.dim() == 2:
+        if bool(((targets.sum(dim=1) - 1.0).abs() < 1e-3).all()):
+            return outputs.argmax(dim=1), targets.argmax(dim=1)
+    elif not targets.is_floating_point() and outputs.dim() > 1 and outputs[:, 0].shape == targets.shape:
+        return outputs.argmax(dim=1), targets
+    raise ReportableError(
+        f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} and dtype "
+        f"{targets.dtype} are not of classes, whose right answers the accuracy counts: give the task scores=, as in "
+        "scores={MAE: absolute_error} of fairbloom.tasks.measures"
+    )
+
+
 def is_highest(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return for each example whether its class has the highest output."""
-    return outputs.argmax(dim=1) == targets
+    """Return for each example whether its class is predicted; outputs and targets are those of `classes_of`."""
+    predicted, true = classes_of(outputs, targets)
+    return predicted == true
 
 
 @dataclass(frozen=True, eq=False)
@@ -452,7 +485,8 @@ class Task:
     scores
         What says how well a model serves a client, the one that fairness is measured in first: (outputs, targets) of
         all examples → one number, or one of each example, shape (n,), whose mean is the score. One that is not finite,
-        as an AUC of a single class, is left out.
+        as an AUC of a single class, is left out. By default the accuracy, of outputs and targets as `classes_of` has
+        them.
     about
         A client's name → the summary of its data that it sends before the first round, as JSON: `examples`, the
         number of its training examples, and whatever is to be agreed. None: nothing is to be agreed.

@@ -661,7 +661,7 @@ def _seconds_of_products() -> tuple[float, float]:
 def check_learns(subject: Subject) -> Finding:
     """Some rounds with real clients lower their mean loss, and leave no client worse off than FedAvg's worst."""
     method = subject.create(fraction_evaluate=0.0)
-    rounds = subject.run_rounds(method, LEARNED_ROUNDS, **LEARNING)
+    rounds = subject.run_rounds(method, LEARNED_ROUNDS, None, **LEARNING)
     coefficients = [subject.weigh_fresh(ordinary_situation(5)).coefficients]
     coefficients += [np.array(list(finished.coefficients.values())) for finished in rounds]
     if not any(c.any() for c in coefficients):

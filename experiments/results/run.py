@@ -82,9 +82,9 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     """
     path = Path(folder).absolute()
     if kind := kind_of(path):
-        loads = {"comparison": "load it with fairbloom.load_comparison", "sweep": "load it with fairbloom.load_sweep"}
-        how = loads.get(kind, "fairbloom show prints it")
-        raise RunFolderError(f"{path} holds a {kind}: {how}, or load one of its runs/")
+        runs = sorted(each.parent for each in path.glob(f"runs/*/{CONFIG.name}"))
+        which = f"{runs[0]} for example" if runs else f"one in {path / 'runs'}, once there is one"
+        raise RunFolderError(f"{path} holds a {kind}, of several runs: name one run, {which}")
     return Run(path, settings_in(path), tuple(SCORES.read(path)))
 
 

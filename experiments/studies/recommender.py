@@ -212,8 +212,12 @@ class Recommender:
             found = difference_of(each, test_share=share)
             shown = "is shown" if found.clear else "is not shown"
             interval = f": corrected for that (Nadeau and Bengio), it is {found.low:.3g} to {found.high:.3g}"
+            if self.comparison.shared.assumed:
+                split = "What seeds share of this task's data is not known; they may split the same examples again."
+            else:
+                split = "Seeds split the same examples again and again."
             limits.append(
-                "Seeds split the same examples again and again. That other examples of these clients bring a gain "
+                f"{split} That other examples of these clients bring a gain "
                 f"{shown}{'' if math.isnan(found.low) else interval}."
             )
         if self.comparison.shared.fixed:

@@ -15,7 +15,6 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.client.training import (
-    choose_output,
     drawing_from,
     gradients_of,
     in_full,
@@ -28,6 +27,7 @@ from fairbloom.tasks import Task
 from fairbloom.tasks.collated import CollatedExamples
 from fairbloom.tasks.inputs import Inputs, arguments_of, combine_inputs, device_of, map_inputs, tensors_of
 from fairbloom.tasks.model_loss import is_of_model
+from fairbloom.tasks.outputs import choose_output
 from fairbloom.tasks.task import AnyExamples, Examples
 
 from .optimizers import RowOptimizer

@@ -15,6 +15,7 @@ REASONS = {
     "no-file": "its data-dir holds no file, or folder, of the kind that the task reads",
     "same-name": "two of its files have the same name but for the ending: rename one of them",
     "unreadable": "one of its files cannot be read: its own log names it",
+    "one-colour": "one of its images has one colour throughout: its own log names it",
     "several-files": "csv.client is for a single file, and its data-dir holds {files}: leave csv.client out",
     "not-utf-8": "line {line} of its file is not in UTF-8: save the file in UTF-8, or name its encoding by "
     "csv.encoding",

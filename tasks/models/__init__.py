@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
 
+from ..outputs import choose_output
 from . import networks
 from .networks import IMAGE, Shape
 
@@ -172,15 +174,36 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
     except Exception as error:  # whatever a user's model raises
         raise FairbloomError(
             f"model = {name!r}: it cannot take an example of this task, a tensor of shape {tuple(example.shape)} and "
-            f"dtype {example.dtype} ({type(error).__name__}: {' '.join(str(error).split())}): {_remedy(name)}"
+            f"dtype {example.dtype} ({type(error).__name__}: {' '.join(str(error).split())}): "
+            f"{_explain_batch_norm(model) or _remedy(name)}"
         ) from error
-    got = f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-    if not isinstance(answer, Tensor) or answer.shape != (1, outputs):
+    needed = f"this task needs a tensor of shape {(1, outputs)}, or tensors by name with logits of that shape"
+    try:
+        chosen = choose_output(model, answer, "")
+    except ReportableError as error:
         raise FairbloomError(
-            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got}, and this task "
-            f"needs a tensor of shape {(1, outputs)}: {_remedy(name)}"
+            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns a "
+            f"{type(answer).__name__}, and {needed}: {_remedy(name)}"
+        ) from error
+    if chosen.shape != (1, outputs):
+        raise FairbloomError(
+            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns a tensor of shape "
+            f"{tuple(chosen.shape)}, and {needed}: {_remedy(name)}"
         )
     model.train()
+
+
+def _explain_batch_norm(model: nn.Module) -> str:
+    """Return the remedy where a BatchNorm has no running statistics and takes no single example, "" elsewhere."""
+    kinds = [
+        type(each).__name__ for each in model.modules() if isinstance(each, _BatchNorm) and each.running_mean is None
+    ]
+    if not kinds:
+        return ""
+    return (
+        f"its {kinds[0]} keeps no running statistics (track_running_stats=False), so it takes no example by itself: "
+        "let it keep them, or put GroupNorm or LayerNorm in its place"
+    )
 
 
 def _remedy(name: str) -> str:
@@ -206,11 +229,28 @@ def check_arrays(model: nn.Module) -> None:
             raise FairbloomError(
                 f"the model's parameter {name!r} has no shape yet: its task must call a lazy module once, on an example"
             )
+        if _overlaps(value):
+            raise FairbloomError(
+                f"the model's array {name!r} has entries that share their memory, as those of .expand() do, so a "
+                "received model cannot be written into it: keep .clone() of it"
+            )
         if value.is_complex() or (value.is_floating_point() and value.dtype not in floats):
             raise FairbloomError(
                 f"the model's array {name!r} has dtype {value.dtype}, which cannot be sent: keep weights in float32, "
                 "float16, bfloat16 or float64"
             )
+
+
+@torch.no_grad()
+def _overlaps(value: Tensor) -> bool:
+    """Return whether a tensor cannot be written to, since several of its entries are one."""
+    if value.is_contiguous():
+        return False
+    try:
+        value.copy_(value.clone())
+    except RuntimeError:
+        return True
+    return False
 
 
 def sendable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

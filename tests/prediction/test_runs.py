@@ -92,7 +92,7 @@ def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) ->
 def test_a_folder_of_several_runs_names_them(tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "comparison.json").write_text("{}")
     assert command("predict", tmp_path, new, "--out", tmp_path / "out.csv") == 2
-    assert "holds a comparison: load it with fairbloom.load_comparison, or one of its runs/" in capsys.readouterr().err
+    assert "holds a comparison, of several runs: name one run, " in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

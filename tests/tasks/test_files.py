@@ -1,6 +1,7 @@
 """Clients from folders of images."""
 
 import json
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Examples, Task, describe_data, find_task, load_task
+from fairbloom.tasks.files.images import image_inputs, size_of
 
 
 def config(task: str, folder: Path | str, **settings: Any) -> dict[str, Any]:
@@ -135,6 +137,8 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) 
     images(tmp_path / "good")
     (tmp_path / "broken" / "cat" / "1.jpg").write_bytes(b"no image")
     Image.new("L", (9, 8)).save(tmp_path / "uneven" / "dog" / "9.png")
+    for file in (tmp_path / "good").glob("*/*"):
+        Image.fromarray(np.arange(7 * 9 * 3, dtype=np.uint8).reshape(7, 9, 3)).save(file)
     for file in (*sorted((tmp_path / "few").glob("*/*"))[:5], *(tmp_path / "one" / "dog").glob("*")):
         file.unlink()
     Image.new("RGB", (9, 7)).save(tmp_path / "one" / "cat" / "9.png")
@@ -153,6 +157,54 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(tmp_path: Path) 
     assert task.about is not None
     with pytest.raises(FairbloomError, match=r"strange/wolf is a folder of none of the classes cat, dog: rename it"):
         task.about("strange")
+
+
+def tiff_of_twelve_bits(*pixels: int) -> bytes:
+    """Return a grey image of 2×2 pixels, which are packed two to three bytes."""
+    tags = {256: 2, 257: 2, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: 6}
+    packed = b"".join((a << 12 | b).to_bytes(3, "big") for a, b in zip(pixels[::2], pixels[1::2], strict=True))
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 14) + packed + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def test_an_image_is_scaled_by_the_range_that_its_depth_has(tmp_path: Path) -> None:
+    grey = np.arange(0, 4096, 64, np.uint16).reshape(8, 8)  # twelve bits
+    Image.fromarray(grey).save(tmp_path / "12.tif")
+    (tmp_path / "declared.tif").write_bytes(tiff_of_twelve_bits(0, 0x800, 0xFFF, 0x400))
+    Image.fromarray(16 * grey).save(tmp_path / "16.png")
+    Image.fromarray((grey // 16).astype(np.uint8)).save(tmp_path / "8.png")
+    for name, largest in {"16.png": 16 * 4032 / 65535, "12.tif": 4032 / 65535, "8.png": 252 / 255}.items():
+        for shape in ((1, 8, 8), (3, 8, 8), (1, 4, 4)):
+            inputs = image_inputs([tmp_path / name], shape)
+            assert inputs.shape == (1, *shape)
+            assert float(inputs.max()) == pytest.approx(largest, abs=1e-6 if shape[1] == 8 else 0.15)
+            assert float(inputs.std()) > 0.2 * largest
+    declared = image_inputs([tmp_path / "declared.tif"], (1, 2, 2))
+    np.testing.assert_allclose(declared.flatten(), [0.0, 0x800 / 4095, 1.0, 0x400 / 4095], atol=1e-6)
+    for numbers in (grey.astype(np.int32) * 100, grey.astype(np.float32)):
+        Image.fromarray(numbers).save(tmp_path / "other.tif")
+        with pytest.raises(FairbloomError, match=r"other\.tif cannot be read .*at most 16 bits"):
+            image_inputs([tmp_path / "other.tif"], (1, 8, 8))
+
+
+def test_photos_are_turned_as_their_camera_says(tmp_path: Path) -> None:
+    upright = np.zeros((6, 4, 3), np.uint8)
+    upright[:3] = 255
+    for orientation, turn in {1: 0, 3: 2, 6: 1, 8: 3}.items():
+        exif = Image.Exif()
+        exif[274] = orientation
+        Image.fromarray(np.rot90(upright, turn)).save(tmp_path / f"{orientation}.png", exif=exif)
+        assert size_of(tmp_path / f"{orientation}.png") == (4, 6)
+        pixels = image_inputs([tmp_path / f"{orientation}.png"], (1, 6, 4))[0, 0]
+        assert pixels[:3].min() == 1.0
+        assert pixels[3:].max() == 0.0
+
+
+def test_an_image_of_one_colour_is_a_fault_of_the_data(tmp_path: Path) -> None:
+    images(tmp_path / "flat")
+    (shown,) = describe_data(config("image-folder", tmp_path / "flat"))["clients"]
+    assert "cat/0.png has one colour throughout" in str(shown["problem"])
+    assert agreed(config("image-folder", tmp_path / "flat"))[0].clients == ("flat",)  # it is trained on all the same
 
 
 def test_a_folder_without_folders_is_told_of(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fairbloom.client.training import choose_output, outputs_of
+from fairbloom.client.training import outputs_of
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import Examples, Splits, Task, model_loss
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.inputs import combine_inputs, count_bytes, map_inputs, names_of, split_inputs, tensors_of
+from fairbloom.tasks.outputs import choose_output
 
 X, Y = torch.arange(12.0).view(6, 2), torch.arange(6) % 2
 

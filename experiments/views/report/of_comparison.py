@@ -236,7 +236,8 @@ def _differences_section(comparison: Comparison, scene: Scene) -> Section | None
     note += f"The {measure_title(WORST, scene.clients)} and the mean are tested; p is of the paired t test, with "
     note += "Holm's correction over both and all methods."
     if comparison.shared.test_share:
-        note += " All seeds split the same data, for which Nadeau and Bengio's correction widens the intervals."
+        split = "are taken to split" if comparison.shared.assumed else "split"
+        note += f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the intervals."
     table = Table("differences", f"Differences to {comparison.baseline} in {unit}", headings, cells, note)
     return Section("differences", f"Differences to {comparison.baseline}", intro, [Charts(panels), table])
 

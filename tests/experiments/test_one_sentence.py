@@ -1,0 +1,83 @@
+"""Faults that a newcomer meets end in one sentence, before anything is trained, with a remedy that works there."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairbloom.logs import escape_unprintable
+
+from .helpers import SMALL, fairbloom
+
+TASK = """
+from dataclasses import replace
+from fairbloom.tasks import find_task
+def task(setup):
+    known = find_task("digits")
+    return known.load(replace(setup, model="logistic", data_dir="", validation_share=0.0), known.check_parameters({}))
+"""
+
+METHODS = """
+from fairbloom.strategies import FedAvg
+class Right(FedAvg):
+    pass
+class Other(FedAvg):
+    seed = 3
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, source in {"unvalidated": TASK, "misdeclared": METHODS}.items():
+        sys.modules.pop(name, None)
+        Path(f"{name}.py").write_text(source)
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    words = capsys.readouterr().err.strip()
+    assert words.startswith("error: ")
+    assert "\n" not in words
+    return words
+
+
+def test_predicting_with_a_comparison_names_one_of_its_runs(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = Path("cmp", "runs", "fedavg-seed0")
+    runs.mkdir(parents=True)
+    (runs / "config.toml").write_text("")
+    Path("cmp", "comparison.json").write_text("{}")
+    for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp", "--to", "onnx")):
+        assert fairbloom(*command) == 2
+        words = told(capsys)
+        assert str(runs) in words
+        assert "load_" not in words
+
+
+def test_a_task_without_validation_examples_is_refused_at_once(
+    modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (
+        ("run", "--set", "validation-share=0.2"),
+        ("sweep", "--grid", "learning-rate=0.1,0.2", "--jobs", "1"),
+    ):
+        assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
+        words = told(capsys)
+        for each in ("validation-share = 0.2", "unvalidated:task", "Splits(train, test, validation)"):
+            assert each in words
+        assert not [*Path().glob("out/**/rounds.csv")]
+
+
+def test_a_wrong_declaration_of_any_class_is_one_sentence(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (("check", "misdeclared:Right"), ("run", "--method", "misdeclared:Right", *SMALL)):
+        sys.modules.pop("misdeclared", None)
+        assert fairbloom(*command) == 2
+        words = told(capsys)
+        for each in ("misdeclared:Right", "Other.seed = 3", "option"):
+            assert each in words
+
+
+def test_line_ends_of_an_error_are_spaces_on_a_terminal() -> None:
+    assert escape_unprintable("size mismatch:\n\tcopying") == "size mismatch:  copying"
+    assert escape_unprintable("a\nb\x1b[2J", but="\n") == "a\nb\\x1b[2J"

@@ -1,0 +1,90 @@
+"""Unusual tasks and models of users: they are learned right, or refused by name before the first round."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fairbloom
+from fairbloom.errors import FairbloomError
+
+from .helpers import run
+
+ODD = "tests.simulation.odd"
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_single_logit_is_thresholded_at_0(tmp_path: Path, engine: str) -> None:
+    for name in ("one_logit", "column"):
+        folder = run(tmp_path / name, task=f"{ODD}:{name}", num_rounds=25, learning_rate=0.5, engine=engine)
+        assert np.mean([*fairbloom.load(folder).final().values()]) > 90.0
+
+
+def test_shapes_that_are_not_of_classes_are_refused(tmp_path: Path) -> None:
+    for name, shapes in {"quantity": ("(10, 1)", "(10,)"), "wide": ("(10, 3)", "(10, 1)")}.items():
+        with pytest.raises(FairbloomError, match="trial step") as refused:
+            run(tmp_path / name, task=f"{ODD}:{name}", num_rounds=1)
+        for words in (*shapes, "scores="):
+            assert words in str(refused.value)
+        assert not (tmp_path / name / "checkpoint" / "1.safetensors").exists()
+
+
+def test_places_that_are_left_out_and_soft_labels_are_learned(tmp_path: Path) -> None:
+    """The same loss takes autograd in each engine, and gives the same model."""
+    models = {}
+    for name in ("ignored", "soft", "soft_partial"):
+        for engine in ("loop", "stacked"):
+            folder = run(tmp_path / name / engine, task=f"{ODD}:{name}", num_rounds=2, engine=engine)
+            models[name, engine] = fairbloom.load(folder).arrays()["weight"]
+        np.testing.assert_allclose(models[name, "loop"], models[name, "stacked"], atol=1e-5)
+    np.testing.assert_allclose(models["soft", "loop"], models["soft_partial", "loop"], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["fedfv", "qfedavg", "term"])
+def test_a_loss_that_is_nan_at_all_clients_is_named(tmp_path: Path, method: str) -> None:
+    with pytest.raises(FairbloomError, match=r"loss-before is NaN at all \d clients in round 1") as refused:
+        run(tmp_path / "run", task=f"{ODD}:nan_loss", method=method, num_rounds=3)
+    assert "division" in str(refused.value)
+    for words in ("fair(", "learning-rate"):
+        assert words not in str(refused.value)
+
+
+def test_constants_that_are_not_finite_are_carried(tmp_path: Path) -> None:
+    arrays = []
+    for engine in ("loop", "stacked", "workers"):
+        folder = run(tmp_path / engine, model=f"{ODD}:CausalMask", clients=3, num_rounds=3, engine=engine)
+        arrays.append(fairbloom.load(folder).arrays())
+        assert (arrays[-1]["mask"] == -np.inf).sum() == 6
+        np.testing.assert_allclose(arrays[-1]["last.weight"], arrays[0]["last.weight"], atol=1e-5)
+
+
+def test_a_models_outputs_by_name_are_taken_on_built_in_tasks(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", model=f"{ODD}:Named", clients=3, num_rounds=2)
+    assert fairbloom.load(folder).final()
+
+
+def test_models_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
+    for name, words in {
+        "BatchAlone": ("BatchNorm1d keeps no running statistics", "GroupNorm"),
+        "Expanded": ("'weights'", ".clone()"),
+    }.items():
+        with pytest.raises(FairbloomError) as refused:
+            run(tmp_path / name, model=f"{ODD}:{name}", clients=3, num_rounds=1)
+        for each in words:
+            assert each in str(refused.value)
+
+
+def test_a_quantity_of_any_unit_is_scored_or_refused_by_name(tmp_path: Path) -> None:
+    """The error is in the target's unit, beyond the range of float32 as well."""
+    errors = []
+    for number, unit in enumerate((1.0, 1e61, 1e-59, 1e200, 1e-200)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        for seed, name in enumerate(("a", "b")):
+            ages = np.random.default_rng(seed).uniform(20.0, 80.0, 40).round(1)
+            rows = [f"{age},{float((2.0 * age + 1.0) * unit)!r}" for age in ages]
+            (place / f"{name}.csv").write_text("\n".join(["age,target", *rows]))
+        own = {"csv.kind": "regression"}
+        folder = run(tmp_path / f"run{number}", task="csv", data_dir=str(place), num_rounds=2, **own)
+        errors.append(np.mean([*fairbloom.load(folder).final().values()]) / unit)
+    np.testing.assert_allclose(errors, errors[0], rtol=1e-4)
