@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fairbloom import __version__
 from fairbloom.client.states import folder_name
-from fairbloom.client.training import choose_output
 from fairbloom.errors import FairbloomError, place_of
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import write_whole
+from fairbloom.tasks.outputs import choose_output
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Predictions, Preprocessing
 
 from .predictor import Predictor
