@@ -48,7 +48,7 @@ def test_predicting_with_a_comparison_names_one_of_its_runs(modules: Path, capsy
     runs.mkdir(parents=True)
     (runs / "config.toml").write_text("")
     Path("cmp", "comparison.json").write_text("{}")
-    for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp", "--to", "onnx")):
+    for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")):
         assert fairbloom(*command) == 2
         words = told(capsys)
         assert str(runs) in words
