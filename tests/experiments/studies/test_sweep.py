@@ -354,7 +354,7 @@ def test_a_sweep_is_a_value_with_a_figure_and_html(done: Path, tmp_path: Path) -
 
 
 def test_a_sweeps_folder_is_known_as_one(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(FairbloomError, match=r"holds a sweep: load it with fairbloom\.load_sweep"):
+    with pytest.raises(FairbloomError, match="holds a sweep, of several runs: name one run"):
         api.load(done)
     assert fairbloom("show", done, "--split", "x") == 2
     assert "holds a sweep: draw the split of one of its runs" in capsys.readouterr().err
