@@ -78,7 +78,7 @@ def connect(gpus: float) -> Any:
     except ConnectionError as error:
         remedy = "start one by ray start --head, or name its address by RAY_ADDRESS"
         raise FairbloomError(f"pool = 'ray': there is no Ray cluster: {remedy}") from error
-    most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+    most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)  # type: ignore[no-untyped-call]
     if gpus > most:
         ray.shutdown()
         raise FairbloomError(f"gpus-per-run = {gpus:g}: no host of the Ray cluster has more than {most:g}: lower it")
