@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.lengths import LARGEST_ALLOWANCE, Lengths, lower_median, too_long, usual
+from fairbloom.rounds.lengths import Lengths, too_long
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.updates import FloatArray, length
@@ -87,26 +87,6 @@ def test_the_rule_is_the_one_by_the_letter(
         assert alone[0] == []
         assert alone[1] is not None
         np.testing.assert_array_equal(alone[1].allowances, found.allowances)  # as if the others had not come
-
-
-def test_the_furthest_goes_first_and_the_median_is_taken_again() -> None:
-    """With all six the lower median is 300: none of the last three is refused before 1e9 is, and then all are."""
-    u = np.array([1.0, 1.0, 300.0, 350.0, 400.0, 1e9])
-    refused, found = too_long(u, np.ones(6), np.empty(0), lambda: 0.0, 100.0)
-    assert [each.place for each in refused] == [5]
-    assert found is not None
-    assert found.length == 300.0
-    u = np.array([1.0, 1.0, 1.0, 350.0, 400.0, 1e9])
-    assert [each.place for each in too_long(u, np.ones(6), np.empty(0), lambda: 0.0, 100.0)[0]] == [5, 4, 3]
-
-
-def test_more_rows_allow_a_longer_update_up_to_a_thousandfold() -> None:
-    found = usual(np.ones(5), np.array([1.0, 10.0, 10.0, 50.0, 10.0**9]), np.empty(0), lambda: 0.0)
-    assert found.allowances.tolist() == [1.0, 1.0, 1.0, 5.0, LARGEST_ALLOWANCE]
-
-
-def test_of_an_even_number_the_lower_one_is_the_median() -> None:
-    assert lower_median(np.array([4.0, 1.0, 3.0, 2.0])) == 2.0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -430,23 +410,6 @@ def test_with_a_broken_model_no_client_is_blamed() -> None:
 def test_a_model_that_is_not_finite_is_refused_at_once() -> None:
     with pytest.raises(BrokenModelError, match="no client can train: the global model is broken: array 'w'"):
         rounds_of(FedAvg(), TWO, model={"w": np.full(SIZE, np.nan, np.float32)})
-
-
-def test_one_broken_reply_among_good_ones_is_that_clients_fault() -> None:
-    _, finished = one_faulty("fedavg", arrays(bias=np.float32([1, np.nan, 2])))
-    assert finished.refused == {"site-2": "array 'bias' is not finite"}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"update_limit": 0.5}, "update_limit = 0.5: allowed is float in .1, inf."),
-        ({"update_limit": math.nan}, "update_limit = nan: allowed is float in .1, inf."),
-    ],
-)
-def test_impossible_limits_are_refused_with_a_remedy(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        FedAvg(**options)
 
 
 # With FedFV, what is kept -------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from tests.strategies.helpers import (
     TRAINABLE,
     Arrays,
     MemoryGrid,
-    arrays,
     cohort_of,
     error,
     flat,
@@ -179,26 +178,6 @@ def test_a_model_of_several_chunks_is_stepped_everywhere(optimizer: str) -> None
         expected = reference.step(expected, -d.astype(np.float64))
     assert w.dtype == np.float32
     np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_by_hand(sign: float) -> None:
-    """One coordinate, d = 2 then 0.5, lr = 0.1, beta1 = 0.5, beta2 = 0.75, tau = 1: v begins at 1, a at 0.
-
-    adam: a = 1, v = 0.75 + 1 = 1.75; a = 0.75, v = 1.3125 + 0.0625 = 1.375. yogi: v = 1 + 1 = 2 since 1 < 4; then 2 >
-    0.25: v = 2 − 0.0625. adagrad: v = 5, then 5.25. avgm: v = 2, then 1.5.
-    """
-    expected = {
-        "adam": 0.1 * 1.0 / (np.sqrt(1.75) + 1.0) + 0.1 * 0.75 / (np.sqrt(1.375) + 1.0),
-        "yogi": 0.1 * 1.0 / (np.sqrt(2.0) + 1.0) + 0.1 * 0.75 / (np.sqrt(1.9375) + 1.0),
-        "adagrad": 0.1 * 1.0 / (np.sqrt(5.0) + 1.0) + 0.1 * 0.75 / (np.sqrt(5.25) + 1.0),
-        "avgm": 0.1 * 2.0 + 0.1 * 1.5,
-    }
-    for name, way in expected.items():
-        w, moments = np.zeros(1), None
-        for d in (2.0, 0.5):
-            w, moments = ServerOptimizer(name, 0.1, 0.5, 0.75, 1.0).step(w, np.array([sign * d]), moments)
-        assert w[0] == pytest.approx(-sign * way, rel=1e-12)
 
 
 # Beside Flower's ----------------------------------------------------------------------------------------------------
@@ -463,15 +442,6 @@ def test_a_step_whose_square_is_beyond_the_range_is_not_taken(optimizer: str, ca
     )
 
 
-def test_a_bad_client_is_refused_and_the_round_goes_on() -> None:
-    broken = {("site-2", 2): arrays(bias=np.float32([1, np.nan, 2]))}
-    absent = {("site-2", 2): error}
-    one, other = (kept_after(FedAvg(buffers=BUFFERS, **EACH["adam"]), 3, faults=faults) for faults in (broken, absent))
-    assert list(one[0][1].refused) == ["site-2"]
-    assert bits(one[0][-1].arrays) == bits(other[0][-1].arrays)
-    assert equal(one[1][-1], other[1][-1])
-
-
 # State --------------------------------------------------------------------------------------------------------------
 
 
@@ -580,15 +550,10 @@ def test_defaults_are_the_papers() -> None:
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"server_optimizer": "adamw"}, "server_optimizer = 'adamw': did you mean adam?"),
-    ({"server_optimizer": None}, "server_optimizer = None"),
-    ({"server_optimizer": "avgm", "server_optimizer_lr": 0.0}, "server_optimizer_lr = 0.0"),
-    ({"server_optimizer": "adam", "server_optimizer_lr": -1.0}, "server_optimizer_lr = -1.0"),
-    ({"server_optimizer": "adam", "server_optimizer_lr": np.nan}, "server_optimizer_lr = nan"),
-    ({"server_optimizer": "adam", "server_optimizer_lr": np.inf}, "server_optimizer_lr = inf"),
-    ({"server_optimizer": "avgm", "server_optimizer_beta1": 1.0}, r"server_optimizer_beta1 = 1.0: .* in \[0, 1\)"),
-    ({"server_optimizer": "avgm", "server_optimizer_beta1": -0.1}, r"server_optimizer_beta1 = -0.1"),
-    ({**EACH["adam"], "server_optimizer_beta2": 1.0}, r"server_optimizer_beta2 = 1.0: .* in \[0, 1\)"),
-    ({**EACH["adam"], "server_optimizer_tau": 0.0}, "server_optimizer_tau = 0.0: .* above 0"),
+    *(
+        ({"server_optimizer": "avgm", "server_optimizer_lr": each}, f"server_optimizer_lr = {each}")
+        for each in (0.0, np.nan)
+    ),
     *(({"server_optimizer": each}, f"'{each}' needs server_optimizer_lr, .* default: give one") for each in ADAPTIVE),
     ({"server_optimizer_lr": 0.1}, "server_optimizer_lr = 0.1 has no effect with server_optimizer = 'none'"),
     ({"server_optimizer_beta1": 0.5}, "server_optimizer_beta1 = 0.5 has no effect with server_optimizer = 'none'"),
@@ -608,12 +573,6 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 def test_an_impossible_option_is_refused_with_the_remedy(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FedAvg(**options)
-
-
-def test_the_remedies_work() -> None:
-    FedAvg(server_optimizer="adam", server_optimizer_lr=0.01)
-    FedAvg(server_optimizer="adam", server_optimizer_lr=0.01, server_optimizer_beta2=0.5)
-    FedAvg(server_optimizer="yogi", server_optimizer_lr=0.01, server_optimizer_tau=0.5)
 
 
 def test_a_method_with_a_momentum_of_its_own_refuses_another_one() -> None:
