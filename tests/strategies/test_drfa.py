@@ -86,11 +86,6 @@ def test_gamma_zero_leaves_the_draw_uniform_whatever_the_losses() -> None:
 # By hand ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_counts_as_often_as_it_was_drawn() -> None:
-    c = DRFA(gamma=1.0).weigh(cohort_of(np.eye(3), draws=[1, 3, 2], counts=[10, 20, 30]))
-    assert c == pytest.approx([1 / 6, 3 / 6, 2 / 6])
-
-
 def test_lambda_rises_by_k_gamma_n_over_m_times_the_loss_by_hand() -> None:
     # two clients with losses 3 and 1 at the snapshot, N = m = 2, K γ = 0.1: λ = ½ ± 0.1 · (3 − 1) / 2
     class Fixed(Quadratic):
@@ -359,6 +354,3 @@ def test_bytes_count_the_second_exchange_and_the_snapshots() -> None:
     size = sum(len(array.data) for array in one.arrays.values())
     assert one.bytes_sent == size * (len(one.participants) + len(asked_for_losses(grid)))
     assert one.bytes_received == size * 2 * len(one.coefficients)
-
-
-# State --------------------------------------------------------------------------------------------------------------

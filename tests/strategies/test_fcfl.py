@@ -150,21 +150,6 @@ def test_a_step_by_hand() -> None:
     np.testing.assert_allclose(step_of(method, replies), 0.1 * np.array([0.0, 0.0, 3.0]), atol=1e-12)
 
 
-def test_a_client_that_steps_further_has_no_longer_gradient() -> None:
-    """u_k/η_k is the gradient: ten times the rate makes a ten times longer update of the same client."""
-    replies = drawn(3, 4)
-    tenfold = np.array([1.0, 10.0, 1.0, 1.0])
-    other = replies | {
-        "U": tenfold[:, None] * replies["U"],
-        "seconds": tenfold[:, None] * replies["seconds"],
-        "rates": tenfold * replies["rates"],
-    }
-    assert replies["rates"].min() == other["rates"].min()
-    for stage1 in (0, 800):
-        expected = step_of(FCFL(stage1_rounds=stage1), replies)
-        np.testing.assert_allclose(step_of(FCFL(stage1_rounds=stage1), other), expected, rtol=1e-6)
-
-
 # Stage 2 --------------------------------------------------------------------------------------------------------------
 
 
@@ -351,33 +336,6 @@ def test_a_temperature_that_nothing_holds_up_never_reaches_zero() -> None:
         _, delta = remembered(method, cohort)
         assert np.isfinite(method.weigh(cohort)).all()
     assert 0.0 < delta < 1e-300
-
-
-def test_a_round_uses_the_temperature_that_it_begins_with() -> None:
-    replies = drawn(4, 3) | {"U": 1e-3 * drawn(4, 3)["U"]}
-    method = FCFL()
-    cohort = cohort_of(**replies)
-    before = method.weigh(cohort)
-    assert remembered(method, cohort)[0] == 0.005
-    np.testing.assert_array_equal(FCFL().weigh(cohort), before)
-    assert not np.allclose(method.weigh(cohort), before)
-
-
-def test_stage_2_begins_by_round_and_lets_no_temperature_fall() -> None:
-    replies, method = drawn(6, 3), FCFL(stage1_rounds=2, budget=0.0)
-    steps = {number: method.weigh(cohort_of(**replies, round=number)) for number in (1, 2, 3)}
-    np.testing.assert_array_equal(steps[1], steps[2])
-    assert not np.allclose(steps[2], steps[3])
-    assert remembered(method, cohort_of(**flat(1e-6, 1e-6), round=3)) == (0.5, 0.5)
-
-
-def test_a_state_goes_on_where_it_stopped() -> None:
-    one, other = FCFL(), FCFL()
-    remembered(one, cohort_of(**flat(1e-6, 1e3)))
-    other.load_state_dict(one.state_dict())
-    cohort = cohort_of(**drawn(8, 4), round=2)
-    np.testing.assert_array_equal(one.weigh(cohort), other.weigh(cohort))
-    assert one.memory == other.memory == {"delta-loss": 0.005, "delta-disparity": 0.5}
 
 
 # Budgets, terms and metrics -------------------------------------------------------------------------------------------

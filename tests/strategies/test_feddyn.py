@@ -56,24 +56,6 @@ def test_it_rests_there_with_a_pull_or_personal_models(options: dict[str, Any]) 
     np.testing.assert_allclose(model, minimiser(clients, by_examples=False), atol=1e-8)
 
 
-class Exact(Keeping):
-    """A client that minimises what it is asked to, exactly."""
-
-    def descended(self, w: FloatArray, gradient: Any) -> FloatArray:
-        constant = gradient(np.zeros_like(w))
-        slope = gradient(np.ones_like(w)) - constant  # of a quadratic whose curvature is diagonal
-        return np.asarray(-constant / slope)
-
-
-def test_two_clients_that_minimise_exactly_rest_there_too() -> None:
-    clients = {name: Exact(name, np.array([a]), np.array([b])) for name, a, b in (("one", 1.0, 0.0), ("two", 3.0, 1.0))}
-    method = FedDyn(alpha=0.5, **PLAIN)
-    model = rest(method, clients, 300)
-    assert model == pytest.approx([0.75], abs=1e-10)
-    for name, state in used_states(method, clients).items():  # each linear term is the client's gradient
-        np.testing.assert_allclose(state, clients[name].gradient(model), atol=1e-9)
-
-
 # Properties ---------------------------------------------------------------------------------------------------------
 
 

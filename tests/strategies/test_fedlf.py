@@ -12,7 +12,6 @@ from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.updates import FloatArray, Vectors
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FedLF, FedMGDAPlus
-from tests.rounds.helpers import OPTIONS, run
 
 from .helpers import (
     BUFFERS,
@@ -20,12 +19,10 @@ from .helpers import (
     client_names,
     cohort_of,
     edgy_updates,
-    flat,
     generic_updates,
     initial_model,
     quadratics,
     record,
-    unpack,
 )
 from .reference import Group, Seen, fedlf, fedlf_groups
 
@@ -109,14 +106,6 @@ def test_two_orthogonal_clients_by_hand() -> None:
     np.testing.assert_allclose(step(FedLF(server_lr=0.5), np.eye(2), losses=[1.0, 3.0]), 0.5 * expected, rtol=1e-10)
 
 
-def test_rows_are_as_long_as_the_moving_clients_mean_by_hand() -> None:
-    # layer a: lengths 1, 3 and 0, so μ = 2; layer b: one client of length 5 alone. Losses are equal.
-    U = np.array([[1.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 5.0]])
-    d = np.array([1.0, 1.0, 5.0])
-    expected = d / np.linalg.norm(d) * np.linalg.norm(U.mean(axis=0))
-    np.testing.assert_allclose(step(FedLF(), U, {"a.w": 2, "b.w": 1}, losses=[1.0, 1.0, 1.0]), expected, rtol=1e-10)
-
-
 def test_a_weight_and_its_bias_are_one_group() -> None:
     """The bias alone has opposite updates, with which it would not move; together with the weight it does."""
     U = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0]])
@@ -180,12 +169,6 @@ def test_every_row_of_a_merged_group_descends_far_enough(U: FloatArray, losses: 
 
 
 # Properties ---------------------------------------------------------------------------------------------------------
-
-
-@given(U=layered_updates(), losses=LOSSES, guidance=GUIDANCE)
-def test_the_step_is_as_long_as_the_mean_update_or_nothing(U: FloatArray, losses: list[float], guidance: str) -> None:
-    length = np.linalg.norm(step(FedLF(guidance=guidance), U, LAYERS, losses=losses[: len(U)]))
-    assert length == pytest.approx(np.linalg.norm(U.mean(axis=0)), rel=1e-9) or length == 0.0
 
 
 @given(U=layered_updates(min_size=2), losses=LOSSES, seed=st.integers(0, 9), factor=st.sampled_from((1e-6, 3.0, 1e6)))
@@ -264,24 +247,6 @@ def latest(past: Sequence[Seen]) -> dict[str, int]:
     return {name: seen.round for seen in past for name in seen.updates}
 
 
-def test_a_run_over_flower_ends_where_the_papers_vectors_end() -> None:
-    """Three groups of arrays, of which the buffer is none, and clients of which half take part in a round."""
-    groups = {"weight": "a", "bias": "b", "scale": "b"}
-    strategy = FedLF(groups=groups, **{**OPTIONS, "fraction_train": 0.5})
-    _, rounds = run(strategy, MemoryGrid(quadratics(6)), rounds=6)
-    clients, model = quadratics(6), initial_model()
-    past: list[Seen] = []
-    for finished in rounds:
-        names = sorted(finished.coefficients)
-        U = np.array([flat(model) - flat(clients[name].trained(model)) for name in names])
-        past.append(seen_of(U, [clients[name].loss(model) for name in names], finished.number, names))
-        expected = fedlf(past, layers=(list(range(6)), list(range(6, 10))))
-        after = unpack(finished.arrays)
-        np.testing.assert_allclose(flat(model) - flat(after), expected, rtol=1e-3, atol=1e-3 * np.linalg.norm(expected))
-        model = after
-    assert any(len(finished.coefficients) < 6 for finished in rounds)
-
-
 def test_inner_products_are_made_only_with_rows_that_count() -> None:
     """Other rows stay, and count again in a round of fewer clients."""
     online = {1: 4, 2: 2, 3: 3, 4: 1}
@@ -318,39 +283,6 @@ def test_an_absent_clients_part_is_scaled_by_hand() -> None:
     np.testing.assert_allclose(got, [np.sqrt(2.0), np.sqrt(2.0)], rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("seen", "present", "kept_in", "respected"),
-    [
-        (1, 1, 4, True),
-        (1, 1, 3, False),
-        (3, 1, 2, True),
-        (3, 1, 1, False),
-        (3, 2, 4, True),
-        (3, 2, 3, False),
-        (1, 2, 4, False),
-    ],
-)
-def test_an_absent_client_counts_as_many_rounds_as_were_seen(
-    seen: int, present: int, kept_in: int, respected: bool
-) -> None:
-    """τ = ⌊M/m⌋, with M the clients that were seen before, wherever their rows may be."""
-    strategy = remembering("absent", *(f"other-{k}" for k in range(seen - 1)))
-    assert strategy.recalls(Kept("absent", kept_in), client_names(present), 5) is respected
-
-
-def test_a_client_that_is_back_is_no_absent_one() -> None:
-    strategy = remembering("client-000")
-    assert not strategy.recalls(Kept("client-000", 4), ("client-000",), 5)
-    assert strategy.recalls(Kept("client-001", 4), ("client-000",), 5)
-
-
-def test_an_absent_client_is_no_part_of_the_mean_length() -> None:
-    memory = {Kept("absent", 4): np.array([0.0, 0.0, 7.0])}
-    U = np.array([[2.0, 0.0, 0.0]])
-    got = step(remembering("absent"), U, {"a.w": 2, "b.w": 1}, round=5, memory=memory, losses=[1.0])
-    np.testing.assert_allclose(got, [2.0, 0.0, 0.0], rtol=1e-12)
-
-
 def test_old_rows_are_dropped_and_their_names_count_on() -> None:
     """A row stays that this round does not recall, as a round of fewer clients may."""
     strategy = remembering("gone", "client-001")
@@ -362,13 +294,6 @@ def test_old_rows_are_dropped_and_their_names_count_on() -> None:
     assert strategy.memory == {"seen": {"gone": 1, "client-001": 1, "client-000": 9}}
 
 
-def test_without_history_nothing_is_remembered() -> None:
-    strategy = FedLF(history=False)
-    cohort = cohort_of(np.eye(2))
-    assert strategy.remember(cohort, strategy.weigh(cohort), {}) == {}
-    assert strategy.memory == {}
-
-
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 
@@ -378,13 +303,6 @@ def test_updates_of_zeros_take_no_step_and_divide_by_nothing(guidance: str) -> N
     assert zeros.tolist() == np.zeros((5, 3)).tolist()
     nothing = FedLF().weigh(cohort_of(np.zeros((3, 0)), arrays={}))
     assert nothing.shape in ((0, 3), (1, 3))
-
-
-def test_a_zero_update_guides_by_its_loss_and_is_no_row() -> None:
-    U = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    got = step(FedLF(), U, losses=[1.0, 3.0, 2.0])
-    np.testing.assert_allclose(got, fedlf([seen_of(U, [1.0, 3.0, 2.0])]), rtol=1e-6)
-    assert not np.allclose(got, 2 / 3 * step(FedLF(), U[:2], losses=[1.0, 3.0]))
 
 
 def test_a_guidance_row_that_is_rounding_is_left_out() -> None:
@@ -461,6 +379,3 @@ def test_a_run_has_its_groups_as_text() -> None:
     assert plain.groups is None
     with pytest.raises(ValueError, match=r"^fedlf\.groups = 'first': .*fc1\.weight=one"):
         Settings.of({"method": "fedlf", "fedlf.groups": "first"}).strategy()
-
-
-# Kill and resume ----------------------------------------------------------------------------------------------------

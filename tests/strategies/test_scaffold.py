@@ -113,19 +113,6 @@ def test_with_a_server_optimizer_it_rests_there_too(optimizer: dict[str, Any]) -
     np.testing.assert_allclose(rest(method, clients, 1500), minimiser(clients, by_examples=True), atol=1e-5)
 
 
-def test_two_clients_in_one_dimension() -> None:
-    """½ a (x − b)² with a = 1, 3 and b = 0, 1, where three steps of FedAvg at 0.1 rest 0.04 off the minimum, 3/4."""
-    clients = {
-        name: Keeping(name, np.array([a]), np.array([b]), rates=[0.1] * 3)
-        for name, a, b in (("one", 1.0, 0.0), ("two", 3.0, 1.0))
-    }
-    assert rest(SCAFFOLD(**PLAIN), clients, 200) == pytest.approx([0.75], abs=1e-12)
-    shares = np.array([1 - 0.9**3, 1 - 0.7**3])
-    plain = float(shares @ [0.0, 1.0] / shares.sum())
-    assert rest(FedAvg(**PLAIN), clients, 200) == pytest.approx([plain], abs=1e-12)
-    assert abs(plain - 0.75) > 0.03
-
-
 # Properties ---------------------------------------------------------------------------------------------------------
 
 
