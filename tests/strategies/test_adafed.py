@@ -83,11 +83,6 @@ def test_the_order_of_independent_updates_does_not_matter(U: FloatArray, seed: i
     np.testing.assert_allclose(step(U[order], F[order]), step(U, F), rtol=1e-6, atol=1e-9 * np.linalg.norm(U))
 
 
-def test_server_lr_multiplies_the_step() -> None:
-    U = np.random.default_rng(0).normal(size=(3, 5))
-    np.testing.assert_allclose(step(U, server_lr=2.5), 2.5 * step(U), rtol=1e-14)
-
-
 # Dependent updates --------------------------------------------------------------------------------------------------
 
 

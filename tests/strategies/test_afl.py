@@ -69,22 +69,6 @@ def test_two_clients_move_by_half_the_difference_of_their_losses(F: list[tuple[f
     assert weights(strategy)["a"] == pytest.approx(lam, abs=1e-12)
 
 
-def test_a_newcomer_enters_with_its_prior_by_hand() -> None:
-    # a, b with 1 and 3 examples: λ = (¼, ¾), moved to (½, ½) by a gain of ½ for a; c has 4 of 8: (¼, ¼, ½)
-    strategy = AFL(gamma=0.5)
-    first, second = play(strategy, [{"a": 1.0, "b": 0.0}, {"a": 0.0, "c": 0.0}], {"a": 1.0, "b": 3.0, "c": 4.0})
-    assert first == pytest.approx({"a": 0.25, "b": 0.75})
-    assert second == pytest.approx({"a": 0.25 / 0.75, "c": 0.5 / 0.75})
-    assert weights(strategy) == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.5})
-
-
-def test_an_absent_client_gives_way_in_the_projection_by_hand() -> None:
-    # λ = (⅓, ⅓, ⅓) + (0.3, 0, 0): 0.1 less for each
-    strategy = AFL(gamma=0.3, weighting="uniform")
-    play(strategy, [dict.fromkeys("abc", 0.0), {"a": 1.0}])
-    assert weights(strategy) == pytest.approx({"a": 1 / 3 + 0.2, "b": 1 / 3 - 0.1, "c": 1 / 3 - 0.1})
-
-
 def test_clients_without_mass_are_averaged_by_prior_by_hand() -> None:
     strategy = AFL(gamma=10.0)
     steps = play(strategy, [{"a": 9.0, "b": 0.0, "c": 0.0}, {"b": 0.0, "c": 0.0}], {"a": 1.0, "b": 1.0, "c": 3.0})

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.updates import FloatArray
-from fairbloom.strategies import EAGLE, FedAvg, VRed
+from fairbloom.strategies import EAGLE, VRed
 
 from .helpers import BUFFERS, MemoryGrid, cohort_of, initial_model, losses_and_counts, metrics, quadratics, record, told
 
@@ -40,16 +40,6 @@ def test_equal_baselines_are_vred_whatever_they_are(weighting: str, m: int, lam:
     cohort = cohort_of(np.eye(m), losses=F, counts=n, baselines=np.full(m, constant), weighting=weighting)
     expected = VRed(beta=lam, weighting=weighting).weigh(cohort)
     np.testing.assert_allclose(EAGLE(lam=lam, weighting=weighting).weigh(cohort), expected, atol=1e-12 * (1.0 + lam))
-
-
-@weightings
-@given(m=st.integers(1, 8))
-def test_lam_zero_is_fedavg(weighting: str, m: int) -> None:
-    F, n = losses_and_counts(m)
-    cohort = cohort_of(np.eye(m), losses=F, counts=n, weighting=weighting)
-    np.testing.assert_array_equal(
-        EAGLE(lam=0.0, weighting=weighting).weigh(cohort), FedAvg(weighting=weighting).weigh(cohort)
-    )
 
 
 @given(given=cohorts, lam=st.floats(0.0, 10.0), gap=st.floats(-2.0, 2.0))
@@ -93,11 +83,6 @@ def test_weights_are_the_gradient_of_mean_loss_and_gap_variance(
 # Properties ---------------------------------------------------------------------------------------------------------
 
 
-@given(given=cohorts, lam=st.floats(0.0, 50.0))
-def test_weights_sum_to_one(given: list[tuple[float, float]], lam: float) -> None:
-    assert weigh(lam, *columns(given)).sum() == pytest.approx(1.0, abs=1e-9)
-
-
 @given(given=cohorts, lam=st.floats(0.0, 5.0), shift=st.floats(-3.0, 3.0))
 def test_a_constant_on_all_baselines_changes_nothing(
     given: list[tuple[float, float]], lam: float, shift: float
@@ -122,11 +107,6 @@ def test_a_client_split_into_halves_counts_as_before_by_examples(given: list[tup
     c, split = weigh(lam, F, L, n), weigh(lam, np.append(F, F[0]), np.append(L, L[0]), halves)
     np.testing.assert_allclose(split[:-1], np.append(c[0] / 2.0, c[1:]), atol=1e-9)
     assert split[-1] == pytest.approx(split[0])
-
-
-def test_the_mean_gap_is_weighted_as_the_prior_is() -> None:
-    """With the unweighted mean, weights by examples would not sum to one."""
-    assert weigh(1.0, [4.0, 1.0], [0.0, 0.0], [1, 9]).sum() == pytest.approx(1.0)
 
 
 # On the wire --------------------------------------------------------------------------------------------------------

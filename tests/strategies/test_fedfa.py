@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,29 +57,6 @@ def test_accuracies_by_hand() -> None:
     assert first_round([0.5, 0.25, 0.25]) == pytest.approx([0.1 + 1 / 6, 0.2 + 1 / 6, 0.2 + 1 / 6])
 
 
-def test_participation_by_hand() -> None:
-    # the first took part in 2 earlier rounds, this is its third: freq = (3, 1), f = (-log2 ¼, -log2 ¾) = (2, 0.415)
-    strategy = FedFa(alpha=0.0, beta=1.0)
-    strategy.memory = {"rounds": {"client-000": 2}}
-    rare = -np.log2(0.75)
-    c = strategy.weigh(cohort_of(np.eye(2), accuracies=[0.9, 0.1], round=3))
-    assert c == pytest.approx([2.0 / (2.0 + rare), rare / (2.0 + rare)])
-
-
-def test_the_velocity_by_hand() -> None:
-    # v_1 = 1, v_2 = ½·1 + 1, v_3 = ½·1.5 + 1 along the same unit update
-    strategy, velocity = FedFa(server_momentum=0.5), []
-    memory: dict[Kept, FloatArray] = {}
-    for t in (1, 2, 3):
-        cohort = cohort_of(np.array([[1.0]]), round=t, memory=memory)
-        c = strategy.weigh(cohort)
-        rows = np.vstack([np.array([[1.0]]), *memory.values()])
-        velocity.append(float((c @ rows)[0]))
-        memory = {kept: mix @ rows for kept, mix in strategy.remember(cohort, c, {}).items()}
-        assert list(memory) == [Kept("velocity", t)]
-    assert velocity == [1.0, 1.5, 1.75]
-
-
 # Properties ---------------------------------------------------------------------------------------------------------
 
 
@@ -130,12 +106,6 @@ def test_weights_sum_to_one_and_fall_with_the_accuracy(A: list[float]) -> None:
     assert (np.diff(c) <= 1e-12).all()
 
 
-def test_who_took_part_more_often_counts_more() -> None:
-    strategy = FedFa(alpha=0.0, beta=1.0)
-    strategy.memory = {"rounds": {"client-000": 0, "client-001": 3, "client-002": 7}}
-    assert (np.diff(strategy.weigh(cohort_of(np.eye(3)))) > 0).all()
-
-
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 
@@ -172,19 +142,6 @@ def test_a_skipped_round_leaves_participation_and_velocity() -> None:
     rows = [state["rows"][0]["values"] for state in states]
     np.testing.assert_array_equal(rows[0], rows[1])
     np.testing.assert_allclose(models[1] - models[2], rows[2].astype(np.float64), rtol=1e-4, atol=1e-6)
-
-
-def test_the_step_is_the_velocity_of_the_round() -> None:
-    strategy, models, velocities = FedFa(server_momentum=0.9, buffers=BUFFERS), [flat(initial_model())], []
-
-    def on_round(finished: Any) -> None:
-        models.append(flat(unpack(finished.arrays)))
-        (row,) = strategy.state_dict()["rows"]
-        velocities.append(row["scale"] * row["values"].astype(np.float64))
-
-    strategy.start(MemoryGrid(quadratics(4)), record(initial_model()), num_rounds=5, on_round=on_round)
-    for (before, after), velocity in zip(pairwise(models), velocities, strict=True):
-        np.testing.assert_allclose(before - after, velocity, rtol=1e-4, atol=1e-5)
 
 
 def test_the_clients_momentum_is_told_and_the_servers_is_not() -> None:
