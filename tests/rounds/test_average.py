@@ -124,12 +124,6 @@ def test_a_wrapper_that_changes_the_model_is_averaged() -> None:
     assert bits(record(evaluated[1])) == bits(record(mean_of(trained[1:3])))
 
 
-@pytest.mark.parametrize("value", [1, 0, "true", None])
-def test_whether_models_are_averaged_is_true_or_false(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"average_models = .*[:;] allowed is bool"):
-        FedAvg(average_models=value)
-
-
 MODELS = st.integers(0, 2**31).map(np.random.default_rng).map(lambda rng: rng.normal(size=(5, 3, 2)))
 
 

@@ -26,7 +26,6 @@ from tests.strategies.helpers import (
     make,
     metrics,
     no_reply,
-    node_unavailable,
     quadratics,
     record,
     to_unknown_message,
@@ -136,12 +135,6 @@ def test_an_update_whose_square_overflows_is_refused(name: str, size: float) -> 
     assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
     assert len(finished.coefficients) == 3 or name == "drfa"
     assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
-
-
-def test_a_node_that_is_gone_is_refused_by_its_own_name() -> None:
-    _, finished = one_faulty("fedavg", node_unavailable)
-    assert list(finished.refused) == ["site-2"]
-    assert finished.missing == ()
 
 
 @pytest.mark.parametrize("code", [3, 4])

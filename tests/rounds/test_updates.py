@@ -280,18 +280,6 @@ def test_an_array_that_nobody_changes_keeps_its_bits(seed: int, dtype: str) -> N
     assert not np.array_equal(result["free"], others[0])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", ["w", "mean"])
-def test_an_infinite_reply_is_refused_by_array(bad: float, place: str) -> None:
-    w = model(w=np.zeros(3, np.float32), mean=np.zeros(3, np.float32))
-    stored = Updates(Layout(w, ("mean",)), capacity=2)
-    with pytest.raises(ValueError, match=f"array '{place}' is not finite"):
-        stored.add({**w, place: np.float32([1.0, bad, 2.0])})
-    assert len(stored.vectors) == 0
-    stored.add({**w, "w": np.ones(3, np.float32)})
-    assert gram_matrix(stored.vectors).tolist() == [[3.0]]
-
-
 def test_an_update_or_a_step_beyond_the_dtype_is_refused() -> None:
     top = np.float32([3e38])
     with pytest.raises(ValueError, match="beyond the range of float32"):

@@ -234,15 +234,10 @@ def test_a_model_that_cannot_be_stacked_falls_back_with_a_reason(tmp_path: Path)
     assert "draws, as dropout does" in about["reason"]
 
 
-def test_work_that_cannot_be_stacked_falls_back_with_a_reason(tmp_path: Path) -> None:
-    about = recorded(run(tmp_path / "run", engine="stacked", time_budget=60.0, num_rounds=1))
-    assert about["engine"] == "loop"
-    assert "time-budget = 60.0" in about["reason"]
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
+        ({"time_budget": 60.0}, "time-budget = 60.0"),
         ({"optimizer": "adafactor", "learning_rate": 0.01}, "optimizer = adafactor"),
         (
             {"schedule": "cosine", "schedule_over": "steps", "optimizer": "asgd", "learning_rate": 0.01},

@@ -96,7 +96,6 @@ def test_a_run_is_not_continued_with_another_average(tmp_path: Path) -> None:
 # Names --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
 @pytest.mark.parametrize(
     ("key", "names", "more"),
     [
@@ -106,14 +105,14 @@ def test_a_run_is_not_continued_with_another_average(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_training_client_is_refused_at_once(
-    tmp_path: Path, engine: str, key: str, names: str, more: dict[str, Any]
+    tmp_path: Path, key: str, names: str, more: dict[str, Any]
 ) -> None:
     changes = {**more, key.replace("-", "_"): names}
     words = (
         f"{key} names 'client-7', which is none of the clients: did you mean client-.. there are client-0, .*client-4$"
     )
     with pytest.raises(FairbloomError, match=words):
-        run(tmp_path / "run", engine=engine, **changes)
+        run(tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
 
 

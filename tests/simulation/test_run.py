@@ -148,9 +148,7 @@ def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> N
     assert all(np.array_equal(kept[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize(
-    ("every", "evaluated"), [(1, {1, 2, 3, 4, 5}), (2, {2, 4, 5}), (4, {4, 5}), (9, {5}), (0, {5})]
-)
+@pytest.mark.parametrize(("every", "evaluated"), [(2, {2, 4, 5}), (0, {5})])
 def test_clients_evaluate_at_the_interval_and_after_the_last(tmp_path: Path, every: int, evaluated: set[int]) -> None:
     folder = run(tmp_path / "run", num_rounds=5, evaluate_every=every)
     assert {int(row["round"]) for row in table(folder / "clients.csv")} == evaluated

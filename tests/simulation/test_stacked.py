@@ -142,18 +142,6 @@ def test_for_any_work_weights_are_those_of_each_client_alone(model: str, work: s
     assert_same(stacked.train(names, initial, terms), loop.train(names, initial, terms))
 
 
-@pytest.mark.usefixtures("no_fallback")
-def test_personal_models_go_on_from_round_to_round() -> None:
-    loop, stacked, model = both(config_of(model="mlp"))
-    for number in (1, 2, 3):
-        terms = Terms(server_round=number, personal_lambda=0.5, personal_epochs=1)
-        names = loop.online(1)[: 4 + number]
-        assert_same(stacked.train(names, model, terms), loop.train(names, model, terms))
-        told = [engine.evaluate(loop.online(1), model, terms, names) for engine in (stacked, loop)]
-        assert_same_reports(*told)
-        assert all("accuracy-personal" in report for report in told[0].metrics.values())
-
-
 @pytest.mark.parametrize("work", ["minibatches", "examples of their own"])
 @pytest.mark.parametrize("model", MODELS)
 def test_evaluation_is_that_of_each_client_by_itself(model: str, work: str) -> None:

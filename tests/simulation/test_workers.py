@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairbloom.client.local import LocalClient, Metrics, Update
+from fairbloom.client.local import LocalClient, Update
 from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
@@ -85,43 +85,6 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(tmp_path: Path, monkeypatch: pyt
     expected = both_of(LoopClients(FedAvg(), config), FIVE, model_of(config), terms)
     with closing(workers_of(**settings)) as clients:
         assert both_of(clients, FIVE, model_of(config), terms) == expected
-
-
-def test_personal_models_are_found_by_the_next_process(tmp_path: Path) -> None:
-    method, changes = FedAvg(personal_lambda=0.5), {"personal_lambda": 0.5, "state_dir": str(tmp_path)}
-    model = model_of(config_of(**changes))
-    with closing(workers_of(method, **changes)) as clients:
-        clients.train(FIVE[:3], model, method.terms(1))
-        clients.keep(0)
-    with closing(workers_of(method, **changes)) as clients:
-        found = both_of(clients, FIVE, model, method.terms(2))
-    loop = LoopClients(method, config_of(personal_lambda=0.5))
-    loop.train(FIVE[:3], model, method.terms(1))
-    assert found == both_of(loop, FIVE, model, method.terms(2))
-
-
-def test_one_that_fails_is_refused_in_the_words_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = LocalClient.evaluate
-
-    def fails(self: LocalClient, received: StateDict, terms: Terms) -> Metrics:
-        if self.name == "client-3":
-            raise RuntimeError("the disk is gone")
-        return evaluate(self, received, terms)
-
-    def fails_to_train(local: LocalClient, terms: Terms) -> None:
-        if local.name == "client-1":
-            raise FairbloomError("no data today")
-        if local.name == "client-4":
-            raise KeyError(local.name)
-
-    monkeypatch.setattr(LocalClient, "evaluate", fails)
-    patched(monkeypatch, fails_to_train)
-    model, terms = model_of(config_of()), Terms(server_round=1)
-    with closing(workers_of()) as clients:
-        found = both_of(clients, FIVE, model, terms)
-    assert found == both_of(LoopClients(FedAvg(), config_of()), FIVE, model, terms)
-    assert list(found[0]["refused"]) == ["client-1", "client-4"]
-    assert found[1]["refused"].keys() == {"client-3"}
 
 
 def test_a_step_on_all_examples_is_in_time_for_stragglers_too() -> None:
