@@ -92,10 +92,6 @@ def test_pytorchs_optimizers_take_the_steps_made_by_hand(name: str) -> None:
     both(OF_PYTORCH[name], optimizer=OptimizerChoice(name), weight_decay=0.1, gradient_clip=0.2)
 
 
-def test_sgd_with_momentum_and_decay_is_pytorchs() -> None:
-    both(lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1), momentum=0.9, weight_decay=0.1)
-
-
 def test_sgd_with_further_parameters_is_pytorchs() -> None:
     nesterov = OptimizerChoice("sgd", (("nesterov", True),))
     both(lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True), optimizer=nesterov, momentum=0.9)

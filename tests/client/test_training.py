@@ -144,17 +144,6 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(scales: list[float], l
             torch.testing.assert_close(each[client], parameter.grad, rtol=1e-12, atol=0.0)
 
 
-def test_a_strong_proximal_term_keeps_the_model_near() -> None:
-    distances = []
-    for mu in (0.0, 0.5, 5.0):
-        task, model = fresh()
-        received = copy.deepcopy(model)
-        train(model, task, task.splits("client-0").train, work(epochs=5, pull=mu))
-        pairs = zip(model.parameters(), received.parameters(), strict=True)
-        distances.append(sum((x - w).square().sum().item() for x, w in pairs))
-    assert distances[0] > distances[1] > distances[2] > 0.0
-
-
 EVERYTHING: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "pull": 0.5, "epochs": 2}
 
 
@@ -311,20 +300,14 @@ def order(*, number: int = 1, client: str = "client-0", told: dict[str, Any] | N
     return torch.cat(list(batches(50, todo))).tolist()
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"number": 2}, {"client": "client-1"}], ids=str)
-def test_the_order_of_batches_changes_with_seed_round_and_client(change: dict[str, Any]) -> None:
-    assert order(**change) != order()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"learning_rate": 0.5}, {"momentum": 0.9}, {"method": "fedfv"}, {"told": {"proximal-mu": 1.0}}, {"batch_size": 7}],
-    ids=str,
-)
-def test_the_order_of_batches_depends_on_nothing_else(change: dict[str, Any]) -> None:
+def test_the_order_of_batches_goes_by_seed_round_and_client() -> None:
     expected = order()
+    for change in ({"seed": 1}, {"number": 2}, {"client": "client-1"}):
+        assert order(**change) != expected, change
     torch.rand(3)
-    assert order(**change) == expected
+    works: list[dict[str, Any]] = [{"learning_rate": 0.5}, {"momentum": 0.9}, {"method": "fedfv"}, {"batch_size": 7}]
+    for change in (*works, {"told": {"proximal-mu": 1.0}}):
+        assert order(**change) == expected, change
 
 
 def test_the_order_is_another_in_every_epoch() -> None:
@@ -347,14 +330,11 @@ def draws(*, number: int = 1, client: str = "client-0", told: dict[str, Any] | N
     return work_of(run_config(**config), client, told, number).draws
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"number": 2}, {"client": "client-1"}], ids=str)
-def test_what_dropout_draws_changes_with_seed_round_and_client(change: dict[str, Any]) -> None:
-    assert draws(**change) != draws()
-
-
-@pytest.mark.parametrize("change", [{"learning_rate": 0.5}, {"method": "fedfv"}, {"told": {"proximal-mu": 1.0}}])
-def test_what_dropout_draws_depends_on_nothing_else(change: dict[str, Any]) -> None:
-    assert draws(**change) == draws()
+def test_what_dropout_draws_goes_by_seed_round_and_client() -> None:
+    for change in ({"seed": 1}, {"number": 2}, {"client": "client-1"}):
+        assert draws(**change) != draws(), change
+    for change in ({"learning_rate": 0.5}, {"method": "fedfv"}, {"told": {"proximal-mu": 1.0}}):
+        assert draws(**change) == draws(), change
 
 
 def test_the_personal_model_draws_by_itself() -> None:
