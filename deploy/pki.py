@@ -183,6 +183,11 @@ def read_hosts(certificate: Path) -> list[str]:
     return [str(name.value) for name in names]
 
 
+def check_certificate(path: Path) -> None:
+    """Raise PkiError where a file is no certificate, or a damaged one."""
+    _load_certificate(path)
+
+
 def _load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())

@@ -36,6 +36,7 @@ from .studies.recommend import parse_budget, recommend_method
 from .studies.reproduce import reproduce
 from .studies.sweep import run_sweep
 from .studies.swept import load_sweep
+from .views import rendered as rendered  # which registers how pages are shown
 from .views import summary as summary  # which registers the pages of results
 from .views.progress import RunBar, study_progress
 from .views.progress import progress as progress_bar

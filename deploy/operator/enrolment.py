@@ -35,6 +35,7 @@ def enroll(
         check_count("--examples", examples)
         check_count("--partition-id", partition_id or 0)
         check_name(federation.clients, name)
+        pki.check_certificate(federation.authority)
         keys = _choose_keys(federation, name, request)
         with control_api.connected(federation) as api, federation.registry.locked():
             clients = federation.clients

@@ -13,7 +13,7 @@ from fairbloom.server.run_folder.errors import RunFolderError
 
 from ..results.comparison import Comparison, Plan, load_comparison
 from ..results.plans import kind_of
-from ..results.presentation import page_of
+from ..results.presentation import page_of, show_page
 from ..results.recommendation import Recommendation, load_recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import Run, load
@@ -64,7 +64,7 @@ def show(
     elif isinstance(found, Comparison):
         found.show(spread)
     else:
-        (details_of(found) if isinstance(found, Run) else page_of(found)).show()
+        show_page(details_of(found) if isinstance(found, Run) else page_of(found))
     if figure is not None:
         draw(page_of(found).make_figure(), figure, as_json)
     if split is not None and isinstance(found, Run):

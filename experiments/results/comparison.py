@@ -25,7 +25,7 @@ from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .groups import GroupReport
 from .other_scores import Contradiction, find_contradictions, sentences_on
 from .plans import COMPARISON, PlanFile
-from .presentation import Drawn, page_of
+from .presentation import Drawn, page_of, show_page
 from .run import Run, final_of, frame, load, measures
 from .shared_data import SharedData
 from .verdict import CLAIMED, Verdict, verdict_of
@@ -577,7 +577,7 @@ class Comparison(Drawn):
             "interval" prints differences to the baseline with their 95 % intervals; "std" prints the measures of each
             method with their standard deviation over the seeds.
         """
-        page_of(self, spread).show()
+        show_page(page_of(self, spread))
 
     def __repr__(self) -> str:
         """Return the comparison in a line."""

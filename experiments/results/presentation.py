@@ -13,16 +13,33 @@ def page_of(result: object, spread: str = "") -> Any:  # a page of the views, wh
     )
 
 
+@singledispatch
+def show_page(page: object) -> None:
+    """Print a page of the views."""
+    raise NotImplementedError(f"{type(page).__name__} is no page")
+
+
+@singledispatch
+def render_page(page: object) -> str:
+    """Return the HTML of a page of the views, with its figure."""
+    raise NotImplementedError(f"{type(page).__name__} is no page")
+
+
+@singledispatch
+def draw_page(page: object) -> dict[str, Any]:
+    """Return the figure of a page of the views as a Vega-Lite specification, which a notebook draws."""
+    raise NotImplementedError(f"{type(page).__name__} is no page")
+
+
 class Shown:
     """A result that shows itself in a terminal and in a notebook."""
 
     def show(self) -> None:
         """Print it as the command line does."""
-        page_of(self).show()
+        show_page(page_of(self))
 
     def _repr_html_(self) -> str:
-        html: str = page_of(self).html()
-        return html
+        return render_page(page_of(self))
 
 
 class Drawn(Shown):
@@ -36,5 +53,4 @@ class Drawn(Shown):
         FairbloomError
             When there is nothing to draw yet.
         """
-        spec: dict[str, Any] = page_of(self).chart()
-        return spec
+        return draw_page(page_of(self))

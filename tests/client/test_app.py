@@ -124,7 +124,7 @@ def test_an_evaluation_is_on_the_own_test_split() -> None:
     task, model = fresh()
     inputs, targets = task.splits("client-2").test[:]
     content = ask(MessageType.EVALUATE, {}, context(2), model)
-    assert set(content) == {"metrics", "client"}
+    assert set(content) == {"metrics"}
     outputs = model(inputs)
     assert dict(content.metric_records["metrics"]) == {
         "num-examples": len(targets),

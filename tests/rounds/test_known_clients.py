@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.cohort import Cohort, UndeclaredRosterError
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.updates import FloatArray
@@ -88,7 +88,8 @@ def test_a_method_that_does_not_ask_for_it_gets_none() -> None:
         requires = frozenset[str]()
 
     method = Plain()
-    assert run(method, quadratics(3)) == [{}]
+    with pytest.raises(UndeclaredRosterError, match="requires"):
+        run(method, quadratics(3))
     assert "roster" not in method.state_dict()
     assert "roster" not in FedAvg().state_dict()
 

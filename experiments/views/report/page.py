@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from fairbloom.errors import FairbloomError
 
@@ -110,25 +110,6 @@ class Page:
     def tables(self) -> list[Table]:
         """All tables, in order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
-
-    def show(self) -> None:
-        """Print the page."""
-        from ..terminal import show_page  # imported late, as it prints pages
-
-        show_page(self)
-
-    def html(self) -> str:
-        """Return what a notebook shows: the page and its figure."""
-        from ..figures import render_image  # imported late: what draws takes a second
-        from .html import render_fragment
-
-        return render_fragment(self) + (render_image(self.figure()) if self.figure else "")
-
-    def chart(self) -> dict[str, Any]:
-        """Return the figure as a Vega-Lite specification, which a notebook draws."""
-        from ..figures import spec_of  # imported late: what draws takes a second
-
-        return spec_of(self.make_figure())
 
     def make_figure(self) -> Charts:
         """Return the charts of the figure; raise FairbloomError where there is nothing to draw."""

@@ -1,12 +1,8 @@
 """What limits the numbers of a run or comparison is said beside them."""
 
-import re
 from pathlib import Path
 
 import pytest
-
-from tests.simulation.helpers import table
-from tests.tasks.made import mnist
 
 from ..helpers import fairbloom
 
@@ -72,22 +68,3 @@ def test_a_run_of_single_participants_says_so_and_one_of_pooled_data_does_not(
 ) -> None:
     assert SINGLE in printed_by(capsys, "run", *FEW, "--fraction", 0.5, "--out", tmp_path / "a")
     assert SINGLE not in printed_by(capsys, "run", *FEW, "--set", "pooled=true", "--out", tmp_path / "b")
-
-
-OFFICIAL = ("--task", "mnist", "--set", "verify-data=false", "--set", "mnist.test=official", "--set", "device=cpu")
-UNEVEN = ("--clients", 8, "--set", "partition=dirichlet", "--set", "dirichlet-alpha=0.02", "--rounds", 1)
-
-
-@pytest.mark.parametrize("command", ["run", "compare"])
-def test_clients_that_are_in_no_measure_are_named(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A small official test set, dealt unevenly, leaves some clients without an example of it."""
-    mnist(tmp_path / "data")
-    more = ("--methods", "fedavg,term", "--seeds", 1, "--jobs", 1) if command == "compare" else ()
-    words = (*OFFICIAL, *UNEVEN, *more, "--data-dir", tmp_path / "data", "--out", tmp_path / "out")
-    told = printed_by(capsys, command, *words)
-    tested = {row["client"] for row in table(tmp_path / "out" / "clients.csv") if row.get("accuracy", "0")}
-    untested = {f"client-{number}" for number in range(8)} - tested
-    assert untested
-    assert re.search(rf"(without a|no) test accuracy.*: {', '.join(sorted(untested))}\.\n", told)

@@ -40,20 +40,15 @@ BY_HAND = compared(FedAvg=[30.0, 32.0, 34.0], FairFed=[10.0, 13.0, 12.0], FedFV=
 NARROWER = {"FairFed": np.array([20.0, 19.0, 22.0]), "FedFV": np.array([-1.0, 2.0, -2.0])}
 
 
-def test_a_narrower_gap_is_better_with_the_interval_and_the_correction_of_other_measures() -> None:
+def test_a_narrower_gap_is_better_with_the_interval_of_others() -> None:
     rows = {(row["method"], row["measure"]): row for row in BY_HAND.difference_rows()}
-    p_values = {}
     for method, each in NARROWER.items():
         mean, error = each.mean(), each.std(ddof=1) / math.sqrt(3.0)
         row = rows[method, "gap:selection-rate"]
         assert (row["better"], row["worse"], row["seeds"]) == ((each > 0).sum(), (each < 0).sum(), 3)
         expected = (mean, error, mean - T * error, mean + T * error)
         assert [row[key] for key in ("mean", "error", "low", "high")] == pytest.approx(expected)
-        ratio = abs(mean) / error
-        p_values[method] = 1.0 - ratio / math.sqrt(2.0 + ratio**2)
-    assert rows["FairFed", "gap:selection-rate"]["p_value"] == pytest.approx(2.0 * p_values["FairFed"])
-    assert rows["FedFV", "gap:selection-rate"]["p_value"] == pytest.approx(p_values["FedFV"])
-    assert rows["FairFed", "gap:selection-rate"]["enough"] >= 2
+        assert row["p_value"] == ""  # the one family of tests is of the worst served and the mean
     assert rows["FairFed", "gap:selection-rate:a"]["mean"] == pytest.approx(NARROWER["FairFed"].mean())
     assert ("FairFed", "gap:selection-rate:b") not in rows  # who reports no groups
 

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.results.presentation import page_of
+from fairbloom.experiments.results.presentation import page_of, show_page
 from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.experiments.views import terminal
 from fairbloom.experiments.views.catalogue import default_of, describe
@@ -189,7 +189,7 @@ def test_the_closing_sentences_are_wrapped_in_a_terminal(
     comparison = dataclasses.replace(made_up(2), caveats=("A caveat of words. " * 20,))
     for width, longest in ((60, 60), (100, 100)):
         monkeypatch.setenv("COLUMNS", str(width))
-        page_of(comparison).show()
+        show_page(page_of(comparison))
         said = capsys.readouterr().out
         assert max(map(cell_len, said.split("tables and runs")[0].splitlines())) <= longest
         assert comparison.verdict.headline in " ".join(said.split())
