@@ -50,7 +50,7 @@ COMMANDS = {
     ),
     "show": Place(
         f"{OURS}.show:show",
-        "Show the results, progress and settings of a run, comparison or sweep.",
+        "Show the results, progress and settings of a run or a study.",
         "fairbloom show runs/a",
     ),
     "list": Place(

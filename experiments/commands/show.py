@@ -52,7 +52,7 @@ def show(
     trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Show the results, progress and settings of a run, comparison, sweep, reproduction or recommendation."""
+    """Show the results, progress and settings of a run or a study."""
     if show_unfinished(folder, as_json):
         return
     found = load_result(folder, trust)

@@ -104,7 +104,7 @@ def test_a_run_without_out_is_named_by_its_settings(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
-    (["run", "--method", "fedfvv"], ("method = 'fedfvv'", "did you mean fedfv?")),
+    (["run", "--method", "fedfvv"], ("method = 'fedfvv'", "did you mean FedFV?")),
     (["run", "--task", "digit"], ("task = 'digit'", "did you mean digits?")),
     (["run", "--clients", "0"], ("clients = 0",)),
     (["run", "--clients", "1000"], ("clients = 1000", "1797 examples")),
@@ -129,7 +129,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--set", "seed=1", "--set", "seed=2"], ("seed is given two values, 1 and 2: give it one",)),
     (["run", "--set", "qfedavg.q=2"], ("qfedavg.q has no effect with method = 'fedavg'",)),
     (["walk"], ("walk",)),
-    (["compare", "--methods", "fedavg,fedfvv"], ("method = 'fedfvv'", "did you mean fedfv?")),
+    (["compare", "--methods", "fedavg,fedfvv"], ("method = 'fedfvv'", "did you mean FedFV?")),
     (["compare", "--methods", ","], ("methods = ','", "fedavg")),
     (["compare", "--rounds", "5", "--set", "num-rounds=7"], ("num-rounds is given two values, 5 and 7: give it one",)),
     (["compare", "--set", "fraction=0.1", "--set", "fraction=1"], ("fraction is given two values, 0.1 and 1: give",)),
@@ -562,7 +562,7 @@ def test_help_says_what_each_argument_is(capsys: pytest.CaptureFixture[str], mon
     assert len(arguments) > 20
     assert [each.name for each in arguments if not each.help] == []
     for words, said in (
-        ("show", "The folder of a run, comparison or sweep"),
+        ("show", "The folder of a run or a study"),
         ("client keys", "Name of this client in the"),
     ):
         assert fairbloom(*words.split(), "--help") == 0
