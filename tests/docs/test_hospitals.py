@@ -51,7 +51,7 @@ def test_the_commands_make_the_table_and_the_picture(tmp_path: Path) -> None:
         "FedAvg (weighting=examples)",
         "FedAvg (weighting=uniform)",
         "Local",
-        "Pooled training",
+        "Pooled training (pooled=true)",
     ]
     assert {each.scores.shape for each in methods} == {(2, 4)}
     assert [each.losses is None for each in methods] == [False, False, True, False]
