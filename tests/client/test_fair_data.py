@@ -194,7 +194,7 @@ def test_a_part_of_a_model_travels_under_any_names(name: str, tmp_path: Path, mo
 # The proximal term of the user's own ----------------------------------------------------------------------------------
 
 
-def test_a_client_that_adds_the_proximal_term_itself_adds_it_once() -> None:
+def test_a_client_with_its_own_proximal_term_adds_it_once() -> None:
     app = fair(train_point, measure_point)
 
     @app.train()

@@ -22,7 +22,7 @@ def reading(read: str) -> type[FairStrategy]:
     return type("Reading", (FairStrategy,), {"weigh": weigh})
 
 
-def test_a_roster_that_was_not_asked_for_is_an_error_with_the_remedy() -> None:
+def test_a_roster_that_was_not_asked_for_is_an_error() -> None:
     for read in (
         "roster['site-1']",
         "roster.get('site-1')",
