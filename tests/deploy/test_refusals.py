@@ -67,4 +67,4 @@ def test_no_variety_of_attempts_fills_disk_or_memory(
 
 def test_words_of_strangers_are_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
     log_event("a call", call="/a\nrun stopped\x1b[2J")
-    assert caplog.messages == ["a call (call /a\\x0arun stopped\\x1b[2J)"]
+    assert caplog.messages == ["a call (call /a run stopped\\x1b[2J)"]

@@ -138,7 +138,7 @@ def test_any_text_is_a_wish_or_refused_in_words(text: str) -> None:
 
 
 def test_a_method_that_there_is_not_is_named() -> None:
-    with pytest.raises(FairbloomError, match=r"fedavgg.*did you mean fedavg"):
+    with pytest.raises(FairbloomError, match=r"fedavgg.*did you mean FedAvg"):
         Objective.of("worst as high as possible, mean within 1 point of fedavgg")
 
 

@@ -499,7 +499,7 @@ def test_methods_that_know_two_groups_alone_are_left_out_by_name_where_there_are
         (("--wish", "worst as low as possible"), "worst as high as possible"),
         (("--wish", "client client-9 as high as possible"), "client-9"),
         (("--wish", f"{WISH}, client berlin within 1 point of FedAvg"), "berlin"),
-        (("--wish", f"{WISH}, mean within 1 point of fedavgg"), "did you mean fedavg"),
+        (("--wish", f"{WISH}, mean within 1 point of fedavgg"), "did you mean FedAvg"),
         (
             ("--wish", "gap:accuracy as low as possible"),
             "has no groups of examples: name a column by csv.group",

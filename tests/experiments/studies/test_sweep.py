@@ -208,7 +208,7 @@ def test_clients_without_validation_examples_are_named_and_where_all_lack_them_n
     grid = {"learning-rate": [0.1, 0.5]}
     swept = api.sweep(**words, grid=grid, settings={"flipped.unjudged": 1}, out="some")
     assert any(line.startswith("Client a has no validation accuracy, and no part") for line in swept.sentences())
-    with pytest.raises(FairbloomError, match="no validation accuracy: give clients more examples"):
+    with pytest.raises(FairbloomError, match="sets no validation examples apart"):
         api.sweep(**words, grid=grid, settings={"flipped.unjudged": 3}, out="none")
 
 
