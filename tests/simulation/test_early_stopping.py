@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 import fairbloom
 from fairbloom import StopRun
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.views.summary import details_of
 from fairbloom.experiments.views.terminal import show_page
 from fairbloom.protocol.settings import SettingsError
@@ -182,13 +183,14 @@ def test_it_needs_validation_examples_and_evaluations() -> None:
     assert Settings.of({"early-stopping": 5, "validation-share": 0.2}).early_stopping == 5
 
 
-def test_a_run_without_validation_examples_ends_with_an_error(tmp_path: Path) -> None:
+def test_a_task_without_validation_examples_is_refused(tmp_path: Path) -> None:
     """It would never stop early, whatever was set."""
-    task = {"task": f"{mine.__name__}:line", "learning-rate": 0.01, "num-rounds": 6}
-    with pytest.raises(SettingsError, match=r"up to round 2 no client has reported any: .* or set early-stopping = 0"):
+    task = {"task": f"{mine.__name__}:line", "learning-rate": 0.01, "num-rounds": 3}
+    with pytest.raises(FairbloomError, match=r"validation-share = 0.3: task .*:line sets no validation examples apart"):
         run(tmp_path / "run", **task, **{"early-stopping": 2})
-    assert fairbloom.load(tmp_path / "run").state != "finished"
-    assert fairbloom.load(run(tmp_path / "run", **task, **{"early-stopping": 0})).rounds_done == 6
+    assert not (tmp_path / "run").exists()
+    unset = {"early-stopping": 0, "validation-share": 0}
+    assert fairbloom.load(run(tmp_path / "run", **task, **unset)).rounds_done == 3
 
 
 def test_on_round_ends_a_run_as_finished_by_stop_run(tmp_path: Path) -> None:
