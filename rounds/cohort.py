@@ -166,6 +166,14 @@ class Cohort:
         return self.squared_norms_of()
 
     @property
+    def updates(self) -> FloatArray:
+        """Raise MethodError: a method sees no updates."""
+        raise MethodError(
+            "a method sees no updates: weigh them by their inner products, cohort.gram, their lengths, "
+            "cohort.squared_norms, or by what clients report, cohort.metrics"
+        )
+
+    @property
     def losses(self) -> FloatArray:
         """F_k, the loss of the received model on each client's whole training set, shape (m,)."""
         return self.metrics[LOSS_BEFORE]

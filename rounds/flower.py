@@ -45,7 +45,7 @@ from .aggregation import recalled_rows
 from .clients import NOTHING, Replies, Reports, Trained
 from .fits import GRAM, GRAM_BY_ARRAY
 from .method import Method
-from .quorum import Quorum, listed
+from .quorum import MAX_LISTED, Quorum, listed
 from .roster import Roster
 from .round import size_on_the_wire
 from .screening import LARGEST_COUNT, MissingSecondError, Refusals, one_line, usable_evaluation, usable_metrics
@@ -112,6 +112,8 @@ class FlowerClients:
         protocol: int | None = None,
     ) -> None:
         self.grid = grid
+        self.has_asked = False
+        """Whether `ask_to_train` or `ask_to_evaluate` was called since somebody set this to False."""
         self._fits: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
         self._method = method
         self._timeout = timeout
@@ -127,6 +129,7 @@ class FlowerClients:
         self._have_frozen: dict[int, bool | None] = {}  # by node; None: its app takes whole models alone
         self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
         self._sizes: dict[int, int] = {}  # by node, the examples that it says it trains on when asked; 0: none
+        self._not_finite = set[str]()  # the metrics of which some client replied no finite number
 
     # Who is there ---------------------------------------------------------------------------------------------------
 
@@ -328,6 +331,7 @@ class FlowerClients:
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> list[Message]:
         """Return a message to each of the clients, with the vectors that are `sent` next to the model, by record."""
+        self.has_asked = True
         self._layout = self._method.layout_of(model_of(arrays))
         vectors = {record: record_of(each) for record, each in sent.items()}
         self._training = Exchange(terms.server_round, vectors=vectors)
@@ -342,7 +346,10 @@ class FlowerClients:
         """Return what is usable of the replies to the last `ask_to_train`."""
         asked, method, refused = self._training, self._method, Refusals(self._training.server_round)
         if not asked.server_round:
-            raise RuntimeError("there are no messages that these could be replies to: call configure_train first")
+            raise RuntimeError(
+                "there are no messages that these could be replies to: call configure_train first, and where start and "
+                "configure_train are both overridden, super().configure_train"
+            )
         contents = asked.sort(replies, self._roster.online, refused)
         honours = self._honoured_by(contents)
         trained = Trained.empty(
@@ -358,6 +365,7 @@ class FlowerClients:
             try:
                 check_honoured(self._work, honours[name])
                 report = usable_metrics(reported(content), method.weighted_by_key, method.needs)
+                self._warn_of_not_finite(name, reported(content), report)
                 second, ignored = usable_second(content, method.second, trained.second)
                 arrays = usable_arrays(content, method.arrayrecord_key, self._layout, method.second)
                 trained.add(name, report, arrays, second)
@@ -382,6 +390,25 @@ class FlowerClients:
             self._query(silent)
         return {name: honours | self._honours.get(nodes[name], frozenset()) for name, honours in says.items()}
 
+    # Messages of a hook of the user's own -----------------------------------------------------------------------------
+
+    def names_of(self, messages: Iterable[Message]) -> list[str]:
+        """Return the names of the clients online that messages go to, in order."""
+        self._look()
+        nodes = {message.metadata.dst_node_id for message in messages}
+        return [name for name, node_id in self._roster.online.items() if node_id in nodes]
+
+    def add_content(self, asked: list[Message], own: Iterable[Message], arrays: ArrayRecord) -> list[Message]:
+        """Return the messages `asked`, with what the user's `own` ones to the same nodes hold beside the `arrays`."""
+        config = self._method.configrecord_key
+        contents = {message.metadata.dst_node_id: message.content for message in own}
+        for message in asked:
+            theirs = contents[message.metadata.dst_node_id]
+            both = {**theirs.config_records.get(config, {}), **message.content.config_records[config]}
+            others = {name: record for name, record in theirs.items() if record is not arrays}
+            message.content = RecordDict({**message.content, **others, config: ConfigRecord(both)})
+        return asked
+
     # Evaluation -----------------------------------------------------------------------------------------------------
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
@@ -398,6 +425,7 @@ class FlowerClients:
         A client that measures its training loss gets the user's own config values as well: it may need them to load its
         data.
         """
+        self.has_asked = True
         self._evaluation = Exchange(terms.server_round)
         asked = terms.to_config()
         plain = {key: value for key, value in asked.items() if key != "measure"}
@@ -417,10 +445,27 @@ class FlowerClients:
         for name, content in asked.sort(replies, self._roster.online, refused):
             try:
                 reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
+                self._warn_of_not_finite(name, reported(content), reports[name])
             except ValueError as reason:
                 refused.add(name, reason)
         self._note_debts(asked)
         return Replies(metrics=reports, refused=refused, missing=tuple(asked.missing), more_sent=asked.more_sent)
+
+    def _warn_of_not_finite(self, client: str, metrics: MetricRecord, used: Mapping[str, float]) -> None:
+        """Warn once of each metric that a client replies as no finite number, of MAX_LISTED metrics at the most."""
+        for metric, value in metrics.items():
+            if (
+                isinstance(value, float)
+                and metric not in {*used, *self._not_finite}
+                and len(self._not_finite) < MAX_LISTED
+            ):
+                self._not_finite.add(metric)
+                log.warning(
+                    "client %s replies %s as %r: means and measures of fairness leave out a client without a finite "
+                    "number",
+                    *(client, value, one_line(metric)),
+                    extra={"client": client},
+                )
 
     def keep(self, since: int) -> None:
         """Do nothing: deployed clients store what they keep before they reply."""

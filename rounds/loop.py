@@ -155,17 +155,24 @@ class Rounds:
     # The four steps -------------------------------------------------------------------------------------------------
 
     def draw(
-        self, number: int, measure: Sequence[str], others: Mapping[str, Any] | None = None
+        self,
+        number: int,
+        measure: Sequence[str],
+        others: Mapping[str, Any] | None = None,
+        chosen: Iterable[str] | None = None,
     ) -> tuple[list[str], Terms]:
-        """Draw the round's clients from (seed, round); return their names in order, and the terms of their work."""
+        """Draw the round's clients from (seed, round); return their names in order, and the terms of their work.
+
+        Clients that somebody else has `chosen` are taken in place of those drawn.
+        """
         method = self._method
         self._begin()
-        free = self._free(method.min_train_nodes, trains=True, waits=True)
+        free = self._free(method.min_train_nodes, trains=True, waits=chosen is None)
         if ROSTER in method.requires:
             self._enter_new()
         self._offline = tuple(sorted(self._away))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
-        self._draws = self._choose(free, wanted, number)
+        self._draws = self._choose(free, wanted, number) if chosen is None else Counter(sorted(chosen))
         self._asked |= bool(self._draws)
         measured = tuple(sorted(method.needs.union(measure)))
         self._state_rounds = method.progress.states.of(self._draws) if method.keeps_states else {}
@@ -242,9 +249,16 @@ class Rounds:
         return self._method.progress.average.mean(model)
 
     def draw_evaluation(
-        self, number: int, measure: Sequence[str], others: Mapping[str, Any] | None = None
+        self,
+        number: int,
+        measure: Sequence[str],
+        others: Mapping[str, Any] | None = None,
+        chosen: Iterable[str] | None = None,
     ) -> tuple[list[str], Terms]:
-        """Draw the clients that evaluate, none where the round is not evaluated; return their names and the terms."""
+        """Draw the clients that evaluate, none where the round is not evaluated; return their names and the terms.
+
+        Clients that somebody else has `chosen` are taken in place of those drawn.
+        """
         method = self._method
         terms = Terms(
             server_round=number,
@@ -253,8 +267,8 @@ class Rounds:
             agreed=self._agreed,
             others=others or {},
         )
-        self._asked_to_evaluate = []
-        if self.evaluates(number):
+        self._asked_to_evaluate = [] if chosen is None else sorted(chosen)
+        if chosen is None and self.evaluates(number):
             free = self._free(method.min_evaluate_nodes, trains=False, waits=number == self._num_rounds)
             wanted = share(method.fraction_evaluate, len(free), method.min_evaluate_nodes)
             self._asked_to_evaluate = sample(free, wanted, method.seed, "evaluate", number)
@@ -586,13 +600,17 @@ def _why_none_is_usable(asked: int, trained: Trained, training: Sequence[str]) -
 
 
 def means(reports: Reports, weight_key: str) -> Metrics:
-    """Return the means, weighted by `weight_key`, of the metrics that all reports have."""
-    used = list(reports.values())
-    shared = set(used[0] if used else ()).intersection(*used) - {weight_key}
-    common = [key for key in (used[0] if used else ()) if key in shared]
-    if not common:
-        return {}
-    columns = np.array([[report[key] for report in used] for key in common], np.float64)
-    weights = np.array([report[weight_key] for report in used], np.float64)
-    with np.errstate(over="ignore"):  # what a client reports may be as large as a float64 can be
-        return dict(zip(common, (columns @ (weights / weights.sum())).tolist(), strict=True))
+    """Return the means, weighted by `weight_key`, of each metric that at least half of the reports have.
+
+    A mean is over the reports that have the metric. What fewer report is left out: so one client adds no metrics.
+    """
+    having = Counter(key for report in reports.values() for key in report)
+    del having[weight_key]
+    averaged: Metrics = {}
+    for key in (key for key, count in having.items() if 2 * count >= len(reports)):
+        used = [report for report in reports.values() if key in report]
+        values = np.array([report[key] for report in used], np.float64)
+        weights = np.array([report[weight_key] for report in used], np.float64)
+        with np.errstate(over="ignore"):  # what a client reports may be as large as a float64 can be
+            averaged[key] = float(values @ (weights / weights.sum()))
+    return averaged

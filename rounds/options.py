@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Annotated, Any, TypedDict, get_type_hints
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol import options as of_runs
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
 from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of, readable_signature
@@ -69,7 +70,10 @@ OPTIONS: Mapping[str, Parameter] = {
 
 
 def checking(construct: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that gets its parameters checked, and each in its type: 1.0 where 1 is given for a float."""
+    """Return a constructor that gets its parameters checked, and each in its type: 1.0 where 1 is given for a float.
+
+    It raises FairbloomError where it does not call the one of its base.
+    """
 
     @wraps(construct)
     def checked(self: object, *values: Any, **named: Any) -> None:
@@ -83,6 +87,11 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
         _, *names = declared or ("self",)
         first = [check(name, value) for name, value in zip(names, values, strict=False)]
         construct(self, *first, *values[len(first) :], **{name: check(name, value) for name, value in named.items()})
+        if not hasattr(self, "progress"):
+            raise FairbloomError(
+                f"{type(self).__name__} is no method yet, since a constructor of it does not call "
+                "super().__init__(**options): call it first"
+            )
 
     vars(checked)["__signature__"] = readable_signature(construct)
     return checked

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -115,7 +115,11 @@ class FairStrategy(Method, Strategy):
         def train(number: int, arrays: ArrayRecord) -> tuple[ArrayRecord | None, MetricRecord | None]:
             log.info("")
             log.info("[ROUND %s/%s]", number, num_rounds)
-            replies = self._flower.deliver(outer.configure_train(number, arrays, train_config, grid))
+            self._flower.has_asked = False
+            messages = list(outer.configure_train(number, arrays, train_config, grid))
+            if not self._flower.has_asked:
+                messages = self._complete_train(number, arrays, train_config, grid, messages)
+            replies = self._flower.deliver(messages)
             after, metrics = outer.aggregate_train(number, replies)
             self._note_skipped(number, replies)
             if metrics is not None:
@@ -123,7 +127,10 @@ class FairStrategy(Method, Strategy):
             return after, metrics
 
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            messages = outer.configure_evaluate(number, arrays, evaluate_config, grid)
+            self._flower.has_asked = False
+            messages = list(outer.configure_evaluate(number, arrays, evaluate_config, grid))
+            if not self._flower.has_asked:
+                messages = self._complete_evaluate(number, arrays, evaluate_config, grid, messages)
             metrics = outer.aggregate_evaluate(number, self._flower.deliver(messages))
             if metrics is not None:
                 log.info(AGGREGATED, metrics)
@@ -302,6 +309,29 @@ class FairStrategy(Method, Strategy):
         names, terms = self._loop.draw(server_round, *_asked(config))
         log.info("configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online))
         return self._flower.ask_to_train(names, arrays, terms, self._loop.vectors_to_send(model_of(arrays)))
+
+    def _complete_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, own: list[Message]
+    ) -> list[Message]:
+        """Add what the method asks of clients to the messages of an overridden `configure_train` without super()."""
+        self._flower.grid = grid
+        names, terms = self._loop.draw(server_round, *_asked(config), chosen=self._flower.names_of(own))
+        sent = self._loop.vectors_to_send(model_of(arrays))
+        return self._flower.add_content(self._flower.ask_to_train(names, arrays, terms, sent), own, arrays)
+
+    def _complete_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, own: list[Message]
+    ) -> list[Message]:
+        """Do the same for the messages of an overridden `configure_evaluate`."""
+        self._flower.grid = grid
+        self._loop.add_to_average(model_of(arrays))
+        names, terms = self._loop.draw_evaluation(server_round, *_asked(config), chosen=self._flower.names_of(own))
+        asked = self._flower.ask_to_evaluate(names, self._averaged(arrays), terms, self._loop.participants)
+        return self._flower.add_content(asked, own, arrays)
+
+    def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> list[Message]:
+        """Return a message with this content to each node, for a hook that is copied from Flower's FedAvg."""
+        return [Message(record, node_id, message_type) for node_id in node_ids]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

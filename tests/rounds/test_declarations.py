@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fairbloom.errors import FairbloomError
 from fairbloom.rounds.cohort import UndeclaredRosterError, UnneededMetricError
 from fairbloom.rounds.method import Cohort, FloatArray, MethodError
 from fairbloom.strategies import FairStrategy, FedAvg
@@ -33,6 +34,16 @@ def test_a_roster_that_was_not_asked_for_is_an_error() -> None:
             run(reading(read)(**OPTIONS), rounds=1)
     with pytest.raises(UnneededMetricError, match=r"loss-before.*needs = frozenset"):
         run(reading("losses")(**OPTIONS), rounds=1)
+    with pytest.raises(MethodError, match=r"sees no updates.*cohort\.gram"):
+        run(reading("updates")(**OPTIONS), rounds=1)
+
+
+def test_a_constructor_without_its_bases_one_is_refused() -> None:
+    def construct(self: FairStrategy, strength: float = 0.5) -> None:
+        self.strength = strength  # type: ignore[attr-defined]
+
+    with pytest.raises(FairbloomError, match=r"Mine.*super\(\)\.__init__"):
+        type("Mine", (FedAvg,), {"__init__": construct})()
 
 
 def test_an_option_as_a_class_attribute_is_refused() -> None:

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.updates import FloatArray
-from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedMGDA
 from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
@@ -132,6 +132,49 @@ def test_a_subclass_may_change_what_is_sent_and_used() -> None:
     assert len(grid.sent_to(MessageType.EVALUATE)) == 4
     assert result.evaluate_metrics_clientapp[2]["mine"] == 1.0
     assert bits(result.arrays) == bits(last.arrays)
+
+
+class WrittenOut:
+    """Hooks as Flower's own strategies have them, without a call of ours: a round's clients are the first `drawn`."""
+
+    drawn = 3
+
+    def configure_train(
+        self: Any, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        config["server-round"] = server_round
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self._construct_messages(content, sorted(grid.get_node_ids())[: self.drawn], MessageType.TRAIN)
+
+    def configure_evaluate(
+        self: Any, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        mine = ConfigRecord({"mine": server_round})
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: mine})
+        return [Message(content, node_id, MessageType.EVALUATE) for node_id in grid.get_node_ids()]
+
+
+@every_kind
+def test_hooks_written_out_as_flowers_give_the_same_model(name: str, arguments: dict[str, Any]) -> None:
+    class Own(WrittenOut, METHODS[name]):  # type: ignore[misc]
+        drawn = 6
+
+    grid = MemoryGrid(quadratics(6))
+    result, rounds = run(Own(buffers=BUFFERS, **arguments), grid, rounds=2)
+    if name != "drfa":  # which draws clients by its own weights
+        assert bits(result.arrays) == bits(run(METHODS[name](buffers=BUFFERS, **arguments), rounds=2)[0].arrays)
+    assert [len(each.evaluations) for each in rounds] == [6, 6]
+    assert all(m.content.config_records["config"]["mine"] for _, m in grid.sent_to(MessageType.EVALUATE)[-6:])
+
+
+def test_clients_chosen_by_a_hook_are_the_rounds_participants() -> None:
+    class Own(WrittenOut, FedFV):
+        pass
+
+    grid = MemoryGrid(quadratics(5))
+    _, rounds = run(Own(buffers=BUFFERS, fraction_train=0.2), grid, rounds=2)
+    chosen = tuple(sorted(grid.nodes[node] for node in sorted(grid.nodes)[:3]))
+    assert [(each.participants, tuple(each.coefficients)) for each in rounds] == [(chosen, chosen)] * 2
 
 
 def test_a_subclass_may_return_the_arrays_of_the_next_round() -> None:

@@ -1,5 +1,6 @@
 """What a round and a run hand on."""
 
+import math
 from io import BytesIO
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.strategies.helpers import (
     error,
     flat,
     initial_model,
+    metrics,
     no_reply,
     quadratics,
     record,
@@ -97,11 +99,22 @@ def test_those_who_evaluate_are_drawn_apart_from_those_who_train() -> None:
     assert len({tuple(r.evaluations) for r in rounds}) > 1
 
 
-def test_means_are_weighted_and_of_the_metrics_that_all_report() -> None:
+def test_means_are_weighted_and_of_what_half_of_them_report() -> None:
     reports = {"a": {"num-examples": 1, "loss": 4.0, "own": 1.0}, "b": {"loss": 8.0, "num-examples": 3}}
-    assert means(reports, "num-examples") == {"loss": pytest.approx(7.0)}
+    assert means(reports, "num-examples") == {"loss": pytest.approx(7.0), "own": 1.0}
+    assert means({**reports, "c": reports["b"]}, "num-examples") == {"loss": pytest.approx(52.0 / 7.0)}
     assert means({"a": {"num-examples": 3}}, "num-examples") == {}
     assert means({}, "num-examples") == {}
+
+
+def test_a_metric_that_is_no_number_at_one_client_is_averaged(caplog: pytest.LogCaptureFixture) -> None:
+    odd = {("site-1", number): metrics({"mine": math.nan}) for number in (1, 2)}
+    fine = {(f"site-{k}", number): metrics({"mine": float(k)}) for k in (0, 2) for number in (1, 2)}
+    result, _ = run(FedAvg(), MemoryGrid(quadratics(3), faults={**odd, **fine}), rounds=2)
+    counts = [client.examples for name, client in quadratics(3).items() if name != "site-1"]
+    assert result.train_metrics_clientapp[2]["mine"] == pytest.approx(2.0 * counts[1] / sum(counts))
+    (said,) = [each for each in caplog.messages if "mine" in each and "site-1" in each]  # once, not in each round
+    assert "nan" in said
 
 
 def test_the_mean_of_the_largest_numbers_there_are_is_no_warning() -> None:
