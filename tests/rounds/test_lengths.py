@@ -20,17 +20,13 @@ from fairbloom.strategies import FairStrategy, FedAvg, FedFV, QFedAvg, Round
 from tests.strategies.helpers import (
     BUFFERS,
     Arrays,
-    Fault,
     MemoryGrid,
-    arrays,
-    initial_model,
-    no_reply,
     quadratics,
     record,
     unpack,
 )
 
-from .helpers import KINDS, one_faulty
+from .helpers import run
 
 INF = math.inf
 SIZE = 16
@@ -144,20 +140,14 @@ def refused_in(rounds: Sequence[Round]) -> list[list[str]]:
     return [list(each.refused) for each in rounds]
 
 
-@pytest.mark.parametrize(("size", "refused"), [(99.0, []), (101.0, ["c"]), (1e6, ["c"]), (1e30, ["c"])])
-def test_an_update_beyond_the_limit_is_refused_with_its_length(size: float, refused: list[str]) -> None:
-    (finished,) = rounds_of(FedAvg(), {"a": always(1.0), "b": always(1.0), "c": always(size)})
-    assert list(finished.refused) == refused
-    for reason in finished.refused.values():
-        assert reason.startswith(f"its update has the length {size:g}, beyond 100: ")
-        assert "100 times (update_limit)" in reason
-
-
-def test_inf_allows_any_and_another_limit_another_length() -> None:
-    plans = {"a": always(1.0), "b": always(1.0), "c": always(1e30)}
-    assert refused_in(rounds_of(FedAvg(update_limit=INF), plans)) == [[]]
-    plans["c"] = always(3.0)
-    assert refused_in(rounds_of(FedAvg(update_limit=2.0), plans)) == [["c"]]
+def test_an_update_beyond_the_limit_is_refused_with_its_length() -> None:
+    for size, limit, refused in ((99.0, 100.0, []), (101.0, 100.0, ["c"]), (3.0, 2.0, ["c"]), (1e30, INF, [])):
+        plans = {"a": always(1.0), "b": always(1.0), "c": always(size)}
+        (finished,) = rounds_of(FedAvg(update_limit=limit), plans)
+        assert list(finished.refused) == refused
+        for reason in finished.refused.values():
+            assert reason.startswith(f"its update has the length {size:g}, beyond {limit:g}: ")
+            assert f"{limit:g} times (update_limit)" in reason
 
 
 def test_an_update_as_long_as_the_model_is_never_refused() -> None:
@@ -205,15 +195,6 @@ def test_a_single_participant_is_compared_with_earlier_rounds() -> None:
     assert refused_in(rounds_of(FedAvg(), jumps, 3, model=model)) == [[]] * 3  # ‖w‖ = 4
 
 
-def test_where_half_of_the_updates_are_zero_the_others_are_used() -> None:
-    plans = {"a": always(0.0), "b": always(0.0), "c": always(0.5), "d": always(0.7)}
-    assert refused_in(rounds_of(FedAvg(), plans, 4)) == [[]] * 4
-    one = {"a": always(0.0), "b": always(0.0), "c": always(0.0), "d": always(0.7)}
-    assert refused_in(rounds_of(FedAvg(), one, 4)) == [[]] * 4
-    nobody_before = {"a": always(0.0), "b": always(0.0), "c": lambda number: float(number == 3)}
-    assert refused_in(rounds_of(FedAvg(), nobody_before, 3)) == [[]] * 3
-
-
 # What came before ---------------------------------------------------------------------------------------------------
 
 
@@ -227,23 +208,13 @@ def test_replies_of_the_last_five_rounds_count_by_their_number() -> None:
     assert lengths.before(20).tolist() == []
 
 
-def test_a_majority_near_zero_does_not_refuse_the_others() -> None:
-    plans = {
-        "a": lambda number: 1.0 if number < 3 else 1e-9,
-        "b": lambda number: 1.0 if number < 3 else 1e-9,
-        "c": always(1.0),
-    }
-    assert refused_in(rounds_of(FedAvg(), plans, 4)) == [[]] * 4
-
-
 def test_a_skipped_round_leaves_no_length_behind() -> None:
     strategy = Leap(unused_rounds=0, factors={2: 1e9})
     rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
     assert sorted(strategy.progress.lengths.used) == [1, 3]
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
-def test_lengths_survive_a_kill_to_the_bit(stop: int) -> None:
+def test_lengths_survive_a_kill_to_the_bit() -> None:
     """Without those of before, a single participant's update in the last round would be used."""
     plans = {"a": lambda number: 0.001 * number if number < 6 else 90.0}
     states: dict[int, dict[str, Any]] = {}
@@ -256,52 +227,12 @@ def test_lengths_survive_a_kill_to_the_bit(stop: int) -> None:
     clients = {name: moving(name, plan) for name, plan in plans.items()}
     strategy.start(MemoryGrid(clients), record(zeros()), num_rounds=6, on_round=on_round)
     assert refused_in(finished)[-1] == ["a"]
-    again, rest = FedAvg(unused_rounds=0), list[Round]()
-    again.start(MemoryGrid(clients), finished[stop - 1].arrays, num_rounds=6, on_round=rest.append, resume=states[stop])
-    assert [each.refused for each in rest] == [each.refused for each in finished[stop:]]
-    assert again.state_dict().keys() == states[6].keys()
-    np.testing.assert_equal(again.state_dict()["lengths"], states[6]["lengths"])
-
-
-# Attacks, on every method -------------------------------------------------------------------------------------------
-
-
-def filled(value: float) -> Fault:
-    shapes = {name: array for name, array in initial_model().items() if array.dtype.kind == "f" and name not in BUFFERS}
-    return arrays(**{name: np.full(array.shape, value, array.dtype) for name, array in shapes.items()})
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("value", [1e6, 1e38])
-def test_absurd_weights_are_refused_and_change_nothing_else(name: str, value: float) -> None:
-    result, finished = one_faulty(name, filled(value))
-    without, absent = one_faulty(name, no_reply)
-    assert list(finished.refused) == ["site-2"]
-    assert "update_limit" in finished.refused["site-2"]
-    assert finished.coefficients == absent.coefficients
-    assert {k: a.tobytes() for k, a in unpack(result.arrays).items()} == {
-        k: a.tobytes() for k, a in unpack(without.arrays).items()
-    }
-
-
-def test_an_absurd_snapshot_is_refused_as_its_update_is() -> None:
-    def fault(sent: Message, reply: Message) -> list[Message]:
-        snapshot = unpack(reply.content.array_records["snapshot"])
-        reply.content["snapshot"] = record({**snapshot, "bias": np.full(3, 1e30, np.float32)})
-        return [reply]
-
-    _, finished = one_faulty("drfa", fault)
-    assert list(finished.refused) == ["site-2"]
-    assert finished.refused["site-2"].startswith("its snapshot has the length ")
-
-
-@pytest.mark.parametrize("value", [1e30, -1e20])
-def test_absurd_buffers_are_refused_by_name(value: float) -> None:
-    fault = arrays(**{BUFFERS[0]: np.full(2, value, np.float32)})
-    result, finished = one_faulty("fedavg", fault)
-    assert list(finished.refused) == ["site-2"]
-    assert finished.refused["site-2"].startswith(f"its buffers ({BUFFERS[0]}) change by ")
-    assert np.abs(unpack(result.arrays)[BUFFERS[0]]).max() < 10.0
+    for stop in (1, 3, 5):
+        again, rest = FedAvg(unused_rounds=0), list[Round]()
+        before: dict[str, Any] = {"resume": states[stop], "on_round": rest.append}
+        again.start(MemoryGrid(clients), finished[stop - 1].arrays, num_rounds=6, **before)
+        assert [each.refused for each in rest] == [each.refused for each in finished[stop:]]
+        np.testing.assert_equal(again.state_dict()["lengths"], states[6]["lengths"])
 
 
 # Steps --------------------------------------------------------------------------------------------------------------
@@ -325,9 +256,7 @@ class Leap(FedAvg):
 TWO = {"a": always(1.0), "b": always(3.0)}
 
 
-def test_a_step_that_is_too_long_is_not_taken(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_step_that_is_too_long_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     strategy = Leap(factors={2: 500.0})
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
@@ -339,11 +268,8 @@ def test_a_step_that_is_too_long_is_not_taken(
     assert three.coefficients == {"a": 0.5, "b": 0.5}
     assert strategy.memory["seen"] == [1, 3]  # what the method remembers is not changed either
     (said,) = {r.getMessage() for r in caplog.records if "round 2 is skipped" in r.getMessage()}
-    assert "the step has the length 1000, beyond 100 times (update_limit) the largest of" in said
-    assert "the largest part of it is that of client b" in said
-
-
-def test_without_a_limit_every_finite_step_is_taken() -> None:
+    assert "the step has the length 1000, beyond 100 times (update_limit)" in said
+    assert "client b" in said
     _, two = rounds_of(Leap(factors={2: 500.0}, update_limit=INF), TWO, 2)
     assert set(two.coefficients) == {"a", "b"}
 
@@ -363,13 +289,11 @@ def test_a_step_beyond_the_range_names_whose_it_is() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("q", [0.0, 1.0, 5.0, 15.0])
-def test_no_honest_step_of_q_fedavg_is_refused(q: float) -> None:
-    finished: list[Round] = []
-    QFedAvg(q=q, lipschitz=3.0, buffers=BUFFERS).start(
-        MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=30, on_round=finished.append
-    )
-    assert all(each.coefficients and not each.refused for each in finished)
+def test_no_honest_step_of_q_fedavg_is_refused() -> None:
+    for q in (0.0, 1.0, 5.0, 15.0):
+        strategy = QFedAvg(q=q, lipschitz=3.0, buffers=BUFFERS)
+        finished = run(strategy, MemoryGrid(quadratics(6)), rounds=30)[1]
+        assert all(each.coefficients and not each.refused for each in finished)
 
 
 # A model that is broken ---------------------------------------------------------------------------------------------

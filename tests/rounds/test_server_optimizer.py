@@ -3,12 +3,12 @@
 import logging
 import re
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, MessageType
-from flwr.serverapp import strategy as flowers
+from flwr.app import MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -20,8 +20,6 @@ from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFa, FedMGDA, 
 from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
-    TRAINABLE,
-    Arrays,
     MemoryGrid,
     cohort_of,
     error,
@@ -43,13 +41,7 @@ EACH: dict[str, dict[str, Any]] = {
     "adam": {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
     "yogi": {"server_optimizer": "yogi", "server_optimizer_lr": 0.1, "server_optimizer_tau": 0.05},
 }
-PLAIN_MOMENTUM: dict[str, Any] = {
-    "server_optimizer": "avgm",
-    "server_optimizer_lr": 1.0,
-    "server_optimizer_beta1": 0.0,
-}
-
-each_optimizer = pytest.mark.parametrize("optimizer", EACH)
+PLAIN_MOMENTUM: dict[str, Any] = {"server_optimizer": "avgm", "server_optimizer_lr": 1.0, "server_optimizer_beta1": 0.0}
 
 
 def moments_in(strategy: FairStrategy) -> Any:
@@ -59,23 +51,23 @@ def moments_in(strategy: FairStrategy) -> Any:
 # Reductions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if "one momentum" not in METHODS[name].requires])
-def test_momentum_of_zero_is_the_method_to_the_bit(name: str) -> None:
-    expected, rounds = undisturbed(name, ARGUMENTS[name][0])
-    result, ours = run(make(name, ARGUMENTS[name][0], **OPTIONS, **PLAIN_MOMENTUM))
-    assert bits(result.arrays) == bits(expected.arrays)
-    assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in rounds]
-    assert [each.coefficients for each in ours] == [each.coefficients for each in rounds]
+def test_momentum_of_zero_is_the_method_to_the_bit() -> None:
+    for name in (name for name in KINDS if "one momentum" not in METHODS[name].requires):
+        expected, rounds = undisturbed(name, ARGUMENTS[name][0])
+        result, ours = run(make(name, ARGUMENTS[name][0], **OPTIONS, **PLAIN_MOMENTUM))
+        assert bits(result.arrays) == bits(expected.arrays), name
+        assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in rounds], name
+        assert [each.coefficients for each in ours] == [each.coefficients for each in rounds], name
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_it_is_the_method_to_the_bit_in_every_dtype(dtype: str) -> None:
-    model = {"w": np.random.default_rng(3).normal(size=7).astype(dtype)}
+def test_it_is_the_method_to_the_bit_in_every_dtype() -> None:
     plans = {"a": always(0.3), "b": always(1.7), "c": always(1e-3)}
-    plain, ours = (
-        rounds_of(FedAvg(weighting="uniform", **options), plans, 3, model) for options in ({}, PLAIN_MOMENTUM)
-    )
-    assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in plain]
+    for dtype in ("float16", "float32", "float64"):
+        model = {"w": np.random.default_rng(3).normal(size=7).astype(dtype)}
+        plain, ours = (
+            rounds_of(FedAvg(weighting="uniform", **options), plans, 3, model) for options in ({}, PLAIN_MOMENTUM)
+        )
+        assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in plain]
 
 
 def test_without_an_optimizer_nothing_is_kept() -> None:
@@ -114,30 +106,27 @@ class Reference:
         return cls(named.pop("server_optimizer"), **named)
 
 
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_squares_that_float16_cannot_hold_scale_its_steps(name: str) -> None:
-    optimizer = ServerOptimizer(name, lr=0.1, beta1=0.9, beta2=0.99, tau=1e-4)
-    reference = Reference(name, lr=0.1, tau=1e-4)
-    w, down = np.zeros(3, np.float16), np.array([1.3e-4, -2e-4, 4e-4])
-    moments = None
-    for _ in range(5):
-        after, moments = optimizer.step(w, down, moments)
-        np.testing.assert_allclose(after - w, reference.step(np.zeros(3), -down), rtol=2e-3)
+def test_squares_that_float16_cannot_hold_scale_its_steps() -> None:
+    for name in ADAPTIVE:
+        optimizer = ServerOptimizer(name, lr=0.1, beta1=0.9, beta2=0.99, tau=1e-4)
+        reference, moments = Reference(name, lr=0.1, tau=1e-4), None
+        w, down = np.zeros(3, np.float16), np.array([1.3e-4, -2e-4, 4e-4])
+        for _ in range(5):
+            after, moments = optimizer.step(w, down, moments)
+            np.testing.assert_allclose(after - w, reference.step(np.zeros(3), -down), rtol=2e-3)
 
 
-@each_optimizer
-@pytest.mark.parametrize("name", ["fedavg", "fedfv", "fedmgdaplus", "qfedavg", "afl"])
-def test_a_run_takes_the_steps_of_the_reference(name: str, optimizer: str) -> None:
+def test_a_run_takes_the_steps_of_the_reference() -> None:
     """The method's step comes from the coefficients that a round reports, and from the clients' own training."""
-    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, **EACH[optimizer])
-    _, rounds = run(strategy, rounds=6)
-    clients, reference = quadratics(6), Reference.of(EACH[optimizer])
-    before = initial_model()
-    for finished in rounds:
-        d = sum(c * (flat(before) - flat(clients[k].trained(before))) for k, c in finished.coefficients.items())
-        after = unpack(finished.arrays)
-        np.testing.assert_allclose(flat(after), reference.step(flat(before), -np.asarray(d)), rtol=1e-5, atol=1e-6)
-        before = after
+    for name, optimizer in (("fedavg", "adagrad"), ("fedfv", "adam"), ("fedmgdaplus", "yogi"), ("afl", "avgm")):
+        _, rounds = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, **EACH[optimizer]), rounds=6)
+        clients, reference = quadratics(6), Reference.of(EACH[optimizer])
+        before = initial_model()
+        for finished in rounds:
+            d = sum(c * (flat(before) - flat(clients[k].trained(before))) for k, c in finished.coefficients.items())
+            after = unpack(finished.arrays)
+            np.testing.assert_allclose(flat(after), reference.step(flat(before), -np.asarray(d)), rtol=1e-5, atol=1e-6)
+            before = after
 
 
 @given(
@@ -165,124 +154,19 @@ def test_every_step_in_float64_is_the_formula(
         np.testing.assert_allclose(w, expected, rtol=1e-9, atol=1e-9 * scale)
 
 
-@each_optimizer
-def test_a_model_of_several_chunks_is_stepped_everywhere(optimizer: str) -> None:
-    rng, size = np.random.default_rng(0), 2 * CHUNK_COLUMNS + 7
-    stepping, reference = FedAvg(**EACH[optimizer]).server_optimizer, Reference.of(EACH[optimizer])
-    assert stepping is not None
-    w, moments = rng.normal(size=size).astype(np.float32), None
-    expected = w.astype(np.float64)
-    for _ in range(3):
-        d = rng.normal(size=size).astype(np.float32)
-        w, moments = stepping.step(w, d.astype(np.float64), moments)
-        expected = reference.step(expected, -d.astype(np.float64))
-    assert w.dtype == np.float32
-    np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
-
-
-# Beside Flower's ----------------------------------------------------------------------------------------------------
-
-
-def floats_alone() -> Arrays:
-    return {name: array for name, array in initial_model().items() if name in TRAINABLE}
-
-
-class FloatsAlone:
-    """A client of a model without buffers, whose answers are those of the client of the whole model."""
-
-    def __init__(self, name: str) -> None:
-        self.client = quadratics(4)[name]
-        self.others = {key: array for key, array in initial_model().items() if key not in TRAINABLE}
-
-    def __call__(self, message: Any) -> Any:
-        if message.metadata.message_type == MessageType.QUERY:
-            return self.client(message)
-        there = {**self.others, **unpack(message.content.array_records["arrays"])}
-        message.content["arrays"] = record({name: there[name] for name in initial_model()})
-        reply = self.client(message)
-        if "arrays" in reply.content:
-            after = unpack(reply.content.array_records["arrays"])
-            reply.content["arrays"] = record({name: after[name] for name in TRAINABLE})
-        return reply
-
-
-def models_of(strategy: Any, rounds: int) -> list[Arrays]:
-    """Return the model after each round of one of Flower's strategies, which has no hook for that but its messages."""
-    grid = MemoryGrid({name: FloatsAlone(name) for name in quadratics(4)})
-    result = strategy.start(grid, record(floats_alone()), num_rounds=rounds)
-    sent = [unpack(m.content.array_records["arrays"]) for _, m in grid.sent_to(MessageType.TRAIN)][::4]
-    return [{name: each[name] for name in TRAINABLE} for each in sent[1:]] + [unpack(result.arrays)]
-
-
-class FromTauSquared:
-    """What Flower's v begins with is 0; the paper's, and ours, with tau². Mixed into Flower's class."""
-
-    def configure_train(self, server_round: int, sent: ArrayRecord, *others: Any) -> Any:
-        if self.v_t is None:  # type: ignore[has-type]
-            self.v_t = {name: np.full_like(array.numpy(), self.tau**2) for name, array in sent.items()}  # type: ignore[attr-defined]
-        return super().configure_train(server_round, sent, *others)  # type: ignore[misc]
-
-
-class WithoutBiasCorrection(FromTauSquared):
-    """Flower's FedAdam multiplies its step size by what corrects Adam's bias, counted from t + 1; ours does not."""
-
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        lr, t = self.eta, server_round + 1.0  # type: ignore[has-type]
-        self.eta = lr * (1.0 - self.beta_1**t) / np.sqrt(1.0 - self.beta_2**t)  # type: ignore[attr-defined]
-        try:
-            return super().aggregate_train(server_round, replies)  # type: ignore[misc]
-        finally:
-            self.eta = lr
-
-
-class Adagrad(FromTauSquared, flowers.FedAdagrad):
-    pass
-
-
-class Adam(WithoutBiasCorrection, flowers.FedAdam):
-    pass
-
-
-class Yogi(FromTauSquared, flowers.FedYogi):
-    pass
-
-
-PAIRS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "FedAvgM": (
-        lambda: flowers.FedAvgM(server_learning_rate=0.7, server_momentum=0.6),
-        {"server_optimizer": "avgm", "server_optimizer_lr": 0.7, "server_optimizer_beta1": 0.6},
-    ),
-    "FedAdagrad": (  # it has no momentum
-        lambda: Adagrad(eta=0.2, tau=0.01),
-        {
-            "server_optimizer": "adagrad",
-            "server_optimizer_lr": 0.2,
-            "server_optimizer_beta1": 0.0,
-            "server_optimizer_tau": 0.01,
-        },
-    ),
-    "FedAdam": (lambda: Adam(eta=0.2), {"server_optimizer": "adam", "server_optimizer_lr": 0.2}),
-    "FedYogi": (lambda: Yogi(eta=0.2), {"server_optimizer": "yogi", "server_optimizer_lr": 0.2}),
-}
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_it_is_flowers_strategy_but_for_named_differences(pair: str) -> None:
-    theirs, options = PAIRS[pair]
-    expected, ours = models_of(theirs(), 5), models_of(FedAvg(**options), 5)
-    assert len(ours) == len(expected) == 5
-    for one, other in zip(ours, expected, strict=True):
-        np.testing.assert_allclose(flat(one), flat(other), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["FedAdagrad", "FedAdam", "FedYogi"])
-def test_the_differences_that_are_named_are_there(name: str) -> None:
-    """Were Flower to change its definitions, the page on server optimizers would have to."""
-    _, options = PAIRS[name]
-    plain = {"FedAdagrad": lambda: flowers.FedAdagrad(eta=0.2, tau=0.01)}.get(
-        name, lambda: getattr(flowers, name)(eta=0.2)
-    )()
-    assert np.abs(flat(models_of(plain, 1)[0]) - flat(models_of(FedAvg(**options), 1)[0])).max() > 1e-4
+def test_a_model_of_several_chunks_is_stepped_everywhere() -> None:
+    for options in EACH.values():
+        rng, size = np.random.default_rng(0), 2 * CHUNK_COLUMNS + 7
+        stepping, reference, moments = FedAvg(**options).server_optimizer, Reference.of(options), None
+        assert stepping is not None
+        w = rng.normal(size=size).astype(np.float32)
+        expected = w.astype(np.float64)
+        for _ in range(3):
+            d = rng.normal(size=size).astype(np.float32).astype(np.float64)
+            w, moments = stepping.step(w, d, moments)
+            expected = reference.step(expected, -d)
+        assert w.dtype == np.float32
+        np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
 
 
 # What leaves it alone -----------------------------------------------------------------------------------------------
@@ -316,19 +200,19 @@ def equal(one: Any, other: Any) -> bool:
     )
 
 
-@each_optimizer
-def test_a_round_without_a_step_leaves_model_and_moments(optimizer: str) -> None:
+def test_a_round_without_a_step_leaves_model_and_moments() -> None:
     failing = {(f"site-{k}", 2): error for k in range(3)}
-    skipped, kept = kept_after(FedAvg(buffers=BUFFERS, **EACH[optimizer]), 3, faults=failing)
-    assert not skipped[1].coefficients
-    assert bits(skipped[1].arrays) == bits(skipped[0].arrays)
-    assert equal(kept[1], kept[0])
-    rested, still = kept_after(Resting(buffers=BUFFERS, **EACH[optimizer]), 3)
-    assert set(rested[1].coefficients.values()) == {0.0}
-    assert flat(unpack(rested[1].arrays)).tobytes() == flat(unpack(rested[0].arrays)).tobytes()
-    assert equal(still[1], still[0])
-    assert not equal(still[2], still[1])
-    assert flat(unpack(rested[2].arrays)).tobytes() == flat(unpack(skipped[2].arrays)).tobytes()
+    for options in EACH.values():
+        skipped, kept = kept_after(FedAvg(buffers=BUFFERS, **options), 3, faults=failing)
+        assert not skipped[1].coefficients
+        assert bits(skipped[1].arrays) == bits(skipped[0].arrays)
+        assert equal(kept[1], kept[0])
+        rested, still = kept_after(Resting(buffers=BUFFERS, **options), 3)
+        assert set(rested[1].coefficients.values()) == {0.0}
+        assert flat(unpack(rested[1].arrays)).tobytes() == flat(unpack(rested[0].arrays)).tobytes()
+        assert equal(still[1], still[0])
+        assert not equal(still[2], still[1])
+        assert flat(unpack(rested[2].arrays)).tobytes() == flat(unpack(skipped[2].arrays)).tobytes()
 
 
 def test_a_run_whose_method_never_steps_keeps_nothing() -> None:
@@ -338,17 +222,18 @@ def test_a_run_whose_method_never_steps_keeps_nothing() -> None:
     assert moments_in(strategy) is None
 
 
-@each_optimizer
-def test_buffers_and_integers_are_those_of_the_method(optimizer: str) -> None:
-    (plain,), (ours,) = (run(FedAvg(buffers=BUFFERS, **options), rounds=1)[1] for options in ({}, EACH[optimizer]))
-    one, other = unpack(plain.arrays), unpack(ours.arrays)
-    for name in ("norm.mean", "norm.steps"):
-        assert one[name].tobytes() == other[name].tobytes()
-    assert one["weight"].tobytes() != other["weight"].tobytes()
+def test_buffers_and_integers_are_those_of_the_method() -> None:
+    (plain,) = run(FedAvg(buffers=BUFFERS), rounds=1)[1]
+    for options in EACH.values():
+        (ours,) = run(FedAvg(buffers=BUFFERS, **options), rounds=1)[1]
+        one, other = unpack(plain.arrays), unpack(ours.arrays)
+        for name in ("norm.mean", "norm.steps"):
+            assert one[name].tobytes() == other[name].tobytes()
+        assert one["weight"].tobytes() != other["weight"].tobytes()
+        assert ours.coefficients == plain.coefficients
 
 
-@each_optimizer
-def test_frozen_arrays_stay_and_shared_ones_agree(optimizer: str) -> None:
+def test_frozen_arrays_stay_and_shared_ones_agree() -> None:
     model = {**initial_model(), "tied": initial_model()["bias"].copy()}
 
     def tied(name: str) -> Any:
@@ -366,34 +251,26 @@ def test_frozen_arrays_stay_and_shared_ones_agree(optimizer: str) -> None:
 
         return answer
 
-    strategy = FedAvg(buffers=BUFFERS, shared={"tied": "bias"}, frozen=["weight"], **EACH[optimizer])
-    result, _ = run(strategy, MemoryGrid({k: tied(k) for k in quadratics(3)}), initial_arrays=record(model))
-    after = unpack(result.arrays)
-    assert after["weight"].tobytes() == model["weight"].tobytes()
-    assert after["tied"].tobytes() == after["bias"].tobytes() != model["bias"].tobytes()
-    assert moments_in(strategy)["first"].shape == (4,)
-
-
-@each_optimizer
-@pytest.mark.parametrize("name", ["fedavg", "fedfv", "afl", "drfa"])
-def test_coefficients_remain_the_methods(name: str, optimizer: str) -> None:
-    (plain,), (ours,) = (
-        run(make(name, ARGUMENTS[name][0], **OPTIONS, **options), rounds=1)[1] for options in ({}, EACH[optimizer])
-    )
-    assert ours.coefficients == plain.coefficients
+    for options in EACH.values():
+        strategy = FedAvg(buffers=BUFFERS, shared={"tied": "bias"}, frozen=["weight"], **options)
+        result, _ = run(strategy, MemoryGrid({k: tied(k) for k in quadratics(3)}), initial_arrays=record(model))
+        after = unpack(result.arrays)
+        assert after["weight"].tobytes() == model["weight"].tobytes()
+        assert after["tied"].tobytes() == after["bias"].tobytes() != model["bias"].tobytes()
+        assert moments_in(strategy)["first"].shape == (4,)
 
 
 # Limits -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ADAPTIVE)
-def test_a_healthy_adaptive_run_is_never_refused(optimizer: str) -> None:
+def test_a_healthy_adaptive_run_is_never_refused() -> None:
     """From a model of zeros, updates of 1e-7 move each number by up to the step size: 10^5 times as far."""
-    options = {"server_optimizer": optimizer, "server_optimizer_lr": 1.0, "server_optimizer_tau": 1e-9}
-    finished = rounds_of(FedAvg(**options), {name: always(1e-7) for name in "abc"}, 5)
-    assert all(each.coefficients and not each.refused for each in finished)
-    (w,) = unpack(finished[0].arrays).values()
-    assert np.abs(w).max() > 0.01
+    for optimizer in ADAPTIVE:
+        options = {"server_optimizer": optimizer, "server_optimizer_lr": 1.0, "server_optimizer_tau": 1e-9}
+        finished = rounds_of(FedAvg(**options), {name: always(1e-7) for name in "abc"}, 5)
+        assert all(each.coefficients and not each.refused for each in finished)
+        (w,) = unpack(finished[0].arrays).values()
+        assert np.abs(w).max() > 0.01
 
 
 def test_long_momentum_is_never_refused() -> None:
@@ -404,16 +281,15 @@ def test_long_momentum_is_never_refused() -> None:
     assert np.linalg.norm(w - before) > 200.0
 
 
-@each_optimizer
-def test_a_refused_step_leaves_the_moments(optimizer: str) -> None:
+def test_a_refused_step_leaves_the_moments() -> None:
     plans = {"a": always(1.0), "b": always(3.0)}
-    without = Leap(factors={}, **EACH[optimizer])
-    leaping = Leap(factors={2: 1e5}, **EACH[optimizer])
-    one, two = rounds_of(leaping, plans, 2)
-    assert two.coefficients == {}
-    assert bits(two.arrays) == bits(one.arrays)
-    rounds_of(without, plans, 1)
-    assert equal(moments_in(leaping), moments_in(without))
+    for options in EACH.values():
+        without, leaping = Leap(factors={}, **options), Leap(factors={2: 1e5}, **options)
+        one, two = rounds_of(leaping, plans, 2)
+        assert two.coefficients == {}
+        assert bits(two.arrays) == bits(one.arrays)
+        rounds_of(without, plans, 1)
+        assert equal(moments_in(leaping), moments_in(without))
 
 
 def test_the_limit_compares_with_the_methods_longest_step() -> None:
@@ -423,46 +299,40 @@ def test_the_limit_compares_with_the_methods_longest_step() -> None:
     assert leaping.progress.lengths.longest_step == pytest.approx(90.0)
 
 
-@pytest.mark.parametrize("optimizer", ADAPTIVE)
-def test_a_step_whose_square_is_beyond_the_range_is_not_taken(optimizer: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_whose_square_is_beyond_the_range_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     """Its square is beyond float32: v would be infinite, and these numbers would never move again."""
-    strategy = Leap(factors={2: 1e25}, update_limit=np.inf, **EACH[optimizer])
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        one, two, three = rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert two.coefficients == {}
-    assert bits(two.arrays) == bits(one.arrays)
-    assert three.coefficients
-    assert np.isfinite(moments_in(strategy)["second"]).all()
-    assert any(
-        f"the server optimizer {optimizer} keeps" in r.getMessage() and "beyond the range of float32" in r.getMessage()
-        for r in caplog.records
-    )
+    for optimizer in ADAPTIVE:
+        strategy = Leap(factors={2: 1e25}, update_limit=np.inf, **EACH[optimizer])
+        logging.getLogger("flwr").addHandler(caplog.handler)
+        try:
+            one, two, three = rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
+        finally:
+            logging.getLogger("flwr").removeHandler(caplog.handler)
+        assert two.coefficients == {}
+        assert bits(two.arrays) == bits(one.arrays)
+        assert three.coefficients
+        assert np.isfinite(moments_in(strategy)["second"]).all()
+        assert f"the server optimizer {optimizer} keeps" in caplog.text
 
 
 # State --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@each_optimizer
-@pytest.mark.parametrize("name", ["fedavg", "fedfv", "afl", "drfa", "ditto"])
-def test_a_run_resumed_from_its_state_ends_with_the_same_bits(name: str, optimizer: str) -> None:
-    def fresh() -> FairStrategy:
-        return make(name, ARGUMENTS[name][0], **OPTIONS, **EACH[optimizer])
+def test_a_run_resumed_from_its_state_ends_with_the_same_bits() -> None:
+    for name, optimizer in product(("fedavg", "fedfv", "afl", "drfa", "ditto"), EACH):
+        strategies = [make(name, ARGUMENTS[name][0], **OPTIONS, **EACH[optimizer]) for _ in range(4)]
+        states: dict[int, tuple[Round, dict[str, Any]]] = {}
 
-    states: dict[int, tuple[Round, dict[str, Any]]] = {}
-    strategy = fresh()
+        def on_round(finished: Round, states: dict[int, Any] = states, strategy: FairStrategy = strategies[0]) -> None:
+            states[finished.number] = finished, strategy.state_dict()
 
-    def on_round(finished: Round) -> None:
-        states[finished.number] = finished, strategy.state_dict()
-
-    whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=5, on_round=on_round)
-    for stop in (1, 3, 5):
-        finished, state = states[stop]
-        resumed, _ = run(fresh(), rounds=5, initial_arrays=finished.arrays, resume=state)
-        assert bits(resumed.arrays) == bits(whole.arrays)
+        first = record(initial_model())
+        whole = strategies[0].start(MemoryGrid(quadratics(6)), first, num_rounds=5, on_round=on_round)
+        for stop, fresh in zip((1, 3, 5), strategies[1:], strict=True):
+            finished, state = states[stop]
+            resumed, _ = run(fresh, rounds=5, initial_arrays=finished.arrays, resume=state)
+            assert bits(resumed.arrays) == bits(whole.arrays), (name, optimizer)
 
 
 def test_adaptive_ones_keep_two_vectors_and_avgm_one() -> None:
@@ -533,9 +403,8 @@ def test_a_step_changes_nothing_that_it_is_given() -> None:
 # Options ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_takes_them(method: str) -> None:
-    for options in EACH.values():
+def test_every_method_takes_them() -> None:
+    for method, options in product(METHODS, EACH.values()):
         if options["server_optimizer"] != "avgm" or "one momentum" not in METHODS[method].requires:
             strategy = make(method, ARGUMENTS[method][0], **options)
             assert strategy.server_optimizer is not None
@@ -549,30 +418,21 @@ def test_defaults_are_the_papers() -> None:
 
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
-    ({"server_optimizer": "adamw"}, "server_optimizer = 'adamw': did you mean adam?"),
-    *(
-        ({"server_optimizer": "avgm", "server_optimizer_lr": each}, f"server_optimizer_lr = {each}")
-        for each in (0.0, np.nan)
-    ),
-    *(({"server_optimizer": each}, f"'{each}' needs server_optimizer_lr, .* default: give one") for each in ADAPTIVE),
-    ({"server_optimizer_lr": 0.1}, "server_optimizer_lr = 0.1 has no effect with server_optimizer = 'none'"),
-    ({"server_optimizer_beta1": 0.5}, "server_optimizer_beta1 = 0.5 has no effect with server_optimizer = 'none'"),
-    (
-        {"server_optimizer": "avgm", "server_optimizer_beta2": 0.5},
-        r"server_optimizer_beta2 = 0.5 has no effect with server_optimizer = 'avgm': leave .* reads it \(adam, yogi\)",
-    ),
-    (
-        {"server_optimizer": "avgm", "server_optimizer_tau": 0.5},
-        r"server_optimizer_tau = 0.5 has no effect .* reads it \(adagrad, adam, yogi\)",
-    ),
-    ({**EACH["adagrad"], "server_optimizer_beta2": 0.5}, "server_optimizer_beta2 = 0.5 has no effect"),
+    ({"server_optimizer": "adamw"}, "server_optimizer = 'adamw': .*adam"),
+    ({"server_optimizer": "avgm", "server_optimizer_lr": 0.0}, "server_optimizer_lr = 0.0"),
+    *(({"server_optimizer": each}, f"'{each}' needs server_optimizer_lr") for each in ADAPTIVE),
+    ({"server_optimizer_lr": 0.1}, "server_optimizer_lr = 0.1 .* 'none'"),
+    ({"server_optimizer_beta1": 0.5}, "server_optimizer_beta1 = 0.5 .* 'none'"),
+    ({"server_optimizer": "avgm", "server_optimizer_beta2": 0.5}, r"server_optimizer_beta2 = 0.5 .* \(adam, yogi\)"),
+    ({"server_optimizer": "avgm", "server_optimizer_tau": 0.5}, r"server_optimizer_tau = 0.5 .* \(adagrad, adam, yogi"),
+    ({**EACH["adagrad"], "server_optimizer_beta2": 0.5}, "server_optimizer_beta2 = 0.5"),
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), IMPOSSIBLE, ids=str)
-def test_an_impossible_option_is_refused_with_the_remedy(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        FedAvg(**options)
+def test_an_impossible_option_is_refused_with_the_remedy() -> None:
+    for options, words in IMPOSSIBLE:
+        with pytest.raises(ValueError, match=words):
+            FedAvg(**options)
 
 
 def test_a_method_with_a_momentum_of_its_own_refuses_another_one() -> None:
