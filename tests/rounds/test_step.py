@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed, UndeclaredRoster
 from fairbloom.rounds.updates import FloatArray, Layout
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, Round
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
 from tests.strategies.helpers import (
+    ARGUMENTS,
     BUFFERS,
+    CASES,
     TRAINABLE,
     Arrays,
     MemoryGrid,
@@ -30,7 +33,7 @@ from tests.strategies.helpers import (
 )
 from tests.strategies.reference import WEIGHTING, Seen, expected_step
 
-from .helpers import OPTIONS, bits, every_kind, every_method, run
+from .helpers import KINDS, OPTIONS, bits, run
 
 GROUP_COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 
@@ -93,83 +96,53 @@ def draws_in(finished: Round) -> dict[str, int]:
     return {name: round(total * c) for name, c in finished.coefficients.items()}
 
 
-def assert_model(arrays: ArrayRecord, expected: Arrays) -> None:
+def assert_model(arrays: ArrayRecord, expected: Arrays, case: object) -> None:
     model = unpack(arrays)
     assert list(model) == list(expected)
     assert {k: (a.dtype, a.shape) for k, a in model.items()} == {
         k: (a.dtype, a.shape) for k, a in initial_model().items()
     }
     for name, array in model.items():
-        np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=2e-5 * np.abs(expected[name]).max())
+        most = 2e-5 * np.abs(expected[name]).max()
+        np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=most, err_msg=str(case))
 
 
-@every_method
-def test_a_run_ends_where_the_papers_vectors_end(name: str, arguments: dict[str, Any]) -> None:
-    grid = MemoryGrid(quadratics(6), faults={("site-2", 2): error, ("site-0", 3): no_reply, ("site-4", 1): duplicate})
-    result, rounds = run(make(name, arguments, **OPTIONS), grid, rounds=6)
-    assert any(len(r.coefficients) < len(r.participants) for r in rounds) or name == "drfa"
-    assert_model(result.arrays, expected_model(name, arguments, rounds))
+def test_a_run_ends_where_the_papers_vectors_end() -> None:
+    for name, arguments in CASES:
+        faults = {("site-2", 2): error, ("site-0", 3): no_reply, ("site-4", 1): duplicate}
+        result, rounds = run(make(name, arguments, **OPTIONS), MemoryGrid(quadratics(6), faults=faults), rounds=6)
+        assert any(len(r.coefficients) < len(r.participants) for r in rounds) or name == "drfa"
+        assert_model(result.arrays, expected_model(name, arguments, rounds), (name, arguments))
 
 
-@every_kind
-def test_a_round_without_usable_replies_keeps_all_and_counts(name: str, arguments: dict[str, Any]) -> None:
-    clients = quadratics(6)
-    states: list[dict[str, Any]] = []
-    strategy = make(name, arguments, **OPTIONS)
-    finished: list[Round] = []
+def test_a_round_without_usable_replies_keeps_all_and_counts() -> None:
+    for name in KINDS:
+        strategy, finished, states = make(name, ARGUMENTS[name][0], **OPTIONS), list[Round](), list[dict[str, Any]]()
+        grid = MemoryGrid(quadratics(6), faults={(client, 2): error for client in quadratics(6)})
 
-    def on_round(r: Round) -> None:
-        finished.append(r)
-        states.append(copy.deepcopy(strategy.state_dict()))
+        def on_round(r: Round, strategy: FairStrategy = strategy, into: list[Any] = finished, s: Any = states) -> None:
+            into.append(r)
+            s.append(copy.deepcopy(strategy.state_dict()))
 
-    grid = MemoryGrid(clients, faults={(client, 2): error for client in clients})
-    result = strategy.start(grid, record(initial_model()), num_rounds=4, on_round=on_round)
-    assert [r.number for r in finished] == [1, 2, 3, 4]
-    assert finished[1].coefficients == {}
-    assert bits(finished[1].arrays) == bits(finished[0].arrays)
-    assert [state["round"] for state in states] == [1, 2, 3, 4]
-    assert plain(states[1]["memory"]) == plain(states[0]["memory"])
-    assert [row["values"].tobytes() for row in states[1]["rows"]] == [
-        row["values"].tobytes() for row in states[0]["rows"]
-    ]
-    assert_model(result.arrays, expected_model(name, arguments, finished))
+        result = strategy.start(grid, record(initial_model()), num_rounds=4, on_round=on_round)
+        assert [r.number for r in finished] == [state["round"] for state in states] == [1, 2, 3, 4]
+        assert finished[1].coefficients == {}
+        assert bits(finished[1].arrays) == bits(finished[0].arrays)
+        assert plain(states[1]["memory"]) == plain(states[0]["memory"]), name
+        assert [row["values"].tobytes() for row in states[1]["rows"]] == [
+            row["values"].tobytes() for row in states[0]["rows"]
+        ]
+        assert_model(result.arrays, expected_model(name, ARGUMENTS[name][0], finished), name)
 
 
-def edge_clients(kind: str) -> dict[str, Quadratic]:
-    clients = quadratics(1 if kind == "one client" else 3)
-    if kind == "equal clients":
-        twin = clients["site-0"]
-        clients = dict.fromkeys(clients, twin)
-    if kind == "a zero update":
-        clients["site-1"].target = flat(initial_model())
-    if kind == "only zero updates":
-        for client in clients.values():
-            client.target = flat(initial_model())
-    return clients
-
-
-@every_method
-@pytest.mark.parametrize("kind", ["one client", "equal clients", "a zero update", "only zero updates"])
-def test_edge_cases_of_a_round_end_where_the_papers_vectors_end(
-    name: str, arguments: dict[str, Any], kind: str
-) -> None:
-    clients = edge_clients(kind)
-    named = {client: as_named(client, clients[client]) for client in clients}
-    result, (finished,) = run(make(name, arguments, buffers=BUFFERS), MemoryGrid(named), rounds=1)
-    assert finished.refused == {}
-    assert_model(result.arrays, expected_model(name, arguments, [finished], clients))
-
-
-def as_named(name: str, client: Quadratic) -> Callable[[Message], Message]:
-    """The client under another name."""
-
-    def answer(message: Message) -> Message:
-        reply = client(message)
-        if message.metadata.message_type == MessageType.QUERY:
-            reply.content["client"]["name"] = name
-        return reply
-
-    return answer
+def test_zero_updates_end_where_the_papers_vectors_end() -> None:
+    for (name, arguments), zero in product(CASES, (["site-1"], [*quadratics(3)])):
+        clients = quadratics(3)
+        for each in zero:
+            clients[each].target = flat(initial_model())
+        result, (finished,) = run(make(name, arguments, buffers=BUFFERS), MemoryGrid(clients), rounds=1)
+        assert finished.refused == {}
+        assert_model(result.arrays, expected_model(name, arguments, [finished], clients), (name, arguments, zero))
 
 
 def sizes_in(value: Any) -> list[int]:
@@ -184,81 +157,66 @@ def sizes_in(value: Any) -> list[int]:
     return []
 
 
-@every_method
-def test_no_vector_of_the_models_length_reaches_the_method(
-    name: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def large(name: str) -> Callable[[Message], Message]:
+    """Return a client of a model of D numbers that measures all that it may be asked for."""
+    small = Quadratic(name)
+
+    def answer(message: Message) -> Message:
+        content = message.content.array_records.get("arrays")
+        if content is None:
+            return small(message)
+        w = content["w"].numpy()
+        config = message.content.config_records["config"]
+        after = record({"w": w + np.float32(len(name)) * np.sin(np.arange(D) * small.rate).astype(np.float32)})
+        measured = ("loss-before", "accuracy-after", "loss-baseline", "step-sum", "learning-rate", "train-loss")
+        numbers = dict.fromkeys((*measured, "disparity", "accuracy-before"), small.rate)
+        numbers |= {"num-examples": small.examples, **dict.fromkeys(GROUP_COUNTS, 1)}
+        numbers |= {key: config[key] for key in ("state-round",) if key in config}
+        replied = RecordDict({"metrics": MetricRecord(numbers)})
+        if message.metadata.message_type == MessageType.TRAIN:
+            asked = {"snapshot-step": "snapshot", "disparity": "arrays-disparity"}
+            for kind in ("arrays", *(kind for key, kind in asked.items() if key in config)):
+                replied[kind] = after
+        return Message(replied, reply_to=message)
+
+    return answer
+
+
+D = 10_007
+
+
+def test_no_vector_of_the_models_length_reaches_the_method() -> None:
     """A method sees m or (m + r)² numbers, however large the model, in its cohort and in what it remembers."""
-    d, seen = 10_007, []
-
-    def large(client: str) -> Callable[[Message], Message]:
-        small = Quadratic(client)
-
-        def answer(message: Message) -> Message:
-            content = message.content.array_records.get("arrays")
-            if content is None:
-                return small(message)
-            w = content["w"].numpy()
-            config = message.content.config_records["config"]
-            after = record({"w": w + np.float32(len(client)) * np.sin(np.arange(d) * small.rate).astype(np.float32)})
-            numbers = {"num-examples": small.examples, "loss-before": small.rate, "accuracy-after": small.rate}
-            numbers |= {"loss-baseline": 0.5 * small.rate, "step-sum": small.rate}
-            numbers |= {key: config[key] for key in ("state-round",) if key in config}
-            numbers |= {"learning-rate": small.rate, "train-loss": small.rate, "disparity": small.rate}
-            numbers |= {"accuracy-before": small.rate, **dict.fromkeys(GROUP_COUNTS, 1)}
-            replied = RecordDict({"metrics": MetricRecord(numbers)})
-            if message.metadata.message_type == MessageType.TRAIN:
-                replied["arrays"] = after
-                if "snapshot-step" in config:
-                    replied["snapshot"] = after
-                if "disparity" in config:
-                    replied["arrays-disparity"] = after
-            return Message(replied, reply_to=message)
-
-        return answer
-
-    method = METHODS[name]
-    weighs, remembers = (next(each for each in method.__mro__ if what in vars(each)) for what in ("weigh", "remember"))
-    original, original_remember = weighs.weigh, remembers.remember  # type: ignore[attr-defined]
-
-    def weigh(self: FairStrategy, cohort: Cohort) -> FloatArray:
-        seen.extend(sizes_in(vars(cohort)))
-        c: FloatArray = original(self, cohort)
-        seen.extend(sizes_in([vars(cohort), self.memory, c]))
-        return c
-
-    def remember(
-        self: FairStrategy, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray | None]:
-        kept: Mapping[Kept, FloatArray | None] = original_remember(self, cohort, coefficients, probed)
-        seen.extend(sizes_in([vars(cohort), self.memory, dict(kept)]))
-        return kept
-
-    monkeypatch.setattr(weighs, "weigh", weigh)  # not a subclass: one with another `weigh` has no fixed weights
-    monkeypatch.setattr(remembers, "remember", remember)
     clients = {client: large(client) for client in quadratics(4)}
-    initial = record({"w": np.zeros(d, np.float32)})
-    _, rounds = run(method(**arguments), MemoryGrid(clients), rounds=3, initial_arrays=initial)
-    assert all(r.coefficients for r in rounds)
-    assert max(seen) <= 8**2 < d
+    initial = record({"w": np.zeros(D, np.float32)})
+    for name, arguments in CASES:
+        strategy, seen = make(name, arguments), list[int]()
+        weigh, remember = strategy.weigh, strategy.remember
+
+        def weighed(cohort: Cohort, strategy: FairStrategy = strategy, do: Any = weigh, into: list[int] = seen) -> Any:
+            into.extend(sizes_in(vars(cohort)))
+            c = do(cohort)
+            into.extend(sizes_in([vars(cohort), strategy.memory, c]))
+            return c
+
+        def remembered(
+            cohort: Cohort, c: FloatArray, probed: Probed, do: Any = remember, into: list[int] = seen
+        ) -> Any:
+            kept = do(cohort, c, probed)
+            into.extend(sizes_in([vars(cohort), dict(kept)]))
+            return kept
+
+        vars(strategy).update(weigh=weighed, remember=remembered)  # no subclass: that would have no fixed weights
+        _, rounds = run(strategy, MemoryGrid(clients), rounds=3, initial_arrays=initial)
+        assert all(r.coefficients for r in rounds), name
+        assert max(seen) <= 8**2 < D, name
 
 
 def test_the_integer_buffer_is_the_largest_clients() -> None:
     clients = quadratics(3)
-    for client, examples in zip(clients.values(), (7, 9, 9), strict=True):
+    for client, examples in zip(clients.values(), (7, 9, 8), strict=True):
         client.examples = examples
-    clients["site-2"].examples = 9
-    counted = dict(clients)
-
-    def other_steps(message: Message) -> Message:
-        reply = clients["site-2"](message)
-        if message.metadata.message_type == MessageType.TRAIN:
-            reply.content["arrays"] = record(
-                {**unpack(reply.content.array_records["arrays"]), "norm.steps": np.array(77, np.int64)}
-            )
-        return reply
-
-    result, _ = run(FedAvg(buffers=BUFFERS), MemoryGrid({**counted, "site-2": other_steps}), rounds=1)
+    result, _ = run(FedAvg(buffers=BUFFERS), MemoryGrid(clients), rounds=1)
     assert unpack(result.arrays)["norm.steps"] == 5 + 9
 
 
@@ -294,19 +252,6 @@ def test_a_parameter_may_have_the_name_of_a_statistic() -> None:
     assert Layout(arrays, buffers=("w",)).trainable == ("own.running_mean",)
 
 
-def test_a_buffer_that_is_not_named_is_part_of_the_update() -> None:
-    gram_sizes = []
-
-    class Watching(FedAvg):
-        def weigh(self, cohort: Cohort) -> FloatArray:
-            gram_sizes.append(float(np.trace(cohort.gram)))
-            return super().weigh(cohort)
-
-    run(Watching(buffers=BUFFERS), rounds=1)
-    run(Watching(), rounds=1)
-    assert gram_sizes[1] > gram_sizes[0]
-
-
 def twice(client: Quadratic) -> Callable[[Message], Message]:
     """Return a client of a model in which the first parameter has a second name, too."""
 
@@ -326,25 +271,26 @@ def twice(client: Quadratic) -> Callable[[Message], Message]:
     return answer
 
 
-@every_kind
-def test_a_shared_parameter_changes_no_bit_of_a_run(name: str, arguments: dict[str, Any]) -> None:
+def test_a_shared_parameter_changes_no_bit_of_a_run() -> None:
     """It is the run of a model that has the parameter once; counted twice, it would weigh double in the geometry."""
     first = TRAINABLE[0]
     initial = record({**initial_model(), "twin": initial_model()[first]})
     clients = {client: twice(quadratic) for client, quadratic in quadratics(4).items()}
-    tied = make(name, arguments, buffers=BUFFERS, shared={"twin": first}, seed=3)
-    result, rounds = run(tied, MemoryGrid(clients), rounds=3, initial_arrays=initial)
-    expected, once = run(make(name, arguments, buffers=BUFFERS, seed=3), MemoryGrid(quadratics(4)), rounds=3)
-    assert [r.coefficients for r in rounds] == [r.coefficients for r in once]
-    model = bits(result.arrays)
-    assert model.pop("twin") == model[first]
-    assert model == bits(expected.arrays)
+    for name in KINDS:
+        tied = make(name, ARGUMENTS[name][0], buffers=BUFFERS, shared={"twin": first}, seed=3)
+        alone = make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=3)
+        result, rounds = run(tied, MemoryGrid(clients), rounds=3, initial_arrays=initial)
+        expected, once = run(alone, MemoryGrid(quadratics(4)), rounds=3)
+        assert [r.coefficients for r in rounds] == [r.coefficients for r in once], name
+        model = bits(result.arrays)
+        assert model.pop("twin") == model[first]
+        assert model == bits(expected.arrays), name
 
 
-@pytest.mark.parametrize("buffers", [("norm.steps",), ("unknown",)])
-def test_a_buffer_that_is_no_float_array_is_refused_by_name(buffers: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=buffers[0]):
-        run(FedAvg(buffers=buffers))
+def test_a_buffer_that_is_no_float_array_is_refused_by_name() -> None:
+    for name in ("norm.steps", "unknown"):
+        with pytest.raises(ValueError, match=name):
+            run(FedAvg(buffers=(name,)))
 
 
 def test_no_rounds_leave_the_model_as_it_is() -> None:
