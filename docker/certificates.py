@@ -29,7 +29,8 @@ def check_settings() -> None:
     try:
         config = parse_assignments(shlex.split(os.environ.get("SETTINGS", "")))
         settings = Settings.of({"clients": len(os.environ["CLIENTS"].split()), **config})
-        check_used(config, [settings.method], settings.task)
+        check_used(config, [settings.method], settings.task, deployed=True)
+        settings.check_deployed()
     except ValueError as error:
         sys.exit(f"SETTINGS: {error}")
 
@@ -49,6 +50,11 @@ def become_user(user: int, group: int) -> None:
 def certify(hosts: list[str]) -> None:
     """Make what is missing, and a new server certificate where the old one runs out or lacks a name."""
     if not (FEDERATION / "federation.toml").exists():
+        if any((FEDERATION / "clients").glob("*")):
+            sys.exit(
+                "federation.toml is missing beside enrolled clients, whom a new federation would lock out: put "
+                "the file back, or let docker compose down --volumes delete the whole federation"
+            )
         for left_over in FEDERATION.iterdir():  # of a first start that was cut off
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         Federation.init(FEDERATION, hosts, fleet_port=9092, control="control:8000", days=pki.SERVER_DAYS)

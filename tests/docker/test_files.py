@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -180,3 +181,27 @@ def wait_for(path: Path, seconds: float = 60.0) -> None:
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.05)
+
+
+def test_a_lost_federation_toml_deletes_nothing(tmp_path: Path) -> None:
+    """Authority and registry are those of all clients outside."""
+    (tmp_path / "clients").mkdir()
+    kept = {tmp_path / "ca.key": b"key", tmp_path / "clients" / "a.toml": b"name"}
+    for path, data in kept.items():
+        path.write_bytes(data)
+    script = runpy.run_path(str(DOCKER / "certificates.py"))
+    script["certify"].__globals__["FEDERATION"] = tmp_path
+    with pytest.raises(SystemExit, match=r"federation\.toml is missing"):
+        script["certify"](["server"])
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
+def test_settings_are_checked_as_those_of_a_deployed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = runpy.run_path(str(DOCKER / "certificates.py"))["check_settings"]
+    monkeypatch.setenv("CLIENTS", "a b c d")
+    for settings, key in (("attack=sign-flip attackers=0.25", "attack"), ("pooled=true", "pooled")):
+        monkeypatch.setenv("SETTINGS", settings)
+        with pytest.raises(SystemExit, match=key):
+            check()
+    monkeypatch.setenv("SETTINGS", "task=csv csv.target=sick min-clients=2")
+    check()
