@@ -13,30 +13,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import SETTINGS, Value, key_of
-from fairbloom.server.run_folder.rows import MEASURES
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import METHODS, canonical, find_method
 
+from ..results.measures import find_measure
 from .labels import label_of, short_key
 from .variants import find_key, method_parameters, owner_of
 
 FOLDER = Path(__file__).parent
 """Where the recipes of published tables lie."""
-
-CLIENT = "client:"
-"""What a measure of one client begins with."""
-
-GAP = "gap:"
-"""What a measure of the gap between groups begins with: a score follows, and `:NAME` where it is of one client."""
-
-NAMED = (f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME")
-"""How errors spell the measures that hold a name."""
-
-PERCENTILES = {"percentile_5": 5.0, "percentile_95": 95.0}
-"""The measures that are percentiles over clients, and which."""
-
-OTHERS = ("angle", "uniform", *PERCENTILES)
-"""The measures beside those of a run's tables, of single clients and of groups."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +40,6 @@ class Printed:
             raise ValueError(f'{text!r} is no printed number: write it as "80.42 ± 0.76", "80.42", or "" for none')
         mean, spread = match.groups()
         return None if mean is None else cls(float(mean), None if spread is None else float(spread))
-
-
-def parse_gap(measure: str) -> tuple[str, str]:
-    """Return the score and the client of a measure of a gap between groups; "" for all clients together."""
-    score, _, client = measure.removeprefix(GAP).partition(":")
-    return score, client
 
 
 def _flatten(settings: object) -> object:
@@ -150,9 +129,10 @@ class Recipe(Section):
     def _check_measures(self) -> None:
         """Raise ValueError where a measure is unknown, or one is judged that is not measured."""
         for measure in self.measures:
-            if measure not in (*MEASURES, *OTHERS) and not measure.startswith((CLIENT, GAP)):
-                there = ", ".join((*MEASURES, *OTHERS, *NAMED))
-                raise ValueError(f"measures: unknown measure {measure!r}: there are {there}")
+            try:
+                find_measure(measure)
+            except FairbloomError as error:
+                raise ValueError(f"measures: {error}") from error
         for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
             for measure in named:
                 if measure not in self.measures:

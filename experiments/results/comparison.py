@@ -19,10 +19,10 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS, is_finished
 from fairbloom.server.run_folder.rows import MEASURES
 
-from ..recipes.recipe import CLIENT, GAP, NAMED, parse_gap
 from .caveats import caveats_of_comparison
 from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .groups import GroupReport
+from .measures import CLIENT, GAP, Served, find_measure
 from .other_scores import Contradiction, find_contradictions, sentences_on
 from .plans import COMPARISON, PlanFile
 from .presentation import Drawn, page_of, show_page
@@ -333,8 +333,8 @@ class Comparison(Drawn):
         method
             One of `methods`.
         measure
-            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or "gap:SCORE", the
-            gap between groups over all clients, and "gap:SCORE:NAME", that of one client.
+            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or "group-gap:SCORE",
+            the gap between groups over all clients, and "group-gap:SCORE:NAME", that of one client.
 
         Raises
         ------
@@ -392,7 +392,7 @@ class Comparison(Drawn):
 
     @cached_property
     def gaps_compared(self) -> dict[str, GroupScore]:
-        """What each gap between groups over all clients is in, by its measure `gap:SCORE`; empty without groups.
+        """What each gap between groups over all clients is in, by its measure `group-gap:SCORE`; empty without groups.
 
         A gap that some method has with no seed with which the baseline has it is not there.
         """
@@ -417,34 +417,22 @@ class Comparison(Drawn):
 
     def _by_seed(self, measure: str, method: str) -> list[float]:
         """Return a measure of each seed; NaN where there is none."""
-        if measure.startswith(GAP):
-            score, client = parse_gap(measure)
-            reports = self.by_group.get(method, [None] * len(self.seeds))
-            return [report.sizes(client).get(score, math.nan) if report else math.nan for report in reports]
-        return [self._measure(measure, values) for values in self.values[method]]
+        of = find_measure(measure).of
+        reports = self.by_group.get(method, [None] * len(self.seeds))
+        pairs = zip(self.values[method], reports, strict=True)
+        return [of(Served(values, self.score, groups=groups)) for values, groups in pairs]
 
     def _has(self, measure: str) -> bool:
         """Return whether every method has a measure with a seed with which the baseline has it."""
         by_method = [np.isfinite(self._by_seed(measure, method)) for method in (self.baseline, *self.methods)]
         return all((by_method[0] & each).any() for each in by_method)
 
-    def _measure(self, measure: str, values: Values) -> float:
-        """Return a measure of one seed; NaN where its clients have none."""
-        if measure.startswith(CLIENT):
-            return values.get(measure.removeprefix(CLIENT), math.nan)
-        if measure not in MEASURES:
-            there = ", ".join((*MEASURES, *NAMED))
-            raise FairbloomError(f"measure = {measure!r}: there are {there}")
-        return measures(values, self.score)[measure]
-
     def goodness(self, method: str, measure: str) -> float:
         """Return the mean over the seeds of a measure of fairness, negative where lower is better."""
         return self._sign_of(measure) * self.spread(method, measure)[0]
 
     def _sign_of(self, measure: str) -> float:
-        if measure in ("std", "var", "gap", "gini") or measure.startswith(GAP):  # how unequal clients are
-            return -1.0
-        return 1.0 if measure in ("jain", "entropy", "cosine") else self.score.better(1.0, 0.0)
+        return 1.0 if find_measure(measure).is_good_high(self.score) else -1.0
 
     def percent_better(self, method: str) -> tuple[float, float]:
         """Return mean and deviation over the seeds of the percentage of clients better off than under the baseline."""

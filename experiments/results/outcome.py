@@ -12,8 +12,9 @@ from fairbloom.protocol.settings import Value
 from ..recipes.labels import format_value
 from ..recipes.recipe import Case, Point, Printed, Recipe
 from .comparison import mean_and_deviation
-from .measured import BARE, measures_of
-from .run import Run
+from .groups import ALL
+from .measures import CLIENT, GAP, Served, find_measure, parse_gap
+from .run import Run, final_of
 
 ROUNDING = 1e-9
 """What floating-point numbers may be off, so that a difference of exactly the tolerance agrees."""
@@ -148,9 +149,43 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
     """
     mean, spread = found
     if printed.spread is None or not recipe.published_seeds:
-        most = 0.01 if measure in BARE else 1.0
+        most = 1.0 if find_measure(measure).unit else 0.01
     else:
         here = printed.spread if seeds == 1 else spread
         error = math.hypot(printed.spread / math.sqrt(recipe.published_seeds), here / math.sqrt(seeds))
         most = 2.0 * error
     return abs(printed.mean - mean) <= max(most, recipe.tolerance.get(measure, 0.0)) + ROUNDING
+
+
+def measures_of(run: Run, case: Case) -> dict[str, float]:
+    """Return the measures of a row's run; raise FairbloomError where it lacks one."""
+    evaluated = case.row.evaluated
+    values, groups = scores_of(run, evaluated), run.by_group(evaluated)
+    served = Served(values, run.score, run.test_examples(hostile=True), groups)
+    found = {measure: find_measure(measure).of(served) for measure in case.recipe.measures}
+    for measure in (each for each, value in found.items() if math.isnan(value) and each.startswith((CLIENT, GAP))):
+        if measure.startswith(GAP):
+            _, client = parse_gap(measure)
+            if groups is None:
+                say = "has no groups: name them, as the setting csv.group = 'sex' does"
+            else:
+                say = (
+                    f"has no such gap: of {client or ALL} there are gaps in "
+                    f"{', '.join(groups.sizes(client)) or 'nothing'}, and {', '.join(groups.clients) or 'no client'} "
+                    "report groups"
+                )
+        else:
+            say = f"has no client of that name: there are {', '.join(values)}"
+        raise FairbloomError(f"{measure}: {run.folder} {say}")
+    return found
+
+
+def scores_of(run: Run, evaluated: str) -> dict[str, float]:
+    """Return each client's score under the final model that a row evaluates: of attackers too, as papers print them."""
+    if not (values := run.final(model=evaluated, hostile=True)):
+        if evaluated == "global":
+            return final_of(run)  # which raises
+        raise FairbloomError(
+            f"{run.folder} has no personal models: leave evaluated out, or take a method that has some"
+        )
+    return values

@@ -12,9 +12,8 @@ from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import explain_read_errors
 from fairbloom.system.values import decode_as
 
-from ..recipes.recipe import GAP, parse_gap
 from .differences import prediction_interval
-from .measured import measure_title
+from .measures import GAP, measure_title, parse_gap
 from .plans import RECOMMENDATION
 from .presentation import Shown
 

@@ -15,7 +15,7 @@ from fairbloom.tasks.files.targets import join_names
 
 from .caveats import join_all
 from .differences import FEWEST_SEEDS, Difference
-from .measured import measure_title
+from .measures import measure_title
 
 if TYPE_CHECKING:
     from .comparison import Comparison

@@ -18,11 +18,11 @@ from fairbloom.server.fairness import SHARES
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
 from fairbloom.tasks.groups import NAMING
 
-from ..recipes.recipe import GAP
 from ..recipes.variants import Variant, split_parts, variants
 from ..results.comparison import Comparison, personal_label
 from ..results.groups import GroupReport
-from ..results.measured import scores_of
+from ..results.measures import GAP
+from ..results.outcome import scores_of
 from ..results.run import Run, measures
 
 LEVELS = ("mean", "worst", *(f"{end}-{share}" for end in ("worst", "best") for share in SHARES))
@@ -35,8 +35,8 @@ GRAMMAR = (
     "GOAL[, CONSTRAINT]...; a GOAL is MEASURE, MEASURE as high|low as possible, or the weighted mean, such as "
     "mean+worst or 3*mean+worst, of several; a CONSTRAINT is MEASURE within N points of METHOD, DIFFERENCE at most N "
     "points, or no client loses more than N points [against METHOD], which needs no GOAL; a MEASURE is "
-    f"{', '.join((*LEVELS, *SPREADS))}, client NAME or gap:SCORE[:NAME]; a DIFFERENCE is "
-    f"{', '.join(SPREADS)} or gap:SCORE[:NAME]"
+    f"{', '.join((*LEVELS, *SPREADS))}, client NAME or group-gap:SCORE[:NAME]; a DIFFERENCE is "
+    f"{', '.join(SPREADS)} or group-gap:SCORE[:NAME]"
 )
 """What an objective may be."""
 
@@ -119,7 +119,7 @@ def served_label(comparison: Comparison, label: str) -> str:
 class Measure:
     """A measure over the clients, the score of one client, or a gap between groups."""
 
-    name: str  # one of LEVELS and SPREADS, "client", or "gap:SCORE"
+    name: str  # one of LEVELS and SPREADS, "client", or "group-gap:SCORE"
     client: str = ""  # "" for all clients
 
     @property

@@ -14,8 +14,7 @@ from fairbloom.server.settings import Settings, check_used
 
 from ..recipes.labels import format_value
 from ..recipes.recipe import Case, Recipe, load_recipe
-from ..results.measured import measures_of
-from ..results.outcome import Outcome
+from ..results.outcome import Outcome, measures_of
 from ..results.reproduction import Reproduction, ReproductionPlan
 from ..results.run import REPORT, Run
 from ..views.progress import study_progress

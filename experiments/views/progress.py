@@ -14,7 +14,7 @@ from fairbloom.logs import colour_on_terminals_alone, follow_stderr
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
 
-from ..results.measured import measure_title
+from ..results.measures import measure_title
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ..results.caveats import caveats_of_run
 from ..results.comparison import Comparison
 from ..results.differences import FEWEST_SEEDS
 from ..results.evaluation import Evaluation
-from ..results.measured import measure_title
+from ..results.measures import measure_title
 from ..results.plans import RECOMMENDATION
 from ..results.presentation import page_of
 from ..results.recommendation import Recommendation

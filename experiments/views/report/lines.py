@@ -16,7 +16,6 @@ from fairbloom.server.run_folder.errors import explain_read_errors
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
 from fairbloom.server.run_folder.rows import parse_refusals
 
-from ...results.measured import over_rounds
 from ...results.run import Run
 from .charts import Row, Series, series_of, short, thin
 
@@ -185,12 +184,18 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     """
     rows = []
     for line in lines:
-        by_run = [over_rounds(run, measure, line.model) for run in line.runs]
+        by_run = [_over_rounds(run, measure, line.model) for run in line.runs]
         shared = sorted(set.intersection(*(set(each) for each in by_run)))
         for number in thin(shared, CURVE_ROUNDS):
             values = [each[number] for each in by_run]
             rows.append({"round": number, "method": line.label, **spanned(values)})
     return rows
+
+
+def _over_rounds(run: Run, measure: str, model: str) -> dict[int, float]:
+    """Return a measure over the clients after each round that has it."""
+    column = f"{run.score.column(model)}_{measure}"
+    return {int(row["round"]): float(row[column]) for row in run.rows_of_rounds() if row.get(column)}
 
 
 def spanned(values: Sequence[float]) -> dict[str, float | None]:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CLIENTS
 
-from ...recipes.recipe import CLIENT
 from ...results.comparison import Comparison, Plan, personal_label
 from ...results.differences import FEWEST_SEEDS, Difference
-from ...results.measured import LARGER_CLASS, measure_title
+from ...results.measures import CLIENT, LARGER_CLASS, measure_title
 from ...results.run import load
 from ...results.verdict import CLAIMED, MEAN, WORST
 from . import charts

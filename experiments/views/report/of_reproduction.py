@@ -1,6 +1,6 @@
 """The report of a reproduction: what was measured beside what was printed."""
 
-from ...results.measured import decimals, in_title
+from ...results.measures import find_measure, measure_title
 from ...results.outcome import Outcome
 from ...results.reproduction import Reproduction
 from . import charts
@@ -48,7 +48,7 @@ def _agreement(done: Reproduction) -> str:
         return ""
     within = "two combined standard errors, or one point where no ± is printed"
     if done.recipe.tolerance:
-        within += "".join(f", or {value:g} in {in_title(m)}" for m, value in done.recipe.tolerance.items())
+        within += "".join(f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items())
     agrees = "agrees" if len(judged) == 1 else "agree"
     return f"{sum(judged)} of {len(judged)} rows {agrees} with what was printed: within {within}."
 
@@ -76,7 +76,7 @@ def rows_charts(done: Reproduction) -> Charts:
             numbers |= {"measured": found} if found else {}
             rows += [{"row": outcome.name, "method": kind, **charts.around(*of)} for kind, of in numbers.items()]
         if rows:
-            title = in_title(measure)
+            title = measure_title(measure)
             said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
             spec = charts.clients_by_method(rows, charts.PRINTED_AND_MEASURED, names, title, of="row")
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
@@ -90,13 +90,13 @@ def rows_table(done: Reproduction) -> Table:
     printed = [measure for measure in recipe.measures if any(measure in o.case.published for o in outcomes)]
     headings = ["row"]
     for measure in recipe.measures:
-        title = in_title(measure)
+        title = measure_title(measure)
         headings += [f"{title}, printed", f"{title}, measured"] if measure in printed else [title]
     cells = []
     for outcome in outcomes:
         row = [Cell(outcome.name)]
         for measure in recipe.measures:
-            digits = Digits(decimals(measure))
+            digits = Digits(find_measure(measure).decimals)
             if measure in printed:
                 number = outcome.case.published.get(measure)
                 row.append(digits.spread(number.mean, number.spread) if number else NONE)

@@ -8,7 +8,7 @@ from fairbloom.protocol.scores import Score
 from ...results.caveats import caveats_of_run
 from ...results.comparison import personal_label
 from ...results.groups import GroupReport
-from ...results.measured import LARGER_CLASS, measure_title
+from ...results.measures import LARGER_CLASS, measure_title
 from ...results.run import Run, measures
 from ...results.scored import scores_of, sentences_of
 from .cells import SHOWN, Digits

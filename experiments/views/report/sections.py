@@ -13,7 +13,7 @@ from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
 from fairbloom.server.run_folder.rows import ABSENT, parse_absent
 
 from ...recipes.labels import format_value
-from ...results.measured import measure_title
+from ...results.measures import measure_title
 from ...results.run import Run
 from . import charts
 from .cells import Digits

@@ -44,19 +44,19 @@ def test_a_narrower_gap_is_better_with_the_interval_of_others() -> None:
     rows = {(row["method"], row["measure"]): row for row in BY_HAND.difference_rows()}
     for method, each in NARROWER.items():
         mean, error = each.mean(), each.std(ddof=1) / math.sqrt(3.0)
-        row = rows[method, "gap:selection-rate"]
+        row = rows[method, "group-gap:selection-rate"]
         assert (row["better"], row["worse"], row["seeds"]) == ((each > 0).sum(), (each < 0).sum(), 3)
         expected = (mean, error, mean - T * error, mean + T * error)
         assert [row[key] for key in ("mean", "error", "low", "high")] == pytest.approx(expected)
         assert row["p_value"] == ""  # the one family of tests is of the worst served and the mean
-    assert rows["FairFed", "gap:selection-rate:a"]["mean"] == pytest.approx(NARROWER["FairFed"].mean())
-    assert ("FairFed", "gap:selection-rate:b") not in rows  # who reports no groups
+    assert rows["FairFed", "group-gap:selection-rate:a"]["mean"] == pytest.approx(NARROWER["FairFed"].mean())
+    assert ("FairFed", "group-gap:selection-rate:b") not in rows  # who reports no groups
 
 
 def test_where_seeds_deal_the_clients_only_gaps_over_all_of_them_have_rows() -> None:
     dealt = dataclasses.replace(BY_HAND, shared=dataclasses.replace(BY_HAND.shared, dealt=True))
     measures = {row["measure"] for row in dealt.difference_rows()}
-    assert {measure for measure in measures if measure.startswith("gap:")} == {"gap:selection-rate"}
+    assert {measure for measure in measures if measure.startswith("group-gap:")} == {"group-gap:selection-rate"}
 
 
 def test_the_terminal_has_gaps_and_their_differences_with_intervals() -> None:
@@ -89,12 +89,12 @@ def test_gaps_in_an_error_are_in_its_unit_and_narrower_is_better_too() -> None:
 
 def test_a_gap_counts_with_the_seeds_that_have_it_and_is_left_out_where_none_has() -> None:
     some = compared(FedAvg=[30.0, math.nan, 34.0], FairFed=[10.0, 13.0, 12.0])
-    assert some.difference("FairFed", "gap:selection-rate").seeds == 2
+    assert some.difference("FairFed", "group-gap:selection-rate").seeds == 2
     none = compared(FedAvg=[30.0, math.nan], FairFed=[math.nan, 13.0])
     assert none.gaps_compared == {}
     assert [each.caption for each in gap_tables(none)] == [gap_tables(BY_HAND)[0].caption]
     assert not any("between groups" in sentence for sentence in none.verdict.sentences)
-    assert not any(row["measure"].startswith("gap:") for row in none.difference_rows())
+    assert not any(row["measure"].startswith("group-gap:") for row in none.difference_rows())
 
 
 def test_a_baseline_alone_and_a_comparison_without_groups_have_no_differences_of_gaps() -> None:
@@ -104,5 +104,5 @@ def test_a_baseline_alone_and_a_comparison_without_groups_have_no_differences_of
     without = dataclasses.replace(BY_HAND, by_group={})
     assert gap_tables(without) == []
     assert without.verdict.sentences == BY_HAND.verdict.sentences[:-1]
-    rows = [row for row in BY_HAND.difference_rows() if not row["measure"].startswith("gap:")]
+    rows = [row for row in BY_HAND.difference_rows() if not row["measure"].startswith("group-gap:")]
     assert without.difference_rows() == rows

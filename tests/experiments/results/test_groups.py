@@ -200,14 +200,14 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     ]
     assert f"{np.mean(sizes):.1f} ±" in printed
     gaps = comparison.gaps.set_index(["method", "seed", "client", "score"])["gap"]
-    for measure, client in (("gap:accuracy", ALL), ("gap:accuracy:a", "a")):
+    for measure, client in (("group-gap:accuracy", ALL), ("group-gap:accuracy:a", "a")):
         ends = [
             [gaps[method, seed, client, "accuracy"] for seed in (0, 1)] for method in ("FedAvg", "Ditto (personal)")
         ]
         expected = [base - mine for base, mine in zip(*ends, strict=True)]  # a narrower gap is better
         assert comparison.gains("Ditto (personal)", measure) == pytest.approx(expected)
-    with pytest.raises(FairbloomError, match="'gap:auc': it is not there"):
-        comparison.difference("Ditto", "gap:auc")
+    with pytest.raises(FairbloomError, match="'group-gap:auc': it is not there"):
+        comparison.difference("Ditto", "group-gap:auc")
     assert fairbloom("show", out, "--json") == 0
     assert json.loads(capsys.readouterr().out)["gaps"] == comparison.gap_rows()
 

@@ -76,13 +76,13 @@ def test_a_score_without_percent_has_its_name_for_a_unit() -> None:
 
 
 def test_a_gap_between_groups_is_in_the_unit_of_their_score_and_the_price_in_that_of_the_clients() -> None:
-    found = replace(FOUND, gain=replace(GAIN, measure="gap:selection-rate"), score=Score("auc"))
+    found = replace(FOUND, gain=replace(GAIN, measure="group-gap:selection-rate"), score=Score("auc"))
     words = said(found)
     assert "the selection rate gap between groups shrinks by 8.34 points on the test examples" in words
     assert f"The mean over the clients changes by {found.price.mean:+.3g} auc." in words
-    of_one = replace(found, gain=replace(GAIN, measure="gap:selection-rate:site-a"))
+    of_one = replace(found, gain=replace(GAIN, measure="group-gap:selection-rate:site-a"))
     assert "the selection rate gap, site-a shrinks by 8.34 points" in said(of_one)
-    assert "+8.34 points of gap:selection-rate against FedAvg" in repr(found)
+    assert "+8.34 points of group-gap:selection-rate against FedAvg" in repr(found)
 
 
 def test_json_has_the_keys_that_are_promised_and_the_record_more() -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import correct_by_holm, difference_of
-from fairbloom.experiments.results.measured import measure_title
+from fairbloom.experiments.results.measures import measure_title
 from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.protocol.scores import ACCURACY, Score
 

@@ -435,7 +435,7 @@ def test_what_is_no_method_or_measure_is_refused_with_what_there_is() -> None:
         BY_HAND.difference("FedAvg", "worst")
     with pytest.raises(FairbloomError, match="method = 'TERM': this comparison has FedAvg, FedFV"):
         BY_HAND.gains("TERM", "worst")
-    with pytest.raises(FairbloomError, match=r"measure = 'best of all': there are mean, std, .*client:NAME"):
+    with pytest.raises(FairbloomError, match=r"unknown measure 'best of all': there are mean, std, .*client:NAME"):
         BY_HAND.differences("best of all")
     with pytest.raises(FairbloomError, match="measure = 'client:z': it is not there"):
         BY_HAND.differences("client:z")

@@ -36,7 +36,9 @@ VALUES = ClientScores({"a": 10.0, "b": 30.0, "c": 20.0})
 
 names = st.text("abcxyzÄé-_. 0123456789", min_size=1).map(str.strip).filter(lambda name: name and "  " not in name)
 scores = st.sampled_from(["accuracy", "selection-rate", "mae"])
-gaps = scores.map(lambda score: f"gap:{score}") | st.tuples(scores, names).map(lambda each: "gap:{}:{}".format(*each))
+gaps = scores.map(lambda score: f"group-gap:{score}") | st.tuples(scores, names).map(
+    lambda each: "group-gap:{}:{}".format(*each)
+)
 measures = st.sampled_from([*LEVELS, *SPREADS]) | names.map(lambda name: f"client {name}") | gaps
 methods = st.sampled_from(
     ["FedAvg", "fedavg(weighting=uniform)", "qfedavg(q=1, lipschitz=10)", "Local", "Ditto (lam=0.1)"]
@@ -94,11 +96,11 @@ def test_that_no_client_loses_is_a_wish_by_itself() -> None:
         "mean as high as possible, no hospital loses more than 2",
         "mean as high as possible, mean at most 3 points",
         "mean as high as possible, client a at most 3 points",
-        "mean as high as possible, gap:accuracy at most x points",
-        "mean as high as possible, gap:accuracy at least 3 points",
-        "gap: as low as possible",
-        "gap:accuracy: as low as possible",
-        "gap:true positive rate as low as possible",
+        "mean as high as possible, group-gap:accuracy at most x points",
+        "mean as high as possible, group-gap:accuracy at least 3 points",
+        "group-gap: as low as possible",
+        "group-gap:accuracy: as low as possible",
+        "group-gap:true positive rate as low as possible",
         "",
         ",",
         "be fair",
@@ -157,7 +159,7 @@ def test_a_wish_for_worse_service_is_refused_and_its_remedy_is_not(measure: str)
         Objective.of(remedy).check(score, "a", ())
 
 
-@pytest.mark.parametrize("measure", [*SPREADS, "gap:accuracy", "gap:mae:a"])
+@pytest.mark.parametrize("measure", [*SPREADS, "group-gap:accuracy", "group-gap:mae:a"])
 @pytest.mark.parametrize("score", [ACCURACY, MAE])
 def test_differences_between_clients_are_wished_low_whatever_the_score(measure: str, score: Score) -> None:
     Objective.of(f"{measure} as low as possible").check(score, "abc", IN_GROUPS)
@@ -186,31 +188,36 @@ def test_a_gap_is_that_of_the_groups_over_all_clients_or_inside_one() -> None:
     groups = (*women_and_men("a", 40.0, 60.0, 30), *women_and_men("b", 80.0, 60.0, 10))
     accuracy = GroupScore("accuracy", percent=True)
     served = ClientScores(VALUES.scores, GroupReport(Grouped({"sex": ("F", "M")}, (accuracy,)), groups, {}))
-    assert Objective.of("gap:accuracy as low as possible").goal.of(served, MAE) == pytest.approx(10.0)
-    assert Objective.of("gap:accuracy:a as low as possible").goal.of(served, MAE) == pytest.approx(20.0)
-    assert Objective.of("GAP:Accuracy:'b' as low as possible").goal.of(served, MAE) == pytest.approx(20.0)
-    for wrong in ("gap:accuracy:c", "gap:mae"):
+    assert Objective.of("group-gap:accuracy as low as possible").goal.of(served, MAE) == pytest.approx(10.0)
+    assert Objective.of("group-gap:accuracy:a as low as possible").goal.of(served, MAE) == pytest.approx(20.0)
+    assert Objective.of("GROUP-GAP:Accuracy:'b' as low as possible").goal.of(served, MAE) == pytest.approx(20.0)
+    for wrong in ("group-gap:accuracy:c", "group-gap:mae"):
         with pytest.raises(FairbloomError, match=f"about {wrong}, and .* of fewer than two groups"):
             Objective.of(f"{wrong} as low as possible").goal.of(served, MAE)
     with pytest.raises(FairbloomError, match="of fewer than two groups"):
-        Objective.of("gap:accuracy as low as possible").goal.of(VALUES, MAE)
+        Objective.of("group-gap:accuracy as low as possible").goal.of(VALUES, MAE)
 
 
 def test_gaps_between_groups_need_groups_and_a_score_of_theirs() -> None:
     there = (GroupScore("accuracy", percent=True), GroupScore("selection-rate", percent=True))
-    for text in ("gap:selection-rate:a as low as possible", "mean as high as possible, gap:accuracy at most 3 points"):
+    for text in (
+        "group-gap:selection-rate:a as low as possible",
+        "mean as high as possible, group-gap:accuracy at most 3 points",
+    ):
         Objective.of(text).check(ACCURACY, "a", there)
-        with pytest.raises(FairbloomError, match=r"is about gap:.*, and the task has no groups .* by csv\.group, "):
+        with pytest.raises(
+            FairbloomError, match=r"is about group-gap:.*, and the task has no groups .* by csv\.group, "
+        ):
             Objective.of(text).check(ACCURACY, "a", ())
     with pytest.raises(FairbloomError, match=r"selektion-rate: did you mean selection-rate.*one of accuracy, "):
-        Objective.of("gap:selektion-rate as low as possible").check(ACCURACY, "a", there)
+        Objective.of("group-gap:selektion-rate as low as possible").check(ACCURACY, "a", there)
     Objective.of("gap as low as possible").check(ACCURACY, "a", ())
 
 
 def test_a_wish_knows_what_its_measure_is_in() -> None:
     rate = GroupScore("selection-rate", percent=True)
-    assert Objective.of("gap:selection-rate:a as low as possible").measured_in(MAE, (rate,)) == rate
-    bounded = Objective.of("mean as high as possible, gap:selection-rate at most 3 points")
+    assert Objective.of("group-gap:selection-rate:a as low as possible").measured_in(MAE, (rate,)) == rate
+    bounded = Objective.of("mean as high as possible, group-gap:selection-rate at most 3 points")
     assert bounded.measured_in(MAE, (rate,)) == MAE
 
 

@@ -404,7 +404,7 @@ def of_groups(sites: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...
     return (*words, "--set", "csv.group=sex", "--set", "learning-rate=0.1")
 
 
-GAP_WISH = "gap:true-positive-rate as low as possible, mean within 5 points of FedAvg"
+GAP_WISH = "group-gap:true-positive-rate as low as possible, mean within 5 points of FedAvg"
 
 
 @pytest.mark.slow
@@ -429,11 +429,11 @@ def test_a_gap_between_groups_is_made_small_by_methods_for_it_on_validation_and_
         (base,) = (run for run in runs if run.settings["method"] == "fedavg" and not run.settings["weighting"])
         gains.append(gap_of(base.folder, "test") - gap_of(mine.folder, "test"))
         costs.append(statistics.fmean(base.final().values()) - statistics.fmean(mine.final().values()))
-    assert found["gain"]["measure"] == "gap:true-positive-rate"
+    assert found["gain"]["measure"] == "group-gap:true-positive-rate"
     assert found["gain"]["mean"] == pytest.approx(statistics.fmean(gains))
     assert found["gain"]["low"] > 0.0
     assert statistics.fmean(costs) <= 5.0
-    bounded = "mean as high as possible, gap:true-positive-rate at most 8 points"
+    bounded = "mean as high as possible, group-gap:true-positive-rate at most 8 points"
     assert fairbloom("recommend", "--wish", bounded, "--budget", "30m", *of_groups, "--out", out) == 0  # by these runs
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("Take FairFed (beta=0.2). Against FedAvg, the mean over the clients gains ")
@@ -471,7 +471,9 @@ def test_groups_with_too_few_examples_for_a_gap_are_said_with_what_helps(
     words = ("--wish", GAP_WISH, "--budget", "30m", *of_groups, "--rounds", 1, "--out", tmp_path / "out")
     assert fairbloom("recommend", *words, "--set", "smallest-group=200") == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "gap:true-positive-rate, and the clients report the true-positive-rate of fewer than two groups" in said
+    assert (
+        "group-gap:true-positive-rate, and the clients report the true-positive-rate of fewer than two groups" in said
+    )
     assert "lower smallest-group" in said
     assert "Traceback" not in said
 
@@ -485,7 +487,7 @@ def test_methods_that_know_two_groups_alone_are_left_out_by_name_where_there_are
         cells = (f"{'abc'[k % 3]},{k % 7},{'yes' if (k + shift) % 7 > 3 else 'no'}\n" for k in range(150))
         (tmp_path / "data" / f"{name}.csv").write_text(f"ward,dose,target\n{''.join(cells)}")
     words = ("--task", "csv", "--data-dir", tmp_path / "data", "--rounds", 2, "--jobs", 2, "--set", "device=cpu")
-    wish = "gap:accuracy as low as possible"
+    wish = "group-gap:accuracy as low as possible"
     printed(capsys, *words, "--set", "csv.group=ward", "--out", tmp_path / "out", wish=wish)
     failed = json.loads((tmp_path / "out" / "recommendation.json").read_text())["failed"]
     assert {label.partition(" ")[0] for label in failed} == {"FairFed", "FCFL"}
@@ -501,10 +503,13 @@ def test_methods_that_know_two_groups_alone_are_left_out_by_name_where_there_are
         (("--wish", f"{WISH}, client berlin within 1 point of FedAvg"), "berlin"),
         (("--wish", f"{WISH}, mean within 1 point of fedavgg"), "did you mean FedAvg"),
         (
-            ("--wish", "gap:accuracy as low as possible"),
+            ("--wish", "group-gap:accuracy as low as possible"),
             "has no groups of examples: name a column by csv.group",
         ),
-        (("--wish", f"{WISH}, gap:accuracy at most 3 points"), "is about gap:accuracy, and the task has no groups"),
+        (
+            ("--wish", f"{WISH}, group-gap:accuracy at most 3 points"),
+            "is about group-gap:accuracy, and the task has no groups",
+        ),
         (("--wish", f"{WISH}, mean at most 3 points"), "mean is no DIFFERENCE"),
         (("--wish", WISH, "--budget", "soon"), "10m, 90s"),
         (("--wish", WISH, "--budget", "0m"), "10m, 90s"),
@@ -534,7 +539,7 @@ def test_help_states_the_grammar(capsys: pytest.CaptureFixture[str], monkeypatch
     said = " ".join(capsys.readouterr().out.split())
     assert "MEASURE within N points of METHOD" in said
     assert "worst-10, worst-20, worst-30" in said
-    assert "std, gap, client NAME or gap:SCORE[:NAME]" in said
+    assert "std, gap, client NAME or group-gap:SCORE[:NAME]" in said
     assert "DIFFERENCE at most N points" in said
 
 

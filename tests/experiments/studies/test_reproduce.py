@@ -19,7 +19,7 @@ import pytest
 from fairbloom import Reproduction, reproduce
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.recipe import Printed, Recipe, names
-from fairbloom.experiments.results.measured import in_title
+from fairbloom.experiments.results.measures import measure_title
 from fairbloom.experiments.results.outcome import agree
 from fairbloom.experiments.results.run import REPORT, Run, load
 from fairbloom.server.fairness import summarize
@@ -408,7 +408,7 @@ def test_a_client_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, 
 
 GROUPED = """
 seeds = 1
-measures = ["gap:selection-rate", "gap:true-positive-rate:porto", "client:porto"]
+measures = ["group-gap:selection-rate", "group-gap:true-positive-rate:porto", "client:porto"]
 [settings]
 task = "csv"
 csv.group = "sex,age>=60"
@@ -440,12 +440,12 @@ def test_gaps_between_groups_are_measures_of_all_clients_and_of_one(clinics: Pat
     (run,) = done.runs(0)
     gaps = run.gaps[run.gaps["grouping"] == "sex"].set_index(["client", "score"])["gap"]
     assert done.outcomes[0].measured == {
-        "gap:selection-rate": (gaps["all clients", "selection-rate"], 0.0),
-        "gap:true-positive-rate:porto": (gaps["porto", "true-positive-rate"], 0.0),
+        "group-gap:selection-rate": (gaps["all clients", "selection-rate"], 0.0),
+        "group-gap:true-positive-rate:porto": (gaps["porto", "true-positive-rate"], 0.0),
         "client:porto": (run.final()["porto"], 0.0),
     }
     assert (gaps > 0.0).all()
-    titles = [in_title(measure) for measure in done.recipe.measures]
+    titles = [measure_title(measure) for measure in done.recipe.measures]
     assert titles == ["selection rate gap", "true positive rate gap, porto", "porto"]
 
 
@@ -453,18 +453,18 @@ def test_a_gap_that_is_not_there_is_an_error_that_says_which_are(clinics: Path, 
     about: dict[str, Any] = {"out": tmp_path / "out", "jobs": 1, "progress": False}
     for wrong, words in (
         (
-            "gap:selection",
+            "group-gap:selection",
             r"no such gap: of all clients there are gaps in accuracy, selection-rate, true-positive-rate",
         ),
         (
-            "gap:selection-rate:oslo",
+            "group-gap:selection-rate:oslo",
             r"no such gap: of oslo there are gaps in nothing, and lund, porto report groups",
         ),
     ):
         with pytest.raises(FairbloomError, match=words):
-            reproduce(saved(tmp_path, GROUPED.replace("gap:selection-rate", wrong)), data_dir=clinics, **about)
-    text = f'{SMALL}[[rows]]\nlabel = "A"\n'.replace("client:client-1", "gap:accuracy")
-    with pytest.raises(FairbloomError, match=r"gap:accuracy: .* has no groups: name them, as the setting csv.group"):
+            reproduce(saved(tmp_path, GROUPED.replace("group-gap:selection-rate", wrong)), data_dir=clinics, **about)
+    text = f'{SMALL}[[rows]]\nlabel = "A"\n'.replace("client:client-1", "group-gap:accuracy")
+    with pytest.raises(FairbloomError, match=r"group-gap:accuracy: .* has no groups: name them"):
         reproduce(saved(tmp_path, text), seeds=1, out=shared, jobs=1, progress=False)
 
 

@@ -74,7 +74,7 @@ def test_gaps_are_those_of_the_clients_records_with_the_seeds_that_have_them(
 
 
 @pytest.mark.parametrize(
-    ("title", "measure"), [("accuracy gap", "gap:accuracy"), ("selection rate gap", "gap:selection-rate")]
+    ("title", "measure"), [("accuracy gap", "group-gap:accuracy"), ("selection rate gap", "group-gap:selection-rate")]
 )
 def test_differences_of_gaps_are_those_of_the_terminal_and_of_the_file(
     folder: Path, page: Parsed, capsys: pytest.CaptureFixture[str], title: str, measure: str

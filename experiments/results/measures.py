@@ -1,0 +1,156 @@
+"""The registry of measures: one number for how clients, one of them or groups of examples are served."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.protocol.scores import Score
+from fairbloom.server.fairness import count_of_share, summarize
+from fairbloom.server.run_folder.rows import MEASURES
+
+from .groups import GroupReport
+
+CLIENT = "client:"
+"""What the measure of one client begins with."""
+
+GAP = "group-gap:"
+"""What the measure of a gap between groups begins with: a score follows, and `:NAME` where it is of one client."""
+
+NAMED = (f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME")
+"""How errors spell the measures that hold a name."""
+
+LARGER_CLASS = "larger class, %"
+"""What tables call the share of a client's test examples that are of the larger one of two classes."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """How a model serves clients: the score of each, its examples, and what the clients report of groups."""
+
+    values: Mapping[str, float]
+    score: Score
+    examples: Mapping[str, int] = field(default_factory=dict)
+    groups: GroupReport | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure.
+
+    Attributes
+    ----------
+    name
+        What files, options and recipes call it: "worst_10"; options may write "worst-10".
+    of
+        Returns the measure; NaN where a client or a gap is not there.
+    good
+        Whether clients are better served where it is "high", where it is "low", or as their score is: "as score".
+    decimals
+        With how many decimals tables of recipes have it, as papers print it.
+    unit
+        Whether it is in the unit of the score; others have none, but for the radians of the angle.
+    """
+
+    name: str
+    of: Callable[[Served], float]
+    good: Literal["as score", "high", "low"] = "as score"
+    decimals: int = 2
+    unit: bool = True
+
+    def is_good_high(self, score: Score) -> bool:
+        """Return whether a higher number is better for the clients."""
+        return score.higher_is_better if self.good == "as score" else self.good == "high"
+
+    def better(self, value: float, than: float, score: Score) -> float:
+        """Return by how much a number is better than another; negative where it is worse."""
+        return value - than if self.is_good_high(score) else than - value
+
+    def title(self, clients: int = 0) -> str:
+        """Return what tables call it over so many clients: "worst 10 %", which of four clients is "worst client"."""
+        if self.name.startswith(CLIENT):
+            return self.name.removeprefix(CLIENT)
+        if self.name.startswith(GAP):
+            score, client = parse_gap(self.name)
+            return f"{score.replace('-', ' ')} gap" + (f", {client}" if client else "")
+        end, _, share = self.name.partition("_")
+        if end == "percentile":
+            return f"{share}th percentile"
+        if end in ("worst", "best") and (not share or count_of_share(int(share), clients) == 1):
+            return f"{end} client"
+        return f"{end} {share} %" if share.isdigit() else self.name.replace("_", " ")
+
+
+def parse_gap(measure: str) -> tuple[str, str]:
+    """Return the score and the client of a measure of a gap between groups; "" for all clients together."""
+    score, _, client = measure.removeprefix(GAP).partition(":")
+    return score, client
+
+
+def find_measure(name: str) -> Measure:
+    """Return the measure that a name means; raise FairbloomError where there is none."""
+    if name.startswith(CLIENT) and name != CLIENT:
+        client = name.removeprefix(CLIENT)
+        return Measure(name, lambda served: served.values.get(client, math.nan))
+    if re.fullmatch(rf"{GAP}[a-z0-9-]+(:.+)?", name, re.DOTALL):
+        return Measure(name, _gap(*parse_gap(name)), "low")
+    if (key := name.replace("-", "_")) not in REGISTRY:
+        there = ", ".join((*REGISTRY, *NAMED))
+        raise FairbloomError(f"unknown measure {name!r}: {did_you_mean(key, REGISTRY)}there are {there}")
+    return REGISTRY[key]
+
+
+def measure_title(measure: str, clients: int = 0) -> str:
+    """Return what tables call a measure over so many clients; see `Measure.title`."""
+    return find_measure(measure).title(clients)
+
+
+def _spread(name: str) -> Callable[[Served], float]:
+    """Return the function of a measure of how scores are spread over clients."""
+    return lambda served: summarize(served.values, lower_is_better=not served.score.higher_is_better)[name]
+
+
+def _percentile(percent: int) -> Callable[[Served], float]:
+    return lambda served: float(np.percentile([*served.values.values()], percent))
+
+
+def _gap(score: str, client: str) -> Callable[[Served], float]:
+    """Return the function of how far groups are apart in a score: over all clients, or those of one client."""
+    return lambda served: served.groups.sizes(client).get(score, math.nan) if served.groups else math.nan
+
+
+def _uniform(served: Served) -> float:
+    """Return the mean over all examples."""
+    values, examples = served.values, served.examples
+    return sum(examples[name] * value for name, value in values.items()) / sum(examples[name] for name in values)
+
+
+def _mean_and_worst(served: Served) -> float:
+    spread = summarize(served.values, lower_is_better=not served.score.higher_is_better)
+    return 0.75 * spread["mean"] + 0.25 * spread["worst"]
+
+
+def _find_direction(name: str) -> Literal["as score", "high", "low"]:
+    if name in ("std", "var", "gap", "gini"):  # how unequal clients are
+        return "low"
+    return "high" if name in ("jain", "entropy", "cosine") else "as score"
+
+
+BARE = ("jain", "gini", "entropy", "cosine")
+
+REGISTRY: Mapping[str, Measure] = {
+    **{
+        name: Measure(name, _spread(name), _find_direction(name), 3 if name in BARE else 2, name not in BARE)
+        for name in MEASURES
+    },
+    "angle": Measure("angle", lambda served: math.acos(min(1.0, _spread("cosine")(served))), "low", 3, unit=False),
+    "uniform": Measure("uniform", _uniform),
+    "percentile_5": Measure("percentile_5", _percentile(5)),
+    "percentile_95": Measure("percentile_95", _percentile(95)),
+    "3*mean+worst": Measure("3*mean+worst", _mean_and_worst),  # weighted: three quarters and one
+}
+"""The measures by their names; beside them stand those that hold a name, which `find_measure` knows."""
