@@ -34,7 +34,7 @@ from fairbloom.tasks.score import decide_score, has_two_classes
 
 from .arrival import CLIENTS_FOLDER, check_sizes, drop_revoked, wait_for_clients
 from .delivery import deliver_model
-from .fallen import check_not_fallen
+from .fallen import chance_of, warn_of_fall
 from .observability import log_as_json, name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
@@ -91,7 +91,6 @@ def main(grid: Grid, context: Context) -> None:
 
     federate(settings, wait_for_them, deployed=True)
     deliver_model(folder, settings, patient)
-    check_not_fallen(folder, settings)
 
 
 def federate(
@@ -154,6 +153,7 @@ def federate(
         )
         if recorder.finished:  # by the process that was waited for
             return _leave_finished(path)
+        recorder.begin()
         write_first_files(path, Beginning(task, agreed, data, choice, deployed))
         check_arrays(module)
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
@@ -161,6 +161,8 @@ def federate(
         known = record_known(path, clients.online(1)).known if deployed else ()
         rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known))
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
+    rate = f"learning-rate = {settings.learning_rate:g}"
+    warn_of_fall(path, score, method.serves, chance=chance_of(score, task.classes or 0), rate=rate)
     return path
 
 

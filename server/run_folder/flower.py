@@ -25,6 +25,7 @@ from fairbloom.rounds.screening import one_line
 from fairbloom.strategies import FairStrategy
 from fairbloom.strategies.strategy import Following, layers, plain_values
 
+from ..fallen import warn_of_fall
 from ..observability import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
@@ -141,11 +142,13 @@ class RunFolder:
             optional = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": central}
             arguments |= {name: value for name, value in optional.items() if value is not None}
             if type(strategy).start in (FairStrategy.start, Strategy.start):
+                recorder.begin()
                 result = FairStrategy.start(inner, **arguments, on_round=writer, resume=state, wrapper=strategy)
             else:
                 result = _start_overridden(strategy, inner, arguments, writer, state)
             recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
-            return result
+        warn_of_fall(self.path, self.score, inner.serves, rate="of your training function")
+        return result
 
 
 def _name_classes(strategy: Strategy) -> Iterator[str]:

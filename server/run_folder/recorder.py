@@ -135,6 +135,8 @@ class RunRecorder:
         self._new_best: Arrays | None = None
         self._unsaved: _Unsaved | None = None
         self._seconds = 0.0
+        self._changed: Recorded | None = None
+        """The new settings of a run that is continued or extended, until it begins."""
         self._open(config, {**digest_code(config), **code})
 
     def _open(self, config: Mapping[str, Any], code: Mapping[str, str]) -> None:
@@ -144,14 +146,23 @@ class RunRecorder:
             _lay_out(self.path, config, self._scores, code)
             return
         recorded = CONFIG.read(self.path)
-        if find_grown(recorded.settings, config):
-            if recorded.num_rounds != config["num-rounds"]:
-                self._check_extensible(recorded.num_rounds, config)
-            if self.finished:
-                with explain_write_errors("the run folder", self.path):  # before the settings, which say more rounds
-                    MODEL.path_in(self.path).unlink()
-        if not self.finished and recorded.settings != config:
-            CONFIG.write(self.path, replace(recorded, settings=config))
+        grown = find_grown(recorded.settings, config)
+        if grown and recorded.num_rounds != config["num-rounds"]:
+            self._check_extensible(recorded.num_rounds, config)
+        if recorded.settings != config and (grown or not self.finished):
+            self._changed = replace(recorded, settings=config)
+
+    def begin(self) -> None:
+        """Make a run that is continued, or extended, one with its new settings; what refuses it before changes nothing.
+
+        The first round that is recorded calls it, too.
+        """
+        if self._changed is None:
+            return
+        with explain_write_errors("the run folder", self.path):  # before the settings, which say more rounds
+            MODEL.path_in(self.path).unlink(missing_ok=True)
+        CONFIG.write(self.path, self._changed)
+        self._changed = None
 
     def _check_extensible(self, there: int, config: Mapping[str, Any]) -> None:
         if self.method.paced or RunSettings.of(config).paced:
@@ -162,8 +173,8 @@ class RunRecorder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over."""
-        return is_finished(self.path)
+        """Whether the run is over, and is not extended."""
+        return is_finished(self.path) and self._changed is None
 
     def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
         """Return model and state after the last finished round, None before it; raise if all are damaged."""
@@ -191,6 +202,7 @@ class RunRecorder:
         Rows, the best model and the checkpoint are written unless this round is to share its checkpoint with later
         ones.
         """
+        self.begin()
         if self._in_process:
             finished = with_losses_before(finished, self._losses)
         row = format_round(finished, seconds, self.method.reports, self._score)
@@ -276,6 +288,7 @@ class RunRecorder:
     def finish(self, arrays: Arrays) -> None:
         """Write what waits and then the final model, which marks the run as finished, and says why if it was early."""
         stopped = self.stopped
+        self.begin()
         self.write()
         with explain_write_errors("the final model", self.path):
             MODEL.write(self.path, arrays, {"stopped": stopped} if stopped else {})

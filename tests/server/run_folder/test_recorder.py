@@ -96,6 +96,7 @@ def test_a_run_with_other_settings_is_refused_with_what_differs(tmp_path: Path) 
 def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed: dict[str, float]) -> None:
     records(tmp_path, settings())
     continued = records(tmp_path, settings(**changed))
+    continued.begin()
     assert tomllib.loads((tmp_path / "config.toml").read_text()).items() >= changed.items()
     continued.finish({"w": np.zeros(3)})
     records(tmp_path, settings(**changed))
@@ -105,7 +106,7 @@ def test_limits_may_be_changed_until_the_run_is_finished(tmp_path: Path, changed
 
 def test_clients_may_enroll_while_a_run_goes_on_and_after_it(tmp_path: Path) -> None:
     folder = records(tmp_path, settings(**{"enrolled-sizes": "a=8"}))
-    records(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9"}))
+    records(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9"})).begin()
     assert tomllib.loads((tmp_path / "config.toml").read_text())["enrolled-sizes"] == "a=8 b=9"
     folder.finish({"w": np.zeros(3)})
     records(tmp_path, settings(**{"enrolled-sizes": "a=8 b=9 c=10"}))
@@ -121,7 +122,7 @@ def rewrite_config(folder: Path, **changes: Any) -> None:
 def test_a_setting_that_is_newer_than_the_folder_had_its_default(tmp_path: Path) -> None:
     folder = records(tmp_path, settings())
     rewrite_config(tmp_path, **{"weight-decay": None})
-    records(tmp_path, settings())
+    records(tmp_path, settings()).begin()
     assert tomllib.loads((tmp_path / "config.toml").read_text())["weight-decay"] == 0.0
     rewrite_config(tmp_path, **{"weight-decay": None})
     folder.finish({"w": np.zeros(3)})
