@@ -74,6 +74,8 @@ IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
     ("fedfa", metrics({"accuracy-after": 1.0000001}), "metric 'accuracy-after' must lie in [0, 1], got 1.0000001"),
     ("fedfa", metrics({"accuracy-after": -1e-9}), "metric 'accuracy-after' must lie in [0, 1], got -1e-09"),
     ("fcfl", metrics({"disparity": -1.0000001}), "metric 'disparity' must lie in [-1, 1], got -1.0000001"),
+    ("eagle", metrics({"loss-baseline": None}), "metric 'loss-baseline' must be a finite number, got None"),
+    ("eagle", metrics({"loss-baseline": -1e6}), "metric 'loss-baseline' is -1e+06, beyond"),
     ("drfa", snapshot, "its snapshot has the length "),
 ]
 """What is refused by methods that need it, and by no other."""

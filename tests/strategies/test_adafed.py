@@ -36,28 +36,15 @@ def test_gamma_0_is_the_affine_hulls_point_nearest_to_zero(U: FloatArray) -> Non
         np.testing.assert_allclose(d, mgda @ U, rtol=1e-5, atol=1e-5 * np.linalg.norm(U))
 
 
-@given(U=generic_updates(), gamma=gammas)
-def test_equal_losses_are_gamma_zero_over_the_power_of_the_loss(U: FloatArray, gamma: float) -> None:
-    F = np.full(len(U), 2.5)
-    np.testing.assert_allclose(step(U, F, gamma=gamma), step(U, F, gamma=0.0) / 2.5**gamma, rtol=1e-9)
-
-
 # Closed forms -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0])
-def test_orthogonal_updates_by_hand(gamma: float) -> None:
+def test_orthogonal_updates_by_hand() -> None:
     # v_k = u_k / F_k^γ; d = Σ F_k^γ u_k / ‖u_k‖² / Σ F_k^2γ / ‖u_k‖²
-    U, F = np.diag([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 0.5])
-    squares = np.array([1.0, 4.0, 16.0])
-    expected = (F**gamma / squares) @ U / np.sum(F ** (2 * gamma) / squares)
-    np.testing.assert_allclose(step(U, F, gamma=gamma), expected, rtol=1e-12)
-
-
-@given(F=st.floats(0.1, 10.0), gamma=gammas, server_lr=st.floats(0.1, 10.0))
-def test_one_client_takes_its_step_over_the_power_of_its_loss(F: float, gamma: float, server_lr: float) -> None:
-    U = np.array([[3.0, 4.0]])
-    np.testing.assert_allclose(step(U, [F], gamma=gamma, server_lr=server_lr), server_lr * U[0] / F**gamma, rtol=1e-9)
+    U, F, squares = np.diag([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 0.5]), np.array([1.0, 4.0, 16.0])
+    for gamma in (0.0, 1.0, 2.0):
+        expected = (F**gamma / squares) @ U / np.sum(F ** (2 * gamma) / squares)
+        np.testing.assert_allclose(step(U, F, gamma=gamma), expected, rtol=1e-12)
 
 
 # Properties ---------------------------------------------------------------------------------------------------------
@@ -71,36 +58,24 @@ def test_each_slope_is_the_loss_power_times_the_squared_length(U: FloatArray, ga
     np.testing.assert_allclose(U @ d, F**gamma * (d @ d), rtol=1e-6, atol=1e-9 * np.linalg.norm(U) ** 2)
 
 
-@given(U=generic_updates(), gamma=gammas, unit=st.sampled_from((1e-30, 1e-3, 100.0, 1e30)))
-def test_the_unit_of_the_losses_is_a_factor_of_the_step(U: FloatArray, gamma: float, unit: float) -> None:
-    F = random_losses(len(U))
-    np.testing.assert_allclose(step(U, unit * F, gamma=gamma) * unit**gamma, step(U, F, gamma=gamma), rtol=1e-6)
-
-
-@given(U=generic_updates(), seed=st.integers(0, 99))
-def test_the_order_of_independent_updates_does_not_matter(U: FloatArray, seed: int) -> None:
-    order, F = np.random.default_rng(seed).permutation(len(U)), random_losses(len(U))
-    np.testing.assert_allclose(step(U[order], F[order]), step(U, F), rtol=1e-6, atol=1e-9 * np.linalg.norm(U))
-
-
 # Dependent updates --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.5, -1.0, -3.0, 0.0])
-def test_a_multiple_of_an_earlier_update_is_left_out(factor: float) -> None:
+def test_a_multiple_of_an_earlier_update_is_left_out() -> None:
     U = np.random.default_rng(1).normal(size=(3, 5))
-    with_copy = np.vstack([U, factor * U[1]])
-    c = AdaFed().weigh(cohort_of(with_copy, losses=[1.0, 2.0, 3.0, 7.0]))
-    assert c[3] == 0.0
-    # its loss still sets the common unit of losses, which cancels
-    np.testing.assert_allclose(c @ with_copy, step(U, [1.0, 2.0, 3.0]), rtol=1e-9)
+    for factor in (1.0, 0.5, -1.0, -3.0, 0.0):
+        with_copy = np.vstack([U, factor * U[1]])
+        c = AdaFed().weigh(cohort_of(with_copy, losses=[1.0, 2.0, 3.0, 7.0]))
+        assert c[3] == 0.0
+        # its loss still sets the common unit of losses, which cancels
+        np.testing.assert_allclose(c @ with_copy, step(U, [1.0, 2.0, 3.0]), rtol=1e-9)
 
 
-@pytest.mark.parametrize(("new", "kept"), [(0.5e-6, False), (2e-6, True), (1e-3, True)])
-@pytest.mark.parametrize("length", [1e-10, 1.0, 1e10])
-def test_an_update_in_the_span_up_to_1e_minus_6_is_left_out(new: float, kept: bool, length: float) -> None:
-    U = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.6 * length, 0.8 * length, new * length]])
-    assert bool(AdaFed(gamma=0.0).weigh(cohort_of(U))[2] != 0.0) is kept
+def test_an_update_in_the_span_up_to_1e_minus_6_is_left_out() -> None:
+    for new, kept in ((0.5e-6, False), (2e-6, True), (1e-3, True)):
+        for length in (1e-10, 1.0, 1e10):
+            U = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.6 * length, 0.8 * length, new * length]])
+            assert bool(AdaFed(gamma=0.0).weigh(cohort_of(U))[2] != 0.0) is kept
 
 
 def test_more_clients_than_dimensions_leave_the_later_ones_out() -> None:
@@ -109,17 +84,6 @@ def test_more_clients_than_dimensions_leave_the_later_ones_out() -> None:
     assert np.flatnonzero(c).tolist() == [0, 1]
     d = c @ U
     np.testing.assert_allclose(U[:2] @ d, np.array([1.0, 2.0]) * (d @ d), rtol=1e-9)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_zero_update_is_left_out(place: int) -> None:
-    U, F = np.random.default_rng(3).normal(size=(3, 5)), np.array([0.5, 1.0, 2.0])
-    zeros, losses = np.insert(U, place, 0.0, axis=0), np.insert(F, place, 0.7)
-    np.testing.assert_allclose(step(zeros, losses), step(U, F), rtol=1e-12)
-
-
-def test_only_zero_updates_take_no_step() -> None:
-    assert AdaFed().weigh(cohort_of(np.zeros((3, 4)))).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_nearly_parallel_updates_of_a_large_model_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,12 +112,6 @@ def test_nearly_parallel_updates_of_a_large_model_are_told_apart(monkeypatch: py
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_of_zero_has_a_slope_of_zero() -> None:
-    U = np.random.default_rng(4).normal(size=(3, 5))
-    d = step(U, [0.0, 1.0, 2.0])
-    np.testing.assert_allclose(U @ d, np.array([0.0, 1.0, 2.0]) * (d @ d), atol=1e-12)
-
-
 def test_zero_losses_take_no_step_unless_losses_count_nothing() -> None:
     U = np.random.default_rng(5).normal(size=(3, 5))
     assert step(U, [0.0] * 3, gamma=1.0).tolist() == [0.0] * 5
@@ -168,12 +126,11 @@ def test_a_denominator_of_zero_is_no_division_by_zero() -> None:
     np.testing.assert_allclose(d, [1.0, 0.0], atol=1e-12)
 
 
-@pytest.mark.parametrize("losses", [[1e30, 1.0, 1e-30], [0.0, 1e-30, 1e30], [1e30] * 3])
-@pytest.mark.parametrize("length", [1e-100, 1e-30, 1.0, 1e30, 1e100])
-def test_extreme_losses_and_updates_keep_the_slopes(losses: list[float], length: float) -> None:
-    U, F = length * np.random.default_rng(6).normal(size=(3, 5)), np.array(losses)
-    d = step(U, losses)
-    assert np.isfinite(d).all()
-    np.testing.assert_allclose(
-        U @ d / length**2, F * (d @ d) / length**2, rtol=1e-6, atol=1e-9 * np.linalg.norm(d) / length
-    )
+def test_extreme_losses_and_updates_keep_the_slopes() -> None:
+    for losses in ([1e30, 1.0, 1e-30], [0.0, 1.0, 2.0], [0.0, 1e-30, 1e30], [1e30] * 3):
+        for length in (1e-100, 1e-30, 1.0, 1e30, 1e100):
+            U, F = length * np.random.default_rng(6).normal(size=(3, 5)), np.array(losses)
+            d = step(U, losses)
+            assert np.isfinite(d).all()
+            slopes, tolerance = F * (d @ d) / length**2, 1e-9 * np.linalg.norm(d) / length
+            np.testing.assert_allclose(U @ d / length**2, slopes, rtol=1e-6, atol=tolerance)

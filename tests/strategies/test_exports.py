@@ -50,12 +50,6 @@ def test_every_public_class_with_a_weigh_is_exported() -> None:
     assert all(getattr(strategies, name) is not None for name in strategies.__all__)
 
 
-def test_each_method_has_its_test_file_or_shares_its_sources() -> None:
-    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
-    sources = {Path(inspect.getfile(method)).stem for method in PUBLIC} - {"fedavgn"}  # in test_fedmgda.py
-    assert sources <= tests
-
-
 # Docstrings ---------------------------------------------------------------------------------------------------------
 
 

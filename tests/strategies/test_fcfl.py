@@ -15,7 +15,7 @@ from fairbloom.strategies import FCFL
 from fairbloom.strategies.fcfl import share_of_loss
 from fairbloom.strategies.simplex import min_norm_weights, steepest_common_weights
 
-from .helpers import client_names, cohort_of, told
+from .helpers import client_names, cohort_of
 from .reference import Seen, fcfl
 
 seeds = st.integers(0, 2**32 - 1)
@@ -249,16 +249,6 @@ def test_a_temperature_that_nothing_holds_up_never_reaches_zero() -> None:
 
 
 # Budgets, terms and metrics -------------------------------------------------------------------------------------------
-
-
-def test_clients_step_once_on_the_loss_and_once_on_the_disparity() -> None:
-    assert told(FCFL(disparity="equal-opportunity"), 1) == {
-        "full-batch-step": True,
-        "disparity": "equal-opportunity",
-        "disparity-sharpness": 10.0,
-    }
-    assert FCFL.needs == {"loss-before", "disparity", "learning-rate"}
-    assert FCFL.second == "arrays-disparity"
 
 
 def test_budgets_may_be_a_text_as_run_configs_have_it() -> None:

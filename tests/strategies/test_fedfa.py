@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedFa
 
@@ -17,11 +17,9 @@ from .helpers import (
     cohort_of,
     error,
     flat,
-    generic_updates,
     initial_model,
     quadratics,
     record,
-    told,
     unpack,
 )
 from .reference import Seen, fedfa
@@ -37,14 +35,6 @@ def first_round(accuracies: Sequence[float], **arguments: Any) -> FloatArray:
 @given(m=st.integers(1, 8), accuracy=st.floats(1e-6, 1.0), alpha=st.floats(0.1, 5.0), beta=st.floats(0.0, 5.0))
 def test_equal_accuracies_and_participation_are_the_mean(m: int, accuracy: float, alpha: float, beta: float) -> None:
     np.testing.assert_allclose(first_round([accuracy] * m, alpha=alpha, beta=beta), 1.0 / m, rtol=1e-12)
-
-
-@given(U=generic_updates())
-def test_without_server_momentum_the_velocity_does_not_matter(U: FloatArray) -> None:
-    kept = {Kept("velocity", 1): 100.0 * np.ones(U.shape[1])}
-    c = FedFa(server_momentum=0.0).weigh(cohort_of(U, round=2, memory=kept))
-    assert c[-1] == 0.0
-    np.testing.assert_array_equal(c[:-1], FedFa().weigh(cohort_of(U, round=2)))
 
 
 # Closed forms -------------------------------------------------------------------------------------------------------
@@ -91,30 +81,15 @@ def test_velocity_and_participation_follow_the_definition(
     assert strategy.memory.get("rounds", {}) == {name: took_part.count(name) for name in set(took_part)}
 
 
-@given(A=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8), unit=st.sampled_from((0.1, 2.0, 100.0)))
-def test_units_of_accuracies_and_weights_do_not_matter(A: list[float], unit: float) -> None:
-    c = first_round(A, alpha=0.3, beta=0.7)
-    np.testing.assert_allclose(first_round([unit * a for a in A], alpha=0.3, beta=0.7), c, rtol=1e-9)
-    np.testing.assert_allclose(first_round(A, alpha=0.3 * unit, beta=0.7 * unit), c, rtol=1e-9)
-
-
-@given(A=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8).map(sorted))
-def test_weights_sum_to_one_and_fall_with_the_accuracy(A: list[float]) -> None:
-    c = first_round(A)
-    assert c.min() >= 0.0
-    assert c.sum() == pytest.approx(1.0, abs=1e-12)
-    assert (np.diff(c) <= 1e-12).all()
-
-
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("A", [[0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e-6, 1.0], [1.0, 1.0, 0.0], [-1.0, 0.5]])
-def test_accuracies_are_floored_at_1e_minus_6(A: list[float]) -> None:
-    floored = np.maximum(A, 1e-6)
-    bits = -np.log2(floored / floored.sum())
-    np.testing.assert_allclose(first_round(A, alpha=1.0, beta=0.0), bits / bits.sum(), rtol=1e-12)
-    assert np.isfinite(first_round(A)).all()
+def test_accuracies_are_floored_at_1e_minus_6() -> None:
+    for A in ([0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e-6, 1.0], [1.0, 1.0, 0.0], [-1.0, 0.5]):
+        floored = np.maximum(A, 1e-6)
+        bits = -np.log2(floored / floored.sum())
+        np.testing.assert_allclose(first_round(A, alpha=1.0, beta=0.0), bits / bits.sum(), rtol=1e-12)
+        assert np.isfinite(first_round(A)).all()
 
 
 def test_one_client_has_weight_one_and_still_its_momentum() -> None:
@@ -142,13 +117,3 @@ def test_a_skipped_round_leaves_participation_and_velocity() -> None:
     rows = [state["rows"][0]["values"] for state in states]
     np.testing.assert_array_equal(rows[0], rows[1])
     np.testing.assert_allclose(models[1] - models[2], rows[2].astype(np.float64), rtol=1e-4, atol=1e-6)
-
-
-def test_the_clients_momentum_is_told_and_the_servers_is_not() -> None:
-    assert told(FedFa(), 1) == {"client-momentum": 0.9}
-    assert told(FedFa(client_momentum=0.0, server_momentum=0.7), 5) == {"client-momentum": 0.0}
-
-
-def test_a_cohort_is_all_it_looks_at() -> None:
-    cohort: Cohort = cohort_of(np.eye(3), losses=[np.nan] * 3, accuracies=[0.2, 0.3, 0.4])
-    assert np.isfinite(FedFa().weigh(cohort)).all()

@@ -31,29 +31,9 @@ def test_two_losses_by_hand() -> None:
     assert found.angle == pytest.approx(np.degrees(np.arctan(0.5)))
 
 
-def test_one_loss_among_zeros_by_hand() -> None:
-    found = guided([0.0, 2.0])
-    np.testing.assert_allclose(found.direction, [-1.0, 0.0], atol=1e-12)
-    assert found.angle == pytest.approx(45.0)
-
-
 def test_a_negative_loss_is_used_as_it_is_by_hand() -> None:
     # F = (−1, 3)/√10, cos = 2/√20; cos F − p = (−0.2, 0.6)/√2 − (1, 1)/√2 = (−1.2, −0.4)/√2
     np.testing.assert_allclose(guided([-1.0, 3.0]).direction, np.array([-3.0, -1.0]) / np.sqrt(10.0), rtol=1e-12)
-
-
-@given(F=unequal_losses())
-def test_the_direction_is_a_unit_orthogonal_to_the_losses(F: FloatArray) -> None:
-    h = guided(F).direction
-    assert np.linalg.norm(h) == pytest.approx(1.0)
-    assert abs(h @ F) <= 1e-9 * np.linalg.norm(F)
-
-
-@given(F=unequal_losses())
-def test_exactly_the_high_losses_are_to_fall(F: FloatArray) -> None:
-    above = F - F @ F / F.sum()
-    clear = np.abs(above) > 1e-9
-    assert ((guided(F).direction > 0.0) == (above > 0.0))[clear].all()
 
 
 @given(F=unequal_losses())
@@ -78,18 +58,7 @@ def test_the_unit_of_the_losses_changes_nothing(F: FloatArray, factor: float) ->
     assert there.angle == pytest.approx(here.angle, abs=1e-6)
 
 
-@given(F=unequal_losses(), seed=st.integers(0, 2**32 - 1))
-def test_the_order_of_the_clients_does_not_matter(F: FloatArray, seed: int) -> None:
-    order = np.random.default_rng(seed).permutation(len(F))
-    np.testing.assert_allclose(guided(F[order]).direction, guided(F).direction[order], atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "losses", [[], [0.0], [3.0], [0.0, 0.0], [2.5, 2.5, 2.5], [1.0, 1.0 + 1e-6], [1e300, 1e300], [1e-310, 1e-310]]
-)
-def test_equal_losses_give_no_guidance(losses: list[float]) -> None:
-    assert guidance(np.array(losses)) is None
-
-
-def test_losses_that_differ_by_more_than_rounding_give_guidance() -> None:
+def test_only_equal_losses_give_no_guidance() -> None:
+    for losses in ([], [0.0], [3.0], [0.0, 0.0], [2.5, 2.5, 2.5], [1.0, 1.0 + 1e-6], [1e300, 1e300], [1e-310, 1e-310]):
+        assert guidance(np.array(losses)) is None
     assert guided([1.0, 1.0 + 1e-5]).angle < 0.001
