@@ -14,10 +14,10 @@ from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.settings import Settings, SettingsError
-from fairbloom.strategies import METHODS, SCAFFOLD, Ditto, FairStrategy, FedAvg, FedProx
-from tests.strategies.helpers import ARGUMENTS, MemoryGrid, arrays, cohort_of, error, make, metrics, no_reply
+from fairbloom.strategies import SCAFFOLD, Ditto, FairStrategy, FedAvg, FedDyn, FedProx
+from tests.strategies.helpers import MemoryGrid, arrays, cohort_of, error, metrics, no_reply
 from tests.strategies.keeping import Keeping, keeping, minimiser
-from tests.strategies.stateful import PLAIN, Course, rest, row, run, used_states
+from tests.strategies.stateful import PLAIN, rest, row, run, used_states
 
 CONTROL = "control"
 
@@ -34,83 +34,38 @@ def deviations(method: FairStrategy, clients: Mapping[str, Keeping]) -> FloatArr
 # Reductions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_its_first_round_is_fedavgs_to_the_bit(weighting: str) -> None:
-    ours = run(SCAFFOLD(weighting=weighting, **PLAIN), keeping(4), 1)
-    theirs = run(FedAvg(weighting=weighting, **PLAIN), keeping(4), 1)
-    assert ours.last.tobytes() == theirs.last.tobytes()
-    assert ours.rounds[0].coefficients == theirs.rounds[0].coefficients
+def test_its_first_round_is_fedavgs_to_the_bit() -> None:
+    for weighting in ("examples", "uniform"):
+        ours = run(SCAFFOLD(weighting=weighting, **PLAIN), keeping(4), 1)
+        theirs = run(FedAvg(weighting=weighting, **PLAIN), keeping(4), 1)
+        assert ours.last.tobytes() == theirs.last.tobytes()
+        assert ours.rounds[0].coefficients == theirs.rounds[0].coefficients
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (lambda **o: FedAvg(control_variates=True, **o), SCAFFOLD),
-        (lambda **o: FedProx(mu=0.3, control_variates=True, **o), lambda **o: SCAFFOLD(proximal_mu=0.3, **o)),
-        (lambda **o: Ditto(lam=0.7, control_variates=True, **o), lambda **o: SCAFFOLD(personal_lambda=0.7, **o)),
-    ],
-)
-def test_scaffold_is_the_option_of_another_method(one: Any, other: Any) -> None:
-    options = {"fraction_train": 0.6, "seed": 4, **PLAIN}
-    ours, theirs = run(one(**options), keeping(5), 5), run(other(**options), keeping(5), 5)
-    assert [model.tobytes() for model in ours.models] == [model.tobytes() for model in theirs.models]
-    assert ours.sent == theirs.sent
-
-
-def test_a_server_rate_multiplies_the_step_not_the_control() -> None:
-    whole, half = run(SCAFFOLD(**PLAIN), keeping(3), 1), run(SCAFFOLD(server_lr=0.5, **PLAIN), keeping(3), 1)
-    np.testing.assert_allclose(half.models[0] - half.last, 0.5 * (whole.models[0] - whole.last), rtol=1e-14)
-    np.testing.assert_array_equal(row(half.method), row(whole.method))
-
-
-def test_without_the_option_nothing_of_it_is_sent_asked_or_kept() -> None:
-    course = run(FedAvg(**PLAIN), keeping(3), 3)
-    for configs in course.sent.values():
-        for config in configs.values():
-            assert set(config) == {"server-round"}
-    assert course.controls == {}
-    assert course.method.progress.kept == {}
-    assert {"states", "roster"}.isdisjoint(course.method.state_dict())
+def test_scaffold_is_the_option_of_another_method() -> None:
+    options: dict[str, Any] = {"fraction_train": 0.6, "seed": 4, **PLAIN}
+    for one, other in (
+        (FedAvg(control_variates=True, **options), SCAFFOLD(**options)),
+        (FedProx(mu=0.3, control_variates=True, **options), SCAFFOLD(proximal_mu=0.3, **options)),
+        (Ditto(lam=0.7, control_variates=True, **options), SCAFFOLD(personal_lambda=0.7, **options)),
+    ):
+        ours, theirs = run(one, keeping(5), 5), run(other, keeping(5), 5)
+        assert [model.tobytes() for model in ours.models] == [model.tobytes() for model in theirs.models]
+        assert ours.sent == theirs.sent
 
 
 # Closed forms -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_after_one_full_batch_step_controls_are_the_gradients(weighting: str) -> None:
-    clients = keeping(4, steps=None)
-    course = run(SCAFFOLD(weighting=weighting, **PLAIN), clients, 5)
-    before = course.models[-2]
-    n = {name: client.examples if weighting == "examples" else 1 for name, client in clients.items()}
-    total = sum(n.values())
-    for name, c in used_states(course.method, clients).items():
-        np.testing.assert_allclose(c, clients[name].gradient(before), rtol=1e-12)
-    mean = sum(n[name] * client.gradient(before) for name, client in clients.items()) / total
-    np.testing.assert_allclose(row(course.method) / total, mean, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("weighting", "fraction"), [("examples", 0.5), ("uniform", 0.5), ("examples", 1.0)])
-def test_it_rests_at_the_minimum_where_fedavg_does_not(weighting: str, fraction: float) -> None:
+def test_it_rests_at_the_minimum_where_fedavg_does_not() -> None:
     """The clients take 7 steps and other numbers of them, at rates of their own."""
-    clients = keeping(4)
-    options = {"weighting": weighting, "fraction_train": fraction, **PLAIN}
-    best = minimiser(clients, by_examples=weighting == "examples")
-    np.testing.assert_allclose(rest(SCAFFOLD(**options), clients), best, atol=1e-8)
-    assert np.abs(rest(FedAvg(**options), keeping(4), 200) - best).max() > 0.03
-
-
-@pytest.mark.parametrize("options", [{"proximal_mu": 0.5}, {"personal_lambda": 1.0}, {"server_lr": 0.6}])
-def test_it_rests_there_with_its_other_options(options: dict[str, Any]) -> None:
-    clients = keeping(4)
-    best = minimiser(clients, by_examples=True)
-    np.testing.assert_allclose(rest(SCAFFOLD(**options, **PLAIN), clients), best, atol=1e-8)
-
-
-@pytest.mark.parametrize("optimizer", [{"server_optimizer": "avgm"}, {"server_optimizer": "adam"}])
-def test_with_a_server_optimizer_it_rests_there_too(optimizer: dict[str, Any]) -> None:
-    clients = keeping(4)
-    method = SCAFFOLD(server_optimizer_lr=0.05, **optimizer, **PLAIN)
-    np.testing.assert_allclose(rest(method, clients, 1500), minimiser(clients, by_examples=True), atol=1e-5)
+    for options in ({"fraction_train": 0.5, "weighting": "uniform"}, {"proximal_mu": 0.5, "server_lr": 0.6}):
+        clients = keeping(4)
+        best = minimiser(clients, by_examples="weighting" not in options)
+        np.testing.assert_allclose(rest(SCAFFOLD(**options, **PLAIN), clients), best, atol=1e-8)
+    assert np.abs(rest(FedAvg(**PLAIN), keeping(4), 200) - best).max() > 0.03
+    adaptive = SCAFFOLD(server_optimizer="adam", server_optimizer_lr=0.05, **PLAIN)
+    np.testing.assert_allclose(rest(adaptive, keeping(4), 1200), best, atol=1e-5)
 
 
 # Properties ---------------------------------------------------------------------------------------------------------
@@ -131,25 +86,21 @@ class Joining:
                 grid.nodes[1000 + sum(map(ord, name))] = name
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-@pytest.mark.parametrize("fraction", [1.0, 0.4])
-def test_deviations_of_control_variates_sum_to_zero(weighting: str, fraction: float) -> None:
-    clients = keeping(6)
-    clients["site-3"].rates = []
-    joining = Joining(clients, {"site-4": 3, "site-5": 6})
-    method = SCAFFOLD(weighting=weighting, fraction_train=fraction, seed=2, **PLAIN)
-    sums: list[FloatArray] = []
-    run(
-        method,
-        clients,
-        12,
-        grid=joining.grid,
-        before=joining,
-        after=lambda finished: sums.append(deviations(method, clients)),
-    )
-    assert len(sums) == 12
-    np.testing.assert_allclose(sums, 0.0, atol=1e-12)
-    assert any(np.abs(state).max() > 0.1 for state in used_states(method, clients).values())
+def test_deviations_of_control_variates_sum_to_zero() -> None:
+    """Also where clients join, and where one takes no step."""
+    for weighting, fraction in (("examples", 0.4), ("uniform", 0.4), ("examples", 1.0)):
+        clients = keeping(6)
+        clients["site-3"].rates = []
+        joining = Joining(clients, {"site-4": 3, "site-5": 6})
+        method, sums = SCAFFOLD(weighting=weighting, fraction_train=fraction, seed=2, **PLAIN), list[FloatArray]()
+
+        def after(finished: Any, method: Any = method, clients: Any = clients, into: Any = sums) -> None:
+            into.append(deviations(method, clients))
+
+        run(method, clients, 12, grid=joining.grid, before=joining, after=after)
+        assert len(sums) == 12
+        np.testing.assert_allclose(sums, 0.0, atol=1e-12)
+        assert any(np.abs(state).max() > 0.1 for state in used_states(method, clients).values())
 
 
 def test_a_joiner_leaves_the_resting_point_where_it_is() -> None:
@@ -170,22 +121,6 @@ def test_clients_are_sent_the_sum_over_the_roster() -> None:
         assert len(course.controls[number]) == 2
         for sent in course.controls[number].values():
             np.testing.assert_allclose(sent, rows[number] / total, rtol=1e-14)
-
-
-def test_a_client_without_a_step_leaves_its_control_variate() -> None:
-    clients = keeping(3)
-    method = SCAFFOLD(**PLAIN)
-
-    def stop(number: int, grid: MemoryGrid) -> None:
-        if number == 3:
-            clients["site-1"].rates = []
-
-    course = run(method, clients, 4, before=stop)
-    states = used_states(method, clients)
-    np.testing.assert_array_equal(states["site-1"], clients["site-1"].state(4))
-    assert np.abs(states["site-1"]).max() > 0.0
-    assert course.rounds[3].refused == {}
-    np.testing.assert_allclose(deviations(method, clients), 0.0, atol=1e-12)
 
 
 @given(seed=st.integers(0, 2**32 - 1), m=st.integers(1, 5), uniform=st.booleans(), idle=st.integers(0, 4))
@@ -218,72 +153,18 @@ def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(seed: int, m: int, un
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -0.1, 1e-300])
-def test_an_impossible_sum_of_steps_is_refused(value: Any) -> None:
-    clients = keeping(3)
-    course = run(SCAFFOLD(**PLAIN), clients, 4, faults={("site-1", 2): metrics({"step-sum": value})})
-    assert set(course.rounds[1].refused) == {"site-1"}
-    assert "step-sum" in course.rounds[1].refused["site-1"]
-    assert course.sent[3]["site-1"]["state-round"] == 1
-    np.testing.assert_allclose(deviations(course.method, clients), 0.0, atol=1e-12)
-
-
-def test_a_sum_out_of_all_proportion_is_refused() -> None:
-    """It would be the control variate of all: the update is divided by it."""
-    course = run(SCAFFOLD(**PLAIN), keeping(4), 2, faults={("site-1", 2): metrics({"step-sum": 1e-7})})
-    assert set(course.rounds[1].refused) == {"site-1"}
-    assert "1000 (loss_limit)" in course.rounds[1].refused["site-1"]
-
-
-def test_one_clients_control_variate_and_the_servers_cancel() -> None:
-    clients = keeping(1)
-    ours, theirs = run(SCAFFOLD(**PLAIN), clients, 6), run(FedAvg(**PLAIN), keeping(1), 6)
-    np.testing.assert_allclose(ours.models, theirs.models, rtol=1e-12)
-    (c,) = used_states(ours.method, clients).values()
-    np.testing.assert_allclose(row(ours.method) / clients["site-0"].examples, c, rtol=1e-12)
-
-
-def test_a_round_without_usable_replies_leaves_all_as_it_is() -> None:
-    clients = keeping(3)
-    faults = {(name, 3): error for name in clients}
-    method = SCAFFOLD(**PLAIN)
-    rows: list[bytes] = []
-    course = run(method, clients, 4, faults=faults, after=lambda finished: rows.append(row(method).tobytes()))
-    assert rows[1] == rows[2] != rows[3]
-    assert course.models[2].tobytes() == course.models[3].tobytes()
-    assert {config["state-round"] for config in course.sent[4].values()} == {2}
+def test_an_impossible_sum_of_steps_is_refused() -> None:
+    """One out of all proportion, too: it would be the control variate of all, since the update is divided by it."""
+    for value in (None, float("nan"), -0.1, 1e-300, 1e-7):
+        clients = keeping(4)
+        course = run(SCAFFOLD(**PLAIN), clients, 4, faults={("site-1", 2): metrics({"step-sum": value})})
+        assert set(course.rounds[1].refused) == {"site-1"}
+        assert "step-sum" in course.rounds[1].refused["site-1"]
+        assert course.sent[3]["site-1"]["state-round"] == 1
+        np.testing.assert_allclose(deviations(course.method, clients), 0.0, atol=1e-12)
 
 
 # Where it does not compose ------------------------------------------------------------------------------------------
-
-
-def takers() -> set[str]:
-    return {name for name, method in METHODS.items() if issubclass(method, FedAvg)}
-
-
-@pytest.mark.parametrize("name", sorted(set(METHODS) - takers()))
-def test_methods_with_changing_weights_refuse_control_variates(name: str) -> None:
-    refusal = rf"control_variates = True: .*{METHODS[name].__name__} .*leave control_variates out"
-    with pytest.raises(ValueError, match=refusal):
-        make(name, ARGUMENTS[name][0], control_variates=True)
-    assert not make(name, ARGUMENTS[name][0], control_variates=False).control_variates  # the remedy
-
-
-@pytest.mark.parametrize("name", sorted(takers() - {"scaffold"}))
-def test_methods_with_fixed_weights_take_them(name: str) -> None:
-    method = make(name, ARGUMENTS[name][0], control_variates=True)
-    assert method.terms(1).control_variates
-    assert "step-sum" in method.needs
-    assert "step-sum" not in METHODS[name].needs
-
-
-def test_a_users_method_that_weighs_otherwise_refuses_them() -> None:
-    class Squared(FedAvg):
-        def weigh(self, cohort: Any) -> FloatArray:
-            return np.asarray(cohort.prior**2)
-
-    with pytest.raises(ValueError, match=r"Squared .*leave control_variates out"):
-        Squared(control_variates=True)
 
 
 def test_in_a_run_they_are_refused_by_the_settings() -> None:
@@ -300,38 +181,32 @@ def test_scaffold_has_them_with_or_without_the_option() -> None:
 # Kill and resume ----------------------------------------------------------------------------------------------------
 
 
-def through_a_checkpoint(folder: Path, course: Course, number: int) -> tuple[dict[str, Any], FloatArray]:
-    """Return state and model after a round as a run that continues reads them from disk."""
-    path = folder / f"{number}.safetensors"
-    save_checkpoint(path, {"w": course.models[number]}, course.states[number - 1])
-    model, state = load_checkpoint(path)
-    return state, model["w"]
-
-
-@pytest.mark.parametrize("replied", [False, True])
-def test_a_killed_run_resumes_after_a_round_too_many(tmp_path: Path, replied: bool) -> None:
+def test_a_killed_run_resumes_after_a_round_too_many(tmp_path: Path) -> None:
     """Killed after round 4 was recorded; or in round 5, when clients had replied already, and went on from there."""
-    options = {"fraction_train": 0.6, "seed": 5, **PLAIN}
-    whole = run(SCAFFOLD(**options), keeping(5), 8)
-    clients = keeping(5)
-    killed = run(SCAFFOLD(**options), clients, 5 if replied else 4)
-    state, model = through_a_checkpoint(tmp_path, killed, 4)
-    resumed = run(SCAFFOLD(**options), clients, 8, first=model, resume=state)
-    assert [each.tobytes() for each in resumed.models[1:]] == [each.tobytes() for each in whole.models[5:]]
-    assert resumed.rounds[-1].refused == {}
-    assert row(resumed.method).tobytes() == row(whole.method).tobytes()
-    assert json.dumps(resumed.states[-1]["states"]) == json.dumps(whole.states[-1]["states"])
+    options: dict[str, Any] = {"fraction_train": 0.6, "seed": 5, **PLAIN}
+    for method in (SCAFFOLD, FedDyn):
+        whole = run(method(**options), keeping(5), 8)
+        for rounds in (4, 5):
+            clients, path = keeping(5), tmp_path / "4.safetensors"
+            killed = run(method(**options), clients, rounds)
+            save_checkpoint(path, {"w": killed.models[4]}, killed.states[3])
+            model, state = load_checkpoint(path)
+            resumed = run(method(**options), clients, 8, first=model["w"], resume=state)
+            assert [each.tobytes() for each in resumed.models[1:]] == [each.tobytes() for each in whole.models[5:]]
+            assert resumed.rounds[-1].refused == {}
+            assert row(resumed.method).tobytes() == row(whole.method).tobytes()
+            assert json.dumps(resumed.states[-1]["states"]) == json.dumps(whole.states[-1]["states"])
 
 
-@pytest.mark.parametrize("fault", [error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})])
-def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(fault: Any) -> None:
+def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind() -> None:
     """As if the client had not been asked: its state goes on from the round of its last used reply."""
-    clients = keeping(3)
-    faults = {("site-1", number): fault for number in (3, 4, 5)}
-    course = run(SCAFFOLD(**PLAIN), clients, 8, faults=faults)
-    asked = [course.sent[number]["site-1"] for number in (3, 4, 5, 6) if "site-1" in course.sent[number]]
-    assert {config["state-round"] for config in asked} == {2}
-    assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
-    assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)  # which is then not asked for a while
-    assert not any(finished.lost_states for finished in course.rounds)
-    np.testing.assert_allclose(deviations(course.method, clients), 0.0, atol=1e-12)
+    for fault in (error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})):
+        clients = keeping(3)
+        faults = {("site-1", number): fault for number in (3, 4, 5)}
+        course = run(SCAFFOLD(**PLAIN), clients, 8, faults=faults)
+        asked = [course.sent[number]["site-1"] for number in (3, 4, 5, 6) if "site-1" in course.sent[number]]
+        assert {config["state-round"] for config in asked} == {2}
+        assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
+        assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)  # not asked for a while then
+        assert not any(finished.lost_states for finished in course.rounds)
+        np.testing.assert_allclose(deviations(course.method, clients), 0.0, atol=1e-12)
