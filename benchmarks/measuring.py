@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.views.progress import quiet_log
+from fairbloom.experiments.studies.progress import quiet_log
 from fairbloom.server.run_folder.files import ENGINE
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings

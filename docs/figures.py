@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fairbloom.experiments.views.report.charts import COLOURS
+from fairbloom.experiments.render.theme import COLOURS
 
 INK, PAPER = "#1f2328", "#ffffff"
 """What lines and letters are drawn with, and what is behind them."""

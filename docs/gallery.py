@@ -102,15 +102,6 @@ PICTURES = (
         "Accuracy of the worst and of the best tenth of the clients, and their mean, over 60 rounds",
         "The mean rises within a few rounds; the worst tenth needs longer.",
     ),
-    Picture(
-        "split",
-        "Who has what",
-        ("fairbloom data --task digits --clients 12 --partition dirichlet --set dirichlet-alpha=0.3 --figure split",),
-        "split.svg",
-        "Number of examples of each of ten classes that each of twelve clients has",
-        "A row is a client, a column a class; a cell is empty where the client has no example of the class. "
-        "`fairbloom show RUN --split split` draws the split of a run.",
-    ),
 )
 
 HEAD = """\

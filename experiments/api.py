@@ -18,6 +18,7 @@ from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.strategies import name_of
 from fairbloom.tasks import forget_user_defined_tasks
 
+from . import pages as pages  # which registers the pages of results
 from .options import CommonOptions, as_settings, expand_options, merge_settings
 from .recipes.axes import values_in
 from .recipes.labels import label_of, title
@@ -32,14 +33,12 @@ from .results.sweep import Sweep
 from .studies.compare import compare_variants
 from .studies.objective import Objective
 from .studies.on_ray import Pool, place_of
+from .studies.progress import RunBar, study_progress
+from .studies.progress import progress as progress_bar
 from .studies.recommend import parse_budget, recommend_method
 from .studies.reproduce import reproduce
 from .studies.sweep import run_sweep
 from .studies.swept import load_sweep
-from .views import rendered as rendered  # which registers how pages are shown
-from .views import summary as summary  # which registers the pages of results
-from .views.progress import RunBar, study_progress
-from .views.progress import progress as progress_bar
 
 __all__ = [
     "Comparison",

@@ -22,7 +22,6 @@ ROOMS: Mapping[str, int] = {
     "experiments/battery": 1_720,
     "experiments/results": 3_370,
     "experiments/studies": 2_820,
-    "experiments/views/report": 2_325,
     "prediction": 1_350,
     "protocol": 1_670,
     "rounds": 5_260,

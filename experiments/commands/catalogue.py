@@ -9,8 +9,8 @@ from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS, find_task
 
-from ..views.catalogue import about, describe
-from ..views.lists import show_methods, show_settings, show_tasks, show_torchjd
+from .described import about, describe
+from .lists import show_methods, show_settings, show_tasks, show_torchjd
 from .options import JsonOption
 
 NamesArgument = Annotated[

@@ -8,7 +8,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.strategies import find_method
 
 from ..battery import check as battery
-from ..views.terminal import console
+from ..render.terminal import console
 from .options import SetOption, settings_of
 
 

@@ -12,7 +12,6 @@ from .options import (
     JobsOption,
     PoolOption,
     SetOption,
-    SpreadOption,
     TaskOption,
     offer_common_options,
     settings_of,
@@ -39,7 +38,6 @@ def compare(
     jobs: JobsOption = DEFAULT_JOBS,
     pool: PoolOption = "processes",
     gpus_per_run: GpusOption = 0.0,
-    spread: SpreadOption = "interval",
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     **options: Unpack[CommonOptions],
 ) -> None:
@@ -59,4 +57,4 @@ def compare(
         gpus_per_run=gpus_per_run,
         settings=settings_of(settings),
         **options,
-    ).show(spread)
+    ).show()

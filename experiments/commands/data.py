@@ -1,19 +1,16 @@
 """The command `fairbloom data`."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.tasks import describe_data, load_task
+from fairbloom.tasks import describe_data
 
 from ..options import merge_settings
-from ..views.lists import show_data
-from ..views.report.sections import split_charts
+from .lists import show_data
 from .options import ClientsOption, DataOption, JsonOption, PartitionOption, SetOption, setting_option, settings_of
-from .show import draw
 
 
 def data(
@@ -25,12 +22,6 @@ def data(
     partition: PartitionOption = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
     data_dir: DataOption = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Draw the number of examples of each client and class into PATH.png and PATH.svg."
-        ),
-    ] = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
@@ -47,9 +38,5 @@ def data(
         print(json.dumps(described, indent=2))
     else:
         show_data(described)
-    if figure is not None:
-        from fairbloom.tasks.split import Split  # imported late: PyTorch takes seconds
-
-        draw(split_charts(Split.of(load_task(chosen))), figure, as_json)
     if any({"problem", "warning"} & row.keys() for row in described["clients"]):
         raise typer.Exit(1)

@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from fairbloom.command import TrustOption
 
+from ..render.terminal import console
 from ..results.run import load
-from ..views.terminal import console
 from .predict import ClientOption, ModelChoice
 
 

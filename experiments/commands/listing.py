@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..views.listing import find_runs
-from ..views.lists import show_runs
+from ..results.listing import find_runs
+from .lists import show_runs
 from .options import JsonOption
 
 

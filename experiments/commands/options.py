@@ -107,13 +107,6 @@ GpusOption = Annotated[
 FigureOption = Annotated[
     Path | None, typer.Option("--figure", metavar="PATH", help="Also draw a figure into PATH.png and PATH.svg.")
 ]
-SpreadOption = Annotated[
-    Literal["interval", "std"],
-    typer.Option(
-        help="What the tables of a comparison show: interval prints differences to the baseline with 95 % intervals, "
-        "std prints standard deviations over the seeds."
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -9,10 +9,10 @@ from rich.markup import escape
 from fairbloom.command import TrustOption
 from fairbloom.server.run_folder.errors import RunFolderError
 
+from ..render.terminal import console
+from ..results.presentation import write_report
 from ..results.recommendation import Recommendation
 from ..results.run import REPORT
-from ..views.report import write_report
-from ..views.terminal import console
 from .show import load_result
 
 

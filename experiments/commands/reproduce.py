@@ -9,7 +9,7 @@ from fairbloom.protocol.settings import SettingsError
 
 from .. import api
 from ..recipes.recipe import load_shipped
-from ..views.lists import show_recipes
+from .lists import show_recipes
 from .options import (
     DEFAULT_JOBS,
     DataOption,

@@ -9,11 +9,12 @@ import typer
 from rich.markup import escape
 
 from fairbloom.command import TrustOption
-from fairbloom.server.run_folder.errors import RunFolderError
 
+from ..render.terminal import console
 from ..results.comparison import Comparison, Plan, load_comparison
+from ..results.listing import find_runs
 from ..results.plans import kind_of
-from ..results.presentation import page_of, show_page
+from ..results.presentation import write_figure
 from ..results.recommendation import Recommendation, load_recommendation
 from ..results.reproduction import Reproduction
 from ..results.run import Run, load
@@ -21,13 +22,8 @@ from ..results.scored import scores_of
 from ..results.sweep import Sweep
 from ..studies.reproduce import load_reproduction
 from ..studies.swept import load_sweep
-from ..views.listing import find_runs
-from ..views.lists import show_runs
-from ..views.report.page import Charts
-from ..views.report.sections import split_charts
-from ..views.summary import details_of
-from ..views.terminal import console
-from .options import FigureOption, JsonOption, SpreadOption
+from .lists import show_runs
+from .options import FigureOption, JsonOption
 
 Result = Run | Comparison | Sweep | Reproduction | Recommendation
 """What a folder may hold."""
@@ -42,13 +38,6 @@ def show(
         ),
     ],
     figure: FigureOption = None,
-    split: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Draw the number of examples of each client and class into PATH.png and PATH.svg."
-        ),
-    ] = None,
-    spread: SpreadOption = "interval",
     trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
@@ -56,19 +45,14 @@ def show(
     if show_unfinished(folder, as_json):
         return
     found = load_result(folder, trust)
-    if split is not None and not isinstance(found, Run):
-        kind = type(found).__name__.lower()
-        raise RunFolderError(f"{folder} holds a {kind}: draw the split of one of its runs, in {folder}/runs")
     if as_json:
         print(json.dumps(describe(found) if isinstance(found, Run) else found.as_json, indent=2))
-    elif isinstance(found, Comparison):
-        found.show(spread)
     else:
-        show_page(details_of(found) if isinstance(found, Run) else page_of(found))
+        found.show()
     if figure is not None:
-        draw(page_of(found).make_figure(), figure, as_json)
-    if split is not None and isinstance(found, Run):
-        draw(split_charts(found.split()), split, as_json)
+        files = write_figure(found, figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure)
+        if not as_json:
+            console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
 
 
 def load_result(folder: Path, trust: Collection[str] = ()) -> Result:
@@ -110,12 +94,3 @@ def show_unfinished(folder: Path, as_json: bool) -> bool:
         done = f"{plan.count - len(unfinished)} of {plan.count} runs of this comparison are finished"
         console.print(f"{done}: the same fairbloom compare continues", soft_wrap=True)
     return True
-
-
-def draw(charts: Charts, path: Path, as_json: bool) -> None:
-    """Write charts as a figure, and say where it lies, but for what is to be JSON alone."""
-    from ..views.figures import write_charts  # imported late: it takes a second
-
-    files = write_charts(charts, path.with_suffix("") if path.suffix in (".png", ".svg") else path)
-    if not as_json:
-        console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)

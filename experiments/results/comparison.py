@@ -25,7 +25,7 @@ from .groups import GroupReport
 from .measures import CLIENT, GAP, Served, find_measure
 from .other_scores import Contradiction, find_contradictions, sentences_on
 from .plans import COMPARISON, PlanFile
-from .presentation import Drawn, page_of, show_page
+from .presentation import Shown
 from .run import Run, final_of, frame, load, measures
 from .shared_data import SharedData
 from .verdict import CLAIMED, Verdict, verdict_of
@@ -240,7 +240,7 @@ def _left_out(
 
 
 @dataclass(frozen=True)
-class Comparison(Drawn):
+class Comparison(Shown):
     """The outcome of every method and seed.
 
     Attributes
@@ -555,17 +555,6 @@ class Comparison(Drawn):
             "left_out": dict(zip(map(str, self.seeds), map(list, self.left_out), strict=False)),
             **({"groups": self.group_rows(), "gaps": self.gap_rows()} if self.by_group else {}),
         }
-
-    def show(self, spread: str = "interval") -> None:
-        """Print the tables as the command line does.
-
-        Parameters
-        ----------
-        spread
-            "interval" prints differences to the baseline with their 95 % intervals; "std" prints the measures of each
-            method with their standard deviation over the seeds.
-        """
-        show_page(page_of(self, spread))
 
     def __repr__(self) -> str:
         """Return the comparison in a line."""

@@ -1,34 +1,27 @@
-"""How results are shown to people: the views, which lie above the results, register a page for each class of them."""
+"""How results are shown: one page of each, which a terminal, a notebook, a report and a figure are made of.
+
+The pages of results lie above them, in `fairbloom.experiments.pages`, which registers one function for each class.
+"""
 
 from functools import singledispatch
-from typing import Any
+from pathlib import Path
+
+from fairbloom.server.run_folder.errors import explain_write_errors
+from fairbloom.system.files import write_whole
+
+from ..render.figures import VegaLite, spec_of, write_charts
+from ..render.html import render, render_fragment
+from ..render.page import Page
+from ..render.terminal import show_page
 
 
 @singledispatch
-def page_of(result: object, spread: str = "") -> Any:  # a page of the views, which results do not know
-    """Return the page of a result; a comparison's takes how it shows uncertainty, by `spread`."""
+def page_of(result: object) -> Page:
+    """Return the page of a result."""
     raise NotImplementedError(
         f"no page of {type(result).__name__} is registered: import fairbloom.experiments.api, as `fairbloom.load` "
         "does, or register one"
     )
-
-
-@singledispatch
-def show_page(page: object) -> None:
-    """Print a page of the views."""
-    raise NotImplementedError(f"{type(page).__name__} is no page")
-
-
-@singledispatch
-def render_page(page: object) -> str:
-    """Return the HTML of a page of the views, with its figure."""
-    raise NotImplementedError(f"{type(page).__name__} is no page")
-
-
-@singledispatch
-def draw_page(page: object) -> dict[str, Any]:
-    """Return the figure of a page of the views as a Vega-Lite specification, which a notebook draws."""
-    raise NotImplementedError(f"{type(page).__name__} is no page")
 
 
 class Shown:
@@ -39,18 +32,28 @@ class Shown:
         show_page(page_of(self))
 
     def _repr_html_(self) -> str:
-        return render_page(page_of(self))
+        return render_fragment(page_of(self))
 
-
-class Drawn(Shown):
-    """A result that has a chart, too."""
-
-    def chart(self) -> dict[str, Any]:
+    def chart(self) -> VegaLite:
         """Return its chart as a Vega-Lite specification, which a notebook draws.
 
         Raises
         ------
         FairbloomError
-            When there is nothing to draw yet.
+            When there is nothing to draw.
         """
-        return draw_page(page_of(self))
+        return spec_of(page_of(self).make_figure())
+
+
+def write_report(result: object, path: Path) -> Path:
+    """Write the report of a result, and return the file; its folder is made if it is not there."""
+    content = render(page_of(result)).encode()
+    with explain_write_errors("the report", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    return path
+
+
+def write_figure(result: object, path: Path) -> list[Path]:
+    """Write the chart of a result as `path`.png and .svg, the same chart as the same bytes; return these files."""
+    return write_charts(page_of(result).make_figure(), path)

@@ -11,7 +11,7 @@ from fairbloom.server.settings import may_differ
 from ..recipes.recipe import Recipe
 from .outcome import Outcome
 from .plans import REPRODUCTION, PlanFile
-from .presentation import Drawn
+from .presentation import Shown
 from .run import Run
 
 
@@ -28,7 +28,7 @@ class ReproductionPlan(PlanFile):
 
 
 @dataclass(frozen=True)
-class Reproduction(Drawn):
+class Reproduction(Shown):
     """What was measured beside what was printed.
 
     Attributes

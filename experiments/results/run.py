@@ -49,7 +49,7 @@ from ..recipes.labels import label_of, title
 from ..recipes.variants import COMMON
 from .groups import GroupReport, read_groups
 from .plans import kind_of
-from .presentation import Drawn
+from .presentation import Shown
 
 if TYPE_CHECKING:
     import pandas
@@ -89,7 +89,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
 
 
 @dataclass(frozen=True)
-class Run(Drawn):
+class Run(Shown):
     """A run.
 
     Attributes

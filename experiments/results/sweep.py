@@ -13,7 +13,7 @@ from fairbloom.protocol.settings import Value
 from ..recipes.labels import format_value, label_of, short_key
 from .comparison import Comparison, Plan
 from .plans import SWEEP, PlanFile
-from .presentation import Drawn
+from .presentation import Shown
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep(Drawn):
+class Sweep(Shown):
     """What a sweep has found.
 
     Attributes

@@ -17,6 +17,7 @@ from fairbloom.server.settings import check_used, may_differ
 
 from ..recipes.variants import Variant, baseline_of, config_of, folder_names, make_variant
 from ..results.comparison import Comparison, Failure, Plan, read_comparison
+from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT
 from .driver import carry_out, write_tables
 from .on_ray import OnRay
@@ -156,9 +157,6 @@ def _is_over(study: Study, row: StudyRow, diverged: Container[RunKey]) -> bool:
 
 def _write(comparison: Comparison) -> None:
     """Write comparison.csv, differences.csv, clients.csv, the figure and the report into the comparison's folder."""
-    from ..views.figures import write_figure  # imported late: it takes a second
-    from ..views.report import write_report
-
     tables = {"comparison.csv": comparison.rows(), "differences.csv": comparison.difference_rows()}
     tables |= {CLIENTS.name: comparison.client_rows()}
     tables |= {GROUPS.name: comparison.group_rows(), "gaps.csv": comparison.gap_rows()}

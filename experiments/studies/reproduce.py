@@ -15,12 +15,13 @@ from fairbloom.server.settings import Settings, check_used
 from ..recipes.labels import format_value
 from ..recipes.recipe import Case, Recipe, load_recipe
 from ..results.outcome import Outcome, measures_of
+from ..results.presentation import write_figure, write_report
 from ..results.reproduction import Reproduction, ReproductionPlan
 from ..results.run import REPORT, Run
-from ..views.progress import study_progress
 from .driver import run_study, write_tables
 from .objective import Objective
 from .on_ray import Pool, place_of
+from .progress import study_progress
 from .rehearsal import Failures
 from .score import fix_score
 from .study import Candidate, PlannedRun, Study, StudyRow, folder_name
@@ -223,9 +224,6 @@ def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction
 
 def _write(reproduction: Reproduction) -> None:
     """Write what was reproduced: results.csv, the figure and the report."""
-    from ..views.figures import write_figure  # imported late: it takes a second
-    from ..views.report import write_report
-
     write_tables(reproduction.folder, {"results.csv": reproduction.rows()})
     write_figure(reproduction, reproduction.folder / "figure")
     write_report(reproduction, reproduction.folder / REPORT)

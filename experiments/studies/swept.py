@@ -11,6 +11,7 @@ from fairbloom.server.run_folder.files import CLIENTS, CONFIG, SPLIT, is_finishe
 
 from ..results.caveats import FEWEST_EXAMPLES
 from ..results.comparison import Comparison, read_comparison
+from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT, Run, load
 from ..results.shared_data import SharedData
 from ..results.sweep import Planned, Sweep, SweepPlan, SweepPoint
@@ -158,9 +159,6 @@ def _small(runs: Sequence[Run]) -> list[str]:
 
 def _write(swept: Sweep) -> None:
     """Write sweep.csv, its figure and the report, and of the test examples comparison.csv and clients.csv."""
-    from ..views.figures import write_figure  # imported late: it takes a second
-    from ..views.report import write_report
-
     tables = {"sweep.csv": swept.rows()}
     if swept.test is not None:
         tables |= {"comparison.csv": swept.test.rows(), CLIENTS.name: swept.test.client_rows()}

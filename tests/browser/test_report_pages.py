@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments.results.presentation import write_report
 from fairbloom.experiments.results.run import REPORT, load
-from fairbloom.experiments.views.report import write_report
 from tests.experiments.made_up import make_comparison, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -15,7 +15,7 @@ from docs import toy
 from docs.methods import example, formula, needs, page, scripts
 from fairbloom.cli import app
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.views.catalogue import describe
+from fairbloom.experiments.commands.described import describe
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid

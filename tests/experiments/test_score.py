@@ -15,7 +15,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipes.recipe import load_shipped
 from fairbloom.experiments.results.comparison import Plan, load_comparison, read_comparison
-from fairbloom.experiments.views.report import write_report
+from fairbloom.experiments.results.presentation import write_report
 from fairbloom.protocol.names import FLOOR
 from fairbloom.protocol.scores import F1, Score
 from fairbloom.server.fairness import summarize

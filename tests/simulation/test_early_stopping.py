@@ -10,8 +10,6 @@ from safetensors.numpy import load_file
 import fairbloom
 from fairbloom import StopRun
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.views.summary import details_of
-from fairbloom.experiments.views.terminal import show_page
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.recorded import RecordedRound
@@ -92,7 +90,7 @@ def test_the_folder_the_log_and_show_say_why(
         r"\(early-stopping = 3\)",
         found.stopped,
     )
-    show_page(details_of(found))
+    found.show()
     shown = " ".join(capsys.readouterr().out.split())
     assert f"The run stopped after round {found.rounds_done} of 40: {found.stopped}." in shown
     with caplog.at_level("INFO", "flwr"):

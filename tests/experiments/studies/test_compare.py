@@ -23,10 +23,10 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
+from fairbloom.experiments.pages.comparison import method_table
 from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.studies.pool import check_runs
-from fairbloom.experiments.views.summary import method_table
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder

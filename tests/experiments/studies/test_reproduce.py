@@ -25,7 +25,7 @@ from fairbloom.experiments.results.run import REPORT, Run, load
 from fairbloom.server.fairness import summarize
 
 from ..helpers import fairbloom, start
-from ..views.report.parsed import Parsed
+from ..pages.parsed import Parsed
 
 RECIPE = """
 title = "A table"
@@ -549,7 +549,7 @@ def test_a_mistake_in_the_results_is_found_before_training(tmp_path: Path, monke
         raise KeyError("phd")
 
     path = saved(tmp_path, f'{LONG}[[rows]]\nlabel = "A"\n')
-    monkeypatch.setattr("fairbloom.experiments.views.report.write_report", lose)
+    monkeypatch.setattr("fairbloom.experiments.studies.reproduce.write_report", lose)
     with pytest.raises(FairbloomError, match=r"\(KeyError: 'phd'\), so nothing was trained"):
         reproduce(path, seeds=1, out=tmp_path / "out", jobs=1, progress=False)
     assert not (tmp_path / "out").exists()

@@ -26,7 +26,7 @@ from fairbloom.server.run_folder.lock import locked_folder
 from tests.simulation.helpers import table
 
 from ..helpers import fairbloom, start
-from ..views.report.parsed import Parsed
+from ..pages.parsed import Parsed
 
 OWN = Path(__file__).parents[1] / "own"
 VALIDATION, TEST = "validation_accuracy_of_global_model", "test_accuracy_of_global_model"

@@ -13,8 +13,6 @@ from flwr.serverapp.strategy import Result
 import fairbloom
 from fairbloom import RunFolder, Score
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.views.summary import details_of
-from fairbloom.experiments.views.terminal import show_page
 from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.metrics import LONGEST_NAME, MOST_METRICS
 from fairbloom.simulation.grid import InProcessGrid
@@ -220,7 +218,7 @@ def test_a_score_or_loss_that_nobody_replies_ends_the_run_and_one_that_a_client_
 
 def test_show_prints_what_the_app_reported_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start(tmp_path / "run")
-    show_page(details_of(fairbloom.load(tmp_path / "run")))
+    fairbloom.load(tmp_path / "run").show()
     shown = capsys.readouterr().out
     assert "Metrics of round 4" in shown
     assert "central_acc" in shown

@@ -11,7 +11,7 @@ from fairbloom.experiments.results.run import REPORT
 from fairbloom.server.run_folder.files import GROUPS
 from tests.tasks.test_groups import patients
 
-from ...helpers import fairbloom
+from ..helpers import fairbloom
 from .parsed import Parsed
 
 SEEDS = range(3)

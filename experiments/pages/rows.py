@@ -16,8 +16,9 @@ from fairbloom.server.run_folder.errors import explain_read_errors
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
 from fairbloom.server.run_folder.rows import parse_refusals
 
-from ...results.run import Run
-from .charts import Row, Series, series_of, short, thin
+from ..render.theme import Series
+from ..results.run import Run
+from .charts import Row, series_of, short, thin
 
 if TYPE_CHECKING:
     import pandas
@@ -25,23 +26,21 @@ if TYPE_CHECKING:
 CURVE_ROUNDS, MAP_ROUNDS = 60, 40
 """So many rounds a curve has at most, and a map of clients × rounds."""
 
-NAMED = 40
-"""Up to so many clients have a row each in a map; more are put together in GROUPS groups."""
-
-GROUPS = 20
+NAMED, WORST_SHOWN, BEST_SHOWN = 40, 20, 10
+"""Up to so many clients are shown one by one; of more, the worst served and the best served."""
 
 
 @dataclass(frozen=True)
 class Line:
     """A method as charts have it: its runs, one a seed, and which of their models is looked at, global or personal.
 
-    `beside` is the label of the line that has the same runs and stands for their global models.
+    `same_runs_as` is the label of the line that has the same runs and stands for their global models.
     """
 
     label: str
     runs: Sequence[Run]
     model: str = "global"
-    beside: str = ""
+    same_runs_as: str = ""
 
     @cached_property
     def scores(self) -> "list[pandas.DataFrame]":
@@ -52,28 +51,6 @@ class Line:
     def shares(self) -> "list[pandas.DataFrame]":
         """Run by run, in percent of each `round`'s weights, the `value` of each client that took part."""
         return [_read_shares(run) for run in self.runs]
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The rows of a map: clients from the worst served to the best, one by one or put together (`members`)."""
-
-    names: Sequence[str]
-    members: Mapping[str, str]
-
-    @property
-    def single(self) -> bool:
-        """Whether each row is one client."""
-        return len(self.names) == len(self.members)
-
-
-def groups_of(clients: Sequence[str]) -> Groups:
-    """Return the rows of a map by clients in order: each client where they are few, else groups of neighbours."""
-    if len(clients) <= NAMED:
-        return Groups(clients, {client: client for client in clients})
-    parts = np.array_split(np.arange(len(clients)), GROUPS)
-    names = [f"{part[0] + 1}–{part[-1] + 1}" for part in parts]
-    return Groups(names, {clients[i]: name for part, name in zip(parts, names, strict=True) for i in part})
 
 
 def _read_scores(run: Run, model: str) -> "pandas.DataFrame":
@@ -113,23 +90,23 @@ def _read_clients(run: Run, path: Path, column: str) -> "pandas.DataFrame":
 class Scene:
     """What the sections of a report are about.
 
-    The first line is the baseline, and personal models are lines of their own. The groups are the clients from the
-    worst served to the best by the baseline. `first_only` says that what is shown client by client is of the first
-    seed alone, because each seed deals the data again.
+    The first line is the baseline, and personal models are lines of their own. `shown` are the clients that are shown
+    one by one, from the worst served to the best by the baseline. `first_only` says that what is shown client by client
+    is of the first seed alone, because each seed deals the data again.
     """
 
     lines: Sequence[Line]
     score: Score
-    groups: Groups
+    shown: Sequence[str]
     first_only: bool
     clients: int
 
     def join(self, tables: "Sequence[pandas.DataFrame]") -> "pandas.DataFrame":
-        """Return the rows of all runs, or of the first, that have a value, for the clients in the groups."""
+        """Return the rows of all runs, or of the first, that have a value, for the clients that are shown."""
         import pandas
 
         table = pandas.concat(tables[:1] if self.first_only else tables)
-        return table[table["value"].notna() & table["client"].isin(self.groups.members)]
+        return table[table["value"].notna() & table["client"].isin(self.shown)]
 
     @property
     def series(self) -> list[Series]:
@@ -140,7 +117,7 @@ class Scene:
     @property
     def trained(self) -> list[Line]:
         """The lines but those of personal models that come from the same runs as another."""
-        return [line for line in self.lines if not line.beside]
+        return [line for line in self.lines if not line.same_runs_as]
 
     @property
     def axis(self) -> str:
@@ -148,20 +125,14 @@ class Scene:
         return axis_title(self.score)
 
     @property
-    def whose(self) -> str:
-        """In words whose numbers a chart of single clients shows."""
-        if all(len(line.runs) == 1 for line in self.lines):
-            return ""
-        return "Of the first seed: each seed deals the data again." if self.first_only else "Mean over the seeds."
-
-    @property
-    def rows_are(self) -> str:
-        """In words what the rows of a map are."""
-        order = "from the worst served at the top to the best"
-        if len(self.lines) > 1:
-            order = f"by their score under {self.lines[0].label}, the worst served at the top"
-        together = -(-self.clients // len(self.groups.names))
-        return f"Clients stand {order}" + ("." if self.groups.single else f", {together} or so in a row.")
+    def caption(self) -> str:
+        """In words which clients a chart of single clients shows, in which order, and with which seeds."""
+        under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
+        which = "" if len(self.shown) == self.clients else f" The worst and the best served of {self.clients}."
+        several = any(len(line.runs) > 1 for line in self.lines)
+        seeds = " Of the first seed: each deals the data again." if self.first_only else " Mean over the seeds."
+        seeds = seeds if several else ""
+        return f"The worst-served client{under} is at the top.{which}{seeds}"
 
 
 def axis_title(score: Score) -> str:
@@ -172,6 +143,16 @@ def axis_title(score: Score) -> str:
 def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
     """Return the clients from the worst served to the best."""
     return sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
+
+
+def shown_of(clients: Sequence[str]) -> list[str]:
+    """Return which clients are shown of those from the worst served to the best."""
+    return [*clients] if len(clients) <= NAMED else [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
+
+
+def hidden_in_words(clients: int) -> str:
+    """Return in words which of so many clients are shown, and which file has the others; "" where all are shown."""
+    return "" if clients <= NAMED else f"The worst and the best served of {clients} clients; {CLIENTS.name} has all."
 
 
 # Over rounds --------------------------------------------------------------------------------------------------------
@@ -188,7 +169,7 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
         shared = sorted(set.intersection(*(set(each) for each in by_run)))
         for number in thin(shared, CURVE_ROUNDS):
             values = [each[number] for each in by_run]
-            rows.append({"round": number, "method": line.label, **spanned(values)})
+            rows.append({"round": number, "method": line.label, **mean_and_range(values)})
     return rows
 
 
@@ -198,41 +179,40 @@ def _over_rounds(run: Run, measure: str, model: str) -> dict[int, float]:
     return {int(row["round"]): float(row[column]) for row in run.rows_of_rounds() if row.get(column)}
 
 
-def spanned(values: Sequence[float]) -> dict[str, float | None]:
+def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:
     """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`."""
     return {"value": short(float(np.mean(values))), "low": short(min(values)), "high": short(max(values))}
 
 
 def score_map(scene: Scene, line: Line) -> list[Row]:
-    """Return the score of each row of a map after thinned rounds, the mean over its clients and the runs."""
+    """Return the score of each client that is shown after thinned rounds, the mean over the runs."""
     table = scene.join(line.scores)
     kept = thin(sorted(int(number) for number in table["round"].unique()), MAP_ROUNDS)
-    return _mapped(table[table["round"].isin(kept)], scene.groups)
+    return _mapped(table[table["round"].isin(kept)])
 
 
 def weight_map(scene: Scene, line: Line) -> list[Row]:
-    """Return how much each client of a map's row weighed in the steps, in percent of a round's weights.
+    """Return how much each client that is shown weighed in the steps, in percent of a round's weights.
 
-    Rounds are put together where they are many: a value is the mean over the rounds in which clients took part.
+    Rounds are put together where they are many: a value is the mean over the rounds in which the client took part.
     """
     table = scene.join(line.shares)
     if table.empty:
         return []
     last = int(table["round"].max())
     width = -(-last // MAP_ROUNDS)
-    return _mapped(table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)), scene.groups)
+    return _mapped(table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width)))
 
 
 def mean_shares(scene: Scene, line: Line) -> dict[str, float]:
-    """Return how much a client of each row weighed when it took part, in percent: the mean over rounds and runs."""
-    table = scene.join(line.shares)
-    found = table["value"].groupby(table["client"].map(scene.groups.members)).mean()
+    """Return how much each client weighed when it took part, in percent: the mean over rounds and runs."""
+    found = scene.join(line.shares).groupby("client")["value"].mean()
     return {str(name): float(value) for name, value in found.items()}
 
 
-def _mapped(table: "pandas.DataFrame", groups: Groups) -> list[Row]:
-    """Return the mean value by round and row of a map."""
-    means = table["value"].groupby([table["round"], table["client"].map(groups.members)]).mean()
+def _mapped(table: "pandas.DataFrame") -> list[Row]:
+    """Return the mean value by round and client."""
+    means = table.groupby(["round", "client"])["value"].mean()
     return [
         {"round": int(number), "client": str(name), "value": short(float(value))}
         for (number, name), value in means.items()

@@ -14,24 +14,29 @@ from markupsafe import Markup
 
 from fairbloom import __version__
 
-from .charts import COLOURS, CONFIG
-from .page import Page
+from .figures import draw_png, spec_of
+from .page import Charts, Page
+from .theme import COLOURS, CONFIG
 
 HERE = Path(__file__).parent
 
 
 def render(page: Page) -> str:
-    """Return the page as one HTML file."""
+    """Return the page, with its details, as one HTML file."""
+    sections = [*page.sections, *page.details()]
+    groups = [block for section in sections for block in section.blocks if isinstance(block, Charts)]
+    charts = [chart for group in groups for chart in group.charts]
     style = _theme() + (HERE / "page.css").read_text(encoding="utf-8")
-    scripts = [*([_library()] if page.charts else []), (HERE / "page.js").read_text(encoding="utf-8")]
+    scripts = [*([_library()] if charts else []), (HERE / "page.js").read_text(encoding="utf-8")]
     return _fill(
         "page.html",
         page=page,
+        sections=sections,
         style=Markup(style),  # noqa: S704 (ours)
         scripts=[Markup(script) for script in scripts],  # noqa: S704 (ours and the library's)
         policy=policy(scripts),
         config=as_script_data(CONFIG),
-        specs={chart.name: as_script_data(chart.spec) for chart in page.charts},
+        specs={chart.name: as_script_data(chart.spec) for chart in charts},
         version=__version__,
     )
 
@@ -63,8 +68,14 @@ def as_script_data(value: Mapping[str, Any]) -> Markup:
 
 
 def render_fragment(page: Page) -> str:
-    """Return what a notebook shows of a page, without its charts."""
-    return _fill("fragment.html", page=page)
+    """Return what a notebook shows of a page: what it shows in brief, and its figure."""
+    return _fill("fragment.html", page=page, figure=Markup(_image(page.figure())) if page.figure else "")  # noqa: S704 (ours)
+
+
+def _image(charts: Charts) -> str:
+    """Return charts as an HTML image that holds its file."""
+    picture = base64.b64encode(draw_png(spec_of(charts))).decode()
+    return f'<img alt="figure" style="max-width:100%" src="data:image/png;base64,{picture}">'
 
 
 def _fill(template: str, **values: Any) -> str:

@@ -17,9 +17,9 @@ from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import OWN_PARTITION, Described
 
-from .catalogue import REQUIRED, MethodDoc, default_of, describe
-from .report.page import Cell, Table
-from .terminal import console, show_table
+from ..render.page import Cell, Table
+from ..render.terminal import console, show_table
+from .described import REQUIRED, MethodDoc, default_of, describe
 
 if TYPE_CHECKING:
     from ..recipes.recipe import Recipe

@@ -1,67 +1,19 @@
 """Charts of reports as Vega-Lite specifications: pure functions from rows of numbers to a specification.
 
-Colours are CSS variables (`var(--ink)`), so that charts follow light, dark and print without being drawn again;
-`for_paper` puts the light colours in their place. Names of clients and methods are only ever values of data or of a
-scale's domain, never a part of an expression.
+Names of clients and methods are only ever values of data or of a scale's domain, never a part of an expression.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-Spec = dict[str, Any]
-"""A Vega-Lite specification, or a part of one."""
-
-Row = Mapping[str, Any]
-"""A row of a chart's data, by the names of its columns."""
-
-COLOURS = {
-    "ink": ("#1b2430", "#e8ebf0"),
-    "muted": ("#566172", "#a3adbb"),
-    "line": ("#d8dde5", "#36404e"),
-    "grid": ("#e9ecf1", "#28313d"),
-    "page": ("#ffffff", "#12171e"),
-    "panel": ("#f6f8fa", "#1a212b"),
-    "accent": ("#0b5cad", "#7cb8f5"),
-    "better": ("#00714e", "#4fd0a1"),
-    "worse": ("#b3480f", "#ff9d66"),
-    "same": ("#697586", "#939eae"),
-    "series-0": ("#5b6675", "#aab4c2"),
-    "series-1": ("#0072b2", "#56b4e9"),
-    "series-2": ("#d55e00", "#ff8f45"),
-    "series-3": ("#008a63", "#35c89b"),
-    "series-4": ("#b8568f", "#eb9bc8"),
-    "series-5": ("#b07800", "#f0b93a"),
-    "series-6": ("#5e4fa2", "#a99bf0"),
-    "series-7": ("#8c2d04", "#e5a384"),
-    "series-8": ("#1b7f8c", "#6fd3de"),
-    "series-9": ("#6b7d00", "#c3d44a"),
-}
-"""The colours of a page and its charts by their names: in light and in dark. Those of series are close to Okabe and
-Ito's, which colour-blind people tell apart, and dark enough for thin lines."""
+from ..render.theme import COLOURS, PICKED, Series, Spec, colour
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 """The shapes of points, which tell methods apart without colours."""
 
-PICKED = {"name": "picked", "value": ""}
-"""The label that a page's legend emphasises; "" for all."""
-
-
-def colour(name: str) -> str:
-    """Return a colour as specifications and style sheets have it."""
-    return f"var(--{name})"
-
-
-@dataclass(frozen=True)
-class Series:
-    """How a method, or any other line of a chart, looks; those of personal models are dashed with hollow points."""
-
-    label: str
-    colour: str
-    shape: str = "circle"
-    dashed: bool = False
+Row = Mapping[str, Any]
+"""A row of a chart's data, by the names of its columns."""
 
 
 def series_of(labels: Sequence[str], baseline: str = "", dashed: Iterable[str] = ()) -> list[Series]:
@@ -92,7 +44,7 @@ def short(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def around(value: float, away: float = 0.0) -> dict[str, float | None]:
+def with_error(value: float, away: float = 0.0) -> dict[str, float | None]:
     """Return what a row has of a number: itself, and the ends of a line that reaches so far to both sides."""
     return {"value": short(value), "low": short(value - away), "high": short(value + away)}
 
@@ -195,24 +147,7 @@ def mean_against_worst(
         _layer("rule", upward, strokeOpacity=0.45),
         _layer("point", points, size=110),
     ]
-    placed = _beside(rows, reverse=lower)
-    for side in dict.fromkeys(row["side"] for row in placed):
-        dx, dy, align = SIDES[side]
-        text = {"x": x, "y": y, "text": {"field": "method"}, **common}
-        label = _layer("text", text, dx=dx, dy=dy, align=align, fontSize=11, limit=170, clip=False)
-        label["transform"] = [{"filter": f"datum.side == '{side}'"}]
-        label["mark"]["fillOpacity"] = {"expr": "width < 420 ? 0 : 1"}
-        layers.append(label)
-    return {**_spec(placed, layers), "height": 340}
-
-
-SIDES = {
-    "right": (11, -8, "left"),
-    "left": (-11, -8, "right"),
-    "low right": (11, 10, "left"),
-    "low left": (-11, 10, "right"),
-}
-"""Where the label of a point may stand: away from it in x and y, and how it is aligned."""
+    return {**_spec(rows, layers), "height": 340}
 
 
 def heat_map(
@@ -220,27 +155,15 @@ def heat_map(
 ) -> Spec:
     """Return a map of clients × rounds with `ends` as the darkest and the brightest value; what has no row is blank."""
     rounds = sorted({row["round"] for row in rows})
-    axis = {"values": thin(rounds, 9), "labelAngle": 0}
-    x = {"field": "round", "type": "ordinal", "title": "round", "axis": axis}
-    return _map(rows, clients, x, "value", title, {"domain": list(ends), "clamp": True, "reverse": reverse})
-
-
-def counts_map(rows: Sequence[Row], clients: Sequence[str], classes: Sequence[str]) -> Spec:
-    """Return who has how many examples of each class; the rows have `client`, `class` and `count`."""
-    x = {"field": "class", "type": "nominal", "sort": list(classes), "title": "class", "axis": {"labelAngle": 0}}
-    return _map(rows, clients, x, "count", "training examples", {"reverse": True})
-
-
-def _map(rows: Sequence[Row], clients: Sequence[str], x: Spec, field: str, title: str, scale: Spec) -> Spec:
-    """Return a map with a row for each client, in order, and a field as the colour."""
-    legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
     band = {"paddingInner": 0, "paddingOuter": 0}
-    colours = {"scale": {"scheme": "viridis", **scale}, "legend": legend}  # readable on light, on dark, and in grey
+    legend = {"orient": "top", "title": title, "titleLimit": 260, "gradientLength": 140, "gradientThickness": 9}
+    scale = {"scheme": "viridis", "domain": list(ends), "clamp": True, "reverse": reverse}  # also readable in grey
+    axis = {"values": thin(rounds, 9), "labelAngle": 0}
     encoding: Spec = {
-        "x": {**x, "scale": band},
+        "x": {"field": "round", "type": "ordinal", "title": "round", "axis": axis, "scale": band},
         "y": {**_names("client", clients), "scale": band},
-        "color": {"field": field, "type": "quantitative", **colours},
-        "tooltip": _tooltip(("client", "client"), (x["field"], x["field"]), (field, title)),
+        "color": {"field": "value", "type": "quantitative", "scale": scale, "legend": legend},
+        "tooltip": _tooltip(("client", "client"), ("round", "round"), ("value", title)),
     }
     step = min(26, max(9, 320 // max(1, len(clients))))
     return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
@@ -323,119 +246,5 @@ def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:
 
 
 def _tooltip(*fields: tuple[str, str]) -> list[Spec]:
-    numbers = ("value", "low", "high", "mean", "worst", "rank", "count")
+    numbers = ("value", "low", "high", "mean", "worst", "rank")
     return [{"field": f, "title": title, **({"format": ".4~g"} if f in numbers else {})} for f, title in fields]
-
-
-def _beside(rows: Sequence[Row], *, reverse: bool) -> list[dict[str, Any]]:
-    """Return the rows with the side of the point at which a label meets the fewest others.
-
-    Lengths are those of a chart 640 wide and 340 high; a narrow one shows no labels.
-    """
-
-    def place(row: Row, field: str, width: float) -> float:
-        low, high = min(each[f"{field}_low"] for each in rows), max(each[f"{field}_high"] for each in rows)
-        part = (row[field] - low) / max(high - low, 1e-12)
-        return width * float(1.0 - part if reverse else part)
-
-    points = [(40 + place(row, "mean", 560), 310 - place(row, "worst", 280)) for row in rows]
-    boxes: list[Sequence[float]] = []
-    found = []
-    for row, (left, top) in zip(rows, points, strict=True):
-        length = 6.2 * min(len(row["method"]), 27)
-        options = []
-        for number, (side, (dx, dy, align)) in enumerate(SIDES.items()):
-            begin = left + dx if align == "left" else left + dx - length
-            box = (begin, top + dy - 6, begin + length, top + dy + 6)
-            meets = sum(_overlap(box, other) for other in boxes)
-            meets += sum(_overlap(box, (x - 6, y - 6, x + 6, y + 6)) for x, y in points if (x, y) != (left, top))
-            outside = box[0] < 0 or box[2] > 640
-            options.append((meets + 3 * outside, number, side, box))
-        best = min(options)
-        boxes.append(best[3])
-        found.append({**row, "side": best[2]})
-    return found
-
-
-def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-# How charts look ----------------------------------------------------------------------------------------------------
-
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
-"""What pages and charts are set in: fonts that the reader's machine has."""
-
-CONFIG: Spec = {
-    "background": None,
-    "aria": False,  # the page describes each chart as a whole
-    "font": FONT,
-    "view": {"stroke": None},
-    "title": {"color": colour("ink"), "fontSize": 12, "fontWeight": 600},
-    "axis": {
-        "labelColor": colour("muted"),
-        "titleColor": colour("ink"),
-        "gridColor": colour("grid"),
-        "domainColor": colour("line"),
-        "tickColor": colour("line"),
-        "labelFontSize": 11.5,
-        "titleFontSize": 12,
-        "titleFontWeight": 500,
-        "titlePadding": 8,
-        "labelOverlap": True,
-        "tickCount": 6,
-    },
-    "legend": {
-        "labelColor": colour("muted"),
-        "titleColor": colour("ink"),
-        "titleFontWeight": 500,
-        "labelFontSize": 11,
-        "titleFontSize": 11.5,
-    },
-    "point": {"filled": True, "size": 60, "opacity": 1.0},
-}
-"""How all charts look."""
-
-
-def for_paper(*panels: tuple[str, Spec]) -> Spec:
-    """Return a specification that stands alone, for a paper: light colours, a legend, a width.
-
-    The panels have a title each; more than one stand in rows of three, with their titles.
-    """
-    config = {**CONFIG, "font": "sans-serif", "background": "white", "concat": {"columns": 3, "spacing": 24}}
-    config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}
-    parts, looks = [], _looks(spec for _, spec in panels)
-    for title, spec in panels:
-        part = {key: value for key, value in spec.items() if key not in ("autosize", "params")}
-        part |= {"width": 520} if len(panels) == 1 else {"width": 190, "title": title}
-        few = len(spec["data"]["values"]) <= 240  # so many points of lines are marked
-        part["layer"] = [_for_paper(layer, few, looks) for layer in spec["layer"]]
-        parts.append(part)
-    whole = parts[0] if len(parts) == 1 else {"concat": parts}
-    text = json.dumps({"params": [PICKED], **whole, "config": config})
-    for name, (light, _) in COLOURS.items():
-        text = text.replace(colour(name), light)
-    paper: Spec = json.loads(text)
-    return paper
-
-
-def _for_paper(layer: Spec, few: bool, looks: Mapping[str, Mapping[str, Any]]) -> Spec:
-    """Return a layer with its legend; a page shows the points of lines under the pointer alone, a figure if few."""
-    mark, encoding = layer["mark"], dict(layer["encoding"])
-    if few and mark.get("opacity") == 0.0:
-        mark = {**mark, "opacity": 1.0, "size": 32}
-    for channel, look in looks.items():
-        if channel in encoding:
-            scale = {"domain": list(look), "range": list(look.values())}
-            encoding[channel] |= {"scale": scale, "legend": {"orient": "bottom", "title": None, "columns": 3}}
-    return {**layer, "mark": mark, "encoding": encoding}
-
-
-def _looks(specs: Iterable[Spec]) -> dict[str, dict[str, Any]]:
-    """Return by channel how each label looks, over all charts: beside each other they share their legends."""
-    found: dict[str, dict[str, Any]] = {}
-    for layer in (layer for spec in specs for layer in spec["layer"]):
-        for channel, each in layer["encoding"].items():
-            if isinstance(each, dict) and each.get("legend", ...) is None:
-                found.setdefault(channel, {}).update(zip(each["scale"]["domain"], each["scale"]["range"], strict=True))
-    return found

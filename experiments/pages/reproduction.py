@@ -1,27 +1,37 @@
-"""The report of a reproduction: what was measured beside what was printed."""
+"""The page of a reproduction: what was measured beside what was printed."""
 
-from ...results.measures import find_measure, measure_title
-from ...results.outcome import Outcome
-from ...results.reproduction import Reproduction
+from functools import partial
+
+from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
+from ..results.measures import find_measure, measure_title
+from ..results.outcome import Outcome
+from ..results.presentation import page_of
+from ..results.reproduction import Reproduction
+from ..results.run import REPORT
 from . import charts
 from .cells import NONE, Digits
-from .page import Block, Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
 from .sections import in_seconds, present
 
 AGREES = {True: "yes", False: "no", None: "–"}
 """Whether a row agrees with what was printed, in words."""
 
 
+@page_of.register
 def page_of_reproduction(done: Reproduction) -> Page:
-    """Return the report of a reproduction."""
-    recipe = done.recipe
-    sections = [_rows_section(done), _cost_section(done), notes_section(done)]
+    """Return the page of a reproduction."""
+    recipe, folder = done.recipe, done.folder
     facts = [("recipe", recipe.name), ("rows", str(len(done.outcomes))), ("seeds", str(len(done.seeds)))]
     facts += [(key, str(value)) for key, value in done.overrides.items() if key != "data-dir"]
-    return Page(recipe.title, verdict(done), [recipe.what, recipe.source], facts, present(sections))
+    written = done.whole and (folder / "results.csv").exists()
+    files = [("table, figure and runs" if written else "runs", str(folder))]
+    files += [("report", str(folder / REPORT))] if (folder / REPORT).exists() else []
+    said = [line for line in (recipe.what, recipe.source) if line]
+    sections = present([_rows_section(done), _notes_section(done)])
+    figure = partial(_rows_charts, done)
+    return Page(recipe.title, _verdict(done), said, facts, sections, lambda: [_cost_section(done)], files, figure)
 
 
-def verdict(done: Reproduction) -> str:
+def _verdict(done: Reproduction) -> str:
     """Return in words how many rows agree with what was printed, how many are missing, or that none can be compared."""
     return " ".join(filter(None, (_progress(done), _agreement(done))))
 
@@ -55,17 +65,16 @@ def _agreement(done: Reproduction) -> str:
 
 def _rows_section(done: Reproduction) -> Section:
     """Return the rows with what was printed and measured: a chart a measure, and a table."""
-    drawn = rows_charts(done)
-    blocks: list[Block] = [Charts([chart], drawn.legend) for chart in drawn.charts]
-    compared = any(outcome.case.published for outcome in done.outcomes)
-    blocks.append(rows_table(done))
-    intro = "Lines and ± are standard deviations over the seeds. A row agrees where it is within two combined standard "
-    intro += "errors of what was printed, or one point where no ± is printed."
-    title = "Printed and measured" if compared else "What was measured"
-    return Section("rows", title, intro if compared else "Lines and ± are standard deviations over the seeds.", blocks)
+    drawn = _rows_charts(done)
+    intro = "Lines and ± are standard deviations over the seeds."
+    if done.printed:
+        intro += " A row agrees where it is within two combined standard errors of what was printed, or one point "
+        intro += "where no ± is printed."
+    title = "Printed and measured" if done.printed else "What was measured"
+    return Section("rows", title, intro, [*(Charts([each], drawn.legend) for each in drawn.charts), _rows_table(done)])
 
 
-def rows_charts(done: Reproduction) -> Charts:
+def _rows_charts(done: Reproduction) -> Charts:
     """Return what was printed and what was measured, a chart a measure."""
     names, panels = [outcome.name for outcome in done.outcomes], []
     for measure in done.recipe.measures:
@@ -74,17 +83,17 @@ def rows_charts(done: Reproduction) -> Charts:
             printed, found = outcome.case.published.get(measure), outcome.measured.get(measure)
             numbers = {"printed": (printed.mean, printed.spread or 0.0)} if printed else {}
             numbers |= {"measured": found} if found else {}
-            rows += [{"row": outcome.name, "method": kind, **charts.around(*of)} for kind, of in numbers.items()]
+            rows += [{"row": outcome.name, "method": kind, **charts.with_error(*of)} for kind, of in numbers.items()]
         if rows:
             title = measure_title(measure)
             said = f"{title} of {len(names)} rows, as printed and as measured; the table has the numbers."
             spec = charts.clients_by_method(rows, charts.PRINTED_AND_MEASURED, names, title, of="row")
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
-    series, compared = charts.PRINTED_AND_MEASURED, any(outcome.case.published for outcome in done.outcomes)
-    return Charts(panels, series if compared else series[1:])
+    series = charts.PRINTED_AND_MEASURED
+    return Charts(panels, series if done.printed else series[1:])
 
 
-def rows_table(done: Reproduction) -> Table:
+def _rows_table(done: Reproduction) -> Table:
     """Return the rows: for each measure what was printed and what was measured."""
     recipe, outcomes = done.recipe, done.outcomes
     printed = [measure for measure in recipe.measures if any(measure in o.case.published for o in outcomes)]
@@ -131,7 +140,7 @@ def _cost_section(done: Reproduction) -> Section:
     return Section("cost", "Time", "", [table])
 
 
-def notes_section(done: Reproduction) -> Section | None:
+def _notes_section(done: Reproduction) -> Section | None:
     """Return what is known of the differences, and why runs failed."""
     faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
     notes = [f"{outcome.case.name}: {outcome.case.row.note}" for outcome in done.outcomes if outcome.case.row.note]

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from fairbloom.experiments.studies import progress
 from fairbloom.experiments.studies.driver import run_study
+from fairbloom.experiments.studies.progress import study_progress
 from fairbloom.experiments.studies.study import Candidate, Study
-from fairbloom.experiments.views import progress
-from fairbloom.experiments.views.progress import study_progress
 from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import Value

@@ -1,32 +1,42 @@
-"""The report of a sweep: its points on validation examples, and the chosen one on test examples."""
+"""The page of a sweep: its points on validation examples, and the chosen one on test examples."""
 
 import math
+from functools import partial
 
-from ...results.comparison import Plan
-from ...results.sweep import Sweep, SweepPoint
+from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table
+from ..render.theme import Series
+from ..results.comparison import Plan
+from ..results.presentation import page_of
+from ..results.run import REPORT
+from ..results.sweep import Sweep, SweepPoint
 from . import charts
 from .cells import Digits
-from .charts import Series
-from .lines import NAMED, spanned
-from .of_comparison import page_of_comparison
-from .page import Block, Cell, Chart, Charts, Page, Section, Table
-from .sections import caveats_section
+from .comparison import brief_sections, detailed_sections, lines_of
+from .rows import NAMED, mean_and_range
+from .sections import caveats_section, present
 
 
+@page_of.register
 def page_of_sweep(swept: Sweep) -> Page:
-    """Return the report of a sweep; while runs are missing, as far as it is."""
+    """Return the page of a sweep; while runs are missing, as far as it is."""
     headline, *sentences = swept.sentences()
-    sections = [_points_section(swept)]
     facts = [("points", str(len(swept.points))), ("criterion", swept.measured), ("seeds", str(len(swept.plan.seeds)))]
+    files = [("tables, figure and runs", str(swept.folder))]
+    files += [("report", str(swept.folder / REPORT))] if (swept.folder / REPORT).exists() else []
+    sections, figure = [_points_section(swept)], partial(points_charts, swept)
     if swept.test is None:
-        return Page(swept.plan.title, headline, sentences, facts, [*sections, caveats_section(swept.notes)])
+        whole = present([*sections, caveats_section(swept.notes)])
+        return Page(swept.plan.title, headline, sentences, facts, whole, list, files, figure)
     tested = {point.name: point.planned.runs(swept.plan.seeds) for point in (*swept.points, *swept.bases)}
     runs = {name: tested[name] for name in swept.test.methods if name in tested}
-    page = page_of_comparison(swept.test, Plan(runs, swept.plan.seeds, swept.test.baseline))
-    found = [page.headline, *page.sentences] if swept.baseline is not None else []
+    lines = lines_of(swept.test, Plan(runs, swept.plan.seeds, swept.test.baseline))
+    verdict = swept.test.verdict
+    found = [verdict.headline, *verdict.sentences] if swept.baseline is not None else []
     said = [*sentences, *found, "Test examples had no part in the choice; what follows is of them."]
-    known = [fact for fact in page.facts if fact[0] in ("task", "clients", "rounds")]
-    return Page(swept.plan.title, headline, said, [*known, *facts], [*sections, *page.sections])
+    details = partial(detailed_sections, swept.test, lines)
+    return Page(
+        swept.plan.title, headline, said, facts, [*sections, *brief_sections(swept.test)], details, files, figure
+    )
 
 
 def _points_section(swept: Sweep) -> Section:
@@ -43,7 +53,7 @@ def points_charts(swept: Sweep) -> Charts:
     shown = [*order[:NAMED], *([swept.baseline] if swept.baseline is not None else [])]
     kinds = {id(swept.best): "chosen", id(swept.baseline): "baseline"}
     rows = [
-        {"client": point.name, "method": kinds.get(id(point), "other points"), **spanned(point.values)}
+        {"client": point.name, "method": kinds.get(id(point), "other points"), **mean_and_range(point.values)}
         for point in shown
     ]
     series = [Series("chosen", "better"), Series("other points", "series-1"), Series("baseline", "series-0", "square")]

@@ -1,4 +1,4 @@
-"""What is shown of a result, as values: a page has sections of tables, charts and notes. Renderers make text of it."""
+"""A page as a value: sections of tables, charts and notes, which renderers make text, HTML and figures of."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from fairbloom.errors import FairbloomError
 
-from .charts import Series, Spec
+from .theme import Series, Spec
 
 Tone = Literal["", "better", "worse", "quiet"]
 """How a cell is coloured; what it means is said in words as well."""
@@ -29,7 +29,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `folded` closes it until it is asked for."""
+    """A table; a folded one is closed in a report until it is asked for, and a terminal has its first and last rows."""
 
     name: str
     caption: str
@@ -91,25 +91,32 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its heading, the verdict, what it is of, its parts, and how the charts of its figure are made, if any."""
+    """What is shown of a result.
+
+    Attributes
+    ----------
+    title, facts
+        What it is a page of.
+    headline, sentences
+        What the result shows, the most important sentence first.
+    sections
+        The sections in brief, which a terminal and a notebook have as well as a report.
+    details
+        Returns the sections that a report has beside them, which take longer to make.
+    files
+        Where files lie, by what they are; a report does not say it.
+    figure
+        Returns the charts of the figure.
+    """
 
     title: str
     headline: str
     sentences: Sequence[str]
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
+    details: Callable[[], Sequence[Section]] = tuple
+    files: Sequence[tuple[str, str]] = ()
     figure: Callable[[], Charts] | None = None
-
-    @property
-    def charts(self) -> list[Chart]:
-        """All charts, in order."""
-        groups = [block for section in self.sections for block in section.blocks if isinstance(block, Charts)]
-        return [chart for group in groups for chart in group.charts]
-
-    @property
-    def tables(self) -> list[Table]:
-        """All tables, in order."""
-        return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
 
     def make_figure(self) -> Charts:
         """Return the charts of the figure; raise FairbloomError where there is nothing to draw."""

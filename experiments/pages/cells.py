@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from fairbloom.protocol.scores import Score
 
-from ...results.differences import Difference
-from .page import Cell, Tone
+from ..render.page import Cell, Tone
+from ..results.differences import Difference
 
 SHOWN = ("mean", "std", "worst_10", "best_10")
 """The measures in tables."""

@@ -8,7 +8,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CHECKPOINTS, CONFIG, MODEL, ROUNDS
 
-from ..results.run import load
+from .run import load
 
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:

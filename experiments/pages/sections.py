@@ -1,10 +1,10 @@
-"""The sections that reports of runs and of comparisons have in common, each of the same lines."""
+"""The sections that pages of runs and of comparisons have in common, each of the same lines."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,40 +12,34 @@ from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
 from fairbloom.server.run_folder.rows import ABSENT, parse_absent
 
-from ...recipes.labels import format_value
-from ...results.measures import measure_title
-from ...results.run import Run
+from ..recipes.labels import format_value
+from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+from ..render.theme import Series, Spec
+from ..results.measures import measure_title
+from ..results.run import Run
 from . import charts
 from .cells import Digits
-from .charts import Series, Spec
-from .lines import (
-    NAMED,
-    Groups,
+from .rows import (
     Line,
     Scene,
     axis_title,
     count_names,
     curves,
-    groups_of,
+    hidden_in_words,
+    mean_and_range,
     mean_shares,
     refusal_reasons,
     score_map,
     sorted_scores,
-    spanned,
     total,
     weight_map,
 )
-from .page import Block, Cell, Chart, Charts, Note, Section, Table, slug
-from .subgroups import Reports, subgroups_section
-
-if TYPE_CHECKING:
-    from fairbloom.tasks.split import Split
 
 TOGETHER = 6
 """The most lines that one chart has; more methods have a chart each, with the baseline in it."""
 
-LISTED = 40
-"""So many rows of who was absent are listed."""
+ABSENCES_SHOWN = 40
+"""The most rows of a table of absences or refusals."""
 
 KEPT_APART = ("seed", "out", "method", "data-dir")
 """The settings that are said elsewhere, or are a path of one machine."""
@@ -60,7 +54,7 @@ Finals = Mapping[str, Sequence[Mapping[str, float]]]
 def named_charts(finals: Finals, series: Sequence[Series], clients: Sequence[str], score: Score) -> Charts:
     """Return a chart with a point for each client and method."""
     rows: list[charts.Row] = [
-        {"client": client, "method": method, **spanned(values)}
+        {"client": client, "method": method, **mean_and_range(values)}
         for method, by_seed in finals.items()
         for client in clients
         if (values := [each[client] for each in by_seed if client in each])
@@ -76,7 +70,7 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
     rows: list[charts.Row] = []
     for method, by_seed in finals.items():
         ranks = sorted_scores(by_seed, score).T.tolist()
-        rows += [{"rank": rank, "method": method, **spanned(values)} for rank, values in enumerate(ranks, 1)]
+        rows += [{"rank": rank, "method": method, **mean_and_range(values)} for rank, values in enumerate(ranks, 1)]
     worst = "; ".join(f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1)
     said = f"The worst served: {worst}."
     return lines_charts("clients", "All clients in order", said, rows, series, axis_title(score), charts.sorted_clients)
@@ -132,16 +126,16 @@ def rounds_section(scene: Scene) -> Section | None:
     return Section("rounds", "Over the rounds", intro, [*drawn, *tables])
 
 
-def run_rounds_section(run: Run) -> Section | None:
+def rounds_section_of_run(run: Run) -> Section | None:
     """Return how the best-served clients, the mean and the worst served develop over the rounds."""
-    drawn = run_rounds_charts(run)
+    drawn = rounds_charts_of_run(run)
     if len({row["round"] for row in drawn.charts[0].spec["data"]["values"]}) < 2:
         return None
     intro = f"The {run.score.name} on the clients' test examples after each evaluated round."
     return Section("rounds", "Over the rounds", intro, [drawn])
 
 
-def run_rounds_charts(run: Run) -> Charts:
+def rounds_charts_of_run(run: Run) -> Charts:
     """Return the best-served clients, the mean and the worst served of one run over the rounds, in one chart."""
     rows: list[charts.Row] = []
     names = {measure_title(measure, len(run.final())): measure for measure in ("best_10", "mean", "worst_10")}
@@ -171,18 +165,9 @@ def _curve_table(scene: Scene, rows: Sequence[charts.Row], name: str, title: str
 # Clients over rounds ------------------------------------------------------------------------------------------------
 
 
-def common_sections(scene: Scene, reports: Reports, caveats: Sequence[str]) -> list[Section | None]:
-    """Return the sections that reports of runs and of comparisons end with."""
-    return [
-        _map_section(scene),
-        _weights_section(scene),
-        subgroups_section(scene, reports),
-        _split_section(scene),
-        _absences_section(scene),
-        _cost_section(scene),
-        _settings_section(scene),
-        caveats_section(caveats),
-    ]
+def common_sections(scene: Scene) -> list[Section | None]:
+    """Return the sections that reports of runs and of comparisons have in common."""
+    return [_map_section(scene), _weights_section(scene), _examples_section(scene), _cost_section(scene)]
 
 
 def _map_section(scene: Scene) -> Section | None:
@@ -199,11 +184,11 @@ def _map_section(scene: Scene) -> Section | None:
         least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
         what = f"Score by client and round. After round {end} from {scene.score.written(least['value'])} "
         what += f"({least['client']}) to {scene.score.written(most['value'])} ({most['client']})."
-        spec = charts.heat_map(rows, scene.groups.names, scene.axis, bounds, reverse=not scene.score.higher_is_better)
+        spec = charts.heat_map(rows, scene.shown, scene.axis, bounds, reverse=not scene.score.higher_is_better)
         maps.append(Chart(f"map-{place}", label, what, spec))
     written = scene.score.written
     beyond = f"{written(low)} and below" if scene.score.higher_is_better else f"{written(high)} and above"
-    intro = " ".join(filter(None, (f"Bright is better; the darkest stands for {beyond}.", scene.rows_are, scene.whose)))
+    intro = f"Bright is better; the darkest stands for {beyond}. {scene.caption}"
     return Section("map", "Clients over the rounds", intro, [Charts(maps, narrow=len(maps) > 2)])
 
 
@@ -220,17 +205,13 @@ def _weights_section(scene: Scene) -> Section | None:
             shares[line.label] = share = mean_shares(scene, line)
             most = max(share, key=lambda name: share[name])
             what = f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a round."
-            spec = charts.heat_map(found[line.label], scene.groups.names, "% of a round's weights", bounds)
+            spec = charts.heat_map(found[line.label], scene.shown, "% of a round's weights", bounds)
             maps.append(Chart(f"weights-{len(shares)}", line.label, what, spec))
-    cells = [
-        [Cell(name), *(Digits(1).cell(share.get(name)) for share in shares.values())] for name in scene.groups.names
-    ]
-    rows_are = "client" if scene.groups.single else "clients, worst first"
-    note = f"Mean over the rounds in which a client took part. {scene.whose}"
-    caption = "Share of a round's weights, in %"
-    table = Table("weights", caption, [rows_are, *shares], cells, note.strip(), folded=True)
+    cells = [[Cell(name), *(Digits(1).cell(share.get(name)) for share in shares.values())] for name in scene.shown]
+    note = "Mean over the rounds in which a client took part."
+    table = Table("weights", "Share of a round's weights, in %", ["client", *shares], cells, note, folded=True)
     intro = "The weight (coefficient) of each client's update in the step, in percent of the weights of its round; "
-    intro += "blank where it did not take part. " + " ".join(filter(None, (scene.rows_are, scene.whose)))
+    intro += f"blank where it did not take part. {scene.caption}"
     return Section("weights", "Whom the method listened to", intro, [Charts(maps, narrow=len(maps) > 2), table])
 
 
@@ -244,87 +225,36 @@ def _bounds(found: Mapping[str, Sequence[charts.Row]], low: float, high: float) 
 # Data ---------------------------------------------------------------------------------------------------------------
 
 
-def _split_section(scene: Scene) -> Section | None:
-    """Return who has how many examples, and of which classes where the run folder has the split of the data."""
+def _examples_section(scene: Scene) -> Section | None:
+    """Return how many examples the clients that are shown have: of each part, where the run folder has the split."""
     run = scene.lines[0].runs[0]
     split = SPLIT.read(run.folder)
-    blocks: list[Block] = []
-    if split is None:
-        counts = {"test": run.test_examples()}
-    else:
+    counts: dict[str, Mapping[str, int]] = {"test": run.test_examples()}
+    if split is not None:
         owners = {part: split.client[split.part == i] for i, part in enumerate(("training", "test", "validation"))}
         counts = {
-            part: dict(zip(split.clients, np.bincount(each, minlength=len(split.clients)), strict=True))
+            part: dict(zip(split.clients, np.bincount(each, minlength=len(split.clients)).tolist(), strict=True))
             for part, each in owners.items()
             if each.size
         }
-        by_class = split.counts()
-        if 1 < by_class.shape[1] <= 100:  # of more classes, a map has too many columns
-            groups = scene.groups if set(split.clients) <= set(scene.groups.members) else groups_of(split.clients)
-            blocks.append(class_charts(dict(zip(split.clients, by_class.tolist(), strict=True)), groups))
     if not counts["test"]:
         return None
-    blocks.append(_examples_table(scene, counts))
-    intro = "How many examples each client has."
-    if len(scene.lines[0].runs) > 1 and split is not None:
-        intro += f" This is the split of seed {run.settings.get('seed')}; others deal the data in other ways."
-    return Section("split", "Who has which data", intro, blocks)
-
-
-def split_charts(split: "Split") -> Charts:
-    """Return a map of how many examples of each class the clients of a split have."""
-    return class_charts(dict(zip(split.clients, split.counts().tolist(), strict=True)), groups_of(split.clients))
-
-
-def class_charts(counts: Mapping[str, Sequence[int]], groups: Groups) -> Charts:
-    """Return a map of how many examples of each class the clients have."""
-    sums: dict[tuple[str, int], list[int]] = {}
-    for client, by_class in counts.items():
-        for label, count in enumerate(by_class):
-            if client in groups.members:
-                sums.setdefault((groups.members[client], label), []).append(count)
-    rows = [
-        {"client": name, "class": str(label), "count": charts.short(statistics.fmean(values))}
-        for (name, label), values in sums.items()
-        if sum(values)
-    ]
-    labels = [str(label) for label in range(max(map(len, counts.values())))]
-    what = f"Number of examples of {len(counts)} clients by class; blank where there are none."
-    having = {row["client"] for row in rows}
-    spec = charts.counts_map(rows, [name for name in groups.names if name in having], labels)
-    title = "Examples by class" if groups.single else "Examples by class, mean of the clients of a row"
-    return Charts([Chart("split", title, what, spec)])
-
-
-def _examples_table(scene: Scene, counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return the number of examples of each client, or how these are spread over many clients."""
-    everyone = sorted({client for each in counts.values() for client in each})
-    headings = [f"{part} examples" for part in counts]
-    if len(everyone) <= NAMED:
-        cells = [[Cell(client), *(Digits(0).cell(each.get(client)) for each in counts.values())] for client in everyone]
-        return Table("examples", "Examples of each client", ["client", *headings], cells, folded=True)
-    shares = {
-        "fewest": 0.0,
-        "a quarter has at most": 0.25,
-        "median": 0.5,
-        "three quarters have at most": 0.75,
-        "most": 1.0,
-    }
-    cells = [
-        [Cell(name), *(Digits(0).cell(float(np.quantile([*each.values()], share))) for each in counts.values())]
-        for name, share in shares.items()
-    ]
-    caption = f"Examples of a client, over {len(everyone)} clients"
-    return Table("examples", caption, ["of the clients", *headings], cells)
+    cells = [[Cell(name), *(Digits(0).cell(each.get(name)) for each in counts.values())] for name in scene.shown]
+    headings = ["client", *(f"{part} examples" for part in counts)]
+    note = hidden_in_words(scene.clients)
+    table = Table("examples", "Examples of each client", headings, cells, note, folded=True)
+    several = len(scene.lines[0].runs) > 1 and split is not None
+    intro = f"The split of seed {run.settings.get('seed')}; others deal the data in other ways." if several else ""
+    return Section("examples", "Who has how many examples", intro, [table])
 
 
 # What happened ------------------------------------------------------------------------------------------------------
 
 
-def _absences_section(scene: Scene) -> Section | None:
+def absences_section(lines: Iterable[Line]) -> Section | None:
     """Return who was refused, missing or offline, and why replies were refused."""
     rows, reasons = [], []
-    for line in scene.trained:
+    for line in lines:
         found = [count_names(line.runs, partial(parse_absent, kind=kind)) for kind in ABSENT]
         rows += [(line.label, client, [each[client] for each in found]) for client in sorted({*chain(*found)})]
         for (client, reason), count in sorted(refusal_reasons(line.runs).items(), key=lambda item: -item[1]):
@@ -334,14 +264,14 @@ def _absences_section(scene: Scene) -> Section | None:
         blocks.append(_absences_table(rows))
     if reasons:
         headings = ["method", "client", "reason", "rounds"]
-        blocks.append(Table("refusals", "Why replies were refused", headings, reasons[:LISTED], folded=True))
+        blocks.append(Table("refusals", "Why replies were refused", headings, reasons[:ABSENCES_SHOWN], folded=True))
     return Section("absences", "Absences and refusals", "", blocks) if blocks else None
 
 
 def _absences_table(rows: Sequence[tuple[str, str, list[int]]]) -> Table:
     """Return in how many rounds clients were absent, given by method, client and a count for each kind."""
     there = [i for i, _ in enumerate(ABSENT) if any(counts[i] for _, _, counts in rows)]
-    shown = sorted(rows, key=lambda row: -sum(row[2]))[:LISTED]
+    shown = sorted(rows, key=lambda row: -sum(row[2]))[:ABSENCES_SHOWN]
     cells = [
         [Cell(label), Cell(client), *(Cell(str(counts[i] or "–"), counts[i]) for i in there)]
         for label, client, counts in shown
@@ -363,8 +293,9 @@ def _cost_section(scene: Scene) -> Section:
         times = (Cell(in_seconds(each), each) for each in (seconds, seconds / max(rounds, 1)))
         traffic = (Cell(in_bytes(each), each) for each in (sent, received))
         cells.append([Cell(line.label), Digits(0).cell(rounds), *times, *traffic])
-    engine = scene.lines[0].runs[0].engine
-    by = f" Clients were computed by the engine {engine.get('engine')}." if engine else ""
+    first = scene.lines[0].runs[0]
+    words = describe_engine(first)
+    by = f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}." if words else ""
     caption = "A run's time and traffic, mean over the seeds"
     caption = caption if len(scene.lines[0].runs) > 1 else "The run's time and traffic"
     headings = ["method", "rounds", "time of a run", "time of a round", "sent to clients", "received from clients"]
@@ -374,24 +305,40 @@ def _cost_section(scene: Scene) -> Section:
     return Section("cost", "Time and traffic", "", [table])
 
 
-def _settings_section(scene: Scene) -> Section:
-    """Return the settings that are not at their defaults, all settings, and the versions of what computed."""
-    first = {line.label: line.runs[0] for line in scene.trained}
-    headings = ["setting", "value", *(["of"] if len(first) > 1 else [])]
-    tables = [
-        Table(name, caption, headings, [row[: len(headings)] for row in _setting_rows(by_method)], folded=folded)
-        for name, caption, by_method, folded in (
-            ("settings", "Settings other than the defaults", {at: run.differing() for at, run in first.items()}, False),
-            ("all-settings", "All settings", {at: run.settings for at, run in first.items()}, True),
-        )
-    ]
-    environments = [ENVIRONMENT.read(run.folder) for line in scene.trained for run in line.runs]
+def describe_engine(run: Run) -> str | None:
+    """Return which engine computes the clients of a run, and in how many processes; None where others compute them."""
+    if run.engine is None:
+        return None
+    processes = run.engine.get("workers", 1)
+    return f"{run.engine.get('engine')}{f' in {processes} processes' if processes > 1 else ''}"
+
+
+def settings_section(lines: Sequence[Line]) -> Section:
+    """Return the settings that are not at their defaults."""
+    table = _settings_table("settings", "Settings other than the defaults", lines, Run.differing)
+    return Section("settings", "Settings", "", [table])
+
+
+def all_settings_section(lines: Sequence[Line]) -> Section:
+    """Return all settings, and the versions of what computed."""
+    tables = [_settings_table("all-settings", "All settings", lines, lambda run: run.settings)]
+    environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
         same = all(each == environments[0] for each in environments)
         note = "" if same else f"Not all runs had the same: see {ENVIRONMENT.name}."
         caption = "Versions and machine of the first run"
         tables.append(Table("versions", caption, ["what", "version"], versions, note, folded=True))
-    return Section("settings", "Settings and versions", "", tables)
+    return Section("everything", "All settings and versions", "", tables)
+
+
+def _settings_table(
+    name: str, caption: str, lines: Sequence[Line], settings_of: Callable[[Run], Mapping[str, object]]
+) -> Table:
+    """Return settings of the first run of each method; a row has the methods that share a value."""
+    by_method = {line.label: settings_of(line.runs[0]) for line in lines}
+    headings = ["setting", "value", *(["of"] if len(by_method) > 1 else [])]
+    rows = [row[: len(headings)] for row in _setting_rows(by_method)]
+    return Table(name, caption, headings, rows, folded=name == "all-settings")
 
 
 def _setting_rows(by_method: Mapping[str, Mapping[str, object]]) -> list[list[Cell]]:
@@ -412,10 +359,9 @@ def _said(value: Any) -> str:
     return "–" if value == "" else format_value(value)
 
 
-def caveats_section(sentences: Sequence[str]) -> Section:
+def caveats_section(sentences: Sequence[str]) -> Section | None:
     """Return what a reader should know before trusting the numbers."""
-    said = list(sentences) or ["Nothing that Fairbloom looks for: single participants, equal models, small test sets."]
-    return Section("caveats", "What limits these numbers", "", [Note(said)])
+    return Section("caveats", "What limits these numbers", "", [Note(sentences)]) if sentences else None
 
 
 # Cells --------------------------------------------------------------------------------------------------------------

@@ -1,23 +1,23 @@
-"""The section on groups of examples: how well each is served over all clients and inside each, and the gaps between."""
+"""Groups of examples: how well each is served over all clients and inside each, and the gaps between them."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from fairbloom.protocol.scores import COUNT, GroupScore
+from fairbloom.protocol.scores import GroupScore
 
-from ...results.comparison import mean_and_deviation
-from ...results.groups import ALL, Gap, Group, GroupReport
+from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+from ..results.comparison import mean_and_deviation
+from ..results.groups import ALL, Group, GroupReport
 from . import charts
-from .cells import NONE, Digits
-from .lines import Scene, spanned
-from .page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+from .cells import Digits
+from .rows import Scene, mean_and_range
 
 Reports = Mapping[str, Sequence[GroupReport]]
 """What clients report of groups under each method's final models, a report a seed."""
 
 
-def subgroups_section(scene: Scene, reports: Reports) -> Section | None:
-    """Return the scores of each group over all clients, the gaps between groups, and the same inside each client."""
+def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section | None:
+    """Return the scores of each group over all clients, more tables, and the scores inside each client."""
     reports = {line.label: reports[line.label] for line in scene.lines if reports.get(line.label)}
     if not reports:
         return None
@@ -25,15 +25,14 @@ def subgroups_section(scene: Scene, reports: Reports) -> Section | None:
     blocks: list[Block] = []
     for place, grouping in enumerate(first.grouped.groupings, 1):
         blocks.append(_group_charts(scene, reports, grouping, first.scores, f"groups-{place}"))
-    blocks += [_groups_table(reports, first), gaps_table(reports), *_inside_clients(scene, reports, first)]
+    blocks += [_groups_table(reports, first), *more, *_inside_clients(scene, reports, first)]
     left_out = {
         f"By {grouping}, {report.left_out(grouping)}."
         for grouping in first.grouped.groupings
         for report in next(iter(reports.values()))
     }
     blocks.append(Note(sorted(left_out)))
-    intro = "Scores of groups of the clients' test examples under the final models; a gap is the highest of the groups "
-    intro += "less the lowest."
+    intro = "Scores of groups of the clients' test examples under the final models."
     if any(len(each) > 1 for each in reports.values()):
         intro += " Means over the seeds; lines span them from the lowest to the highest."
     return Section("groups", "Subgroups", intro, blocks)
@@ -44,7 +43,7 @@ def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequenc
     drawn = []
     for score in scores:
         rows: list[charts.Row] = [
-            {"client": name, "method": label, **spanned(values)}
+            {"client": name, "method": label, **mean_and_range(values)}
             for label, by_seed in reports.items()
             for name, groups in _by_name(by_seed, ALL, grouping).items()
             if (values := [group.values[score.name] for group in groups if score.name in group.values])
@@ -93,48 +92,13 @@ def gaps_table(reports: Reports) -> Table:
                 row = [Cell(label), Cell(grouping), Cell(score.title), gap]
                 rows.append([*row, Cell.of(len(gaps)), Cell(lowest)])
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
-    note = (
-        "Mean ± standard deviation over these seeds; with the other seeds, a group has too few examples. If the "
-        "lowest group differs between seeds, all of them are named."
-    )
+    note = "The highest of the groups less the lowest; mean ± standard deviation over the seeds that have it."
     return Table("gaps", "Gaps between groups over all clients", headings, rows, note)
 
 
-def group_table(report: GroupReport, grouping: str, clients: Iterable[str], what: str = "") -> Table:
-    """Return how a model serves the groups of one grouping: over all clients first, then inside some of them."""
-    cells = []
-    for client in (ALL, *clients):
-        for group in report.of(client, grouping):
-            row: dict[str, Cell] = {}
-            for score in report.scores:
-                *over, column = score.columns
-                count = Digits(0).cell(group.overs[score.name]) if score.name in group.values else NONE
-                row |= dict.fromkeys(over, count)
-                row[column] = Digits.of(score, group.values.values()).cell(group.values.get(score.name))
-            cells.append([Cell(client), Cell(group.group), Cell.of(group.count), *row.values()])
-    columns = dict.fromkeys(column for score in report.scores for column in score.columns)
-    headings = [column.replace("_", " ") for column in columns]
-    return Table("groups", f"Test examples by {grouping}{what}", ["client", "group", COUNT, *headings], cells)
-
-
-def group_blocks(report: GroupReport, grouping: str, clients: Iterable[str], what: str = "") -> list[Block]:
-    """Return how a model serves the groups of one grouping, the gaps between them, and what is left out."""
-    gaps = "; ".join(gap_in_words(gap) for gap in report.gaps(ALL) if gap.grouping == grouping)
-    said = [f"gaps by {grouping}, {ALL} together: {gaps}"] if gaps else []
-    return [group_table(report, grouping, clients, what), Note([*said, f"by {grouping}, {report.left_out(grouping)}"])]
-
-
-def gap_in_words(gap: Gap) -> str:
-    """Return the size of a gap, and which groups are at its ends."""
-    size, low, high = (gap.score.written(value) for value in (gap.size, gap.low, gap.high))
-    points = f"{gap.size:.1f} points" if gap.score.percent else size
-    return f"{gap.score.name} {points} ({gap.lowest} {low}, {gap.highest} {high})"
-
-
 def _inside_clients(scene: Scene, reports: Reports, first: GroupReport) -> list[Block]:
-    """Return counts and scores of each group inside each client, where these are few enough to be named."""
-    clients = [name for name in scene.groups.names if scene.groups.single]
-    cells = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, clients, first)]
+    """Return counts and scores of each group inside each client, unless each seed has clients of its own."""
+    cells = [row for label, by_seed in reports.items() for row in _group_rows(label, by_seed, scene.shown, first)]
     if not cells or scene.first_only:
         return []
     headings = ["method", "client", "grouping", "group", "examples", *(score.title for score in first.scores)]

@@ -13,13 +13,16 @@ from rich.text import Text
 from fairbloom.command import Terminal
 from fairbloom.logs import escape_unprintable
 
-from .report.page import Block, Note, Page, Table
+from .page import Cell, Note, Page, Table
 
 STYLES = {"better": "bold green", "worse": "bold red", "quiet": "dim"}
 """How cells are printed by their tone."""
 
 GAP = 2
 """The number of characters between two columns."""
+
+FIRST_ROWS, LAST_ROWS = 6, 3
+"""Number of rows that are printed of a folded table."""
 
 
 class Output(Terminal):
@@ -41,37 +44,34 @@ console = Output(highlight=False)
 
 
 def show_page(page: Page) -> None:
-    """Print a page without its charts: the first section, what it shows in sentences, the others, and the facts."""
+    """Print what a page shows in brief: its sentences, the tables and notes of its sections, and where files lie."""
     if page.title:
-        console.print(Text(page.title, style="bold"), soft_wrap=True)
-    first, *others = page.sections
-    _show_blocks(first.blocks)
+        console.print(Text(page.title, style="bold"))
+    if page.facts:
+        console.print(Text(", ".join(f"{name} {value}" for name, value in page.facts), style="dim"))
     if page.headline:
         console.print(Text.assemble((page.headline, "bold"), *(f" {sentence}" for sentence in page.sentences)))
-    for section in others:
-        _show_blocks(section.blocks)
-    if page.facts:
-        console.print()
-    for name, value in page.facts:
-        console.print(Text(f"{name}: {value}"), soft_wrap=True)
-
-
-def _show_blocks(blocks: Sequence[Block]) -> None:
-    for place, block in enumerate(blocks):
+    for block in (block for section in page.sections for block in section.blocks):
         if isinstance(block, Table):
-            if place and isinstance(blocks[place - 1], Table):
-                console.print()
+            console.print()
             show_table(block)
         elif isinstance(block, Note):
+            console.print()
             for sentence in block.sentences:
                 console.print(Text(sentence))
+    if page.files:
+        console.print()
+    for name, value in page.files:
+        console.print(Text(f"{name}: {value}"), soft_wrap=True)
 
 
 def show_table(table: Table) -> None:
     """Print a table, in several parts where it is wider than the console."""
     if table.caption:
         console.print(Text(table.caption, style="bold"))
-    for part in tables_within(table, console.width):
+    for place, part in enumerate(tables_within(table, console.width)):
+        if place:
+            console.print()
         if console.is_terminal or console.is_jupyter:
             console.print(part)
         else:  # without the spaces that fill each line up
@@ -79,46 +79,55 @@ def show_table(table: Table) -> None:
                 console.print(part)
             lines = (line.rstrip() for line in captured.get().splitlines())
             console.out(*lines, sep="\n", highlight=False)
-        console.print()
     if table.note:
         console.print(Text(table.note, style="dim"))
 
 
 def tables_within(table: Table, width: int) -> list[rich_table.Table]:
-    """Return tables of at most this width that have all cells: one, or several with a part of the columns each."""
+    """Return tables of at most this width that have all columns, the first one in each."""
     # Escaped here, as the widths are measured here.
-    rows = [[replace(cell, text=escape_unprintable(cell.text)) for cell in row] for row in table.rows]
+    rows = [[replace(cell, text=escape_unprintable(cell.text)) for cell in row] for row in _shown_rows(table)]
     table = replace(table, headings=[*map(escape_unprintable, table.headings)], rows=rows)
-    bodies = [max((cell_len(row[i].text) for row in table.rows), default=0) for i in range(len(table.headings))]
-    naturals = [max(body, cell_len(heading)) for body, heading in zip(bodies, table.headings, strict=True)]
-    if sum(naturals) + GAP * (len(naturals) - 1) <= width:
-        return [_part(table, range(len(naturals)), naturals)]
-    name = min(naturals[0], max(12, width // 3))
-    rest = [
-        min(width - name - GAP, max(body, min(natural, max(map(cell_len, heading.split()), default=0), 12)))
-        for body, natural, heading in zip(bodies, naturals, table.headings, strict=True)
-    ]
-    parts, chosen = [], [0]
-    for column in range(1, len(naturals)):
-        if len(chosen) > 1 and name + sum(GAP + rest[each] for each in (*chosen[1:], column)) > width:
-            parts.append(chosen)
-            chosen = [0]
-        chosen.append(column)
-    parts.append(chosen)
-    # What is left over goes to the names of the rows.
-    lefts = [width - sum(GAP + rest[each] for each in columns[1:]) for columns in parts]
-    widest = max(name, min(naturals[0], *lefts))
-    return [_part(table, columns, [widest, *rest[1:]]) for columns in parts]
+    everything = range(len(table.headings))
+    bodies = [max((cell_len(row[i].text) for row in rows), default=0) for i in everything]
+    if sum(map(max, bodies, map(cell_len, table.headings))) + GAP * (len(bodies) - 1) <= width:
+        return [_part(table, everything, {})]
+    # Numbers stay in one piece; the words of headings stand below each other, and names are folded.
+    words = [max(map(cell_len, heading.split()), default=0) for heading in table.headings]
+    fixed = {i: max(bodies[i], words[i]) for i in everything[1:] if table.numeric[i]}
+    least = [fixed.get(i, min(max(bodies[i], words[i]), max(12, width // 3))) for i in everything]
+    # The narrowest tables among as few as possible have about as many columns each.
+    parts = min((_cut(least, narrower) for narrower in range(1, width + 1)), key=len)
+    return [_part(table, columns, fixed) for columns in parts]
 
 
-def _part(table: Table, columns: Sequence[int], widths: Sequence[int]) -> rich_table.Table:
+def _cut(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Return which columns stand in each of some tables: the first one in all, and as many others as there is room."""
+    parts = [[0]]
+    for column in range(1, len(widths)):
+        if len(parts[-1]) > 1 and sum(widths[i] + GAP for i in parts[-1]) + widths[column] > width:
+            parts.append([0])
+        parts[-1].append(column)
+    return parts
+
+
+def _shown_rows(table: Table) -> Sequence[Sequence[Cell]]:
+    """Return the rows that are printed: of a folded table the first and the last ones."""
+    hidden = len(table.rows) - FIRST_ROWS - LAST_ROWS
+    if not table.folded or hidden <= 1:
+        return table.rows
+    gap = [Cell(f"… {hidden} more rows"), *[Cell("")] * (len(table.headings) - 1)]
+    return [*table.rows[:FIRST_ROWS], gap, *table.rows[-LAST_ROWS:]]
+
+
+def _part(table: Table, columns: Sequence[int], fixed: dict[int, int]) -> rich_table.Table:
     part = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
     numeric = table.numeric
     for column in columns:
         right = column > 0 and numeric[column]
         part.add_column(
             Text(table.headings[column]),
-            width=widths[column],
+            width=fixed.get(column),
             justify="right" if right else "left",
             overflow="fold",
             vertical="bottom" if right else "top",

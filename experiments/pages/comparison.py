@@ -1,0 +1,362 @@
+"""The page of a comparison: who gains, who loses, and how sure that is."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from fairbloom.errors import FairbloomError
+
+from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table, slug
+from ..results.comparison import Comparison, Plan, personal_label
+from ..results.differences import FEWEST_SEEDS, Difference
+from ..results.measures import CLIENT, LARGER_CLASS, measure_title
+from ..results.plans import kind_of
+from ..results.presentation import page_of
+from ..results.run import REPORT, load
+from ..results.verdict import CLAIMED, MEAN, WORST
+from . import charts
+from .cells import CLEAR, NONE, SHOWN, Digits, mark_clear, tone_of
+from .groups import gaps_table, subgroups_section
+from .rows import Line, Scene, hidden_in_words, mean_and_range, shown_of, worst_first
+from .sections import (
+    absences_section,
+    all_settings_section,
+    caveats_section,
+    common_sections,
+    named_charts,
+    ordered_charts,
+    present,
+    rounds_section,
+    settings_section,
+)
+
+COMPARED = (WORST, MEAN, "std")
+"""The measures of which differences are shown."""
+
+POINTS_SHOWN = 16
+"""Up to so many clients are points of a chart; of more, the scores are lines."""
+
+
+@page_of.register
+def page_of_comparison(comparison: Comparison) -> Page:
+    """Return the page of a comparison, without details where it comes from no folder."""
+    folder, seeds = comparison.folder, comparison.seeds
+    lines = lines_of(comparison, Plan.read(folder)) if kind_of(folder) == "comparison" else []
+    facts: dict[str, object] = {"baseline": comparison.baseline, "clients": comparison.client_count}
+    facts |= {"seeds": len(seeds)} | ({"rounds": lines[0].runs[0].rounds_done} if lines else {})
+    task = f" on {lines[0].runs[0].settings.get('task')}" if lines else ""
+    count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
+    figures = [path for end in ("png", "svg") if (path := folder / f"clients.{end}").exists()]
+    files = [("tables and runs", folder), *([("figure", figures[0])] if figures else [])]
+    files += [("report", folder / REPORT)] if (folder / REPORT).exists() else []
+    return Page(
+        f"{count} method{'s' if count != 1 else ''} compared{task}",
+        comparison.verdict.headline,
+        comparison.verdict.sentences,
+        [(name, str(value)) for name, value in facts.items()],
+        brief_sections(comparison),
+        partial(detailed_sections, comparison, lines),
+        [(name, str(path)) for name, path in files],
+        partial(sorted_charts, comparison),
+    )
+
+
+def brief_sections(comparison: Comparison) -> list[Section]:
+    """Return the methods, the clients, gaps between groups, and what limits the numbers."""
+    sections = [_methods_section(comparison), _clients_section(comparison)]
+    sections += [Section("gaps", "Gaps between groups", "", gaps)] if (gaps := gap_tables(comparison)) else []
+    return present([*sections, caveats_section([*comparison.caveats, *_left_out(comparison)])])
+
+
+def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Section]:
+    """Return what the report of a comparison has beside its brief sections: of its lines, if there are any."""
+    if not lines:
+        return present([_differences_section(comparison)])
+    order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
+    scene = Scene(lines, comparison.score, order, _first_only(comparison), comparison.client_count)
+    groups = subgroups_section(scene, comparison.by_group)
+    sections = [_differences_section(comparison), rounds_section(scene), groups, *common_sections(scene)]
+    trained = scene.trained
+    return present([*sections, absences_section(trained), settings_section(trained), all_settings_section(trained)])
+
+
+def lines_of(comparison: Comparison, plan: Plan) -> list[Line]:
+    """Return the methods with their runs, the baseline first; personal models follow the method that they are of."""
+    lines = []
+    for label, names in plan.finished.runs.items():
+        runs = [load(comparison.folder / name) for name in names]
+        lines.append(Line(label, runs, "personal" if label in comparison.personal else "global"))
+        if (personal := personal_label(label)) in comparison.personal:
+            lines.append(Line(personal, runs, "personal", same_runs_as=label))
+    return sorted(lines, key=lambda line: line.label != comparison.baseline)
+
+
+def _first_only(comparison: Comparison) -> bool:
+    """Return whether clients are shown by the first seed alone, because with another one a name means other data."""
+    return comparison.shared.dealt and len(comparison.seeds) > 1
+
+
+def by_name(comparison: Comparison, method: str) -> dict[str, float]:
+    """Return the score of each client: the mean over the seeds, or that of the first where seeds deal the data."""
+    by_seed = comparison.values[method][:1] if _first_only(comparison) else comparison.values[method]
+    names = dict.fromkeys(name for values in by_seed for name in values)
+    return {name: statistics.fmean(values[name] for values in by_seed if name in values) for name in names}
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    """Return which clients are left out because they have no score under some method, a sentence a seed."""
+    return [
+        f"Left out with seed {seed} (no test {comparison.score.name} under some method): {', '.join(clients)}."
+        for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False)
+        if clients
+    ]
+
+
+def _labels(comparison: Comparison) -> list[str]:
+    return sorted(comparison.methods, key=lambda method: method != comparison.baseline)
+
+
+def _series(comparison: Comparison) -> list[charts.Series]:
+    return charts.series_of(_labels(comparison), comparison.baseline, comparison.personal)
+
+
+# Methods ------------------------------------------------------------------------------------------------------------
+
+
+def _methods_section(comparison: Comparison) -> Section:
+    """Return the methods by mean and worst, which of them no other one beats in both, and all measures."""
+    worst = measure_title("worst_10", comparison.client_count)
+    means = {method: {key: comparison.spread(method, key)[0] for key in SHOWN} for method in _labels(comparison)}
+    front = [
+        method
+        for method, mine in means.items()
+        if not any(_beats(comparison, other, mine) for name, other in means.items() if name != method)
+    ]
+    ends = {"value": "", "low": "_low", "high": "_high"}
+    rows = []
+    for method in means:
+        row: dict[str, object] = {"method": method}
+        for name, key in (("mean", "mean"), ("worst", "worst_10")):
+            found = mean_and_range([seed[key] for seed in comparison.measures(method)])
+            row |= {f"{name}{ends[end]}": value for end, value in found.items()}
+        rows.append(row)
+    axes = (f"mean over clients: {comparison.score.title}", f"{worst}: {comparison.score.title}")
+    series, lower = _series(comparison), not comparison.score.higher_is_better
+    spec = charts.mean_against_worst(rows, front, series, axes, lower=lower)
+    what = f"Methods by their mean over clients and their {worst}. On the Pareto front: {', '.join(front)}."
+    intro = f"Up and to the right is better. No other method is better in both than {', '.join(front)} (Pareto front)."
+    intro += " Lines span the seeds." if len(comparison.seeds) > 1 else ""
+    drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
+    return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
+
+
+def _beats(comparison: Comparison, one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Return whether one method is nowhere worse than another and somewhere better, by mean and worst."""
+    gains = [comparison.score.better(one[key], other[key]) for key in ("mean", "worst_10")]
+    return min(gains) >= 0.0 < max(gains)
+
+
+def method_table(comparison: Comparison) -> Table:
+    """Return the table with a row per method: measures over clients, and the differences to the baseline."""
+    seeds, titles = len(comparison.seeds), [measure_title(key, comparison.client_count) for key in SHOWN]
+    means = {method: [comparison.spread(method, key)[0] for key in SHOWN] for method in _labels(comparison)}
+    digits = Digits.of(comparison.score, (mean for each in means.values() for mean in each))
+    found = [comparison.differences(measure) for measure in (MEAN, WORST)]
+    gains = {method: [mark_clear(digits.difference(of[method]), of[method]) for of in found] for method in found[0]}
+    headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
+    blank = [NONE] * len(headings)
+    rows = [[Cell(name), *map(digits.cell, each), *gains.get(name, blank)] for name, each in means.items()]
+    lacking = {method: words for method, words in comparison.failed.items() if method not in comparison.methods}
+    rows += [[Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank] for method, words in lacking.items()]
+    note = f"Mean over {seeds} seeds; gains" if seeds > 1 else "Gains"
+    note += f" are against {comparison.baseline}, paired by seed"
+    if seeds >= FEWEST_SEEDS:
+        note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
+    caption = f"Test {comparison.score.title} of the final models over clients"
+    return Table("methods", caption, ["method", *titles, *headings], rows, f"{note}." if gains else "")
+
+
+# Clients ------------------------------------------------------------------------------------------------------------
+
+
+def _clients_section(comparison: Comparison) -> Section:
+    """Return each client under each method."""
+    order = worst_first(by_name(comparison, comparison.baseline), comparison.score)
+    named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
+    finals = {label: comparison.values[label] for label in _labels(comparison)}
+    drawn = named_charts(finals, _series(comparison), order, comparison.score) if named else sorted_charts(comparison)
+    intro = f"The {comparison.score.name} of the final models on each client's own test examples."
+    if len(comparison.seeds) > 1:
+        marks = "Points are means over the seeds, lines" if named else "Lines are means over the seeds, bands"
+        intro += f" {marks} span them from the lowest to the highest."
+    return Section("clients", "Each client under each method", intro, [drawn, client_table(comparison)])
+
+
+def sorted_charts(comparison: Comparison) -> Charts:
+    """Return a chart with a line for each method over its clients in order, or one a method where they are many."""
+    finals = {label: comparison.values[label] for label in _labels(comparison)}
+    return ordered_charts(finals, _series(comparison), comparison.score)
+
+
+def client_table(comparison: Comparison) -> Table:
+    """Return the score of each client under each method; of many clients the worst and the best served."""
+    base, seeds, first_only = comparison.baseline, len(comparison.seeds), _first_only(comparison)
+    values = {method: by_name(comparison, method) for method in _labels(comparison)}
+    order = worst_first(values[base], comparison.score)
+    shown, shares = shown_of(order), {} if first_only else comparison.larger_classes
+    digits = Digits.of(comparison.score, (value for each in values.values() for value in each.values()))
+    cells = []
+    for client in shown:
+        share = [Digits(0).cell(shares.get(client))] if shares else []
+        cells.append([Cell(client), *share, *(digits.cell(each.get(client)) for each in values.values())])
+    over = "the first seed, as each deals the data in its own way" if first_only else f"mean over {seeds} seeds"
+    caption = f"Test {comparison.score.title} of each client, the worst served under {base} first"
+    caption += f"; {over}" if seeds > 1 else ""
+    headings = ["client", *([LARGER_CLASS] if shares else []), *values]
+    note = hidden_in_words(len(order))
+    return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)
+
+
+# Groups -------------------------------------------------------------------------------------------------------------
+
+
+def gap_tables(comparison: Comparison) -> list[Table]:
+    """Return the gaps between groups over all clients, and how much narrower they are than the baseline's."""
+    if not comparison.by_group or not (gaps := gaps_table(comparison.by_group)).rows:
+        return []
+    found = {gap: comparison.differences(gap) for gap in comparison.gaps_compared}
+    methods = [method for method in comparison.methods if method != comparison.baseline]
+    if not found or not methods:
+        return [gaps]
+    digits = {
+        gap: Digits.of(score, (each.mean for each in found[gap].values()))
+        for gap, score in comparison.gaps_compared.items()
+    }
+    rows = [[Cell(method), *(digits[gap].difference(found[gap][method]) for gap in found)] for method in methods]
+    headings = ["method", *(measure_title(gap, 0) for gap in found)]
+    caption = f"How much narrower gaps are than under {comparison.baseline}"
+    return [gaps, Table("narrower", caption, headings, rows, "Positive is better; paired by seed, not tested.")]
+
+
+# Differences --------------------------------------------------------------------------------------------------------
+
+
+def _differences_section(comparison: Comparison) -> Section | None:
+    """Return by how much each method is better than the baseline, with intervals."""
+    panels, cells = [], []
+    unit, base = comparison.score.unit, comparison.baseline
+    for measure, score in {**dict.fromkeys(COMPARED, comparison.score), **comparison.gaps_compared}.items():
+        found = _differences(comparison, measure)
+        if not found:
+            continue
+        title = _measure_name(measure, comparison.client_count)
+        title += "" if score.unit == unit else f", {score.unit}"
+        digits, tested = _digits(comparison, measure, found), measure in CLAIMED
+        words = {method: (tone_of(each) or "not clear") if tested else "not tested" for method, each in found.items()}
+        rows = [{"method": method, **_ends(each), "clear": words[method]} for method, each in found.items()]
+        said = "; ".join(f"{name} {digits.difference(each).text}, {words[name]}" for name, each in found.items())
+        what = f"Difference to {base} in {title}, to the right is better: {said}."
+        spec = charts.differences(rows, score.unit)
+        panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, spec))
+        cells += [
+            [Cell(method), Cell(title), *_difference_cells(each, digits, tested)] for method, each in found.items()
+        ]
+    if not cells:
+        return None
+    intro = f"How much better than {base} each method is, paired by seed; to the right is better."
+    if len(comparison.seeds) >= FEWEST_SEEDS:
+        intro += " Lines are 95 % intervals. Grey: not significant, or not tested."
+    else:
+        intro += f" There are no intervals, because these take {FEWEST_SEEDS} seeds."
+    headings = ["method", "measure", "difference", "95 % from", "to", "seeds better", "seeds worse", "p"]
+    note = "Positive is better; of the standard deviation, more equal"
+    note += "; of a gap between groups, narrower. " if comparison.gaps_compared else ". "
+    note += f"The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of the paired t test, "
+    note += "with Holm's correction over both and all methods."
+    if comparison.shared.test_share:
+        split = "are taken to split" if comparison.shared.assumed else "split"
+        note += f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the intervals."
+    blocks: list[Block] = [Charts(panels)]
+    blocks.append(Table("differences", f"Differences to {base} in {unit}", headings, cells, note))
+    blocks += [*_client_differences(comparison), *_scores_table(comparison)]
+    return Section("differences", f"Differences to {base}", intro, blocks)
+
+
+def _differences(comparison: Comparison, measure: str) -> Mapping[str, Difference]:
+    """Return the differences of all methods by a measure, none where a seed has no such measure."""
+    try:
+        return comparison.differences(measure)
+    except FairbloomError:
+        return {}
+
+
+def _measure_name(measure: str, clients: int) -> str:
+    names = {MEAN: "mean over clients", "std": "standard deviation over clients"}
+    return names.get(measure) or measure_title(measure, clients)
+
+
+def _ends(found: Difference) -> dict[str, float | None]:
+    return {key: charts.short(value) for key, value in (("mean", found.mean), ("low", found.low), ("high", found.high))}
+
+
+def _difference_cells(found: Difference, digits: Digits, tested: bool) -> list[Cell]:
+    signed = _ends_of(found, digits)
+    p_value = Cell("< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}", found.p_value)
+    return [
+        replace(signed[0], tone=tone_of(found) if tested else ""),
+        *signed[1:],
+        Cell.of(found.better),
+        Cell.of(found.worse),
+        p_value if tested else NONE,
+    ]
+
+
+def _ends_of(found: Difference, digits: Digits) -> list[Cell]:
+    """Return a difference and the ends of its interval."""
+    ends = (found.mean, found.low, found.high)
+    return [NONE if math.isnan(each) else Cell(digits.signed(each), each) for each in ends]
+
+
+def _digits(comparison: Comparison, measure: str, found: Mapping[str, Difference]) -> Digits:
+    """Return how differences are written: those of gaps by their size, the others as the means are."""
+    if measure in comparison.gaps_compared:
+        return Digits.of(comparison.gaps_compared[measure], (each.mean for each in found.values()))
+    means = (measured["mean"] for method in comparison.methods for measured in comparison.measures(method))
+    return Digits.of(comparison.score, means)
+
+
+def _client_differences(comparison: Comparison) -> list[Table]:
+    """Return how much better each method serves single clients, with intervals; nothing where there are none."""
+    order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
+    clients = [client for client in order if client in {*comparison.clients_compared}]
+    if len(comparison.seeds) < FEWEST_SEEDS or not clients or len(comparison.methods) == 1:
+        return []
+    rows = []
+    for client in clients:
+        found = _differences(comparison, f"{CLIENT}{client}")
+        digits = _digits(comparison, "", found)
+        rows += [[Cell(client), Cell(method), *_ends_of(each, digits)] for method, each in found.items()]
+    caption = f"Each client under each method, against {comparison.baseline}"
+    note = "Positive is better. The intervals are of single clients and are not tested: of twenty, one leaves out the "
+    note += "true difference by chance."
+    headings = ["client", "method", "difference", "95 % from", "to"]
+    return [Table("client-differences", caption, headings, rows, note, folded=True)]
+
+
+def _scores_table(comparison: Comparison) -> list[Table]:
+    """Return the mean over clients and seeds of every score, nothing where there is one."""
+    if len(comparison.scores) == 1:
+        return []
+    cells = []
+    for method, by_seed in comparison.finals.items():
+        row = [Cell(method)]
+        for score in comparison.scores:
+            means = [statistics.fmean(each[score.name].values()) for each in by_seed if each[score.name]]
+            mean = statistics.fmean(means) if means else None
+            clients = sorted({len(each[score.name]) for each in by_seed})
+            row += [Digits.of(score, means).cell(mean), Cell("–".join(map(str, {clients[0]: 0, clients[-1]: 0})))]
+        cells.append(row)
+    headings = ["method", *(heading for score in comparison.scores for heading in (score.title, "over clients"))]
+    return [Table("scores", "Every score: mean over clients, then over seeds", headings, cells, folded=True)]

@@ -1,0 +1,167 @@
+"""The page of one run, finished or not: how the model serves the clients, and which of them it serves worst."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from ..render.page import Cell, Page, Section, Table
+from ..results.caveats import caveats_of_run
+from ..results.comparison import personal_label
+from ..results.measures import LARGER_CLASS, measure_title
+from ..results.presentation import page_of
+from ..results.run import REPORT, Run, measures
+from ..results.scored import scores_of, sentences_of
+from .cells import SHOWN, Digits
+from .groups import gaps_table, subgroups_section
+from .rows import NAMED, Line, Scene, hidden_in_words, shown_of, worst_first
+from .sections import (
+    absences_section,
+    all_settings_section,
+    caveats_section,
+    common_sections,
+    describe_engine,
+    named_charts,
+    ordered_charts,
+    present,
+    rounds_charts_of_run,
+    rounds_section_of_run,
+    settings_section,
+)
+
+Values = Mapping[str, float]
+"""A score by client."""
+
+ONE_SEED = (
+    "One run with one seed does not show whether another method would serve these clients better: use fairbloom "
+    "compare with five seeds or more."
+)
+
+
+@page_of.register
+def page_of_run(run: Run) -> Page:
+    """Return the page of a run."""
+    final = run.final()
+    personal = run.final(model="personal") if run.serves == "global" and run.finished else {}
+    lines = [Line(run.label, [run], run.serves)]
+    lines += [Line(personal_label(run.label), [run], "personal", same_runs_as=run.label)] if personal else []
+    scene = Scene(lines, run.score, shown_of(worst_first(final, run.score)), False, len(final))
+    headline, sentences = _words(run, final)
+    groups = {line.label: [each] for line in lines if (each := run.by_group(line.model)) is not None}
+    sections = [
+        _clients_section(scene, dict(zip((line.label for line in lines), (final, personal), strict=False))),
+        subgroups_section(scene, groups, *([gaps_table(groups)] if groups else [])),
+        _metrics_section(run),
+        absences_section(lines[:1]),
+        settings_section(lines[:1]),
+        caveats_section([*_describe_left_out(run), *(caveats_of_run(run) if final else [])]),
+    ]
+    facts = {
+        "clients": len(final) or None,
+        "rounds": f"{run.rounds_done} of {run.num_rounds}" if run.rounds_done < run.num_rounds else run.rounds_done,
+        "seed": run.settings.get("seed"),
+        "state": run.state,
+        "engine": describe_engine(run),
+    }
+    task = f" on {run.settings['task']}" if "task" in run.settings else ""
+    files = [("run folder", run.folder), *([("report", path)] if (path := run.folder / REPORT).exists() else [])]
+    return Page(
+        f"{run.label}{task}",
+        headline,
+        sentences,
+        [(name, str(value)) for name, value in facts.items() if value is not None],
+        present(sections),
+        partial(_details, scene),
+        [(name, str(path)) for name, path in files],
+        partial(rounds_charts_of_run, run) if final else None,
+    )
+
+
+def _details(scene: Scene) -> list[Section]:
+    """Return what the report of a run has beside its brief sections."""
+    (run,) = scene.lines[0].runs
+    sections = [rounds_section_of_run(run), *common_sections(scene), all_settings_section(scene.trained)]
+    return present(sections)
+
+
+def _words(run: Run, final: Values) -> tuple[str, list[str]]:
+    """Return how the model serves the clients, and what is missing for it to be known."""
+    unfinished = [] if run.finished else [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
+    if not final:
+        return f"{run.label} has not been evaluated yet.", unfinished
+    score, found, order = run.score, measures(final, run.score), worst_first(final, run.score)
+    lower = "" if score.higher_is_better else ", lower is better"
+    headline = f"{run.label} serves its clients with a mean test {score.name} of {score.written(found['mean'])}{lower}"
+    if len(final) > 1:
+        worst, best = order[0], order[-1]
+        headline += f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])} ({best})"
+    left = [f"Without a test {score.name}: {', '.join(run.without_score)}."] if run.without_score else []
+    return f"{headline}.", [*unfinished, *left, ONE_SEED]
+
+
+def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | None:
+    """Return how the final models serve each client, by the labels of the lines."""
+    if not scene.clients:
+        return None
+    finals = {label: [by_client] for label, by_client in columns.items()}
+    drawn = (
+        named_charts(finals, scene.series, scene.shown, scene.score)
+        if scene.clients <= NAMED
+        else ordered_charts(finals, scene.series, scene.score)
+    )
+    run = scene.lines[0].runs[0]
+    intro = f"The {scene.score.name} of the final model on each client's own test examples."
+    blocks = [drawn, _measures_table(run), _clients_table(scene, run, columns)]
+    return Section("clients", "How each client is served", intro, blocks)
+
+
+def _measures_table(run: Run) -> Table:
+    """Return the measures over clients of all scores, each with the number of clients that it is over."""
+    keys, cells, found = (*SHOWN, "gap"), [], scores_of(run)
+    for each in found:
+        spread = measures(each.values, each.score)
+        digits = Digits.of(each.score, (spread[key] for key in keys))
+        name = f"{each.score.title} (personal models)" if each.model == "personal" else each.score.title
+        of = f"{len(each.values)} of {each.clients}" if len(each.values) < each.clients else str(each.clients)
+        cells.append([Cell(name), Cell(of, len(each.values)), *(digits.cell(spread[key]) for key in keys)])
+    headings = ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)]
+    note = " ".join(f"{sentence}." for sentence in sentences_of(found))
+    return Table("measures", f"{run.label} after round {run.rounds_done}, over clients", headings, cells, note)
+
+
+def _clients_table(scene: Scene, run: Run, columns: Mapping[str, Values]) -> Table:
+    """Return the score of each client under some models, with its number of test examples."""
+    examples, shares = run.test_examples(), run.larger_classes()
+    digits = Digits.of(run.score, (value for each in columns.values() for value in each.values()))
+    cells = [
+        [
+            Cell(client),
+            *(digits.cell(values.get(client)) for values in columns.values()),
+            Digits(0).cell(examples.get(client)),
+            *([Digits(0).cell(shares.get(client))] if shares else []),
+        ]
+        for client in scene.shown
+    ]
+    caption = f"Test {run.score.title} of each client, the worst served first"
+    headings = ["client", *columns, "test examples", *([LARGER_CLASS] if shares else [])]
+    note = hidden_in_words(scene.clients)
+    return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)
+
+
+def _metrics_section(run: Run) -> Section | None:
+    """Return the metrics that a user's app reported in its last round."""
+    if not (metrics := run.last_metrics()):
+        return None
+    rows = [
+        [Cell(row["phase"]), Cell(row["metric"]), Cell(f"{float(row['value']):.6g}", float(row["value"]))]
+        for row in metrics
+    ]
+    table = Table("metrics", f"Metrics of round {metrics[0]['round']}", ["phase", "metric", "value"], rows)
+    return Section("metrics", "Metrics of the app", "", [table])
+
+
+def _describe_left_out(run: Run) -> list[str]:
+    """Return whom the defence left out, and in how many rounds; nothing where it left nobody out."""
+    found = run.left_out()
+    shown = ", ".join(f"{name} {count}" for name, count in found[:6])
+    more = f", and {len(found) - 6} more" if len(found) > 6 else ""
+    defence = run.settings.get("defence")
+    return [f"left out by the defence {defence}, in rounds of {run.rounds_done}: {shown}{more}"] if found else []

@@ -1,0 +1,1 @@
+"""Pages as values, and what makes text, HTML and figures of them."""

@@ -1,0 +1,100 @@
+"""Charts that stand alone: as a specification, as files, and in notebooks."""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fairbloom.server.run_folder.errors import explain_write_errors
+from fairbloom.system.files import write_whole
+
+from .page import Charts
+from .theme import COLOURS, CONFIG, PICKED, Spec, colour
+
+MARKED_POINTS = 240
+"""Number of points up to which a figure marks those of lines; a report shows the ones under the pointer."""
+
+
+class VegaLite(dict[str, Any]):
+    """A Vega-Lite specification, which a notebook draws."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        picture = base64.b64encode(draw_png(self)).decode()
+        return {"application/vnd.vegalite.v5+json": dict(self), "image/png": picture}
+
+
+def draw_png(spec: Spec) -> bytes:
+    """Return a chart as a PNG file."""
+    import vl_convert  # imported late: it starts a JavaScript engine, which takes a second
+
+    png: bytes = vl_convert.vegalite_to_png(spec, scale=2.0)  # pixels for a unit of the chart
+    return png
+
+
+def draw_svg(spec: Spec) -> bytes:
+    """Return a chart as an SVG file, the same chart as the same bytes."""
+    import vl_convert
+
+    svg: str = vl_convert.vegalite_to_svg(spec)
+    # Vega numbers gradients and clips over all charts of a process.
+    numbers: dict[str, str] = {}
+
+    def renumber(name: re.Match[str]) -> str:
+        return name[1] + numbers.setdefault(name[2], str(len(numbers)))
+
+    return re.sub(r'((?:id="|url\(#)(?:gradient_|clip))(\d+)', renumber, svg).encode()
+
+
+def write_charts(charts: Charts, path: Path) -> list[Path]:
+    """Write charts beside each other as `path`.png and .svg; return these files."""
+    spec = spec_of(charts)
+    files = {path.with_name(f"{path.name}{end}"): draw for end, draw in ((".png", draw_png), (".svg", draw_svg))}
+    with explain_write_errors("the figure", path.parent):
+        for file, draw in files.items():
+            write_whole(file, draw(spec))
+    return list(files)
+
+
+def spec_of(charts: Charts) -> VegaLite:
+    """Return charts as one specification that stands alone, for a paper: light colours, a legend, a width.
+
+    More than one chart stand in rows of three, with their titles.
+    """
+    config = {**CONFIG, "font": "sans-serif", "background": "white", "concat": {"columns": 3, "spacing": 24}}
+    config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}
+    parts, looks = [], _looks(chart.spec for chart in charts.charts)
+    for chart in charts.charts:
+        part = {key: value for key, value in chart.spec.items() if key not in ("autosize", "params")}
+        part |= {"width": 520} if len(charts.charts) == 1 else {"width": 190, "title": chart.title}
+        few = len(chart.spec["data"]["values"]) <= MARKED_POINTS
+        part["layer"] = [_for_paper(layer, few, looks) for layer in chart.spec["layer"]]
+        parts.append(part)
+    whole = parts[0] if len(parts) == 1 else {"concat": parts}
+    text = json.dumps({"params": [PICKED], **whole, "config": config})
+    for name, (light, _) in COLOURS.items():
+        text = text.replace(colour(name), light)
+    return VegaLite(json.loads(text))
+
+
+def _for_paper(layer: Spec, few: bool, looks: Mapping[str, Mapping[str, Any]]) -> Spec:
+    """Return a layer with its legend, and with the points of lines where they are few."""
+    mark, encoding = layer["mark"], dict(layer["encoding"])
+    if few and mark.get("opacity") == 0.0:
+        mark = {**mark, "opacity": 1.0, "size": 32}
+    for channel, look in looks.items():
+        if channel in encoding:
+            scale = {"domain": list(look), "range": list(look.values())}
+            encoding[channel] |= {"scale": scale, "legend": {"orient": "bottom", "title": None, "columns": 3}}
+    return {**layer, "mark": mark, "encoding": encoding}
+
+
+def _looks(specs: Iterable[Spec]) -> dict[str, dict[str, Any]]:
+    """Return by channel how each label looks, over all charts: beside each other they share their legends."""
+    found: dict[str, dict[str, Any]] = {}
+    for layer in (layer for spec in specs for layer in spec["layer"]):
+        for channel, each in layer["encoding"].items():
+            if isinstance(each, dict) and each.get("legend", ...) is None:
+                found.setdefault(channel, {}).update(zip(each["scale"]["domain"], each["scale"]["range"], strict=True))
+    return found

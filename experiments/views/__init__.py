@@ -1,1 +1,0 @@
-"""How people see results, recipes, methods and settings: tables, figures, notebooks and progress bars."""

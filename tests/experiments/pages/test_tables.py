@@ -1,0 +1,218 @@
+"""Tables have all of their numbers at any width, and follow the score's direction."""
+
+import dataclasses
+import io
+import re
+import sys
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+from fairbloom.experiments.commands.described import default_of, describe
+from fairbloom.experiments.pages.comparison import client_table, method_table
+from fairbloom.experiments.render import terminal
+from fairbloom.experiments.render.page import Cell, Table
+from fairbloom.experiments.render.terminal import Output, show_table, tables_within
+from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.presentation import page_of
+from fairbloom.experiments.results.shared_data import SharedData
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.settings import default_config
+from fairbloom.strategies import METHODS
+
+from ..helpers import compared_by_hand, fairbloom
+
+MAE = Score("mae", higher_is_better=False)
+WIDTHS = (40, 60, 80, 200, None)
+"""Of the console; None: a pipe, whose reader has no width."""
+
+NOISE = (0.01, -0.02, 0.015, -0.01, 0.005)
+
+
+def made_up(count: int, score: Score = ACCURACY, clients: int = 20, seeds: int = 3) -> Comparison:
+    """Return a comparison of so many methods, most of them with long names."""
+    rng = np.random.default_rng(count)
+    methods = ["FedAvg", *(f"FedFV (alpha={k / 100}, tau={k}, order=random, proximal-mu=0.1)" for k in range(1, count))]
+    scale = 100.0 if score.percent else 0.01
+    return compared_by_hand(
+        score,
+        **{
+            method: [
+                {f"hospital-{k}": float(v) for k, v in enumerate(rng.uniform(0, scale, clients))} for _ in range(seeds)
+            ]
+            for method in methods
+        },
+    )
+
+
+def at_width(width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width:
+        monkeypatch.setenv("COLUMNS", str(width))
+
+
+def printed(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what is printed of a table."""
+    file = io.StringIO()
+    monkeypatch.setattr(terminal, "console", Output(file=file, highlight=False))
+    show_table(table)
+    return file.getvalue()
+
+
+def test_tables_are_printed_whole_at_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, score in ((2, ACCURACY), (10, MAE), (30, ACCURACY)):
+        comparison = made_up(count, score)
+        for table in (method_table(comparison), dataclasses.replace(client_table(comparison), folded=False)):
+            for width in WIDTHS:
+                at_width(width, monkeypatch)
+                text = printed(table, monkeypatch)
+                assert max(map(cell_len, text.splitlines())) <= (width or 100_000)
+                # A name may be folded anywhere, so it is looked for without spaces and lines.
+                together = re.sub(r"[\s─]", "", text)
+                for cells in table.rows:
+                    assert all(word in text for cell in cells[1:] for word in cell.text.split())
+                    assert width not in (200, None) or re.sub(r"\s", "", cells[0].text) in together
+
+
+def test_a_folded_table_is_printed_by_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[Cell(f"row-{k}"), Cell.of(k)] for k in range(20)]
+    text = printed(Table("", "", ("row", "number"), rows, folded=True), monkeypatch)
+    shown = [k for k in range(20) if f"row-{k} " in text]
+    assert shown == [*range(6), 17, 18, 19]
+    assert "… 11 more rows" in text
+
+
+def test_names_of_rows_are_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = printed(Table("", "", ("method", "mean"), [(Cell("x" * 100), Cell("1.0", 1.0))]), monkeypatch)
+    assert text.count("x") == 100
+
+
+def test_a_wide_table_is_cut_into_parts_with_names() -> None:
+    cells = [Cell("FedAvg"), *([Cell("12.3 ±4.5", 12.3)] * 8)]
+    table = Table("", "", ("method", *(f"column {k}" for k in range(8))), [cells])
+    assert len(tables_within(table, 200)) == 1
+    parts = tables_within(table, 40)
+    assert all(str(next(iter(part.columns[0].cells))) == "FedAvg" for part in parts)
+    assert [len(part.columns) - 1 for part in parts] == [3, 3, 2]
+
+
+def test_numbers_have_the_decimals_that_three_digits_take() -> None:
+    assert method_table(made_up(2)).rows[0][1].text.count(".") == 1
+    for scale, expected in ((0.004, "0.00300"), (0.4, "0.300"), (40.0, "30.0"), (4000.0, "3000")):
+        comparison = compared_by_hand(Score("rmse", higher_is_better=False), FedAvg=[{"a": 0.5 * scale, "b": scale}])
+        assert method_table(comparison).rows[0][1].text == expected
+
+
+def in_five_seeds(score: Score) -> Comparison:
+    """Return a comparison in which a gains for sure, b loses for sure, and c now gains and now loses."""
+    base = [{"a": 1.0, "b": 2.0, "c": 3.0}] * 5
+    fair = [{"a": 2.0 + each, "b": 1.0 + each, "c": 3.0 + 10.0 * each} for each in NOISE]
+    return compared_by_hand(score, FedAvg=base, FedFV=fair)
+
+
+def test_significant_gains_are_green_and_losses_red() -> None:
+    """The mean and the worst served have a mark, and rows of clients have none."""
+    base, more = [{"a": 1.0, "b": 2.0}] * 5, [{"a": 2.0 + each, "b": 3.0 + each} for each in NOISE]
+    for score, tone in ((Score("auc"), "better"), (MAE, "worse")):
+        comparison = compared_by_hand(score, FedAvg=base, FedFV=more)
+        marked = method_table(comparison).rows[1][5:7]
+        assert [cell.tone for cell in marked] == [tone, tone]
+        assert all(cell.text.startswith("* ") for cell in marked)
+        assert not any(cell.tone or "*" in cell.text for row in client_table(comparison).rows for cell in row)
+
+
+def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
+    comparison = compared_by_hand(FedAvg=[{"a": 1.0, "b": 2.0}], FedFV=[{"a": 9.0, "b": 8.0}])
+    cells = [*method_table(comparison).rows[1], *client_table(comparison).rows[1]]
+    assert not {cell.tone for cell in cells} & {"better", "worse"}
+    assert method_table(comparison).rows[1][5].text == "+7.0"
+    assert "interval" not in method_table(comparison).note
+
+
+def test_clients_that_seeds_deal_are_those_of_the_first() -> None:
+    comparison = dataclasses.replace(in_five_seeds(Score("auc")), shared=SharedData(dealt=True))
+    table = client_table(comparison)
+    assert "the first seed" in table.caption
+    assert [row[2].text for row in table.rows] == ["2.01", "1.01", "3.10"]
+
+
+def test_of_many_clients_the_worst_and_the_best_are_shown() -> None:
+    comparison = made_up(2, clients=60)
+    by_seed = comparison.values["FedAvg"]
+    order = sorted(by_seed[0], key=lambda name: np.mean([seed[name] for seed in by_seed]))
+    table = client_table(comparison)
+    assert [row[0].text for row in table.rows] == [*order[:20], *order[-10:]]
+    assert "60" in table.note
+
+
+def test_the_table_of_methods_has_differences_with_intervals() -> None:
+    comparison = in_five_seeds(Score("auc"))
+    table = method_table(comparison)
+    base, fair = ([cell.text for cell in row] for row in table.rows)
+    assert table.headings[1:] == ["mean", "std", "worst client", "best client", "gain, mean", "gain, worst client"]
+    assert base == ["FedAvg", "2.00", "0.82", "1.00", "3.00", "–", "–"]
+    found = comparison.difference("FedFV", "mean")
+    assert fair[5] == f"+0.00 ({found.low:.2f} to {found.high:.2f})"
+
+
+def test_a_comparison_of_three_methods_is_brief(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is printed is wrapped, begins with what was found, and has at most 500 words."""
+    comparison = made_up(3)
+    for width in (60, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        comparison.show()
+        said = capsys.readouterr().out
+        assert max(map(cell_len, said.split("tables and runs")[0].splitlines())) <= width
+        words = " ".join(said.split())
+        assert words.index(comparison.verdict.headline) < words.index("worst 10 %")
+        assert len(words.split()) <= 500
+
+
+def test_a_page_that_nobody_registered_names_what_to_import() -> None:
+    with pytest.raises(NotImplementedError, match=r"page of int .* import fairbloom\.experiments\.api"):
+        page_of(1)
+
+
+def test_the_worst_served_client_comes_first() -> None:
+    values = [{"a": 1.0, "b": 3.0, "c": 2.0}]
+    assert [row[0].text for row in client_table(compared_by_hand(Score("auc"), FedAvg=values)).rows] == ["a", "c", "b"]
+    assert [row[0].text for row in client_table(compared_by_hand(MAE, FedAvg=values)).rows] == ["b", "c", "a"]
+
+
+def test_tables_say_what_was_measured_and_which_way_is_better() -> None:
+    assert "accuracy, %" in method_table(made_up(2)).caption
+    assert "mae, lower is better" in method_table(made_up(2, MAE)).caption
+
+
+@pytest.mark.parametrize("command", ["settings", "methods", "tasks"])
+def test_lists_are_printed_whole_at_any_width(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    for width in WIDTHS:
+        at_width(width, monkeypatch)
+        assert fairbloom(command) == 0
+        text = capsys.readouterr().out
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) <= (width or 100_000)
+        together = re.sub(r"\s", "", text)
+        if command == "settings":
+            for key, value in default_config().items():
+                assert re.search(rf"^ *{re.escape(key)}(?: =)? +{re.escape(repr(value))}", text, re.MULTILINE), key
+        if command == "methods":
+            for name in METHODS:
+                for parameter in describe(name).parameters:
+                    about = f"({parameter.range}, default {default_of(parameter)}) {parameter.description}"
+                    assert re.sub(r"\s", "", f"{parameter.key} {about}") in together
+        if command == "tasks":
+            assert "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages" in together
+
+
+def test_a_terminal_has_the_width_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert Output(file=io.StringIO()).width > 10_000
+    assert Output(file=sys.stdout, force_terminal=True).width < 10_000
