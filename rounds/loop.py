@@ -87,6 +87,8 @@ class Rounds:
         What the clients have agreed on about their data; each gets it with its work.
     known
         The names of the clients that the run has known before.
+    all_evaluate_last
+        Whether all clients evaluate the last round's model, whatever share does so otherwise, unless none does.
     """
 
     def __init__(
@@ -96,6 +98,8 @@ class Rounds:
         num_rounds: int | None = None,
         agreed: str = "",
         known: Iterable[str] = (),
+        *,
+        all_evaluate_last: bool = False,
     ) -> None:
         self.clients = clients
         self.online: Sequence[str] = ()
@@ -104,6 +108,7 @@ class Rounds:
         self._method = method
         self._num_rounds = num_rounds
         self._agreed = agreed
+        self._all_evaluate_last = all_evaluate_last
         self._why = "its rounds were skipped"
         self._asked = False  # whether clients were asked to train, by this process
         self._begin()
@@ -269,8 +274,10 @@ class Rounds:
         )
         self._asked_to_evaluate = [] if chosen is None else sorted(chosen)
         if chosen is None and self.evaluates(number):
-            free = self._free(method.min_evaluate_nodes, trains=False, waits=number == self._num_rounds)
-            wanted = share(method.fraction_evaluate, len(free), method.min_evaluate_nodes)
+            last = number == self._num_rounds
+            free = self._free(method.min_evaluate_nodes, trains=False, waits=last)
+            fraction = 1.0 if last and self._all_evaluate_last else method.fraction_evaluate
+            wanted = share(fraction, len(free), method.min_evaluate_nodes)
             self._asked_to_evaluate = sample(free, wanted, method.seed, "evaluate", number)
         return self._asked_to_evaluate, terms
 
@@ -336,6 +343,7 @@ class Rounds:
         reasons = dict(trained.refused.reasons)
         for name, reason in (evaluated.refused.reasons if evaluated else {}).items():
             reasons[name] = "; ".join([*([reasons[name]] if name in reasons else []), f"evaluation: {reason}"])
+        hostile = trained.hostile.union(evaluated.hostile if evaluated else ())
         frozen = frozenset(self._method.frozen)
         sizes = {name: size_on_the_wire(array) for name, array in model.items() if name not in frozen}
         size = sum(sizes.values())
@@ -357,7 +365,8 @@ class Rounds:
             server_metrics=dict(server_metrics or {}),
             train_metrics=trained.metrics,
             evaluations=evaluated.metrics if evaluated else {},
-            hostile=trained.hostile.union(evaluated.hostile if evaluated else ()),
+            hostile=hostile,
+            clients=len(self.online) + len(self._away) - len(hostile),
             bytes_sent=size * (len(self._draws) + self._probed + len(self._asked_to_evaluate))
             + self._vector_bytes * len(self._draws)
             + more_sent,

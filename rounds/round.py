@@ -59,6 +59,8 @@ class Round:
         all clients keep, is empty after such a round.
     hostile
         The clients that attack in an experiment. Measures of fairness leave them out.
+    clients
+        How many others the run has known up to now; 0 where that is not known.
     metrics
         Means over the used replies, or what the user's aggregation makes of them, and the metrics that the method
         reports.
@@ -90,6 +92,7 @@ class Round:
     average: Any = None
     offline: tuple[str, ...] = ()
     hostile: frozenset[str] = frozenset()
+    clients: int = 0
     evaluation_metrics: Mapping[str, Any] = field(default_factory=dict)
     server_metrics: Mapping[str, Any] = field(default_factory=dict)
 

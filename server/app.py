@@ -283,7 +283,7 @@ def _call_when_recorded(on_round: OnRound, recorder: RunRecorder) -> None:
 def _log_round(recorder: RunRecorder, finished: Round, row: Row, score: Score, *, last: bool) -> None:
     """Log that a round is finished; rounds that share a checkpoint share the line of its last."""
     if last or recorder.saved == finished.number:
-        summary = summarize_row(row, score, finished, recorder.method.serves)
+        summary = summarize_row(row, score, recorder.method.serves)
         log.info("round %d is finished%s", finished.number, summary, extra={"round": finished.number})
     if last and finished.evaluations:
         log.info("worst served: %s", name_worst_served(finished, score, recorder.method.serves))

@@ -37,14 +37,14 @@ def log_as_json(run: str) -> None:
         handler.setFormatter(JsonLines(run))
 
 
-def summarize_row(row: Mapping[str, object], score: Score, finished: Round, model: str = "global") -> str:
+def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
     """Return what a log line says of a round's row: the scores of an evaluated round, nothing of another."""
     mean, worst = (row.get(f"{score.column(model)}_{over}") for over in ("mean", "worst_10"))
     if not isinstance(mean, float) or not isinstance(worst, float):
         return ""
-    metric, clients = _metric_of(score, model), len(finished.evaluations)
-    scored = sum(metric in each for each in finished.evaluations.values())
-    over = f" over {scored} of {clients} clients" if scored < clients else ""
+    scored, clients = row.get("clients_scored"), row.get("clients")
+    partial = isinstance(scored, int) and isinstance(clients, int) and scored < clients
+    over = f" over {scored} of {clients} clients" if partial else ""
     return f": test {score.name} {score.written(mean)}{over}, of the worst 10 % of clients {score.written(worst)}"
 
 

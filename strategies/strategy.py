@@ -63,6 +63,7 @@ class FairStrategy(Method, Strategy):
         on_round: Callable[[Round], None] | None = None,
         resume: Mapping[str, Any] | None = None,
         wrapper: Strategy | None = None,
+        all_evaluate_last: bool = False,
     ) -> Result:
         """Run rounds up to `num_rounds`; arguments and result are those of Flower's `Strategy.start`.
 
@@ -84,6 +85,8 @@ class FairStrategy(Method, Strategy):
         wrapper
             A strategy around this one, such as Flower's for differential privacy: its hooks are called, which call
             those of this one.
+        all_evaluate_last
+            Whether all clients evaluate the last round's model, whatever `fraction_evaluate` above 0 says.
 
         Returns
         -------
@@ -103,8 +106,8 @@ class FairStrategy(Method, Strategy):
         following, self._following = self._following, None
         if following is not None:  # an overridden start has called this one, which reports its rounds itself
             on_round, resume, wrapper = following.on_round, following.resume, following.outer
-            initial_arrays = following.arrays or initial_arrays
-        self._begin(grid, num_rounds, timeout, resume, wrapper)
+            initial_arrays, all_evaluate_last = following.arrays or initial_arrays, True
+        self._begin(grid, num_rounds, timeout, resume, wrapper, all_evaluate_last=all_evaluate_last)
         check_model(self, model_of(initial_arrays))
         self._warn_of_tied(initial_arrays)
         self._configs = {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)}
@@ -194,13 +197,16 @@ class FairStrategy(Method, Strategy):
         timeout: float,
         resume: Mapping[str, Any] | None,
         wrapper: Strategy | None = None,
+        *,
+        all_evaluate_last: bool = False,
     ) -> None:
         self.reset()
         self._outer, self._configs = self if wrapper is None else wrapper, {}
         if resume is not None:
             self.load_state_dict(resume)
         self._flower = FlowerClients(self, grid, timeout)
-        self._loop = Rounds(self, self._flower, whole(0, num_rounds=num_rounds))
+        rounds = whole(0, num_rounds=num_rounds)
+        self._loop = Rounds(self, self._flower, rounds, all_evaluate_last=all_evaluate_last)
 
     def _note_skipped(self, number: int, replies: Collection[Message]) -> None:
         """Count a round as skipped in which a wrapper, as Flower's do after an error, has passed no replies on."""
@@ -248,7 +254,7 @@ class FairStrategy(Method, Strategy):
         The hooks notice which round is over. Where `start` of this class is called after all, it reports the rounds in
         their place. In the end, `arrays` are those to be saved.
         """
-        self._begin(grid, num_rounds, timeout, None, following.outer)
+        self._begin(grid, num_rounds, timeout, None, following.outer, all_evaluate_last=True)
         self._following = following
         try:
             with suppress(StopRun):

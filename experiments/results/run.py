@@ -314,6 +314,14 @@ class Run(Shown):
             }
         return tuple(sorted(names.difference(self.final(score, model), self.attackers)))
 
+    @property
+    def unasked(self) -> int:
+        """How many known clients were not asked to evaluate the last evaluated round, as a share of them does."""
+        rows, last = self._last_rows, {row["round"] for row in self._last_rows}
+        known = max((int(row.get("clients") or 0) for row in self._rounds if row["round"] in last), default=0)
+        there = {row["client"] for row in self._honest(rows)}.union(self.without(self.score, self.serves))
+        return max(0, known - len(there))
+
     def test_examples(self, *, hostile: bool = False) -> dict[str, int]:
         """Return how many examples each client was tested on after the last evaluated round.
 

@@ -18,25 +18,28 @@ class Scored:
     model: str  # "global" or "personal"
     values: Mapping[str, float]  # by client
     lacking: Mapping[str, str]  # why the other clients lack it
+    unasked: int = 0  # how many more there are, which were not asked to evaluate
 
     @property
     def clients(self) -> int:
         """How many clients there are, with the score or without."""
-        return len(self.values) + len(self.lacking)
+        return len(self.values) + len(self.lacking) + self.unasked
 
     @property
     def title(self) -> str:
         """What tables call it; where some clients lack it, with how many have it."""
         title = self.score.title if self.model == "global" else f"{self.score.title} (personal models)"
-        return f"{title}, {len(self.values)} of {self.clients} clients" if self.lacking else title
+        return f"{title}, {len(self.values)} of {self.clients} clients" if len(self.values) < self.clients else title
 
     def sentences(self) -> Iterator[str]:
         """Yield over which clients it is a mean, a sentence a reason; nothing where all have it."""
         name = self.score.name if self.model == "global" else f"{self.score.name} of personal models"
+        over = f"{name} is the mean of {len(self.values)} of {self.clients} clients"
         for reason in dict.fromkeys(self.lacking.values()):
             names = ", ".join(name for name, why in self.lacking.items() if why == reason)
-            over = f"{len(self.values)} of {self.clients} clients"
-            yield f"{name} is the mean of {over}; without a test {self.score.name} ({reason}): {names}"
+            yield f"{over}; without a test {self.score.name} ({reason}): {names}"
+        if self.unasked and not self.lacking:
+            yield f"{over}, those that were asked to evaluate"
 
     def as_row(self) -> dict[str, Any]:
         """Return it in plain values: its measures of fairness, and over which clients they are."""
@@ -61,7 +64,7 @@ def scores_of(run: Run) -> list[Scored]:
                 # A client without test examples, or one that was refused, missing or offline, has no score at all.
                 untested = "not tested in the last round"
                 lacking = {name: why if name in tested else untested for name in run.without(score, model)}
-                found.append(Scored(score, model, values, lacking))
+                found.append(Scored(score, model, values, lacking, run.unasked))
     return found
 
 

@@ -98,6 +98,8 @@ class RunFolder:
 
         Replies are looked for often, in place of every three seconds, and the run outlives a SuperLink that falls.
 
+        All clients evaluate the last round's model, whatever `fraction_evaluate` above 0 says.
+
         StopRun, raised by `on_round` or `evaluate_fn`, ends the run as finished after that round; more rounds extend
         it.
 
@@ -143,7 +145,9 @@ class RunFolder:
             arguments |= {name: value for name, value in optional.items() if value is not None}
             if type(strategy).start in (FairStrategy.start, Strategy.start):
                 recorder.begin()
-                result = FairStrategy.start(inner, **arguments, on_round=writer, resume=state, wrapper=strategy)
+                result = FairStrategy.start(
+                    inner, **arguments, on_round=writer, resume=state, wrapper=strategy, all_evaluate_last=True
+                )
             else:
                 result = _start_overridden(strategy, inner, arguments, writer, state)
             recorder.finish({name: array.numpy() for name, array in result.arrays.items()})
@@ -191,7 +195,7 @@ class RoundWriter:
             self._recorder.record_initial(self._central[0])
         self._central = {}
         row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
-        summary = summarize_row(row, self._scores[0], finished, self._recorder.method.serves)
+        summary = summarize_row(row, self._scores[0], self._recorder.method.serves)
         log.info("round %d is recorded%s", finished.number, summary)
         if self._on_round is not None:
             with self._noting_stop():

@@ -127,7 +127,7 @@ def round_columns(method: Method, score: Score = ACCURACY, *, validated: bool = 
         *("round", "participants", "replies_used", "refused", "missing", "offline"),
         *(("left_out",) if method.defence else ()),
         *(("lost_states",) if method.keeps_states else ()),
-        "percent_of_participants_improved",
+        *("clients", "clients_scored", "percent_of_participants_improved"),
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
         *((mean_column(score, validated=True),) if validated else ()),
         *(report.replace("-", "_") for report in method.reports),
@@ -155,6 +155,7 @@ def format_round(
         "offline": shlex.join(finished.offline),
         **({"left_out": shlex.join(finished.left_out)} if finished.left_out else {}),
         **({"lost_states": shlex.join(finished.lost_states)} if finished.lost_states else {}),
+        "clients": finished.clients or None,
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),
@@ -186,12 +187,13 @@ def _measure_improvement(finished: Round) -> dict[str, object]:
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
-    """Return the measures of fairness of the score under each kind of model, and its mean on validation examples."""
-    measures: dict[str, object] = {}
+    """Return the measures of the score under each kind of model, of how many clients, and its mean on validation."""
+    measures: dict[str, object] = {"clients_scored": 0} if finished.evaluations else {}
     for model, metric in (("global", score.name), ("personal", f"{score.name}-{names.PERSONAL}")):
         if values := scores_by_client(finished, score, metric):
             spread = summarize(values, lower_is_better=not score.higher_is_better)
             measures |= {f"{score.column(model)}_{measure}": value for measure, value in spread.items()}
+            measures["clients_scored"] = measures["clients_scored"] or len(values)
     if values := scores_by_client(finished, score, f"{score.name}-{names.VALIDATION}"):
         measures[mean_column(score, validated=True)] = summarize(values)["mean"]
     return measures

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -102,6 +102,37 @@ def test_each_client_and_round_is_recorded_in_the_score_that_is_named(tmp_path: 
     assert float(last["test_eval_acc_of_global_model_worst"]) == min(scores)
     assert json.loads((tmp_path / "run" / "scores.json").read_text())[0]["name"] == "eval_acc"
     np.testing.assert_array_equal(load_file(tmp_path / "run" / "model.safetensors")["w"], result.arrays["w"].numpy())
+
+
+def test_a_share_evaluates_and_everybody_after_the_last_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def columns(folder: Path) -> list[tuple[str, str]]:
+        return [(row["clients"], row["clients_scored"]) for row in table(folder / "rounds.csv")]
+
+    with pytest.raises(StoppedError), caplog.at_level("INFO", "flwr"):
+        start(tmp_path / "run", FedAvg(fraction_evaluate=0.5), 3, on_round=stop_after(2))
+    assert columns(tmp_path / "run") == [("4", "2")] * 2
+    assert len([each for each in caplog.messages if "over 2 of 4 clients" in each]) == 2
+    fairbloom.load(tmp_path / "run").show()
+    assert "2 of 4" in capsys.readouterr().out
+    start(tmp_path / "run", FedAvg(fraction_evaluate=0.5), 3)
+    assert columns(tmp_path / "run") == [*[("4", "2")] * 2, ("4", "4")]
+    start(tmp_path / "none", FedAvg(fraction_evaluate=0.0), 1)
+    assert columns(tmp_path / "none") == [("4", "")]
+
+
+def test_a_score_that_is_no_number_leaves_the_client_uncounted(tmp_path: Path) -> None:
+    def odd(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == "evaluate" and context.node_config["partition-id"] == 1:
+            reply.content["metrics"] = MetricRecord({"num-examples": 2, "eval_acc": float("nan")})
+        return reply
+
+    strategy, arrays = FedAvg(), ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    RunFolder(tmp_path / "run", score=SCORE).start(strategy, InProcessGrid(cast(ClientApp, odd), {}, 4), arrays, 1)
+    (row,) = table(tmp_path / "run" / "rounds.csv")
+    assert (row["clients"], row["clients_scored"]) == ("4", "3")
 
 
 def test_clients_training_rows_are_known_from_their_replies(tmp_path: Path) -> None:

@@ -304,10 +304,11 @@ def test_a_share_beyond_one_is_no_score_and_the_run_can_still_be_read() -> None:
 
 def test_the_log_line_of_a_round_says_over_how_many_clients_a_mean_is() -> None:
     finished = finished_with()
-    both = replace(finished, evaluations={**finished.evaluations, "b": {"num-examples": 3}})
+    both = replace(finished, evaluations={**finished.evaluations, "b": {"num-examples": 3}}, clients=2)
     row = format_round(both, 1.0)
+    assert (row["clients"], row["clients_scored"]) == (2, 1)
     assert (
-        summarize_row(row, ACCURACY, both)
+        summarize_row(row, ACCURACY)
         == ": test accuracy 50.0 % over 1 of 2 clients, of the worst 10 % of clients 50.0 %"
     )
-    assert "over" not in summarize_row(format_round(finished, 1.0), ACCURACY, finished)
+    assert "over" not in summarize_row(format_round(replace(finished, clients=1), 1.0), ACCURACY)
