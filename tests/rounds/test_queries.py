@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.app.error import Error
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from fairbloom.protocol.helper import ADVICE
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import FedAvg, QFedAvg, Round
+from fairbloom.strategies import FedAvg, Round
 from tests.strategies.helpers import Answer, MemoryGrid, initial_model, quadratics, record
 
 from .helpers import run
@@ -66,13 +65,6 @@ def test_an_app_without_a_query_function_is_asked_once(
     assert all(each.evaluations["4"]["eval_acc"] == 0.5 for each in finished)
 
 
-def test_an_app_of_a_numpy_client_is_asked_once_too() -> None:
-    grid = Counting(ClientApp(client_fn=lambda context: NumPyClient().to_client()), 4)
-    with pytest.raises(ValueError, match="replies were refused"):
-        FedAvg(unused_rounds=1).start(grid, record(initial_model()), 1)
-    assert grid.asked == [2]
-
-
 def test_the_first_node_is_asked_alone_and_the_others_together() -> None:
     class Grid(MemoryGrid):
         def push_messages(self, messages: Any) -> list[str]:
@@ -86,57 +78,34 @@ def test_the_first_node_is_asked_alone_and_the_others_together() -> None:
     assert finished.participants == tuple(f"site-{k}" for k in range(5))
 
 
-def first_of(clients: dict[str, Any]) -> str:
-    """Return the client that is asked first."""
-    nodes = MemoryGrid(clients).nodes
-    return nodes[min(nodes)]
-
-
 def test_a_silent_first_node_is_asked_again_later() -> None:
     clients: dict[str, Answer] = dict(quadratics(4))
-    first = first_of(clients)
-    answering = clients[first]
-    asked: list[int] = []
+    nodes = MemoryGrid(clients).nodes
+    first, asked = nodes[min(nodes)], list[Message]()
 
-    def slow(message: Message) -> Message | None:
-        if message.metadata.message_type == MessageType.QUERY:
-            asked.append(len(asked))
-            return None
-        return answering(message)
+    def slow(message: Message, client: Answer = clients[first]) -> Message | None:
+        query = message.metadata.message_type == MessageType.QUERY
+        asked.extend([message] if query else [])
+        return None if query else client(message)
 
     _, rounds = run(FedAvg(), MemoryGrid(clients | {first: slow}), rounds=2, timeout=0.001)
     assert all(each.participants == tuple(sorted(clients.keys() - {first})) for each in rounds)
     assert len(asked) >= 1
 
 
-def test_a_failing_first_node_is_called_by_its_id() -> None:
-    clients: dict[str, Answer] = dict(quadratics(4))
-    first = first_of(clients)
-    answering = clients[first]
-
-    def failing(message: Message) -> Message | None:
-        if message.metadata.message_type == MessageType.QUERY:
-            return Message(Error(2, "out of memory"), reply_to=message)
-        return answering(message)
-
-    grid = MemoryGrid(clients | {first: failing})
-    _, (finished,) = run(FedAvg(), grid, rounds=1)
-    assert set(finished.participants) == (clients.keys() - {first}) | {str(min(grid.nodes))}
-
-
-def test_one_later_node_without_a_query_keeps_the_others_names() -> None:
+def test_a_node_without_a_query_is_called_by_its_id() -> None:
+    """The first one, and a later one: the others keep their names."""
     clients: dict[str, Answer] = dict(quadratics(4))
     grid = MemoryGrid(clients)
-    last = max(grid.nodes)
-    answering = clients[grid.nodes[last]]
+    for node, reason in ((min(grid.nodes), "out of memory"), (max(grid.nodes), "No query function registered")):
+        name = grid.nodes[node]
 
-    def bare(message: Message) -> Message | None:
-        if message.metadata.message_type == MessageType.QUERY:
-            return Message(Error(2, "No query function registered with name 'default'"), reply_to=message)
-        return answering(message)
+        def bare(message: Message, client: Answer = clients[name], reason: str = reason) -> Message | None:
+            query = message.metadata.message_type == MessageType.QUERY
+            return Message(Error(2, reason), reply_to=message) if query else client(message)
 
-    _, (finished,) = run(FedAvg(), MemoryGrid(clients | {grid.nodes[last]: bare}), rounds=1)
-    assert set(finished.participants) == (clients.keys() - {grid.nodes[last]}) | {str(last)}
+        _, (finished,) = run(FedAvg(), MemoryGrid(clients | {name: bare}), rounds=1)
+        assert set(finished.participants) == (clients.keys() - {name}) | {str(node)}
 
 
 # What Flower's simulation logs --------------------------------------------------------------------------------------
@@ -158,39 +127,17 @@ def simulated(reason: str) -> Callable[[Message], Message | None]:
     return answer
 
 
-@pytest.mark.parametrize(
-    ("reason", "shown"), [("No query function registered with name 'default'", 0), ("the disk is full", 9)]
-)
-def test_only_the_simulations_traceback_about_query_is_hidden(
-    reason: str, shown: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_the_simulations_traceback_about_query_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
     before = list(FLOWER.filters)
-    with caplog.at_level(logging.INFO, "flwr"):
-        _, (finished,) = run(FedAvg(), MemoryGrid(dict.fromkeys("abc", simulated(reason))), rounds=1)
-        FLOWER.error("No query function registered, somebody else says")
-    errors = [each for each in caplog.records if each.levelno == logging.ERROR]
-    assert len(errors) == shown + 1
-    assert len(finished.participants) == 3
-    assert before == FLOWER.filters
-
-
-# What is lacking ----------------------------------------------------------------------------------------------------
-
-
-def test_a_missing_metric_is_named_with_helper_and_page() -> None:
-    clients: dict[str, Answer] = dict(quadratics(3))
-    answering = clients["site-1"]
-
-    def lacking(message: Message) -> Message | None:
-        reply = answering(message)
-        if reply is not None and message.metadata.message_type == MessageType.TRAIN:
-            del reply.content.metric_records["metrics"]["loss-before"]
-        return reply
-
-    _, (finished,) = run(QFedAvg(q=1.0, lipschitz=1.0), MemoryGrid(clients | {"site-1": lacking}), rounds=1)
-    reason = finished.refused["site-1"]
-    for words in ("'loss-before'", "app = fair(train_fn, test_fn)", "docs/flower.md"):
-        assert words in reason
+    for reason, shown in (("No query function registered with name 'default'", 0), ("the disk is full", 9)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "flwr"):
+            _, (finished,) = run(FedAvg(), MemoryGrid(dict.fromkeys("abc", simulated(reason))), rounds=1)
+            FLOWER.error("No query function registered, somebody else says")
+        errors = [each for each in caplog.records if each.levelno == logging.ERROR]
+        assert len(errors) == shown + 1
+        assert len(finished.participants) == 3
+        assert before == FLOWER.filters
 
 
 # Names that fail ----------------------------------------------------------------------------------------------------
