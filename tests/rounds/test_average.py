@@ -12,9 +12,9 @@ from hypothesis.extra.numpy import arrays
 
 from fairbloom.rounds.average import Average
 from fairbloom.strategies import FedAvg, Round
-from tests.strategies.helpers import MemoryGrid, initial_model, make, no_reply, quadratics, record, unpack
+from tests.strategies.helpers import ARGUMENTS, MemoryGrid, initial_model, make, no_reply, quadratics, record, unpack
 
-from .helpers import OPTIONS, bits, every_kind, run, undisturbed
+from .helpers import KINDS, OPTIONS, bits, run, undisturbed
 
 Arrays = dict[str, Any]
 
@@ -30,21 +30,36 @@ def mean_of(models: list[Arrays]) -> Arrays:
     }
 
 
-def averaged(name: str, arguments: dict[str, Any], **changes: Any) -> Any:
-    return make(name, arguments, average_models=True, **OPTIONS | changes)
+def averaged(name: str, **changes: Any) -> Any:
+    return make(name, ARGUMENTS[name][0], average_models=True, **OPTIONS | changes)
 
 
-@every_kind
-def test_training_goes_on_from_the_last_model_not_the_mean(name: str, arguments: dict[str, Any]) -> None:
-    _, expected = undisturbed(name, arguments)
-    result, rounds = run(averaged(name, arguments))
-    assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected]
-    models = [unpack(r.arrays) for r in rounds]
-    for number, finished in enumerate(rounds, start=1):
-        assert bits(finished.average) == bits(record(mean_of(models[:number])))
-        assert finished.evaluated is finished.average
-    assert bits(result.arrays) == bits(rounds[-1].average)
-    assert all(r.average is None and r.evaluated is r.arrays for r in expected)
+def test_training_goes_on_from_the_last_model_not_the_mean() -> None:
+    for name in KINDS:
+        _, expected = undisturbed(name, ARGUMENTS[name][0])
+        result, rounds = run(averaged(name))
+        assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
+        models = [unpack(r.arrays) for r in rounds]
+        for number, finished in enumerate(rounds, start=1):
+            assert bits(finished.average) == bits(record(mean_of(models[:number])))
+            assert finished.evaluated is finished.average
+        assert bits(result.arrays) == bits(rounds[-1].average)
+        assert all(r.average is None and r.evaluated is r.arrays for r in expected)
+
+
+def test_a_resumed_run_ends_with_the_same_mean() -> None:
+    states: dict[int, tuple[Round, dict[str, Any]]] = {}
+    strategy = averaged("fedfv")
+
+    def on_round(finished: Round) -> None:
+        states[finished.number] = finished, strategy.state_dict()
+
+    whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=5, on_round=on_round)
+    for stop in (2, 5):
+        finished, state = states[stop]
+        resumed, rest = run(averaged("fedfv"), rounds=5, initial_arrays=finished.arrays, resume=state)
+        assert bits(resumed.arrays) == bits(whole.arrays)
+        assert [bits(r.average) for r in rest] == [bits(states[n][0].average) for n in range(stop + 1, 6)]
 
 
 def test_the_mean_is_evaluated_and_the_last_model_trained() -> None:
@@ -77,23 +92,6 @@ def test_a_round_that_nobody_evaluates_is_in_the_mean() -> None:
     last, _ = run(FedAvg(average_models=True, evaluate_every=0))
     none, _ = run(FedAvg(average_models=True, fraction_evaluate=0.0))
     assert bits(every.arrays) == bits(last.arrays) == bits(none.arrays)
-
-
-@every_kind
-def test_a_resumed_run_ends_with_the_same_mean(name: str, arguments: dict[str, Any]) -> None:
-    states: dict[int, tuple[Round, dict[str, Any]]] = {}
-    strategy = averaged(name, arguments)
-
-    def on_round(finished: Round) -> None:
-        states[finished.number] = finished, strategy.state_dict()
-
-    grid = MemoryGrid(quadratics(6))
-    whole = strategy.start(grid, record(initial_model()), num_rounds=5, on_round=on_round)
-    for stop in (2, 5):
-        finished, state = states[stop]
-        resumed, rest = run(averaged(name, arguments), rounds=5, initial_arrays=finished.arrays, resume=state)
-        assert bits(resumed.arrays) == bits(whole.arrays)
-        assert [bits(r.average) for r in rest] == [bits(states[n][0].average) for n in range(stop + 1, 6)]
 
 
 def test_a_run_without_averaging_cannot_resume_with_it() -> None:

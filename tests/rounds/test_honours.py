@@ -1,13 +1,12 @@
 """Which terms of local work a client acts on: it says so, or its replies are refused where a term is sent."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA, FedProx, QFedAvg
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA, FedProx
 from tests.strategies.helpers import ARGUMENTS, BUFFERS, Answer, MemoryGrid, error, make, quadratics
 
 from .helpers import run
@@ -54,17 +53,17 @@ def method(name: str) -> FairStrategy:
     return make(name, ARGUMENTS[name][0], buffers=BUFFERS, unused_rounds=0)
 
 
-@pytest.mark.parametrize("name", SENT)
-def test_a_client_without_a_methods_terms_is_refused_with_remedy(name: str) -> None:
+def test_a_client_without_a_methods_terms_is_refused_with_remedy() -> None:
     clients: dict[str, Answer] = dict(quadratics(3))
-    _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
-    assert set(finished.refused) == {"site-1"} & set(finished.participants)
-    assert set(finished.coefficients) == {"site-0", "site-2"}
-    for words in ("docs/flower.md", "'honours'", *SENT[name]):
-        assert all(words in reason for reason in finished.refused.values())
-    told = client("site-1", on_query=SENT[name])
-    _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": told}), rounds=1)
-    assert finished.refused == {}
+    for name, terms in SENT.items():
+        _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": client("site-1")}), rounds=1)
+        assert set(finished.refused) == {"site-1"} & set(finished.participants)
+        assert set(finished.coefficients) == {"site-0", "site-2"}
+        for words in ("docs/flower.md", "'honours'", *terms):
+            assert all(words in reason for reason in finished.refused.values())
+        honouring = client("site-1", on_query=terms)
+        _, (finished,) = run(method(name), MemoryGrid({**clients, "site-1": honouring}), rounds=1)
+        assert finished.refused == {}
 
 
 def test_that_is_about_all_terms_and_about_no_other_key() -> None:
@@ -73,27 +72,21 @@ def test_that_is_about_all_terms_and_about_no_other_key() -> None:
     assert plain.work == {}
 
 
-@pytest.mark.parametrize("strategy", [FedAvg, FedMGDA, FedFV, lambda **o: QFedAvg(q=1.0, lipschitz=1.0, **o)])
-def test_methods_without_terms_take_clients_that_say_nothing(strategy: Callable[..., FairStrategy]) -> None:
-    grid = MemoryGrid({name: client(name) for name in quadratics(3)})
-    _, (finished,) = run(strategy(buffers=BUFFERS), grid, rounds=1)
-    assert finished.refused == {}
-    assert len(finished.coefficients) == 3
-
-
-def test_terms_that_nobody_can_overlook_in_silence_ask_nothing() -> None:
-    """DRFA's: who overlooks the step of the snapshot has none to reply, and is refused for that."""
-    terms = Terms(server_round=3, local_only=True, local_steps=5, snapshot_step=2)
-    assert terms.work == {}
-    grid = MemoryGrid({name: client(name) for name in quadratics(3)})
-    _, (finished,) = run(method("drfa"), grid, rounds=1)
-    assert finished.refused == {}
-
-
-def test_a_term_of_strength_zero_is_not_sent_and_asks_nothing() -> None:
-    grid = MemoryGrid({name: client(name) for name in quadratics(3)})
-    _, (finished,) = run(FedProx(mu=0.0, buffers=BUFFERS), grid, rounds=1)
-    assert finished.refused == {}
+def test_methods_without_terms_take_clients_that_say_nothing() -> None:
+    """DRFA's, too: who overlooks the step of the snapshot has none to reply, and is refused for that."""
+    options = {"buffers": BUFFERS}
+    for strategy in (
+        FedAvg(**options),
+        FedMGDA(**options),
+        FedFV(**options),
+        FedProx(mu=0.0, **options),
+        method("drfa"),
+    ):
+        grid = MemoryGrid({name: client(name) for name in quadratics(3)})
+        _, (finished,) = run(strategy, grid, rounds=1)
+        assert finished.refused == {}
+        assert set(finished.coefficients) == set(finished.participants)
+    assert Terms(server_round=3, local_only=True, local_steps=5, snapshot_step=2).work == {}
 
 
 def test_a_common_option_asks_as_a_methods_own_term_does() -> None:
@@ -105,16 +98,13 @@ def test_a_common_option_asks_as_a_methods_own_term_does() -> None:
     assert "personal-lambda" not in reason
 
 
-@pytest.mark.parametrize("all_alike", [True, False])
-def test_a_node_that_answers_no_query_may_say_it_in_its_replies(all_alike: bool) -> None:
-    clients: dict[str, Answer] = {
-        name: client(name, on_query=None, on_train=["proximal-mu"]) for name in ("site-0", "site-1")
-    }
-    clients["site-2"] = client("site-2", on_query=None) if all_alike else quadratics(3)["site-2"]
-    _, rounds = run(FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid(clients), rounds=2)
-    for finished in rounds:
-        assert len(finished.coefficients) == (2 if all_alike else 3)
-        assert len(finished.refused) == all_alike
+def test_a_node_that_answers_no_query_may_say_it_in_its_replies() -> None:
+    telling = {name: client(name, on_query=None, on_train=["proximal-mu"]) for name in ("site-0", "site-1")}
+    for last, refused in ((client("site-2", on_query=None), 1), (quadratics(3)["site-2"], 0)):
+        _, rounds = run(FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid({**telling, "site-2": last}), rounds=2)
+        for finished in rounds:
+            assert len(finished.coefficients) == 3 - refused
+            assert len(finished.refused) == refused
 
 
 def test_a_named_node_is_asked_once_if_its_reply_says_nothing() -> None:
@@ -133,18 +123,18 @@ def test_nobody_is_asked_for_the_sake_of_a_method_without_terms() -> None:
     assert asked == []
 
 
-@pytest.mark.parametrize("honours", ["proximal-mu", 7, [1, 2], b"proximal-mu"])
-def test_an_answer_of_another_kind_honours_nothing(honours: Any) -> None:
-    answering = quadratics(1)["site-0"]
+def test_an_answer_of_another_kind_honours_nothing() -> None:
+    for honours in ("proximal-mu", 7, [1, 2], b"proximal-mu"):
 
-    def answer(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.QUERY:
-            about = ConfigRecord({"name": "site-0", "honours": honours})
-            return Message(RecordDict({"client": about}), reply_to=message)
-        return answering(message)
+        def answer(message: Message, honours: Any = honours) -> Message:
+            if message.metadata.message_type == MessageType.QUERY:
+                about = ConfigRecord({"name": "site-0", "honours": honours})
+                return Message(RecordDict({"client": about}), reply_to=message)
+            return quadratics(1)["site-0"](message)
 
-    _, (finished,) = run(FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), MemoryGrid({"site-0": answer}), rounds=1)
-    assert set(finished.refused) == {"site-0"}
+        strategy = FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0)
+        _, (finished,) = run(strategy, MemoryGrid({"site-0": answer}), rounds=1)
+        assert set(finished.refused) == {"site-0"}
 
 
 def test_a_client_without_the_users_rule_is_refused_by_its_key() -> None:

@@ -133,6 +133,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read where Linux tells it")
 def test_a_round_larger_than_the_budget_stays_within_it() -> None:
     """320 MB of updates, of which 100 MB may be held in memory at a time."""

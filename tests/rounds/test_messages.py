@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg
 from tests.strategies.helpers import (
     ARGUMENTS,
-    BUFFERS,
+    CASES,
     MemoryGrid,
     Quadratic,
     initial_model,
@@ -19,7 +18,7 @@ from tests.strategies.helpers import (
     told,
 )
 
-from .helpers import OPTIONS, bits, every_method, run
+from .helpers import OPTIONS, bits, run
 
 MEASURED = {
     **{name: ["loss-before"] for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")},
@@ -59,37 +58,30 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
 """What else the clients are told, from the method's arguments; nothing for the other methods."""
 
 
-@every_method
-def test_train_messages_hold_arrays_and_config_to_the_letter(name: str, arguments: dict[str, Any]) -> None:
-    grid = MemoryGrid(quadratics(6))
-    run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
-    sent = grid.sent_to(MessageType.TRAIN)
-    if name != "drfa":
-        assert [m.content.config_records["config"]["server-round"] for _, m in sent] == [1] * 4 + [2] * 4
-    for _, message in sent:
-        config = dict(message.content.config_records["config"])
-        number = config.pop("server-round")
-        assert type(number) is int
-        assert set(message.content) == {"arrays", "config", *(["control"] if name == "scaffold" and number > 1 else [])}
-        if name in ("scaffold", "feddyn"):
-            assert config.pop("state-round") in range(number)
-        if name == "drfa":
-            assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
-        measured = {"measure": MEASURED[name]} if name in MEASURED else {}
-        expected = {
-            **measured,
-            **({"seed": OPTIONS["seed"]} if OPTIONS.get("seed") else {}),
-            **TERMS.get(name, lambda **_: {})(**arguments),
-        }
-        assert config == expected
-        assert {key: type(value) for key, value in config.items()} == {k: type(v) for k, v in expected.items()}
-        assert message.metadata.ttl == 60.0
-        assert RecordDict.inflate(
-            message.content.deflate(), {child.object_id: child for child in message.content.values()}
-        )
-    for _, message in sent:
-        if message.content.config_records["config"]["server-round"] == 1:
-            assert bits(message.content.array_records["arrays"]) == bits(record(initial_model()))
+def test_train_messages_hold_arrays_and_config_to_the_letter() -> None:
+    for name, arguments in CASES:
+        grid = MemoryGrid(quadratics(6))
+        run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
+        sent = [message for _, message in grid.sent_to(MessageType.TRAIN)]
+        if name != "drfa":
+            assert [m.content.config_records["config"]["server-round"] for m in sent] == [1] * 4 + [2] * 4
+        expected: dict[str, Any] = {"measure": MEASURED[name]} if name in MEASURED else {}
+        expected |= {"seed": OPTIONS["seed"], **TERMS.get(name, lambda **_: {})(**arguments)}
+        for message in sent:
+            content, config = message.content, dict(message.content.config_records["config"])
+            number = config.pop("server-round")
+            assert type(number) is int
+            assert set(content) == {"arrays", "config", *(["control"] if name == "scaffold" and number > 1 else [])}
+            if name in ("scaffold", "feddyn"):
+                assert config.pop("state-round") in range(number)
+            if name == "drfa":
+                assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
+            assert config == expected
+            assert {key: type(value) for key, value in config.items()} == {k: type(v) for k, v in expected.items()}
+            assert message.metadata.ttl == 60.0
+            assert RecordDict.inflate(content.deflate(), {child.object_id: child for child in content.values()})
+            if number == 1:
+                assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
 
 
 def test_the_metrics_needed_are_those_of_the_papers() -> None:
@@ -97,31 +89,23 @@ def test_the_metrics_needed_are_those_of_the_papers() -> None:
         assert method.needs == set(MEASURED.get(name, [])), name
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_common_terms_are_told_where_they_apply(name: str) -> None:
-    own = METHODS[name].own_terms
-    options = {key: value for key, value in {"proximal_mu": 0.25, "personal_lambda": 0.5}.items() if key not in own}
-    grid = MemoryGrid(quadratics(2))
-    run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, **options), grid, rounds=1)
-    alone = MemoryGrid(quadratics(2))
-    run(make(name, ARGUMENTS[name][0], buffers=BUFFERS), alone, rounds=1)
-    with_both, without = (
-        dict(g.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]) for g in (grid, alone)
-    )
-    told = {}
-    if "proximal_mu" not in own:
-        told["proximal-mu"] = 0.25
-    if "personal_lambda" not in own:
-        told |= {"personal-lambda": 0.5, "personal-epochs": 1}
-    assert with_both == {**without, **told}
-    assert not set(told) & set(without)
-    for sent, personal in ((grid, with_both), (alone, without)):
-        evaluated = [m.content.config_records["config"] for _, m in sent.sent_to(MessageType.EVALUATE)]
-        last = [config for config in evaluated if "measure" not in config]
-        assert len(last) == 2
-        for config in last:
-            expected = {key: value for key, value in personal.items() if key in ("personal-lambda", "server-round")}
-            assert dict(config) == expected
+def test_common_terms_are_told_where_they_apply() -> None:
+    for name, method in METHODS.items():
+        options = {"proximal_mu": 0.25, "personal_lambda": 0.5}
+        options = {key: value for key, value in options.items() if key not in method.own_terms}
+        with_both, without = told(make(name, ARGUMENTS[name][0], **options), 1), told(make(name, ARGUMENTS[name][0]), 1)
+        common = {"proximal-mu": 0.25} if "proximal_mu" in options else {}
+        common |= {"personal-lambda": 0.5, "personal-epochs": 1} if "personal_lambda" in options else {}
+        assert with_both == {**without, **common}
+        assert not set(common) & set(without)
+
+
+def test_evaluation_is_told_that_there_is_a_personal_model() -> None:
+    for strategy, expected in ((Ditto(lam=0.0), {"personal-lambda": 0.0}), (FedAvg(proximal_mu=0.25), {})):
+        grid = MemoryGrid(quadratics(2))
+        run(strategy, grid, rounds=1)
+        for _, message in grid.sent_to(MessageType.EVALUATE):
+            assert dict(message.content.config_records["config"]) == {"server-round": 1, **expected}
 
 
 def test_terms_of_strength_zero_are_not_told_but_for_ditto() -> None:

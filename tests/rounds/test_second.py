@@ -1,25 +1,19 @@
 """A second update in each reply: it is screened as the first, is a row of the Gram matrix, and part of the step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from numpy.typing import NDArray
 
-from fairbloom.client.local import NO_VECTORS, LocalClient, StateDict, Update
 from fairbloom.protocol.names import ARRAYS_DISPARITY
-from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round, size_on_the_wire
 from fairbloom.rounds.updates import FloatArray
-from fairbloom.simulation.clients import LocalClients
-from fairbloom.simulation.dispatch.workers import WorkerClients
-from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import FairStrategy
-from fairbloom.tasks import load_task
 from tests.strategies.helpers import (
     BUFFERS,
     TRAINABLE,
@@ -32,6 +26,7 @@ from tests.strategies.helpers import (
     record,
     unflat,
     unpack,
+    without,
 )
 
 from .helpers import run
@@ -97,13 +92,6 @@ def changed(**arrays: NDArray[Any] | None) -> Fault:
     return fault
 
 
-def without(name: str) -> Fault:
-    def fault(sent: Message, reply: Message) -> list[Message]:
-        return [Message(RecordDict({k: v for k, v in reply.content.items() if k != name}), reply_to=sent)]
-
-    return fault
-
-
 # Rows -----------------------------------------------------------------------------------------------------------------
 
 
@@ -164,9 +152,10 @@ def test_bytes_count_the_arrays_of_both_records() -> None:
 NAN = np.array([np.nan, 0.0, 0.0], np.float32)
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
+def test_an_unusable_second_record_is_refused_by_name() -> None:
+    """And the round ends as without it; neither record stands in for the other."""
+    (absent,) = rounds_of(Both(buffers=BUFFERS), faults={("site-2", 1): lambda sent, reply: []})
+    for fault, reason in (
         (without(ARRAYS_DISPARITY), "ArrayRecord 'arrays-disparity' is missing"),
         (without("arrays"), "ArrayRecord 'arrays' is missing"),
         (changed(bias=None), "ArrayRecord 'arrays-disparity': array 'bias' is missing"),
@@ -174,15 +163,11 @@ NAN = np.array([np.nan, 0.0, 0.0], np.float32)
         (changed(bias=np.zeros(3, np.int64)), "ArrayRecord 'arrays-disparity': array 'bias' has dtype int64"),
         (changed(bias=NAN), "array 'bias' of the arrays-disparity is not finite"),
         (changed(bias=np.full(3, 1e30, np.float32)), "its arrays-disparity has the length 1.73205e+30"),
-    ],
-)
-def test_an_unusable_second_record_is_refused_by_name(fault: Fault, reason: str) -> None:
-    """And the round ends as without it; neither record stands in for the other."""
-    (one,) = rounds_of(Both(buffers=BUFFERS), faults={("site-2", 1): fault})
-    (absent,) = rounds_of(Both(buffers=BUFFERS), faults={("site-2", 1): lambda sent, reply: []})
-    assert list(one.refused) == ["site-2"]
-    assert reason in one.refused["site-2"]
-    assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
+    ):
+        (one,) = rounds_of(Both(buffers=BUFFERS), faults={("site-2", 1): fault})
+        assert list(one.refused) == ["site-2"]
+        assert reason in one.refused["site-2"]
+        assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
 
 
 def test_second_updates_are_compared_with_each_other() -> None:
@@ -196,45 +181,3 @@ def test_when_all_lack_the_record_the_run_says_what_it_needs() -> None:
     faults = {(f"site-{k}", 1): without(ARRAYS_DISPARITY) for k in range(4)}
     with pytest.raises(NothingLearnedError, match="lack the ArrayRecord 'arrays-disparity', which Both needs"):
         rounds_of(Both(buffers=BUFFERS), faults=faults)
-
-
-# Engines --------------------------------------------------------------------------------------------------------------
-
-
-class TwoModels(LocalClient):
-    """A client that replies, as its second model, the received one moved along its update, in its trainable arrays."""
-
-    def train(self, received: StateDict, terms: Terms, sent: Mapping[str, StateDict] = NO_VECTORS) -> Update:
-        update = super().train(received, terms, sent)
-        second = {name: received[name] + 3.0 * (update.arrays[name] - received[name]) for name in received}
-        return Update({name: each.clone() for name, each in update.arrays.items()}, update.metrics, second)
-
-
-def two_models(engine: type[LocalClients]) -> type[LocalClients]:
-    def local(self: LocalClients, name: str) -> LocalClient:
-        return TwoModels(**vars(engine.local(self, name)))
-
-    return type("Clients", (engine,), {"local": local})
-
-
-@pytest.mark.parametrize("gigabytes", [0.0, 1e-6])
-def test_the_engines_hand_second_models_over(gigabytes: float) -> None:
-    """In memory, or in a file where they are more than the budget."""
-    config = {"clients": 4, "device": "cpu", "batch-size": 20, "memory": gigabytes}
-    engines: dict[str, Callable[[], LocalClients]] = {
-        "loop": lambda: two_models(LoopClients)(Both(), config),
-        "workers": lambda: two_models(WorkerClients)(Both(), config, workers=2),  # type: ignore[call-arg]
-    }
-    model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
-    seen: dict[str, FloatArray] = {}
-    for name, make in engines.items():
-        clients = make()
-        trained = clients.train(clients.online(1), model, Terms(server_round=1))
-        clients.close()
-        assert trained.refused.reasons == {}
-        assert trained.second is not None
-        assert isinstance(trained.second.matrix, np.memmap) == (gigabytes > 0.0)
-        u, v = (np.array(each.vectors.blocks[0]) for each in (trained.updates, trained.second))
-        np.testing.assert_allclose(v, 3.0 * u, rtol=1e-4, atol=1e-6)
-        seen[name] = v
-    np.testing.assert_array_equal(seen["loop"], seen["workers"])

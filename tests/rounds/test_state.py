@@ -9,17 +9,18 @@ from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, FedFV, Round
 from tests.strategies.helpers import (
     BUFFERS,
-    TRAINABLE,
+    CASES,
     MemoryGrid,
     flat,
     initial_model,
     make,
     quadratics,
     record,
+    unflat,
     unpack,
 )
 
-from .helpers import OPTIONS, bits, every_method, run
+from .helpers import OPTIONS, bits, run
 
 
 class Counting(FedAvg):
@@ -43,30 +44,23 @@ def assert_plain(value: Any) -> None:
         assert all(type(key) is str for key in value)
 
 
-@every_method
-def test_a_run_resumed_from_its_state_ends_with_the_same_bits(name: str, arguments: dict[str, Any]) -> None:
-    states: dict[int, dict[str, Any]] = {}
-    strategy = make(name, arguments, **OPTIONS)
-    finished: list[Round] = []
+def test_a_run_resumed_from_its_state_ends_with_the_same_bits() -> None:
+    for name, arguments in CASES:
+        states, finished, strategy = list[dict[str, Any]](), list[Round](), make(name, arguments, **OPTIONS)
 
-    def on_round(r: Round) -> None:
-        finished.append(r)
-        states[r.number] = strategy.state_dict()
+        def on_round(r: Round, strategy: Any = strategy, finished: Any = finished, states: Any = states) -> None:
+            finished.append(r)
+            states.append(strategy.state_dict())
 
-    whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=6, on_round=on_round)
-    stop = 3
-    assert_plain(states[stop])
-    resumed, rest = run(
-        make(name, arguments, **OPTIONS),
-        MemoryGrid(quadratics(6), seed=9),
-        rounds=6,
-        initial_arrays=finished[stop - 1].arrays,
-        resume=states[stop],
-    )
-    assert bits(resumed.arrays) == bits(whole.arrays)
-    assert [r.number for r in rest] == list(range(stop + 1, 7))
-    assert [r.coefficients for r in rest] == [r.coefficients for r in finished[stop:]]
-    assert [r.evaluations for r in rest] == [r.evaluations for r in finished[stop:]]
+        whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=4, on_round=on_round)
+        stop = 2
+        assert_plain(states[stop - 1])
+        before: dict[str, Any] = {"initial_arrays": finished[stop - 1].arrays, "resume": states[stop - 1]}
+        resumed, rest = run(make(name, arguments, **OPTIONS), MemoryGrid(quadratics(6), seed=9), rounds=4, **before)
+        assert bits(resumed.arrays) == bits(whole.arrays), (name, arguments)
+        assert [r.number for r in rest] == list(range(stop + 1, 5))
+        assert [r.coefficients for r in rest] == [r.coefficients for r in finished[stop:]], (name, arguments)
+        assert [r.evaluations for r in rest] == [r.evaluations for r in finished[stop:]]
 
 
 def test_a_state_does_not_change_while_the_run_goes_on() -> None:
@@ -94,8 +88,7 @@ def test_a_row_of_several_updates_is_kept_as_their_combination() -> None:
     for _ in range(3):
         U = np.array([flat(model) - flat(c.trained(model)) for c in clients.values()])
         v = 0.5 * v + n / n.sum() @ U
-        places = np.split(flat(model) - v, np.cumsum([model[key].size for key in TRAINABLE])[:-1])
-        model |= {key: place.reshape(model[key].shape) for key, place in zip(TRAINABLE, places, strict=True)}
+        model |= unflat(flat(model) - v, model)
     np.testing.assert_allclose(flat(unpack(result.arrays)), flat(model), rtol=2e-5)
 
 
