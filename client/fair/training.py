@@ -2,256 +2,247 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import BatchSampler, DataLoader, Subset
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol import names as wire
-from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.names import ACCURACY, LEARNING_RATE, LOSS
 from fairbloom.protocol.terms import Terms
 
+from ..generators import seed_all
 from ..honoured import Honoured
 from ..metrics import AFTER, BEFORE, OF_EVALUATION, ON_TRAINING, WORK_METRICS, Measurement, WorkDone, requested_metrics
+from ..rules.base import Rule
 from ..rules.proximal import ProximalTerm
 from ..rules.registry import kinds_of
 from ..rules.steps import ClientMomentum
-from . import randomness
-from .steps import OptimizerSteps
 
 Function = Callable[..., Any]
-Loader = DataLoader[Any]
-
-_MEASURED = {each.pattern for each in (BEFORE, AFTER, *OF_EVALUATION) if each is not ON_TRAINING}
 
 HONOURED = Honoured(
     hooks=frozenset({"pull", "replace_steps"}),
     work=frozenset({"pull", "momentum"}),
-    metrics=frozenset({*_MEASURED, *WORK_METRICS}),
+    metrics=frozenset({*WORK_METRICS, *(m.pattern for m in (BEFORE, AFTER, *OF_EVALUATION) if m is not ON_TRAINING)}),
     rules=frozenset({ProximalTerm, ClientMomentum}),
 )
 """What a user's functions can do; their local work is the user's own."""
 
-BATCH_SIZE = 32
-"""Examples that are measured at once where a loader does not say how many."""
 
-FEWEST_EXAMPLES = 5
-"""Fewest examples whose mean loss an error may tell the server, where there are as many."""
-
-RETURNED = "it must return (loss, accuracy), (loss, a dict with accuracy) or a dict with loss and accuracy"
-
-
+@dataclass
 class Session:
     """The work for one message: what its terms make of a call of the training function.
 
-    Parameters
-    ----------
-    received
-        The shapes of the received arrays by their names.
-    load
-        Makes a loader of the training data; None: they are those of the call's only loader.
-    draw
-        Seeds what the training draws; None: it draws from generators that nobody seeds.
-    checked
-        Whether the test function was checked before: it must return a mean over examples.
+    `received` has the shapes of the received arrays by their names. `load` makes a loader of the training data; None:
+    they are those of the call's only loader. The training draws from `seed`; None: from generators that nobody seeds.
+    `is_checked` says whether the test function is known to return a mean. `metrics` are named as on the wire.
     """
 
-    def __init__(
-        self,
-        train: Function,
-        test: Function,
-        terms: Terms,
-        received: Mapping[str, tuple[int, ...]],
-        *,
-        load: Callable[[], Any] | None,
-        draw: Callable[[], None] | None,
-        checked: bool,
-    ) -> None:
-        self.metrics: dict[str, float] = {}
-        """What was measured, by its name on the wire."""
-        self._train, self._test, self._terms, self._received = train, test, terms, received
-        self._load, self._draw, self.checked = load, draw, checked
-        self._rules = [kind(terms) for kind in kinds_of(terms)]
-        measures = [f"measure = {' '.join(terms.measure)}"] if terms.measure else []
-        self._asked = ", ".join([*map(str, self._rules), *measures])
-        self._called = False
+    train: Function
+    test: Function
+    terms: Terms
+    received: Mapping[str, tuple[int, ...]]
+    load: Callable[[], Any] | None
+    seed: int | None
+    is_checked: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self._rules = [kind(self.terms) for kind in kinds_of(self.terms)]
+        self.asked = ", ".join([*map(str, self._rules), *(f"measure = {name}" for name in self.terms.measure)])
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the training function on the terms; ReportableError names what the functions cannot do."""
-        if self._called and self._asked:
-            raise ReportableError(
-                f"{_name(self._train)}() was called twice for one message: its terms hold for one call, and the server "
-                f"asks for {self._asked}"
-            )
-        self._called = True
-        arguments = name_arguments(self._train, args, kwargs) if self._asked else {}
-        model = find_model(self._train, arguments, self._received) if self._asked else nn.Identity()
-        anchor = {p: p.detach().clone() for p in model.parameters() if p.requires_grad}
-        by = ", ".join(map(str, self._rules))
-        pull = sum(rule.pull() for rule in self._rules)
-        momentum = next((rule.momentum for rule in self._rules if isinstance(rule, ClientMomentum)), None)
-        steps = OptimizerSteps(anchor, by, pull=pull, momentum=momentum, seeded=self._draw is not None)
+        self.calls += 1
+        arguments = name_arguments(self.train, args, kwargs) if self.asked else {}
+        model = find_model(arguments, self.received) if self.asked else nn.Identity()
+        steps = ModelSteps(model, self._rules, seeded=self.seed is not None)
         self._measure(BEFORE, model, arguments)
-        if self._draw is not None:
-            self._draw()
-        with steps.watched():
-            outcome = self._train(*args, **kwargs)
-        if by:
-            steps.check_taken(by)
+        if self.seed is not None:
+            seed_all(self.seed)
+        with register_optimizer_step_pre_hook(steps.begin):
+            outcome = self.train(*args, **kwargs)
+        if not steps.rates and (self._rules or LEARNING_RATE in self.terms.measure):
+            raise ReportableError(f"{self.asked}: no optimizer of torch.optim took a step on the model of the training")
         self._measure(AFTER, model, arguments)
-        done = WorkDone(steps.learning_rate, lambda: ((old, new) for new, old in anchor.items()), steps.rate_sum)
-        self.metrics |= requested_metrics(self._terms.measure, {}, done)
+        changes = [(old, new) for new, old in steps.anchor.items()]
+        done = WorkDone(lambda: steps.single_rates()[0], lambda: changes, lambda: math.fsum(steps.single_rates()))
+        self.metrics |= requested_metrics(self.terms.measure, {}, done)
         return outcome
 
-    def check_called(self) -> None:
-        """Raise ReportableError when the terms ask for something, and the training function was not called."""
-        if self._asked and not self._called:
-            raise ReportableError(
-                f"the server asks for {self._asked}, but the client's train handler did not call the function that "
-                f"fair() returned: {ADVICE}"
-            )
-
     def _measure(self, measurement: Measurement, model: nn.Module, arguments: Mapping[str, Any]) -> None:
-        """Measure the model as it is now on all training examples, where that is asked for."""
-        asked = measurement.requests(self._terms.measure)
+        """Measure the model as it is now on all training examples, batch by batch, where that is asked for."""
+        asked = measurement.requests(self.terms.measure)
         if not asked:
             return
-        loader = self._loader(f"measure = {', '.join(asked)}", arguments)
-        size, count = loader.batch_size or BATCH_SIZE, len(loader.dataset)  # type: ignore[arg-type] # it has a length
-        batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        loader = find_loader(arguments, self.load, f"measure = {', '.join(asked)}")
+        examples, size = range(len(loader.dataset)), loader.batch_size or 32  # type: ignore[arg-type] # Sized
 
-        def scores_of(batch: Sequence[int]) -> dict[str, float]:
+        def scores_of(batch: Sequence[int]) -> Mapping[str, float]:
             part = DataLoader(Subset(loader.dataset, batch), batch_size=len(batch), collate_fn=loader.collate_fn)
-            return read_scores(self._test, self._test(**self._arguments_of_test(model, part, arguments)))
+            return read_scores(self.test(**arguments_of(self.test, model, part, arguments)), {LOSS, *asked.values()})
 
-        with left_unchanged(model), torch.no_grad():
-            if not self.checked:
-                check_mean(self._test, scores_of, range(min(max(size, FEWEST_EXAMPLES), count)))
-                self.checked = True
-            scores = [scores_of(batch) for batch in batches]
-        for name, score in asked.items():
-            if any(score not in each for each in scores):
-                raise ReportableError(f"measure = {name}: {_name(self._test)}() returns no {score}; {RETURNED}")
-            totals = (each[score] * len(batch) for each, batch in zip(scores, batches, strict=True))
-            self.metrics[name] = math.fsum(totals) / count
-
-    def _loader(self, term: str, arguments: Mapping[str, Any]) -> Loader:
-        """Return a loader with the training data: the user's own, or the only one of the call."""
-        remedy = "give fair(..., training_data=load), where load(context) returns a DataLoader of the training data"
-        loaders = {name: value for name, value in arguments.items() if isinstance(value, DataLoader)}
-        if self._load is not None:
-            loaders = {"training_data": self._load()}
-        elif len({id(each) for each in loaders.values()}) != 1:
-            given = f"with the DataLoaders {', '.join(loaders)}" if loaders else "without a DataLoader"
-            raise ReportableError(f"{term}: {_name(self._train)}() was called {given}: {remedy}")
-        name, loader = next(iter(loaders.items()))
-        if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__len__") or loader.batch_sampler is None:
-            needed = "a DataLoader that makes batches of a dataset with a length"
-            raise ReportableError(f"{term}: {name} must be {needed}, got {type(loader).__name__}: {remedy}")
-        if not len(loader.dataset):
-            raise ReportableError(f"{term}: the dataset of {name} has no examples")
-        return loader
-
-    def _arguments_of_test(self, model: nn.Module, loader: Loader, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the test function is called with: model, loader, and the call's values by their names.
-
-        Of its parameters without default that the training function has no value for, the one that has the name of the
-        training function's model takes the model, or else the first; the next takes the loader.
-        """
-        own = {name for name, value in arguments.items() if value is model}
-        taken = {name for name, value in arguments.items() if isinstance(value, DataLoader)} | own
-        parameters = [p for p in inspect.signature(self._test).parameters.values() if p.kind not in _VARIABLE]
-        values = {p.name: arguments[p.name] for p in parameters if p.name in arguments.keys() - taken}
-        vacant = [p.name for p in parameters if p.name not in values and p.default is p.empty]
-        vacant.sort(key=lambda name: name not in own)
-        if len(vacant) != 2:
-            raise ReportableError(
-                f"{_name(self._test)}() must take the model, a loader, and values that {_name(self._train)}() has by "
-                f"the same name or that have a default; without a value are {', '.join(vacant) or 'none'}"
-            )
-        return {**values, vacant[0]: model, vacant[1]: loader}
-
-
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-@contextmanager
-def left_unchanged(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode; its modes and the global random generators are afterwards as before."""
-    modes = [(module, module.training) for module in model.modules()]
-    with randomness.kept():
+        modes = [(module, module.training) for module in model.modules()]
         model.eval()
-        yield
-    for module, training in modes:
-        module.training = training
+        with torch.no_grad():
+            if not self.is_checked:
+                check_mean(scores_of, examples[: max(size, 5)])  # 5: its error tells the server a mean over these
+                self.is_checked = True
+            found = [(len(batch), scores_of(batch)) for batch in BatchSampler(examples, size, drop_last=False)]
+        for module, training in modes:
+            module.training = training
+        for name, score in asked.items():
+            self.metrics[name] = math.fsum(count * scores[score] for count, scores in found) / len(examples)
 
 
-def check_mean(test: Function, scores_of: Callable[[Sequence[int]], dict[str, float]], batch: range) -> None:
+class ModelSteps:
+    """The steps that optimizers take on a model; the proximal term and the momentum of rules are added to each.
+
+    Steps of optimizers that have none of its trained parameters are left alone. With `seeded`, the server knows the
+    seed of what the training draws, so an optimizer that adds noise is refused.
+
+    `anchor` has the model's trained parameters, each with a copy of what it was at first, to which it is pulled;
+    `rates` the learning rates of each step, several where groups of parameters have their own.
+    """
+
+    def __init__(self, model: nn.Module, rules: Sequence[Rule], *, seeded: bool) -> None:
+        self.anchor = {each: each.detach().clone() for each in model.parameters() if each.requires_grad}
+        self.rates = list[list[float]]()
+        self._pull = sum(rule.pull() for rule in rules)
+        self._momentum = next((rule.momentum for rule in rules if isinstance(rule, ClientMomentum)), None)
+        self._by, self._seeded, self._known = ", ".join(map(str, rules)), seeded, set[Optimizer]()
+
+    def single_rates(self) -> list[float]:
+        """Return the learning rate of each step; raise ReportableError where one has several."""
+        if several := [rates for rates in self.rates if len(rates) > 1]:
+            raise ReportableError(f"the optimizer has several learning rates, {several[0]}, and one is measured")
+        return [rate for (rate,) in self.rates]
+
+    def begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Add to a step that begins; return its arguments where its closure was called here."""
+        if self._seeded and optimizer not in self._known:
+            refuse_noise(optimizer)
+        self._known.add(optimizer)
+        mine = [each for group in optimizer.param_groups for each in group["params"] if each in self.anchor]
+        if not mine:
+            return None
+        self.rates.append(sorted({float(group["lr"]) for group in optimizer.param_groups}))
+        for group in optimizer.param_groups if self._momentum is not None else ():
+            if "momentum" not in group:
+                raise ReportableError(f"{self._by}: {type(optimizer).__name__} has no momentum; torch.optim.SGD has")
+            group["momentum"] = self._momentum
+        if not self._pull:
+            return None
+        if isinstance(optimizer, LBFGS):
+            raise ReportableError(f"{self._by}: LBFGS computes several gradients in a step; use another optimizer")
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        scale = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides gradients itself
+        for parameter in mine:
+            if parameter.grad is not None:
+                away = parameter.detach() - self.anchor[parameter].to(parameter.device)
+                parameter.grad.add_(away if scale is None else away * scale, alpha=self._pull)
+        return None if closure is None else (args[:1], {**kwargs, "closure": lambda: loss})
+
+
+def refuse_noise(optimizer: Optimizer) -> None:
+    """Raise ReportableError where an optimizer adds noise, or another that calls its step: hooks do not see Opacus'."""
+    callers = (frame.f_locals.get("self") for frame, _ in islice(traceback.walk_stack(None), 8))
+    for each in (optimizer, *callers):
+        if isinstance(each, Optimizer) and getattr(each, "noise_multiplier", False):
+            raise ReportableError(
+                f"{type(each).__name__} adds noise for differential privacy, but this app is seeded, so the server can "
+                "draw the same noise and remove it: write fair(..., seeded=False)"
+            )
+
+
+def name_arguments(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names of their parameters, with defaults; others by their places."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    by_place = {f"argument {place}": each for place, each in enumerate(bound.args, start=1)}
+    return {**by_place, **bound.arguments, **bound.kwargs}
+
+
+def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    """Return the one module with trained parameters among arguments; of several, the one that fits what came."""
+    modules = {each: name for name, each in arguments.items() if isinstance(each, nn.Module)}
+    trained = {each: name for each, name in modules.items() if any(p.requires_grad for p in each.parameters())}
+    shapes = {each: {name: (*array.shape,) for name, array in each.state_dict().items()} for each in trained}
+    found = [each for each in trained if len(trained) == 1 or shapes[each] == received]
+    if len(found) != 1:
+        given = f"the models {', '.join(trained.values())}" if trained else "no torch.nn.Module with trained parameters"
+        remedy = "give it the one that is trained, and freeze others (requires_grad_(False)) or leave them out"
+        raise ReportableError(f"the training function was called with {given}: {remedy}")
+    return found[0]
+
+
+def find_loader(arguments: Mapping[str, Any], load: Callable[[], Any] | None, term: str) -> DataLoader[Any]:
+    """Return a loader with the training data: what `load` returns, or the only one among arguments."""
+    offered = arguments if load is None else {"training_data": load()}
+    given = {each: name for name, each in offered.items() if isinstance(each, DataLoader)}
+    one = next(iter(given)) if len(given) == 1 else None
+    if one is None or one.batch_sampler is None or not isinstance(one.dataset, Sized) or not len(one.dataset):
+        raise ReportableError(
+            f"{term} needs one DataLoader that makes batches of a dataset with a length above 0, and there is "
+            f"{', '.join(given.values()) or 'none'}: give fair(..., training_data=load), where load(context) returns it"
+        )
+    return one
+
+
+def arguments_of(test: Function, model: nn.Module, loader: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a test function is called with: model, loader, and values of the training function by their names.
+
+    The model takes the parameter that has its name in the training function, or else the first; the loader the next
+    one, of those without such a value if there are any.
+    """
+    values = {name: each for name, each in arguments.items() if each is not model and not isinstance(each, DataLoader)}
+    parameters = inspect.signature(test).parameters
+    needed = [name for name, each in parameters.items() if each.default is each.empty and str(each)[0] != "*"]
+    needed.sort(key=lambda name: (arguments.get(name) is not model, name in values))
+    if len(needed) < 2 or not values.keys() >= {*needed[2:]}:
+        raise ReportableError(
+            "the test function must take the model, a loader, and what has a default or is a parameter of the training "
+            f"function; it takes {', '.join(needed)}"
+        )
+    return {**{name: values[name] for name in parameters if name in values}, needed[0]: model, needed[1]: loader}
+
+
+def check_mean(scores_of: Callable[[Sequence[int]], Mapping[str, float]], batch: range) -> None:
     """Raise ReportableError where a batch and the same batch doubled have different losses."""
-    once, twice = (scores_of(each)[wire.LOSS] for each in (batch, [*batch, *batch]))
+    once, twice = (scores_of(each)[LOSS] for each in (batch, [*batch, *batch]))
     if math.isfinite(once) and math.isfinite(twice) and not math.isclose(once, twice, rel_tol=1e-3):
         raise ReportableError(
-            f"{_name(test)}() must return the mean loss over examples: it returned {once:.6g} for {len(batch)} "
+            f"the test function must return the mean loss over examples: it returned {once:.6g} for {len(batch)} "
             f"examples, and {twice:.6g} for the same examples twice; divide a sum over examples by their number, and a "
             "sum of batches' means by the number of batches"
         )
 
 
-def name_arguments(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by the names of their parameters, defaults and those of * and ** included."""
-    signature = inspect.signature(function)
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    named: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            named |= {f"{name}[{place}]": each for place, each in enumerate(value)}
-        else:
-            named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-    return named
-
-
-def find_model(train: Function, arguments: Mapping[str, Any], received: Mapping[str, tuple[int, ...]]) -> nn.Module:
-    """Return the one module with trained parameters among the arguments; of several, the one that fits what came."""
-    modules = {name: each for name, each in arguments.items() if isinstance(each, nn.Module)}
-    trained = {name: each for name, each in modules.items() if any(p.requires_grad for p in each.parameters())}
-    if len({id(each) for each in trained.values()}) > 1:
-        shapes = {name: {key: (*a.shape,) for key, a in each.state_dict().items()} for name, each in trained.items()}
-        trained = {name: each for name, each in trained.items() if shapes[name] == received} or trained
-    if len({id(each) for each in trained.values()}) != 1:
-        given = f"the models {', '.join(trained)}" if trained else "no torch.nn.Module that has trained parameters"
-        raise ReportableError(
-            f"{_name(train)}() was called with {given}: give it the model that is trained as an argument, and freeze "
-            "others (requires_grad_(False)) or leave them out"
-        )
-    return next(iter(trained.values()))
-
-
-def read_scores(function: Function, returned: Any) -> dict[str, float]:
-    """Return loss and accuracy among what a test function returned; without the accuracy where there is none."""
-    found = {}
-    if isinstance(returned, tuple | list) and len(returned) == 2:
-        loss, other = returned
-        found = {wire.LOSS: loss, **({wire.ACCURACY: other} if not isinstance(other, Mapping) else other)}
-    elif isinstance(returned, Mapping):
-        found = dict(returned)
+def read_scores(returned: Any, needed: set[str]) -> dict[str, float]:
+    """Return loss and accuracy among what a test function returned, as far as they are needed."""
+    match returned:
+        case (loss, Mapping() as others):
+            returned = {LOSS: loss, **others}
+        case (loss, accuracy):
+            returned = {LOSS: loss, ACCURACY: accuracy}
     try:
-        numbers = {name: float(found[name]) for name in (wire.LOSS, wire.ACCURACY) if name in found}
-    except (TypeError, ValueError):
-        numbers = {}
-    if wire.LOSS not in numbers:
-        what = f"{_name(function)}() returned {type(returned).__name__}"
-        raise ReportableError(f"{what} {str(returned)[:60]!r}; {RETURNED}", f"{what}; {RETURNED}")
-    if not 0.0 <= numbers.get(wire.ACCURACY, 0.0) <= 1.0:
-        accuracy = numbers[wire.ACCURACY]
-        raise ReportableError(f"{_name(function)}() returned the accuracy {accuracy:g}: it must be a share in [0, 1]")
+        numbers = {name: float(returned[name]) for name in needed}
+    except (LookupError, TypeError, ValueError):
+        raise ReportableError(
+            "the test function must return (loss, accuracy), (loss, a dict with accuracy) or a dict with loss and "
+            f"accuracy, not {type(returned).__name__}"
+        ) from None
+    if not 0.0 <= numbers.get(ACCURACY, 0.0) <= 1.0:
+        raise ReportableError(f"the test function returned the accuracy {numbers[ACCURACY]:g}: it must be in [0, 1]")
     return numbers
-
-
-def _name(function: Function) -> str:
-    return getattr(function, "__name__", "the function")

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from fairbloom.client.generators import all_seeded
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS_DISPARITY, LOSS, SNAPSHOT
 from fairbloom.protocol.parameters import Parameter, parameters_of
@@ -35,7 +36,6 @@ from .subject import (
     Subject,
     initial_model,
     ordinary_situation,
-    other_generators,
     run_config,
     unknown_metrics,
 )
@@ -569,9 +569,9 @@ def check_determinism(subject: Subject) -> Finding:
     situation, method = ordinary_situation(5, seed=4), subject.create()
     cohort = subject.ask(method, situation).cohort
     first = subject.weigh(method, cohort, situation.description)
-    with other_generators(seed=1):
+    with all_seeded(1):
         others = {"asked once more": subject.weigh(method, cohort, situation.description)}
-    with other_generators(seed=2):
+    with all_seeded(2):
         fresh = subject.create()
         others["made afresh"] = subject.weigh(fresh, subject.ask(fresh, situation).cohort, situation.description)
     remedy = (
@@ -587,9 +587,9 @@ def check_determinism(subject: Subject) -> Finding:
                 f"{what}, {again[place]:.6g}. {remedy}"
             )
     if not unknown_metrics(method):
-        with other_generators(seed=3):
+        with all_seeded(3):
             rounds = subject.run_rounds(subject.create(fraction_train=0.5), 3)
-        with other_generators(seed=4):
+        with all_seeded(4):
             again_rounds = subject.run_rounds(subject.create(fraction_train=0.5), 3)
         for one, other in zip(rounds, again_rounds, strict=True):
             if round_bits(one) != round_bits(other):

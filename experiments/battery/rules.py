@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairbloom.client.generators import all_seeded
 from fairbloom.client.rules.arrays import check_finite
 from fairbloom.client.rules.at_work import RuleAtWork
 from fairbloom.client.rules.base import Arrays, StepsTaken
@@ -29,7 +30,7 @@ from fairbloom.strategies import FairStrategy, FedAvg
 from fairbloom.tasks.files.targets import join_names
 
 from .properties import LEARNED_ROUNDS, Finding, Status, client_losses, round_bits
-from .subject import Failure, Raised, initial_model, other_generators, run_config, run_rounds
+from .subject import Failure, Raised, initial_model, run_config, run_rounds
 
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
 """The trainable parameters of a made-up model."""
@@ -166,7 +167,7 @@ def check_determinism(subject: RuleSubject) -> Finding:
 
 
 def _play_two(subject: RuleSubject, seed: int) -> tuple[Arrays, dict[str, Tensor]]:
-    with other_generators(seed):
+    with all_seeded(seed):
         *_, last = islice(subject.play_rounds(0), 2)
         return last
 

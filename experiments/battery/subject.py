@@ -2,7 +2,6 @@
 
 import logging
 import math
-import random
 import sys
 import traceback
 import warnings
@@ -424,18 +423,3 @@ def silence() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         log.setLevel(level)
-
-
-@contextmanager
-def other_generators(seed: int) -> Iterator[None]:
-    """Let all global generators of random numbers be in another state for a while, as in another process."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)

@@ -533,11 +533,11 @@ def test_what_a_test_function_may_return(returned: Any, expected: dict[str, floa
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (None, "returned NoneType 'None'; it must return"),
-        ((1.0, 2.0, 3.0), "returned tuple"),
-        ({"accuracy": 0.5}, "returned dict"),
-        ((1.0, 87.5), "the accuracy 87.5: it must be a share"),
-        ((1.0, {"f1": 0.5}), "measure = accuracy-before: .* returns no accuracy"),
+        (None, "must return .* not NoneType"),
+        ((1.0, 2.0, 3.0), "not tuple"),
+        ({"accuracy": 0.5}, "not dict"),
+        ((1.0, 87.5), "the accuracy 87.5: it must be in"),
+        ((1.0, {"f1": 0.5}), "a dict with accuracy"),
     ],
 )
 def test_what_it_may_not_return(returned: Any, words: str) -> None:
@@ -569,7 +569,7 @@ def needing_a_criterion(model: nn.Module, loader: Any, criterion: Any) -> tuple[
     [
         (
             needing_a_criterion,
-            r"needing_a_criterion\(\) must take .* train_point.* without a value are model, loader, criterion",
+            "the test function must take .* it takes model, loader, criterion",
         ),
         (lambda model: (1.0, 1.0), "must take the model, a loader"),
     ],
@@ -663,7 +663,7 @@ def with_two_rates(model: nn.Module, loader: Any, epochs: int) -> float:
         (with_lbfgs, {"proximal-mu": 0.1}, "proximal-mu = 0.1: LBFGS"),
         (by_hand, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer of torch.optim took a step"),
         (by_hand, {"measure": ["learning-rate"]}, "measure = learning-rate: no optimizer"),
-        (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model of the training function"),
+        (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model"),
         (with_two_rates, {"measure": ["learning-rate"]}, "the optimizer has several learning rates, .0.1, 7.0."),
         *(
             (train_point, told, f"{key}.*: .*own client with a task of yours")
@@ -703,7 +703,7 @@ def test_a_handler_that_does_not_call_the_function_is_told_so() -> None:
         return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
 
     assert set(ask(app)) == {"arrays", "metrics"}
-    with pytest.raises(ValueError, match=r"asks for proximal-mu = 0.1, measure = loss-before, but .* did not call"):
+    with pytest.raises(ValueError, match="asks for proximal-mu = 0.1, measure = loss-before, .* called it 0 times"):
         ask(app, told={"proximal-mu": 0.1, "measure": ["loss-before"]})
 
 
@@ -720,7 +720,7 @@ def test_a_second_call_for_one_message_is_refused_with_terms() -> None:
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
     assert trained(ask(app)) == pytest.approx(steps(BATCHES * 2), rel=1e-12)
-    with pytest.raises(ValueError, match=r"train_point\(\) was called twice .* asks for proximal-mu = 0.1"):
+    with pytest.raises(ValueError, match="asks for proximal-mu = 0.1, .* called it 2 times"):
         ask(app, told={"proximal-mu": 0.1})
 
 

@@ -72,12 +72,12 @@ def test_training_data_of_the_user_are_measured() -> None:
 @pytest.mark.parametrize(
     ("data", "how", "words"),
     [
-        ((POINTS,), {}, "measure = loss-before: train_on_examples.. was called without a DataLoader: .*training_data="),
-        ((LOADER, DataLoader(POINTS)), {}, "with the DataLoaders dataset, other: .*training_data="),
-        ((POINTS,), {"training_data": lambda where: POINTS}, "training_data must be a DataLoader"),
-        ((DataLoader(ITERABLE),), {}, "dataset must be a DataLoader that makes batches of a dataset with a length"),
-        ((DataLoader(POINTS, batch_size=None),), {}, "dataset must be a DataLoader that makes batches"),
-        ((DataLoader(TensorDataset(EXAMPLES[:0])),), {}, "the dataset of dataset has no examples"),
+        ((POINTS,), {}, "measure = loss-before needs one DataLoader .* there is none: give .*training_data="),
+        ((LOADER, DataLoader(POINTS)), {}, "there is dataset, other: .*training_data="),
+        ((POINTS,), {"training_data": lambda where: POINTS}, "there is none"),
+        ((DataLoader(ITERABLE),), {}, "there is dataset: "),
+        ((DataLoader(POINTS, batch_size=None),), {}, "there is dataset: "),
+        ((DataLoader(TensorDataset(EXAMPLES[:0])),), {}, "a dataset with a length above 0"),
     ],
 )
 def test_data_that_cannot_be_found_are_asked_for(data: Any, how: Any, words: str) -> None:
@@ -164,9 +164,9 @@ def test_models_that_cannot_be_told_apart_are_named() -> None:
     def train(student: nn.Module, loader: Any, teacher: nn.Module) -> float:
         return train_point(student, loader, 1)
 
-    with pytest.raises(ValueError, match=r"train\(\) was called with the models student, teacher"):
+    with pytest.raises(ValueError, match="was called with the models student, teacher"):
         ask(app_with(LOADER, Point(), train=train), told=MEASURED)
-    with pytest.raises(ValueError, match=r"no torch\.nn\.Module that has trained parameters"):
+    with pytest.raises(ValueError, match="no torch.nn.Module with trained parameters"):
         ask(app_of(lambda model, loader, epochs: 0.0, model=lambda: Point().requires_grad_(False)), told=MEASURED)
 
 

@@ -1,0 +1,29 @@
+"""The global random generators of Python, NumPy and PyTorch, from which users' code draws."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_all(number: int) -> None:
+    """Seed the global generators, those of CUDA devices too."""
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+@contextmanager
+def all_seeded(number: int) -> Iterator[None]:
+    """Seed the global generators, and give them at the end the state that they have now."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices):
+            seed_all(number)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
