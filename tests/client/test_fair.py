@@ -703,7 +703,7 @@ def test_a_handler_that_does_not_call_the_function_is_told_so() -> None:
         return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
 
     assert set(ask(app)) == {"arrays", "metrics"}
-    with pytest.raises(ValueError, match="asks for proximal-mu = 0.1, measure = loss-before, .* called it 0 times"):
+    with pytest.raises(ValueError, match=r"asks for proximal-mu = 0.1, measure = loss-before, .* called it 0 times"):
         ask(app, told={"proximal-mu": 0.1, "measure": ["loss-before"]})
 
 
@@ -720,7 +720,7 @@ def test_a_second_call_for_one_message_is_refused_with_terms() -> None:
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
     assert trained(ask(app)) == pytest.approx(steps(BATCHES * 2), rel=1e-12)
-    with pytest.raises(ValueError, match="asks for proximal-mu = 0.1, .* called it 2 times"):
+    with pytest.raises(ValueError, match=r"asks for proximal-mu = 0.1, .* called it 2 times"):
         ask(app, told={"proximal-mu": 0.1})
 
 

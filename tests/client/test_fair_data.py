@@ -164,9 +164,9 @@ def test_models_that_cannot_be_told_apart_are_named() -> None:
     def train(student: nn.Module, loader: Any, teacher: nn.Module) -> float:
         return train_point(student, loader, 1)
 
-    with pytest.raises(ValueError, match="was called with the models student, teacher"):
+    with pytest.raises(ValueError, match=r"was called with the models student, teacher"):
         ask(app_with(LOADER, Point(), train=train), told=MEASURED)
-    with pytest.raises(ValueError, match="no torch.nn.Module with trained parameters"):
+    with pytest.raises(ValueError, match=r"no torch\.nn\.Module with trained parameters"):
         ask(app_of(lambda model, loader, epochs: 0.0, model=lambda: Point().requires_grad_(False)), told=MEASURED)
 
 
