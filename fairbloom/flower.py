@@ -17,7 +17,8 @@ from httpx import HTTPStatusError, TransportError  # what Flower's grid raises; 
 
 __all__ = [
     "ErrorCode", "HTTPStatusError", "NodeInfo", "ObjectPushError", "Run", "TransportError", "address", "deserialize",
-    "identify", "log_start", "run_id", "serialize", "set_created_at", "set_message_id", "set_waits_for_objects",
+    "identify", "is_simulated", "log_start", "run_id", "serialize", "set_created_at", "set_message_id",
+    "set_waits_for_objects",
 ]  # fmt: skip
 
 
@@ -34,6 +35,11 @@ def deserialize(data: bytes) -> RecordDict:
 def identify(*, run_id: int, node_id: int, task_id: int) -> None:
     """Let this process write messages for this node, run and task: Flower stamps them with its process's identity."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, task_id
+
+
+def is_simulated(grid: object) -> bool:
+    """Return whether a grid is that of Flower's simulation, or says that it wraps one: no further nodes will come."""
+    return bool(getattr(grid, "simulated", type(grid).__name__ == "InMemoryGrid"))
 
 
 def run_id() -> int:

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
+from fairbloom.flower import is_simulated
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.helper import ADVICE, advice_on
 from fairbloom.protocol.names import (
@@ -45,7 +46,7 @@ from .aggregation import recalled_rows
 from .clients import NOTHING, Replies, Reports, Trained
 from .fits import GRAM, GRAM_BY_ARRAY
 from .method import Method
-from .quorum import MAX_LISTED, Quorum, listed
+from .quorum import MAX_LISTED, Quorum, SimulationError, listed
 from .roster import Roster
 from .round import size_on_the_wire
 from .screening import LARGEST_COUNT, MissingSecondError, Refusals, one_line, usable_evaluation, usable_metrics
@@ -131,6 +132,11 @@ class FlowerClients:
         self._sizes: dict[int, int] = {}  # by node, the examples that it says it trains on when asked; 0: none
         self._not_finite = set[str]()  # the metrics of which some client replied no finite number
 
+    @property
+    def simulated(self) -> bool:
+        """Whether the nodes are those of Flower's simulation: no further ones will come."""
+        return is_simulated(self.grid)
+
     # Who is there ---------------------------------------------------------------------------------------------------
 
     def online(self, fewest: int) -> Sequence[str]:
@@ -140,7 +146,12 @@ class FlowerClients:
             time.sleep(WAIT_SECONDS)
             self._look()
         deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
+        before = 0
         while (online := len(self._roster.online)) < fewest and time.monotonic() < deadline:
+            if self.simulated and online == before > 0:
+                remedy = "lower min_available_nodes, min_train_nodes or min_evaluate_nodes"
+                raise SimulationError(online, fewest, remedy)
+            before = online
             log.info("waiting for clients: %d of %d are online", online, fewest)
             time.sleep(WAIT_SECONDS)
             self._look()

@@ -18,6 +18,16 @@ class QuorumError(FairbloomError):
     """A run that has waited in vain for enough clients; the message names the missing ones, and what to do."""
 
 
+class SimulationError(QuorumError):
+    """A simulation with too few nodes; `remedy` says what would do with those that are there."""
+
+    def __init__(self, there: int, wanted: int, remedy: str) -> None:
+        super().__init__(
+            f"{some(there, wanted)}, and no others come in Flower's simulation: run it with --federation-config "
+            f"num-supernodes={wanted}, or {remedy}"
+        )
+
+
 class Wait:
     """One wait for clients, of `patience` seconds at the most."""
 

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
 from fairbloom.errors import FairbloomError
+from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
@@ -90,7 +91,8 @@ def main(grid: Grid, context: Context) -> None:
         return clients
 
     federate(settings, wait_for_them, deployed=True)
-    deliver_model(folder, settings, patient)
+    if settings.state_dir or not is_simulated(grid):  # clients in a simulation have no other place to keep it
+        deliver_model(folder, settings, patient)
 
 
 def federate(

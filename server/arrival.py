@@ -10,7 +10,7 @@ from statistics import median
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, listed, quorum_of, some
+from fairbloom.rounds.quorum import Quorum, QuorumError, SimulationError, Wait, listed, quorum_of, some
 
 MOST_TIMES = 10
 """A client with more than so many times the others' median of examples needs a number that the operator has stated."""
@@ -36,7 +36,8 @@ def wait_for_clients(
 
     `expected` is 0 where a new run does not say how many: it starts once clients are there and none has joined for a
     while. `began` names the clients of a run that is continued. `min_clients` 0 means what `quorum_of` says. After
-    `patience` seconds the run goes on with enough clients, or QuorumError ends it. The quorum's `fewest` is set here.
+    `patience` seconds the run goes on with enough clients, or QuorumError ends it; in Flower's simulation, where no
+    others come, SimulationError ends it at once. The quorum's `fewest` is set here.
     """
     registry = read_registry()
     awaited = drop_revoked(sorted(began))
@@ -58,6 +59,9 @@ def wait_for_clients(
             if time.monotonic() - newest >= 10.0:
                 log.info("starting with %d clients: set clients to wait for a certain number of them", len(online))
                 break
+        if clients.simulated and 0 < len(online) < wanted and time.monotonic() - newest >= 1.0:
+            there = f"begin a run of {len(online)} clients" if awaited else f"set clients = {len(online)}"
+            raise SimulationError(len(online), wanted, there)
         words = f"{some(len(online), wanted or enough)}; awaited: {listed(named)}"
         if not wait.goes_on(f"{words}. {_remedy(len(online), enough, new=bool(expected and not awaited))}"):
             if there < enough:

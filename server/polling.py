@@ -15,6 +15,7 @@ from fairbloom.flower import (
     ObjectPushError,
     Run,
     TransportError,
+    is_simulated,
     set_created_at,
     set_waits_for_objects,
 )
@@ -100,6 +101,7 @@ class PollingGrid(Grid):
         enrolled: Callable[[Iterable[str]], Collection[str]] = tuple,
     ) -> None:
         self._grid, self._min_replies, self._quorum, self._enrolled = grid, min_replies, quorum, enrolled
+        self.simulated = is_simulated(grid)
 
     def set_run(self, run: Run) -> None:
         """Set the run."""

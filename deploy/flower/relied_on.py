@@ -93,6 +93,12 @@ RELIED_ON = (
         },
     ),
     Need(
+        "library",
+        "a simulation with too few nodes that fails at once",
+        {},
+        {"flwr.superlink.grid.inmemory_grid": ("class InMemoryGrid(Grid)",)},
+    ),
+    Need(
         "server",
         "programs of Flower's that talk to nobody but the federation",
         {},

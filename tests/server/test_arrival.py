@@ -12,7 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.quorum import Quorum, QuorumError
+from fairbloom.rounds.quorum import Quorum, QuorumError, SimulationError
 from fairbloom.server import arrival
 from fairbloom.server.app import main
 from fairbloom.server.arrival import ImplausibleSizeError, check_sizes, read_registry, wait_for_clients
@@ -21,6 +21,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import SERVER, InProcessGrid
 from fairbloom.strategies import FedAvg
 from tests.rounds.test_quorum import Away, Clock
+from tests.strategies.helpers import initial_model, record
 
 NEVER = (0.0, 1e9)
 NAMES = tuple(f"site-{k}" for k in range(4))
@@ -212,6 +213,38 @@ def test_where_some_clients_train_half_of_these_are_needed(clock: Clock) -> None
     assert arrive(clock, {}, among=among).fewest == 2
     with pytest.raises(QuorumError, match="at least 2 are needed"):
         arrive(clock, {"site-1": NEVER}, among=among, began=NAMES, patience=50.0)
+
+
+# Flower's simulation --------------------------------------------------------------------------------------------------
+
+
+class InMemoryGrid(Away):
+    """Has the name by which Flower's own is recognised; its nodes are there a moment after the server."""
+
+
+def test_in_a_simulation_too_few_nodes_end_the_run_at_once(clock: Clock) -> None:
+    for began, remedy in (((), "clients = 4"), ((*NAMES, "site-9"), "a run of 4 clients")):
+        clock.now, quorum = 0.0, Quorum(3600.0)
+        wanted = len(began) or 20
+        there = FlowerClients(FedAvg(), InMemoryGrid(clock, dict.fromkeys(NAMES, (0.0, 0.4))), 5.0, quorum)
+        with pytest.raises(
+            SimulationError, match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}"
+        ):
+            wait_for_clients(there, quorum, expected=20, began=began, min_clients=0, patience=3600.0)
+        assert clock.now < 5.0
+
+
+def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -> None:
+    with pytest.raises(SimulationError, match=r"4 of 20 .*num-supernodes=20.*min_available_nodes"):
+        FedAvg(min_available_nodes=20).start(InMemoryGrid(clock, {}), record(initial_model()), num_rounds=1)
+    assert clock.now < 5.0
+
+
+def test_in_a_simulation_no_final_model_is_offered(tmp_path: Path, said: list[str]) -> None:
+    submitted(tmp_path / "run", type("InMemoryGrid", (InProcessGrid,), {}))
+    assert not [words for words in said if "kept" in words or "keep the final model" in words]
+    submitted(tmp_path / "real", InProcessGrid)
+    assert [words for words in said if "keep the final model" in words]
 
 
 # How many examples clients say they have ------------------------------------------------------------------------------
