@@ -40,7 +40,7 @@ from .observability import log_as_json, name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
-from .run_folder.errors import explain_other_state
+from .run_folder.errors import explain_other_state, said_in_app
 from .run_folder.files import (
     AGREED,
     CHECKPOINTS,
@@ -67,8 +67,13 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, with the nodes of this federation as clients."""
-    settings = Settings.of(context.run_config)
-    settings.check_deployed()
+    with said_in_app("out", at_once=is_simulated(grid)):
+        settings = Settings.of(context.run_config)
+        settings.check_deployed()
+        _serve(settings, grid)
+
+
+def _serve(settings: Settings, grid: Grid) -> None:
     folder = choose_run_folder(settings)
     announce(folder)
     quorum = Quorum(settings.patience, split_names(settings.training_clients), drop_revoked(KNOWN.read(folder).known))

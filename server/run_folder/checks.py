@@ -7,6 +7,7 @@ from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 
+from ..checkpoint import list_checkpoints
 from ..settings import default_config, find_grown, may_differ
 from .errors import RunFolderError, check_place, explain_access_errors
 from .files import CHECKPOINTS, CONFIG, DATA, ENVIRONMENT, LOCK, MODEL, MODULES, SCORES, is_finished, is_run_folder
@@ -81,10 +82,29 @@ def _check_same_settings(path: Path, recorded: Recorded, config: Config, *, fini
     there = {key: value for key, value in default_config().items() if key in config} | {**recorded.settings}
     grown = find_grown(there, config)
     free = {*may_differ(finished=finished and not grown), *grown}
+    shorter = _is_shorter(there, config)
+    free |= {"num-rounds"} if shorter else set()
     # A run that goes on keeps what was decided when it began.
     free |= {key for key, undecided in (("fraction", 0.0), ("score", "")) if config.get(key) == undecided}
     if differing := find_differing(there, config) - free:
         raise RunFolderError(_explain_differing(path, sorted(differing), there, config))
+    if shorter:
+        _check_not_below(path, config)
+
+
+def _is_shorter(there: Config, config: Config) -> bool:
+    before, now = there.get("num-rounds"), config.get("num-rounds")
+    return isinstance(before, int) and isinstance(now, int) and now < before
+
+
+def _check_not_below(path: Path, config: Config) -> None:
+    """Raise RunFolderError where a run has more finished rounds than it is to have."""
+    finished = max((int(each.stem) for each in list_checkpoints(CHECKPOINTS.path_in(path))), default=0)
+    if finished > int(str(config["num-rounds"])):
+        raise RunFolderError(
+            f"{path} already has {finished} rounds, which is more than num-rounds = {config['num-rounds']}: give at "
+            f"least {finished}, or choose another folder (--out)"
+        )
 
 
 def _check_same_code(path: Path, digests: Mapping[str, str]) -> None:

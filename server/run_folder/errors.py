@@ -6,10 +6,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 
 
 class RunFolderError(FairbloomError):
     """A run folder that cannot be used, or a file in it that cannot be read or written."""
+
+
+@contextmanager
+def said_in_app(choice: str, *, at_once: bool) -> Iterator[None]:
+    """Let errors say by which `choice` an app names another folder, in place of the command line's --out.
+
+    With `at_once` they are logged, too: Flower's simulation shows those of a ServerApp late, in a traceback of its own.
+    """
+    try:
+        yield
+    except FairbloomError as error:
+        words = str(error).replace("(--out)", f"({choice})")
+        if at_once:
+            log.error("%s", words)
+        if words == str(error):
+            raise
+        raise RunFolderError(words) from error
 
 
 @contextmanager

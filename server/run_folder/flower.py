@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.errors import FairbloomError
+from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.names import LOSS
@@ -29,6 +30,7 @@ from ..fallen import warn_of_fall
 from ..observability import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
+from .errors import said_in_app
 from .files import MODEL
 from .lock import locked_folder
 from .recorder import RunRecorder
@@ -113,10 +115,22 @@ class RunFolder:
             to a run with another strategy, other options or other code of the strategy, or clients that evaluate do not
             reply the scores or the loss.
         """
+        with said_in_app("RunFolder(path)", at_once=is_simulated(grid)):
+            arguments: dict[str, Any] = {
+                "grid": PollingGrid(grid),
+                "initial_arrays": initial_arrays,
+                "num_rounds": num_rounds,
+            }
+            optional = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": evaluate_fn}
+            arguments |= {name: value for name, value in optional.items() if value is not None}
+            return self._start(strategy, {**arguments, "timeout": timeout}, on_round)
+
+    def _start(self, strategy: Strategy, arguments: dict[str, Any], on_round: Callable[[Round], None] | None) -> Result:
+        """Do what `start` says, with the `arguments` of the strategy's."""
         inner = find_fair_strategy(strategy)
         announce(self.path)
-        config = {"num-rounds": num_rounds, **collect_options(strategy), **_prefixed("train", train_config)}
-        config |= {"loss": self.loss} if self.loss else {}
+        config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy)}
+        config |= _prefixed("train", arguments.get("train_config")) | ({"loss": self.loss} if self.loss else {})
         with locked_folder(self.path, wait=self._wait):
             recorder = RunRecorder(
                 self.path,
@@ -132,17 +146,12 @@ class RunFolder:
                 return Result(arrays=record_of(MODEL.read(self.path)))
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
-            arrays, state = (initial_arrays, None) if continued is None else (record_of(continued[0]), continued[1])
+            state: Mapping[str, Any] | None = None
+            if continued is not None:
+                arguments["initial_arrays"], state = record_of(continued[0]), continued[1]
             writer = RoundWriter(recorder, self.scores, self.loss, on_round)
-            central = None if evaluate_fn is None else writer.watch(evaluate_fn)
-            arguments: dict[str, Any] = {
-                "grid": PollingGrid(grid),
-                "initial_arrays": arrays,
-                "num_rounds": num_rounds,
-                "timeout": timeout,
-            }
-            optional = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": central}
-            arguments |= {name: value for name, value in optional.items() if value is not None}
+            if "evaluate_fn" in arguments:
+                arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])
             if type(strategy).start in (FairStrategy.start, Strategy.start):
                 recorder.begin()
                 result = FairStrategy.start(

@@ -147,7 +147,7 @@ class RunRecorder:
             return
         recorded = CONFIG.read(self.path)
         grown = find_grown(recorded.settings, config)
-        if grown and recorded.num_rounds != config["num-rounds"]:
+        if (grown or not self.finished) and recorded.num_rounds != config["num-rounds"]:
             self._check_extensible(recorded.num_rounds, config)
         if recorded.settings != config and (grown or not self.finished):
             self._changed = replace(recorded, settings=config)
@@ -166,8 +166,9 @@ class RunRecorder:
 
     def _check_extensible(self, there: int, config: Mapping[str, Any]) -> None:
         if self.method.paced or RunSettings.of(config).paced:
+            change = "be extended to" if config["num-rounds"] > there else "end after"
             raise RunFolderError(
-                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot be extended to "
+                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot {change} "
                 f"{config['num-rounds']}: choose another folder (--out) for a run of that length"
             )
 

@@ -240,6 +240,19 @@ def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -
     assert clock.now < 5.0
 
 
+def test_in_a_simulation_a_refusal_is_logged_at_once_in_words_of_an_app(tmp_path: Path, said: list[str]) -> None:
+    grid = type("InMemoryGrid", (InProcessGrid,), {})(app, {}, 4)
+    for config, words in (
+        ({"method": "fedvf"}, "method = 'fedvf': unknown method"),
+        ({"method": "fedfv", "clients": 4, "out": str(tmp_path)}, "choose another folder (out)"),
+    ):
+        (tmp_path / "mine.txt").touch()
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+        with pytest.raises(FairbloomError, match=re.escape(words)):
+            main(grid, context)
+        assert words in said[-1]
+
+
 def test_in_a_simulation_no_final_model_is_offered(tmp_path: Path, said: list[str]) -> None:
     submitted(tmp_path / "run", type("InMemoryGrid", (InProcessGrid,), {}))
     assert not [words for words in said if "kept" in words or "keep the final model" in words]

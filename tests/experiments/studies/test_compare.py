@@ -181,7 +181,7 @@ def test_a_run_folder_of_other_settings_is_refused_before_any_run_starts(
     assert fairbloom("compare", "--methods", "fedavg", "--rounds", 2, *common) == 0
     capsys.readouterr()
     assert fairbloom("compare", "--methods", "fedavg,fedfv", "--rounds", 1, *common) == 2
-    assert "num-rounds = 2 there and 1 here" in capsys.readouterr().err
+    assert "already has 2 rounds" in capsys.readouterr().err
     assert [path.name for path in (out / "runs").iterdir()] == ["fedavg-seed0"]
 
 

@@ -198,8 +198,22 @@ def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tmp_path: Path) 
     start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=5)
     start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=9)
     assert without_seconds(tmp_path / "run" / "clients.csv") == without_seconds(tmp_path / "long" / "clients.csv")
-    with pytest.raises(FairbloomError, match="num-rounds = 9 there and 5 here"):
+    with pytest.raises(FairbloomError, match=r"already has 9 rounds, .* num-rounds = 5"):
         start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=5)
+
+
+def test_fewer_rounds_end_a_run_there_and_not_before_its_last_one(tmp_path: Path) -> None:
+    start(tmp_path / "short", FedFV(), 3)
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", FedFV(), 6, on_round=stop_after(2))
+    with pytest.raises(
+        FairbloomError, match=r"already has 2 rounds.*num-rounds = 1.*another folder \(RunFolder\(path\)\)"
+    ):
+        start(tmp_path / "run", FedFV(), 1)
+    start(tmp_path / "run", FedFV(), 3)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "short/model.safetensors").read_bytes()
+    with pytest.raises(FairbloomError, match="already has 3 rounds"):
+        start(tmp_path / "run", FedFV(), 2)
 
 
 def test_a_run_whose_steps_decay_over_its_rounds_cannot_be_extended(tmp_path: Path) -> None:
