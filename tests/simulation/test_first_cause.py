@@ -70,15 +70,16 @@ def test_why_a_model_cannot_be_stacked_names_the_line(tmp_path: Path) -> None:
     assert re.search(rf"PyTorch cannot map it over clients \(.*, {line_of('stacked')}\)", about["reason"])
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
-@pytest.mark.parametrize("fails", ["one client", "data of one"])
-def test_what_one_client_fails_for_is_in_its_reply_alone(fails: str, engine: str, tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", engine=engine, **changes_of(fails))
-    refused = {row["refused"] for row in table(folder / "rounds.csv")}
-    reason = f"KeyError: 'one client' ({line_of('one client')})" if fails == "one client" else "OSError: a.npz is gone"
-    assert len(refused) == 1
-    assert reason in refused.pop()
-    assert {row["client"] for row in table(folder / "clients.csv")} >= {"b", "c"}
+def test_what_one_client_fails_for_is_in_its_reply_alone(tmp_path: Path) -> None:
+    reasons = {
+        "one client": f"KeyError: 'one client' ({line_of('one client')})",
+        "data of one": "OSError: a.npz is gone",
+    }
+    for fails, engine in (("one client", "loop"), ("one client", "workers"), ("data of one", "stacked")):
+        folder = run(tmp_path / engine, engine=engine, **changes_of(fails))
+        (refused,) = {row["refused"] for row in table(folder / "rounds.csv")}
+        assert reasons[fails] in refused
+        assert {row["client"] for row in table(folder / "clients.csv")} >= {"b", "c"}
 
 
 def test_a_reason_that_all_clients_have_comes_first_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +159,6 @@ def test_a_server_learns_the_line_and_not_the_words() -> None:
     told = reportable(raised_by("model"))
     assert line_of("model") in told
     assert SECRET not in told
-
-
-def test_an_error_of_ours_keeps_its_words() -> None:
     assert failure_reason(FairbloomError("clients = 0: too few")) == "clients = 0: too few"
 
 
@@ -183,13 +181,14 @@ def test_a_debugger_works_in_a_model_under_debug(tmp_path: Path) -> None:
     assert ended.returncode == 1
 
 
-@pytest.mark.parametrize(("fails", "code"), [("model", 1), ("scalar loss", 2)])
-def test_the_first_error_keeps_its_traceback_under_debug(fails: str, code: int, tmp_path: Path) -> None:
-    ended = in_a_process(ROOT, *words_of(fails, tmp_path / "run"))
-    assert ended.returncode == code
-    assert "Traceback (most recent call last)" in ended.stderr
-    assert "client/training.py" in ended.stderr
-    assert "refused" not in ended.stderr
+@pytest.mark.slow
+def test_the_first_error_keeps_its_traceback_under_debug(tmp_path: Path) -> None:
+    for fails, code in (("model", 1), ("scalar loss", 2)):
+        ended = in_a_process(ROOT, *words_of(fails, tmp_path / fails))
+        assert ended.returncode == code
+        assert "Traceback (most recent call last)" in ended.stderr
+        assert "client/training.py" in ended.stderr
+        assert "refused" not in ended.stderr
 
 
 def test_in_python_the_error_itself_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,13 +67,11 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
 OWN = "tests.client.own_rules:Momentum"
 
 
-@pytest.mark.parametrize("engine", ["auto", "stacked", "loop", "workers"])
-def test_the_engine_for_an_own_rule_is_recorded_with_the_reason(tmp_path: Path, engine: str) -> None:
-    folder = run(tmp_path / "run", client_rule=OWN, num_rounds=1, engine=engine)
-    recorded = ENGINE.read(folder)
-    assert recorded is not None
-    assert recorded["engine"] in ({engine, "loop"} if engine != "auto" else {"loop", "workers"})
-    if engine in ("auto", "stacked"):
+def test_the_engine_for_an_own_rule_is_recorded_with_the_reason(tmp_path: Path) -> None:
+    for engine in ("auto", "stacked"):
+        recorded = ENGINE.read(run(tmp_path / engine, client_rule=OWN, num_rounds=1, engine=engine))
+        assert recorded is not None
+        assert recorded["engine"] in ("loop", "workers")
         assert f"stacked clients do not honour client-rule = '{OWN}'" in recorded["reason"]
 
 

@@ -148,14 +148,14 @@ def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> N
     assert all(np.array_equal(kept[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize(("every", "evaluated"), [(2, {2, 4, 5}), (0, {5})])
-def test_clients_evaluate_at_the_interval_and_after_the_last(tmp_path: Path, every: int, evaluated: set[int]) -> None:
-    folder = run(tmp_path / "run", num_rounds=5, evaluate_every=every)
-    assert {int(row["round"]) for row in table(folder / "clients.csv")} == evaluated
-    for row in rounds(folder):
-        measured = [row[f"{COLUMN}_mean"] != "", row["percent_of_participants_improved"] != ""]
-        assert measured == 2 * [int(row["round"]) in evaluated]
-    assert about_best(folder)["round"] in evaluated
+def test_clients_evaluate_at_the_interval_and_after_the_last(tmp_path: Path) -> None:
+    for every, evaluated in ((2, {2, 4, 5}), (0, {5})):
+        folder = run(tmp_path / str(every), num_rounds=5, evaluate_every=every)
+        assert {int(row["round"]) for row in table(folder / "clients.csv")} == evaluated
+        for row in rounds(folder):
+            measured = [row[f"{COLUMN}_mean"] != "", row["percent_of_participants_improved"] != ""]
+            assert measured == 2 * [int(row["round"]) in evaluated]
+        assert about_best(folder)["round"] in evaluated
 
 
 def test_evaluation_changes_nothing_in_the_training(tmp_path: Path) -> None:
@@ -204,28 +204,24 @@ def passes_over_training_examples(folder: Path, monkeypatch: pytest.MonkeyPatch,
     return passes
 
 
-@pytest.mark.parametrize(
-    ("changes", "passes"),
-    [
+def test_a_training_loss_that_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[dict[str, Any], dict[int, int]]] = [
         ({}, {1: 10, 2: 5, 3: 5, 4: 5}),  # of five clients, before and after the first round, and then after each
         ({"evaluate_every": 2}, {2: 10, 4: 10}),  # round 3 has changed the model meanwhile
         ({"average_models": True}, {1: 10, 2: 10, 3: 10, 4: 10}),  # clients evaluate another model than they train
         ({"method": "qfedavg"}, {1: 10, 2: 10, 3: 10, 4: 10}),  # the method itself needs the losses
         ({"fraction": 0.6}, {1: 6, 2: 6, 3: 6, 4: 6}),  # others train in the next round
-    ],
-)
-def test_a_training_loss_that_is_known_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], passes: dict[int, int]
-) -> None:
-    assert passes_over_training_examples(tmp_path / "run", monkeypatch, **changes) == passes
-    for row in table(tmp_path / "run" / "clients.csv"):
-        assert (row["train_loss_before_round"] != "") == (row["participated"] == "1")
+    ]
+    for place, (changes, passes) in enumerate(cases):
+        folder = tmp_path / str(place)
+        assert passes_over_training_examples(folder, monkeypatch, **changes) == passes
+        for row in table(folder / "clients.csv"):
+            assert (row["train_loss_before_round"] != "") == (row["participated"] == "1")
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("ends", [1, 2, 3])
-def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path, engine: str, ends: int) -> None:
-    changes = {"method": "fedavg", "fraction": 1.0, "engine": engine}
-    whole = Outcome.of(run(tmp_path / "whole", num_rounds=4, **changes))
-    run(tmp_path / "grown", num_rounds=ends, **changes)
-    assert not Outcome.of(run(tmp_path / "grown", num_rounds=4, **changes)).differences(whole)
+def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path) -> None:
+    for engine in ("loop", "stacked"):
+        changes = {"method": "fedavg", "fraction": 1.0, "engine": engine}
+        whole = Outcome.of(run(tmp_path / engine / "whole", num_rounds=4, **changes))
+        run(tmp_path / engine / "grown", num_rounds=2, **changes)
+        assert not Outcome.of(run(tmp_path / engine / "grown", num_rounds=4, **changes)).differences(whole)

@@ -1,6 +1,5 @@
 """Stacked clients: each ends with the weights and measures that it would have by itself."""
 
-import itertools
 import logging
 from typing import Any
 
@@ -32,31 +31,21 @@ OWN = "tests.simulation.doubled"
 PLAIN: dict[str, Any] = {"task": TASK, "clients": 9, "partition": "dirichlet", "device": "cpu", "seed": 4}
 
 WORKS: dict[str, dict[str, Any]] = {
-    "minibatches": {},
-    "full batch": {"batch-size": 0},
-    "full batch, momentum, epochs": {"batch-size": 0, "local-epochs": 3, "momentum": 0.9},
-    "momentum, decay, epochs": {"momentum": 0.9, "weight-decay": 0.01, "local-epochs": 2},
+    "momentum, decay, stragglers": {"momentum": 0.9, "weight-decay": 0.01, "local-epochs": 4, "stragglers": 0.6},
     "batches that few clients fill": {"batch-size": 64, "local-epochs": 2},
-    "stragglers": {"stragglers": 0.6, "local-epochs": 4},
     "examples of their own": {"doubled.apart": True, "batch-size": 7},
     "examples of their own, full batch": {"doubled.apart": True, "batch-size": 0},
 }
 
 ALL = ("loss-before", "accuracy-before", "loss-after", "accuracy-after", "learning-rate")
 
-TERMS: dict[str, Terms] = {
-    "plain": Terms(server_round=3, measure=("loss-before",)),
-    "all measures": Terms(server_round=1, measure=ALL),
-    "proximal": Terms(server_round=2, proximal_mu=0.3),
-    "propfair": Terms(server_round=1, loss_transform="propfair", propfair_baseline=2.5, propfair_epsilon=0.2),
-    "momentum of the server's": Terms(server_round=1, client_momentum=0.5),
-    "one full batch": Terms(server_round=1, full_batch_step=True, measure=("loss-before",)),
-    "so many steps": Terms(server_round=1, local_steps=5, snapshot_step=3),
-    "personal": Terms(server_round=2, personal_lambda=0.7, personal_epochs=2, measure=("loss-before",)),
-    "personal alone": Terms(server_round=2, personal_lambda=0.7, personal_epochs=1, local_only=True),
-}
+PLAIN_TERMS = Terms(server_round=3, measure=("loss-before",))
 
-MODELS = ("logistic", "mlp", "cnn", f"{OWN}:Recurrent", f"{OWN}:Grouped")
+TERMS: list[Terms] = [
+    Terms(server_round=1, measure=ALL, proximal_mu=0.3),
+    Terms(server_round=1, local_steps=5, snapshot_step=3),
+    Terms(server_round=2, personal_lambda=0.7, personal_epochs=2, measure=("loss-before",)),
+]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,48 +97,36 @@ def no_fallback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("no_fallback")
-@pytest.mark.parametrize(
-    ("terms", "block"), [*((terms, 64) for terms in TERMS), ("all measures", 2), ("so many steps", 2), ("personal", 2)]
-)
-def test_for_any_terms_weights_are_those_of_each_client_alone(terms: str, block: int) -> None:
-    method = DRFA() if TERMS[terms].snapshot_step else FedAvg()
-    loop, stacked, model = both(config_of(model="mlp", **{"batch-size": 8}), method, block)
-    names = loop.online(1)[1:8]
-    assert_same(stacked.train(names, model, TERMS[terms]), loop.train(names, model, TERMS[terms]))
-    for name in names:
-        kept, due = (engine.states(name).personal.last for engine in (stacked, loop))
-        assert (kept is None) == (due is None)
-        if kept is not None and due is not None:
-            assert kept[0] == due[0]
-            assert kept[1].keys() == due[1].keys()
-            for key, tensor in kept[1].items():
-                torch.testing.assert_close(tensor, due[1][key], rtol=0, atol=1e-12)
+def test_for_any_terms_weights_are_those_of_each_client_alone() -> None:
+    """In blocks of two; each field of the terms is tried in tests/rounds/test_fields.py."""
+    for terms in TERMS:
+        method = DRFA() if terms.snapshot_step else FedAvg()
+        loop, stacked, model = both(config_of(model="mlp", **{"batch-size": 8}), method, block=2)
+        names = loop.online(1)[1:8]
+        assert_same(stacked.train(names, model, terms), loop.train(names, model, terms))
+        for name in names:
+            kept, due = (engine.states(name).personal.last for engine in (stacked, loop))
+            assert (kept is None) == (due is None)
+            if kept is not None and due is not None:
+                assert kept[0] == due[0]
+                assert kept[1].keys() == due[1].keys()
+                for key, tensor in kept[1].items():
+                    torch.testing.assert_close(tensor, due[1][key], rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("no_fallback")
-@pytest.mark.parametrize(
-    ("model", "work"),
-    [
-        *itertools.product(("mlp", f"{OWN}:Grouped"), WORKS),  # a chain of products, and a model that is mapped
-        *itertools.product(
-            ("logistic", "cnn", f"{OWN}:Recurrent"), ("minibatches", "examples of their own, full batch")
-        ),
-    ],
-)
-def test_for_any_work_weights_are_those_of_each_client_alone(model: str, work: str) -> None:
-    loop, stacked, initial = both(config_of(model=model, **WORKS[work]))
-    names, terms = loop.online(1), TERMS["plain"]
-    assert_same(stacked.train(names, initial, terms), loop.train(names, initial, terms))
+def test_for_any_work_weights_are_those_of_each_client_alone() -> None:
+    """Of a chain of products, and of models that are mapped; then their evaluation."""
+    for model, work in [*(("mlp", each) for each in WORKS), ("cnn", "examples of their own"), *MAPPED]:
+        loop, stacked, initial = both(config_of(model=model, **WORKS[work]))
+        names, evaluated = loop.online(1), Terms(server_round=2, measure=("train-loss",))
+        assert_same(stacked.train(names, initial, PLAIN_TERMS), loop.train(names, initial, PLAIN_TERMS))
+        ours, expected = (engine.evaluate(names, initial, evaluated, names[2:6]) for engine in (stacked, loop))
+        assert_same_reports(ours, expected)
+        assert sum("train-loss" in report for report in ours.metrics.values()) == 4
 
 
-@pytest.mark.parametrize("work", ["minibatches", "examples of their own"])
-@pytest.mark.parametrize("model", MODELS)
-def test_evaluation_is_that_of_each_client_by_itself(model: str, work: str) -> None:
-    loop, stacked, initial = both(config_of(model=model, **WORKS[work]))
-    names, terms = loop.online(1), Terms(server_round=2, measure=("train-loss",))
-    ours, expected = (engine.evaluate(names, initial, terms, names[2:6]) for engine in (stacked, loop))
-    assert_same_reports(ours, expected)
-    assert sum("train-loss" in report for report in ours.metrics.values()) == 4
+MAPPED = [(f"{OWN}:Recurrent", "batches that few clients fill"), (f"{OWN}:Grouped", "momentum, decay, stragglers")]
 
 
 # What cannot be stacked -----------------------------------------------------------------------------------------------
@@ -161,9 +138,8 @@ def program(model: str, **changes: Any) -> Any:
     return make_program(task.model(), task, task.splits(task.clients[0]).train)
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
+def test_a_model_that_cannot_be_stacked_is_named_with_the_reason() -> None:
+    for model, reason in (
         (f"{OWN}:Contrasted", "depends on the others of its batch"),
         (f"{OWN}:Branching", "PyTorch cannot map it over clients"),
         ("tests.client.nets:Dropping", "draws, as dropout does"),
@@ -172,11 +148,9 @@ def program(model: str, **changes: Any) -> Any:
         ("tests.client.nets:Tied", "several of its names are one parameter"),
         ("tests.client.nets:Moded", "computes otherwise in training"),
         ("tests.client.nets:Masked", "changes buffers"),
-    ],
-)
-def test_a_model_that_cannot_be_stacked_is_named_with_the_reason(model: str, reason: str) -> None:
-    with pytest.raises(UnstackableError, match=reason):
-        program(model, task="digits")
+    ):
+        with pytest.raises(UnstackableError, match=reason):
+            program(model, task="digits")
 
 
 def test_a_probe_leaves_the_models_buffers_as_they_were() -> None:
@@ -197,7 +171,7 @@ def test_a_corner_of_pytorch_is_computed_right_or_refused(net: type[nn.Module]) 
     loop, stacked, _ = both(config)
     model = {name: tensor.numpy() for name, tensor in load_task(config).model().state_dict().items()}
     names = loop.online(1)
-    ours, expected = (engine.train(names, model, TERMS["plain"]) for engine in (stacked, loop))
+    ours, expected = (engine.train(names, model, PLAIN_TERMS) for engine in (stacked, loop))
     assert_same(ours, expected, 1e-2 if net in (nets.Half, nets.Autocast) else 1e-5)
 
 
@@ -215,7 +189,7 @@ def test_frozen_parameters_are_received_and_never_stacked() -> None:
     """The received ones here are others than those that the model was built with."""
     config = config_of(task="digits", model="tests.rounds.adapted:Plain")
     loop, stacked, model = both(config)
-    ours, expected = (engine.train(loop.online(1), model, TERMS["all measures"]) for engine in (stacked, loop))
+    ours, expected = (engine.train(loop.online(1), model, TERMS[0]) for engine in (stacked, loop))
     assert_same(ours, expected, 1e-5)
     assert ours.updates.layout.size == sum(
         model[name].size for name in ("down.weight", "up.weight", "head.weight", "head.bias")
@@ -225,28 +199,21 @@ def test_frozen_parameters_are_received_and_never_stacked() -> None:
 # One bad client, and too little memory --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [0, 8])
-def test_one_bad_client_is_refused_alone(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_bad_client_is_refused_alone() -> None:
     """One whose labels are no classes, which fails the whole block, and one whose examples are not finite."""
-    loop, stacked, model = both(config_of(**{"doubled.apart": True, "batch-size": batch}))
+    loop, stacked, model = both(config_of(**{"doubled.apart": True, "batch-size": 8}))
     names = loop.online(1)
     for engine in (loop, stacked):
         engine.local(names[2]).splits.train.targets.fill_(10)
         engine.local(names[5]).splits.train.inputs.fill_(float("inf"))
-    ours, expected = (engine.train(names, model, TERMS["plain"]) for engine in (stacked, loop))
+        engine.local(names[4]).splits.test.targets.fill_(10)
+    ours, expected = (engine.train(names, model, PLAIN_TERMS) for engine in (stacked, loop))
     assert_same(ours, expected)
     assert set(ours.refused.reasons) == {names[2], names[5]}
     assert "is not finite" in ours.refused.reasons[names[5]] or "finite number" in ours.refused.reasons[names[5]]
-
-
-def test_one_bad_client_is_refused_alone_in_evaluation() -> None:
-    loop, stacked, model = both(config_of(**{"doubled.apart": True}))
-    names, terms = loop.online(1), Terms(server_round=1)
-    for engine in (loop, stacked):
-        engine.local(names[2]).splits.test.targets.fill_(10)
-    ours, expected = (engine.evaluate(names, model, terms, names) for engine in (stacked, loop))
-    assert_same_reports(ours, expected)
-    assert set(ours.refused.reasons) == {names[2]}
+    measured, due = (engine.evaluate(names, model, Terms(server_round=1), names) for engine in (stacked, loop))
+    assert_same_reports(measured, due)
+    assert set(measured.refused.reasons) == {names[4]}
 
 
 def test_a_block_beyond_memory_is_computed_in_parts(
@@ -263,12 +230,12 @@ def test_a_block_beyond_memory_is_computed_in_parts(
         return train_together(program, task, rows, *others)
 
     loop, stacked, model = both(config_of())
-    expected = loop.train(loop.online(1), model, TERMS["plain"])
+    expected = loop.train(loop.online(1), model, PLAIN_TERMS)
     monkeypatch.setattr(engine, "train_together", short_of_memory)
     with caplog.at_level(logging.WARNING, "flwr"):
-        assert_same(stacked.train(loop.online(1), model, TERMS["plain"]), expected)
+        assert_same(stacked.train(loop.online(1), model, PLAIN_TERMS), expected)
         first = len(sizes)
-        assert_same(stacked.train(loop.online(1), model, TERMS["plain"]), expected)
+        assert_same(stacked.train(loop.online(1), model, PLAIN_TERMS), expected)
     assert max(sizes[first:]) <= 2  # it is not tried again
     assert "more memory than there is" in caplog.text
 
@@ -282,8 +249,8 @@ def test_a_failure_that_is_no_clients_own_is_told(
     monkeypatch.setattr("fairbloom.simulation.stacked.clients.train_together", broken)
     loop, stacked, model = both(config_of())
     with caplog.at_level(logging.WARNING, "flwr"):
-        ours = stacked.train(loop.online(1), model, TERMS["plain"])
-    assert_same(ours, loop.train(loop.online(1), model, TERMS["plain"]))
+        ours = stacked.train(loop.online(1), model, PLAIN_TERMS)
+    assert_same(ours, loop.train(loop.online(1), model, PLAIN_TERMS))
     assert "computed one by one" in caplog.text
     assert "a fault of the engine" in caplog.text
 

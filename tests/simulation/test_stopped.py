@@ -60,12 +60,12 @@ def test_the_command_line_says_that_nothing_is_learned(
 
 def test_a_short_run_without_any_step_is_no_success() -> None:
     late: dict[str, Any] = {"num_rounds": 2, "stragglers": 1.0, "drop_stragglers": True}
-    with pytest.raises(NothingLearnedError, match=r"^no round of 2 took a step: 2 of 2 replies were refused"):
-        run("a", **late)
-    assert used(Path("a")) == ["0", "0"]
-    assert not Path("a", "model.safetensors").exists()
-    with pytest.raises(NothingLearnedError, match=r"^no round of 2 took a step: its rounds were skipped"):
-        run("a", **late)
+    for reason in ("2 of 2 replies were refused", "its rounds were skipped"):
+        with pytest.raises(NothingLearnedError, match=f"^no round of 2 took a step: {reason}") as refusal:
+            run("a", **late)
+        assert "learning-rate" not in str(refusal.value)
+        assert used(Path("a")) == ["0", "0"]
+        assert not Path("a", "model.safetensors").exists()
     assert (run("a", **late, unused_rounds=0) / "model.safetensors").exists()
 
 
@@ -111,12 +111,6 @@ def test_a_run_that_diverges_names_its_learning_rate(tmp_path: Path, rate: float
     assert "gradient-clip" not in str(again.value)
 
 
-def test_a_run_that_fails_otherwise_names_no_learning_rate(tmp_path: Path) -> None:
-    with pytest.raises(NothingLearnedError) as refusal:
-        run(tmp_path / "a", stragglers=1.0, drop_stragglers=True)
-    assert "learning-rate" not in str(refusal.value)
-
-
 def federated(settings: dict[str, Any], clients: int) -> None:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
     main(InProcessGrid(app, settings, clients), context)
@@ -129,19 +123,18 @@ def test_a_federation_ends_with_the_error(tmp_path: Path) -> None:
     assert used(tmp_path / "a") == ["0", "0"]
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "messages"])
-def test_a_straggler_that_is_left_out_is_no_crash(tmp_path: Path, engine: str) -> None:
+def test_a_straggler_that_is_left_out_is_no_crash(tmp_path: Path) -> None:
     late: dict[str, Any] = {"stragglers": 1.0, "drop_stragglers": True, "unused_rounds": 0}
-    if engine == "messages":
-        settings = small(tmp_path / "a", **late)
-        federated(settings.run_config(), settings.clients)
-    else:
-        run(tmp_path / "a", engine=engine, **late)
-    for row in rounds(tmp_path / "a"):
-        for refused in row["refused"].split(" | "):
-            name, _, reason = refused.partition(": ")
-            told = f"{name} is a straggler in round {row['round']}, and drop-stragglers is on"
-            assert reason.removeprefix("error 2: ") == told
+    settings = small(tmp_path / "messages", **late)
+    federated(settings.run_config(), settings.clients)
+    for engine in ("loop", "stacked"):
+        run(tmp_path / engine, engine=engine, **late)
+    for engine in ("loop", "stacked", "messages"):
+        for row in rounds(tmp_path / engine):
+            for refused in row["refused"].split(" | "):
+                name, _, reason = refused.partition(": ")
+                told = f"{name} is a straggler in round {row['round']}, and drop-stragglers is on"
+                assert reason.removeprefix("error 2: ") == told
 
 
 def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

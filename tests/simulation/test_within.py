@@ -2,23 +2,19 @@
 
 from pathlib import Path
 
-import pytest
-
 from fairbloom.simulation.run import simulate
 
-from .helpers import Outcome, small
+from .helpers import small
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
-def test_an_engine_says_how_many_clients_have_trained(engine: str, tmp_path: Path) -> None:
-    said: list[tuple[int, int]] = []
-    settings = {"engine": engine, "fraction": 0.8, "num_rounds": 3}
-    watched = simulate(small(tmp_path / "a", **settings), on_trained=lambda done, of: said.append((done, of)))
-    assert {of for _, of in said} == {4}
-    assert all(0 <= done <= 4 for done, _ in said)
-    ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
-    assert len(ends) in (0, 2)  # within a round it never falls; an engine that trains all at once says little
-    if engine != "stacked":
-        assert len({done for done, _ in said}) >= 2
-    alone = simulate(small(tmp_path / "b", **settings))
-    assert not Outcome.of(watched).differences(Outcome.of(alone))
+def test_an_engine_says_how_many_clients_have_trained(tmp_path: Path) -> None:
+    for engine in ("loop", "stacked", "workers"):
+        said: list[tuple[int, int]] = []
+        settings = small(tmp_path / engine, engine=engine, fraction=0.8, num_rounds=3)
+        simulate(settings, on_trained=lambda done, of, said=said: said.append((done, of)))  # type: ignore[misc]
+        assert {of for _, of in said} == {4}
+        assert all(0 <= done <= 4 for done, _ in said)
+        ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
+        assert len(ends) in (0, 2)  # within a round it never falls; an engine that trains all at once says little
+        if engine != "stacked":
+            assert len({done for done, _ in said}) >= 2

@@ -87,15 +87,6 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(tmp_path: Path, monkeypatch: pyt
         assert both_of(clients, FIVE, model_of(config), terms) == expected
 
 
-def test_a_step_on_all_examples_is_in_time_for_stragglers_too() -> None:
-    late = {"stragglers": 1.0, "drop_stragglers": True}
-    model, terms = model_of(config_of()), Terms(server_round=1, full_batch_step=True)
-    with closing(workers_of(**late)) as clients:
-        found = both_of(clients, FIVE, model, terms)
-    assert found == both_of(LoopClients(FedAvg(), config_of(**late)), FIVE, model, terms)
-    assert not found[0]["refused"]
-
-
 def test_old_updates_that_a_method_keeps_stay_as_they_are(tmp_path: Path) -> None:
     """In memory, and in a file, where there would be no memory for copies."""
     model = model_of(config_of())
@@ -109,13 +100,6 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are(tmp_path: Path) -> Non
             kept = [row.blocks[0] for row in method.progress.kept.values()]
             assert [row.tobytes() for row in kept] == before
             assert isinstance(kept[0], np.memmap) == (memory > 0.0)
-
-
-def test_updates_beyond_the_memory_budget_have_the_same_bits() -> None:
-    model, terms = model_of(config_of()), Terms(server_round=1)
-    with closing(workers_of(memory=1e-9)) as clients:
-        assert isinstance(clients.train(FIVE, model, terms).updates.matrix, np.memmap)
-        assert both_of(clients, FIVE, model, terms) == both_of(LoopClients(FedAvg(), config_of()), FIVE, model, terms)
 
 
 # Processes that end ---------------------------------------------------------------------------------------------------
@@ -156,17 +140,18 @@ def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
         assert both_of(clients, FIVE, model, Terms(server_round=1)) == expected
 
 
-@pytest.mark.parametrize("how", ["SIGKILL, as when memory runs short", "SIGTERM", "exit code 3", "exit code 0"])
-def test_it_is_said_how_a_process_ended(how: str) -> None:
-    def serve(pipe: Connection) -> None:
-        if how.startswith("exit code "):
-            sys.exit(int(how.removeprefix("exit code ")))
-        os.kill(os.getpid(), signal.Signals[how.partition(",")[0]])
+def test_it_is_said_how_a_process_ended() -> None:
+    for how in ("SIGKILL, as when memory runs short", "SIGTERM", "exit code 3", "exit code 0"):
 
-    process = processes.Forked(serve, [])
-    with pytest.raises(EOFError):
-        process.pipe.recv()
-    assert process.end() == how
+        def serve(pipe: Connection, how: str = how) -> None:
+            if how.startswith("exit code "):
+                sys.exit(int(how.removeprefix("exit code ")))
+            os.kill(os.getpid(), signal.Signals[how.partition(",")[0]])
+
+        process = processes.Forked(serve, [])
+        with pytest.raises(EOFError):
+            process.pipe.recv()
+        assert process.end() == how
 
 
 def busy_run(folder: Path) -> int:
