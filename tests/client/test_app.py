@@ -1,7 +1,6 @@
 """The client's replies, to the letter."""
 
 import copy
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -35,74 +34,54 @@ def test_a_query_is_answered_with_name_and_training_examples() -> None:
 
 
 def test_a_client_is_called_what_its_node_config_says() -> None:
+    """And another name changes no number."""
     content = ask(MessageType.QUERY, {}, context(1, name="clinic-north"))
     assert content.config_records["client"]["name"] == "clinic-north"
-
-
-def test_another_name_changes_no_number() -> None:
     plain, named = (ask(MessageType.TRAIN, {}, where) for where in (context(1), context(1, name="clinic-north")))
     for key, array in plain.array_records["arrays"].items():
         assert array.data == named.array_records["arrays"][key].data
 
 
-@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
-def test_a_train_reply_has_the_arrays_that_came_in_trained(model: str) -> None:
-    config = run_config(model=model, local_epochs=2, momentum=0.9)
-    task, expected = fresh(config)
-    received = ArrayRecord(expected.state_dict())
-    expected = with_channels_last(expected, task.splits(task.clients[0]).train)  # which adds in another order
-    train(expected, task, task.splits("client-1").train, work_of(config, "client-1", server_round=3))
-    content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
-    assert set(content) == {"arrays", "metrics"}
-    arrays = content.array_records["arrays"]
-    assert list(arrays) == list(received)
-    for key, array in arrays.items():
-        assert (array.dtype, array.shape) == (received[key].dtype, received[key].shape)
-        assert torch.equal(torch.from_numpy(array.numpy().copy()), expected.state_dict()[key])
+def test_a_train_reply_has_the_arrays_that_came_in_trained() -> None:
+    for model in ("logistic", "mlp", "cnn"):
+        config = run_config(model=model, local_epochs=2, momentum=0.9)
+        task, expected = fresh(config)
+        received = ArrayRecord(expected.state_dict())
+        expected = with_channels_last(expected, task.splits(task.clients[0]).train)  # which adds in another order
+        train(expected, task, task.splits("client-1").train, work_of(config, "client-1", server_round=3))
+        content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
+        assert set(content) == {"arrays", "metrics"}
+        arrays = content.array_records["arrays"]
+        assert list(arrays) == list(received)
+        for key, array in arrays.items():
+            assert (array.dtype, array.shape) == (received[key].dtype, received[key].shape)
+            assert torch.equal(torch.from_numpy(array.numpy().copy()), expected.state_dict()[key])
 
 
-@pytest.mark.parametrize("asked", [list(m) for n in range(4) for m in itertools.combinations(MEASURES, n)], ids=str)
-def test_a_train_reply_has_the_metrics_asked_for_and_the_count(asked: list[str]) -> None:
-    metrics = metrics_of({"measure": asked})
-    assert set(metrics) == {"num-examples", *asked}
-    assert isinstance(metrics["num-examples"], int)
-
-
-def test_a_metric_that_the_client_does_not_know_is_left_out() -> None:
-    assert set(metrics_of({"measure": ["loss-before", "blood-pressure"]})) == {"num-examples", "loss-before"}
-
-
-def test_a_message_without_a_measure_list_asks_for_nothing() -> None:
+def test_a_train_reply_has_the_metrics_asked_for_and_the_count() -> None:
+    """Those that the client knows; a message without the list asks for nothing."""
+    for asked in ([], ["loss-before"], ["accuracy-after", "learning-rate"], list(MEASURES)):
+        metrics = metrics_of({"measure": [*asked, "blood-pressure"]})
+        assert set(metrics) == {"num-examples", *asked}
+        assert isinstance(metrics["num-examples"], int)
     assert set(metrics_of({})) == {"num-examples"}
 
 
-@pytest.mark.parametrize("told", [{}, {"proximal-mu": 2.0}], ids=["plain", "proximal"])
-def test_losses_are_the_plain_loss_over_the_whole_training_set(told: dict[str, float]) -> None:
-    task, model = fresh()
-    inputs, targets = task.splits("client-1").train[:]
-    content = ask(MessageType.TRAIN, {**told, "measure": list(MEASURES)}, context(1), model)
-    metrics: dict[str, Any] = dict(content.metric_records["metrics"])
-    returned = copy.deepcopy(model)
-    returned.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
-    for ending, measured in (("before", model), ("after", returned)):
-        outputs = measured(inputs)
-        loss = cross_entropy(outputs.double(), targets).item()
-        accuracy = (outputs.argmax(dim=1) == targets).double().mean().item()
-        assert metrics[f"loss-{ending}"] == pytest.approx(loss, rel=1e-6)
-        assert metrics[f"accuracy-{ending}"] == accuracy
-    assert metrics["loss-after"] < metrics["loss-before"]
-
-
-def test_the_proximal_term_of_the_message_is_worked_with() -> None:
-    weights = [
-        ask(MessageType.TRAIN, told, context()).array_records["arrays"]["1.weight"].data
-        for told in ({}, {"proximal-mu": 0.0}, {"proximal-mu": 1.0})
-    ]
-    assert weights[0] == weights[1] != weights[2]
-
-
-def test_the_reply_names_the_learning_rate_that_was_used() -> None:
-    assert metrics_of({"measure": ["learning-rate"]}, run_config(learning_rate=0.03))["learning-rate"] == 0.03
+def test_losses_are_the_plain_loss_over_the_whole_training_set() -> None:
+    for told in ({}, {"proximal-mu": 2.0}):
+        task, model = fresh()
+        inputs, targets = task.splits("client-1").train[:]
+        content = ask(MessageType.TRAIN, {**told, "measure": list(MEASURES)}, context(1), model)
+        metrics: dict[str, Any] = dict(content.metric_records["metrics"])
+        returned = copy.deepcopy(model)
+        returned.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
+        for ending, measured in (("before", model), ("after", returned)):
+            outputs = measured(inputs)
+            loss = cross_entropy(outputs.double(), targets).item()
+            accuracy = (outputs.argmax(dim=1) == targets).double().mean().item()
+            assert metrics[f"loss-{ending}"] == pytest.approx(loss, rel=1e-6)
+            assert metrics[f"accuracy-{ending}"] == accuracy
+        assert metrics["loss-after"] < metrics["loss-before"]
 
 
 def test_measuring_changes_nothing_in_the_training() -> None:
@@ -138,10 +117,10 @@ def test_an_evaluation_adds_the_training_loss_where_asked() -> None:
     assert metrics["train-loss"] == metrics_of({"measure": ["loss-before"]})["loss-before"]
 
 
-@pytest.mark.parametrize("partition", [None, -1, CLIENTS, "1", 1.0], ids=repr)
-def test_an_unknown_partition_id_is_refused_with_the_range(partition: object) -> None:
-    with pytest.raises(ValueError, match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}"):
-        ask(MessageType.QUERY, {}, context(partition))
+def test_an_unknown_partition_id_is_refused_with_the_range() -> None:
+    for partition in (None, -1, CLIENTS, "1", 1.0):
+        with pytest.raises(ValueError, match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}"):
+            ask(MessageType.QUERY, {}, context(partition))
 
 
 loaded: list[Setup] = []

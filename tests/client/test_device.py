@@ -39,12 +39,10 @@ def test_auto_takes_the_best_device_there_is() -> None:
     assert choose_device("auto").type == best
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
-def test_an_absent_device_is_refused_with_a_remedy(name: str) -> None:
-    with pytest.raises(
-        FairbloomError, match=rf"device = '{name}' is not available on this machine: auto chooses the best"
-    ):
-        choose_device(name)
+def test_an_absent_device_is_refused_with_a_remedy() -> None:
+    for name in ("cuda:99", "gpu", "", "cpu:x"):
+        with pytest.raises(FairbloomError, match=rf"device = '{name}' is not available .*: auto chooses the best"):
+            choose_device(name)
 
 
 @pytest.fixture

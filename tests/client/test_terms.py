@@ -31,28 +31,21 @@ def personal(where: Context, told: dict[str, Any]) -> dict[str, Any]:
 # Other steps --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("told", "config"),
-    [
+def test_what_the_server_tells_is_what_the_setting_would_do() -> None:
+    told: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"client-momentum": 0.9}, {"momentum": 0.9}),
         ({"full-batch-step": True}, {"batch_size": 0}),
-        ({"full-batch-step": True}, {"batch_size": 0, "local_epochs": 1}),
-    ],
-    ids=str,
-)
-def test_what_the_server_tells_is_what_the_setting_would_do(told: dict[str, Any], config: dict[str, Any]) -> None:
-    assert trained(told) == trained({}, context(config=run_config(**config))) != trained({})
-
-
-def test_a_full_batch_step_is_one_step_whatever_the_epochs() -> None:
+    ]
+    for asked, config in told:
+        assert trained(asked) == trained({}, context(config=run_config(**config))) != trained({})
     several = context(config=run_config(local_epochs=5))
     assert trained({"full-batch-step": True}, several) == trained({"full-batch-step": True})
 
 
-@pytest.mark.parametrize("steps", [1, 7, 100])
-def test_local_steps_take_the_place_of_epochs(steps: int) -> None:
-    work = work_of(run_config(batch_size=10), "client-0", {"local-steps": steps})
-    assert len(list(batches(53, work))) == steps
+def test_local_steps_take_the_place_of_epochs() -> None:
+    for steps in (1, 7, 100):
+        work = work_of(run_config(batch_size=10), "client-0", {"local-steps": steps})
+        assert len(list(batches(53, work))) == steps
 
 
 def test_a_snapshot_is_the_model_after_that_step() -> None:
@@ -61,10 +54,6 @@ def test_a_snapshot_is_the_model_after_that_step() -> None:
     snapshot = {name: array.data for name, array in content.array_records["snapshot"].items()}
     assert snapshot == trained({"local-steps": 4})
     assert trained(told) == trained({"local-steps": 9}) != snapshot
-
-
-def test_there_is_no_snapshot_where_none_is_asked_for() -> None:
-    assert set(ask(MessageType.TRAIN, {"local-steps": 3}, context())) - {"client"} == {"arrays", "metrics"}
 
 
 def test_a_client_that_trains_only_its_own_returns_the_received() -> None:
@@ -85,11 +74,6 @@ def test_the_share_of_stragglers_is_that_of_the_setting() -> None:
     assert epochs_in_time(config, 3, "client-1") == epochs_in_time(config, 3, "client-1")
 
 
-def test_without_stragglers_every_client_runs_all_epochs() -> None:
-    settings = RunSettings.of(run_config(local_epochs=4))
-    assert {epochs_in_time(settings, number, "client-0") for number in range(50)} == {4}
-
-
 def test_stragglers_that_are_dropped_say_so() -> None:
     config = RunSettings.of(run_config(stragglers=1.0, drop_stragglers=True))
     with pytest.raises(StragglerError, match="client-0 is a straggler in round 7"):
@@ -103,18 +87,16 @@ def test_a_time_budget_that_is_over_at_once_leaves_one_step() -> None:
 # PropFair -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", [0.1, 1.0, 4.7, 4.8])
-def test_propfair_is_minus_the_logarithm_of_the_utility(loss: float) -> None:
-    assert propfair(torch.tensor(loss), 5.0, 0.2).item() == pytest.approx(-math.log(5.0 - loss), rel=1e-5)
-
-
-@pytest.mark.parametrize("loss", [4.8, 4.9, 5.0, 50.0])
-def test_propfair_goes_on_as_its_tangent(loss: float) -> None:
-    at = torch.tensor(loss, requires_grad=True)
-    value = propfair(at, 5.0, 0.2)
-    (slope,) = torch.autograd.grad(value, at)
-    assert value.item() == pytest.approx(-math.log(0.2) + (loss - 4.8) / 0.2, rel=1e-4)
-    assert slope.item() == pytest.approx(1 / 0.2, rel=1e-4)
+def test_propfair_is_minus_the_logarithm_of_the_utility() -> None:
+    """It goes on as its tangent where the utility is below ε."""
+    for loss in (0.1, 1.0, 4.7, 4.8):
+        assert propfair(torch.tensor(loss), 5.0, 0.2).item() == pytest.approx(-math.log(5.0 - loss), rel=1e-5)
+    for loss in (4.8, 4.9, 5.0, 50.0):
+        at = torch.tensor(loss, requires_grad=True)
+        value = propfair(at, 5.0, 0.2)
+        (slope,) = torch.autograd.grad(value, at)
+        assert value.item() == pytest.approx(-math.log(0.2) + (loss - 4.8) / 0.2, rel=1e-4)
+        assert slope.item() == pytest.approx(1 / 0.2, rel=1e-4)
 
 
 def test_a_transform_changes_the_training_not_the_reported_loss() -> None:
@@ -137,9 +119,9 @@ def test_an_unknown_transform_is_refused() -> None:
 STRENGTHS = (0.0, 0.1, 1.0)
 
 
-@pytest.mark.parametrize("strength", STRENGTHS)
-def test_a_personal_model_changes_nothing_in_the_reply(strength: float) -> None:
-    assert trained({"personal-lambda": strength}) == trained({})
+def test_a_personal_model_changes_nothing_in_the_reply() -> None:
+    for strength in STRENGTHS:
+        assert trained({"personal-lambda": strength}) == trained({})
 
 
 def test_an_untrained_personal_model_is_the_global_one() -> None:
@@ -170,12 +152,11 @@ def test_personal_models_go_on_over_rounds_for_each_client() -> None:
     assert personal(other, told)["loss-personal"] == personal(other, told)["loss"]
 
 
-@pytest.mark.parametrize("also", [{}, {"log_format": "json", "out": "elsewhere"}], ids=str)
-def test_a_personal_model_outlives_the_process_in_a_state_folder(tmp_path: Path, also: Any) -> None:
+def test_a_personal_model_outlives_the_process_in_a_state_folder(tmp_path: Path) -> None:
     config = run_config(state_dir=str(tmp_path))
     told, where = {"personal-lambda": 0.1}, context(config=config)
     trained(told, where)
-    restarted = context(config=run_config(state_dir=str(tmp_path), **also))
+    restarted = context(config=run_config(state_dir=str(tmp_path), log_format="json", out="elsewhere"))
     assert restarted.state == RecordDict()
     assert personal(restarted, told) == personal(where, told)
 
@@ -189,14 +170,3 @@ def test_a_repeated_round_starts_from_the_same_personal_model(tmp_path: Path) ->
     for again in (where, context(config=config)):
         trained({**told, "server-round": 2}, again)
         assert personal(again, {**told, "server-round": 2}) == once
-
-
-def test_a_personal_models_gradient_is_clipped_too() -> None:
-    told = {"personal-lambda": 0.1, "personal-epochs": 1}
-    losses = []
-    for clip in (0.0, 1e-9):
-        where = context(config=run_config(gradient_clip=clip))
-        trained(told, where)
-        losses.append((personal(where, told)["loss-personal"], personal(where, told)["loss"]))
-    assert losses[0][0] < losses[0][1] - 1e-3
-    assert losses[1][0] == pytest.approx(losses[1][1], abs=1e-5)  # steps of a billionth lead nowhere
