@@ -1,23 +1,21 @@
 """The numbers behind a report's charts: what runs recorded, over seeds, thinned to what a chart can show."""
 
-import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
-from fairbloom.server.run_folder.errors import explain_read_errors
-from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
+from fairbloom.server.run_folder.files import COEFFICIENTS
 from fairbloom.server.run_folder.rows import parse_refusals
 
 from ..render.theme import Series
 from ..results.run import Run
+from ..results.tables import read_frame
 from .charts import Row, series_of, short, thin
 
 if TYPE_CHECKING:
@@ -54,36 +52,21 @@ class Line:
 
 
 def _read_scores(run: Run, model: str) -> "pandas.DataFrame":
-    return _read_clients(run, CLIENTS.path_in(run.folder), run.score.column(model))
+    return _pick(run, run.clients, run.score.column(model))
 
 
 def _read_shares(run: Run) -> "pandas.DataFrame":
     """Return the coefficients of each round in percent of the round's, without signs."""
-    table = _read_clients(run, COEFFICIENTS.path_in(run.folder), "coefficient")
+    written = COEFFICIENTS.exists_in(run.folder)
+    table = _pick(run, read_frame(COEFFICIENTS, run.folder) if written else run.clients[:0], "coefficient")
     total = table["value"].abs().groupby(table["round"]).transform("sum")
     return table.assign(value=100.0 * table["value"] / total.where(total > 0.0))
 
 
-def _read_clients(run: Run, path: Path, column: str) -> "pandas.DataFrame":
-    """Return the columns round, client, and another one as `value`, of a table of a run, without attackers.
-
-    A torn last line, of a run that goes on, is left out; a column that the file lacks is empty.
-    """
-    import pandas
-
-    wanted = {"round": "round", "client": "client", column: "value"}
-    with explain_read_errors(path, "Restore it from a copy"):
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1] or b"round,client\n"
-        table = pandas.read_csv(
-            io.BytesIO(whole),
-            usecols=lambda name: name in wanted,
-            dtype={name: str if name == "client" else float for name in wanted},
-            keep_default_na=False,
-            na_values={name: [""] for name in wanted if name != "client"},
-        )
+def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame":
+    """Return the columns round, client, and another one as `value`, without attackers; one that is not there is NaN."""
     table = table[~table["client"].isin(run.attackers)]
-    return table.rename(columns=wanted).reindex(columns=[*wanted.values()])
+    return table.reindex(columns=["round", "client", column]).rename(columns={column: "value"})
 
 
 @dataclass(frozen=True)
@@ -176,7 +159,8 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
 def _over_rounds(run: Run, measure: str, model: str) -> dict[int, float]:
     """Return a measure over the clients after each round that has it."""
     column = f"{run.score.column(model)}_{measure}"
-    return {int(row["round"]): float(row[column]) for row in run.rows_of_rounds() if row.get(column)}
+    table = run.rounds
+    return table.set_index("round")[column].dropna().to_dict() if column in table else {}
 
 
 def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:
@@ -239,15 +223,16 @@ def sorted_scores(by_seed: Sequence[Mapping[str, float]], score: Score) -> NDArr
 
 def refusal_reasons(runs: Iterable[Run]) -> Counter[tuple[str, str]]:
     """Return in how many rounds a client's reply was refused for a reason, by client and reason."""
-    rows = (row for run in runs for row in run.rows_of_rounds())
-    return Counter(refusal for row in rows for refusal in parse_refusals(row.get("refused", "")))
+    return Counter(
+        refusal for run in runs for cell in run.rounds.get("refused", ()) for refusal in parse_refusals(cell)
+    )
 
 
-def count_names(runs: Iterable[Run], names_in: Callable[[Mapping[str, str]], Iterable[str]]) -> Counter[str]:
-    """Return in how many rows of rounds.csv each client is named."""
-    return Counter(name for run in runs for row in run.rows_of_rounds() for name in names_in(row))
+def count_absences(runs: Iterable[Run], kind: str) -> Counter[str]:
+    """Return in how many rounds each client was refused, missing or offline."""
+    return sum((Counter(dict(run.absences()[kind])) for run in runs), Counter[str]())
 
 
 def total(run: Run, column: str) -> float:
     """Return the sum of a column of a run's rounds.csv; an empty cell counts nothing."""
-    return sum(float(row.get(column) or 0.0) for row in run.rows_of_rounds())
+    return float(run.rounds[column].sum()) if column in run.rounds else 0.0

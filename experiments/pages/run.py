@@ -148,13 +148,17 @@ def _clients_table(scene: Scene, run: Run, columns: Mapping[str, Values]) -> Tab
 
 def _metrics_section(run: Run) -> Section | None:
     """Return the metrics that a user's app reported in its last round."""
-    if not (metrics := run.last_metrics()):
+    metrics = run.metrics
+    if metrics.empty:
         return None
+    last = int(metrics["round"].max())
+    chosen = metrics[(metrics["round"] == last) & (metrics["client"] == "")]
+    headings = ["phase", "metric", "value"]
     rows = [
-        [Cell(row["phase"]), Cell(row["metric"]), Cell(f"{float(row['value']):.6g}", float(row["value"]))]
-        for row in metrics
+        [Cell(phase), Cell(metric), Cell(f"{value:.6g}", value)]
+        for phase, metric, value in chosen[headings].itertuples(index=False)
     ]
-    table = Table("metrics", f"Metrics of round {metrics[0]['round']}", ["phase", "metric", "value"], rows)
+    table = Table("metrics", f"Metrics of round {last}", headings, rows)
     return Section("metrics", "Metrics of the app", "", [table])
 
 

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
-from fairbloom.server.run_folder.rows import ABSENT, parse_absent
+from fairbloom.server.run_folder.rows import ABSENT
 
 from ..recipes.labels import format_value
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
@@ -23,7 +22,7 @@ from .rows import (
     Line,
     Scene,
     axis_title,
-    count_names,
+    count_absences,
     curves,
     hidden_in_words,
     mean_and_range,
@@ -255,7 +254,7 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     """Return who was refused, missing or offline, and why replies were refused."""
     rows, reasons = [], []
     for line in lines:
-        found = [count_names(line.runs, partial(parse_absent, kind=kind)) for kind in ABSENT]
+        found = [count_absences(line.runs, kind) for kind in ABSENT]
         rows += [(line.label, client, [each[client] for each in found]) for client in sorted({*chain(*found)})]
         for (client, reason), count in sorted(refusal_reasons(line.runs).items(), key=lambda item: -item[1]):
             reasons.append([Cell(line.label), Cell(client), Cell(reason), Cell.of(count)])

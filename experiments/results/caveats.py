@@ -40,8 +40,9 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
 
 def is_single(run: Run) -> bool:
     """Return whether one client alone trained in each round although there are several, whose data are not pooled."""
-    drawn = {row["participants"] for row in run.rows_of_rounds()}
-    return drawn == {"1"} and len(run.test_examples()) > 1 and not run.settings.get("pooled")
+    return (
+        {*run.rounds.get("participants", ())} == {1} and len(run.test_examples()) > 1 and not run.settings.get("pooled")
+    )
 
 
 def same_models(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:

@@ -25,12 +25,12 @@ class Group:
     values: Mapping[str, float]  # by score
 
     @classmethod
-    def of_row(cls, row: Mapping[str, str], scores: Sequence[GroupScore]) -> "Group":
+    def of_row(cls, row: Mapping[str, Any], scores: Sequence[GroupScore]) -> "Group":
         """Return what a row of groups.csv says; raise ValueError or KeyError where it is none."""
         count, overs, values = int(row[COUNT]), {}, {}
         for score in scores:
             *over, column = score.columns
-            if row[column]:
+            if not math.isnan(row[column]):
                 values[score.name], overs[score.name] = float(row[column]), int(row[over[0]]) if over else count
         if count < 1 or min(overs.values(), default=1) < 1 or not all(map(math.isfinite, values.values())):
             raise ValueError(f"it has {count!r} examples with {dict(values)!r}")
@@ -162,7 +162,7 @@ class GroupReport:
 
 
 def read_groups(
-    grouped: Grouped, rows: Sequence[Mapping[str, str]], tested: Mapping[str, int], path: object
+    grouped: Grouped, rows: Sequence[Mapping[Any, Any]], tested: Mapping[str, int], path: object
 ) -> GroupReport:
     """Return what rows of groups.csv, all of one round and model, say; raise RunFolderError when one makes no sense."""
     try:

@@ -96,7 +96,7 @@ class Outcome:
     @property
     def seconds(self) -> float:
         """How long the rounds of the finished runs took to compute, together."""
-        return sum(float(row.get("seconds") or 0.0) for run in self.runs.values() for row in run.rows_of_rounds())
+        return float(sum(run.rounds["seconds"].sum() for run in self.runs.values()))
 
     @property
     def as_json(self) -> dict[str, Any]:

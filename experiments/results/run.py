@@ -1,7 +1,6 @@
 """A run as its folder tells of it: settings, tables, how the model serves each client, and how far it is."""
 
 import contextlib
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,7 +39,7 @@ from fairbloom.server.run_folder.files import (
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
-from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, SHARE_OF_LARGER_CLASS, WORDS, parse_absent, parse_names
+from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, SHARE_OF_LARGER_CLASS, parse_absent, parse_names
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
@@ -50,6 +49,7 @@ from ..recipes.variants import COMMON
 from .groups import GroupReport, read_groups
 from .plans import kind_of
 from .presentation import Shown
+from .tables import read_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -63,8 +63,6 @@ REPORT = "report.html"
 
 LABELLED = frozenset(key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks)
 """The settings of every method that are part of its label; those of clients' work, as the learning rate, are not."""
-
-Rows = list[dict[str, str]]
 
 
 def load(folder: str | os.PathLike[str]) -> "Run":
@@ -146,12 +144,12 @@ class Run(Shown):
     @property
     def rounds_done(self) -> int:
         """The number of rounds that are recorded."""
-        return max((int(row["round"]) for row in self._rounds), default=0)
+        return int(self.rounds["round"].max()) if len(self.rounds) else 0
 
     @property
     def evaluated_rounds(self) -> frozenset[int]:
         """The rounds after which the model was evaluated."""
-        return frozenset(int(row["round"]) for row in self._clients)
+        return frozenset(map(int, self.clients["round"].unique()))
 
     @property
     def engine(self) -> Mapping[str, Any] | None:
@@ -179,17 +177,17 @@ class Run(Shown):
     @cached_property
     def rounds(self) -> "pandas.DataFrame":
         """The table rounds.csv: a row a round."""
-        return frame(self._rounds)
+        return read_frame(ROUNDS, self.folder)
 
     @cached_property
     def clients(self) -> "pandas.DataFrame":
         """The table clients.csv: a row a client and evaluated round."""
-        return frame(self._clients)
+        return read_frame(CLIENTS, self.folder)
 
     @cached_property
     def groups(self) -> "pandas.DataFrame":
         """The table groups.csv: a row a client, evaluated round, model and group; empty where there are no groups."""
-        return frame(self._groups)
+        return read_frame(GROUPS, self.folder) if GROUPED.exists_in(self.folder) else frame([])
 
     @cached_property
     def metrics(self) -> "pandas.DataFrame":
@@ -198,7 +196,7 @@ class Run(Shown):
         The columns are `round`, `phase` (train, evaluate, or server for `evaluate_fn`), `client` ("" where a number is
         of all together), `metric` and `value`.
         """
-        return frame(self._metrics)
+        return read_frame(METRICS, self.folder) if METRICS.exists_in(self.folder) else frame([])
 
     @cached_property
     def gaps(self) -> "pandas.DataFrame":
@@ -228,14 +226,13 @@ class Run(Shown):
         grouped = GROUPED.read(self.folder)
         if grouped is None:
             return None
-        last_rows = self._honest(self._last_rows if after is None else self._rows_until(after))
-        last = {row["round"] for row in last_rows}
-        of_them = [row for row in self._groups if row["round"] in last and row["client"] not in self.attackers]
-        rows = [row for row in of_them if (row["model"], row["split"]) == (model, split)]
-        if model != "global" and not rows:
+        last, rows = self._evaluated(after), self.groups
+        rows = rows[rows["round"].isin(last["round"]) & ~rows["client"].isin(self.attackers)]
+        rows = rows[(rows["model"] == model) & (rows["split"] == split)]
+        if model != "global" and rows.empty:
             return None
-        tested = {row["client"]: int(row["test_examples"]) for row in last_rows} if split == "test" else {}
-        return read_groups(grouped, rows, tested, GROUPS.path_in(self.folder))
+        tested = self.test_examples(after=after) if split == "test" else {}
+        return read_groups(grouped, rows.to_dict("records"), tested, GROUPS.path_in(self.folder))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -284,11 +281,14 @@ class Run(Shown):
         """
         score, model = score or self.score, model or self.serves
         column, path = score.column(model, split), CLIENTS.path_in(self.folder)
-        rows = self._last_rows if after is None else self._rows_until(after)
-        rows = rows if hostile else self._honest(rows)
-        if rows and column not in rows[0] and split == "test" and (self.finished or model == "global"):
-            raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
-        return {row["client"]: _number(row[column], score, path) for row in rows if row.get(column)}
+        rows = self._evaluated(after, hostile=hostile)
+        if column not in rows:
+            if len(rows) and split == "test" and (self.finished or model == "global"):
+                raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
+            return {}
+        scores = rows.set_index("client")[column].dropna()
+        _check_scores(scores, score, path)
+        return {str(client): float(value) for client, value in scores.items()}
 
     @property
     def without_score(self) -> tuple[str, ...]:
@@ -301,34 +301,25 @@ class Run(Shown):
         They have none where it cannot be measured, as an AUC over a single class, or where they have no test examples,
         were refused, missing or offline. Where a share of the clients evaluates, others than these are not counted.
         """
-        names = {row["client"] for row in self._last_rows}
+        last = self._evaluated(hostile=True)
+        names = set(last["client"])
         if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
-            last = {row["round"] for row in self._last_rows}
-            names |= {row["client"] for row in self._clients}
-            names |= {
-                name
-                for row in self._rounds
-                if row["round"] in last
-                for kind in ABSENT
-                for name in parse_absent(row, kind)
-            }
+            names.update(self.clients["client"].unique())
+            names.update(*self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values())
         return tuple(sorted(names.difference(self.final(score, model), self.attackers)))
 
     @property
     def unasked(self) -> int:
         """How many known clients were not asked to evaluate the last evaluated round, as a share of them does."""
-        rows, last = self._last_rows, {row["round"] for row in self._last_rows}
-        known = max((int(row.get("clients") or 0) for row in self._rounds if row["round"] in last), default=0)
-        there = {row["client"] for row in self._honest(rows)}.union(self.without(self.score, self.serves))
+        last = self.rounds[self.rounds["round"].isin(self._last["round"])]
+        known = int(last["clients"].max()) if "clients" in last and last["clients"].any() else 0
+        there = set(self._evaluated()["client"]).union(self.without(self.score, self.serves))
         return max(0, known - len(there))
 
-    def test_examples(self, *, hostile: bool = False) -> dict[str, int]:
-        """Return how many examples each client was tested on after the last evaluated round.
-
-        The clients that attack in an experiment are left out, unless `hostile` asks for them.
-        """
-        rows = self._last_rows if hostile else self._honest(self._last_rows)
-        return {row["client"]: int(row["test_examples"]) for row in rows}
+    def test_examples(self, *, after: int | None = None, hostile: bool = False) -> dict[str, int]:
+        """Return how many examples each client was tested on after the last evaluated round; see `final`."""
+        counts = self._column("test_examples", self._evaluated(after, hostile=hostile))
+        return {client: int(count) for client, count in counts.items()}
 
     def training_examples(self) -> dict[str, int]:
         """Return how many training examples each client said it had at first.
@@ -352,29 +343,37 @@ class Run(Shown):
 
         A client of which that is not known is left out.
         """
-        rows = self._honest(self._last_rows)
-        return {row["client"]: float(cell) for row in rows if (cell := row.get(SHARE_OF_LARGER_CLASS))}
+        return self._column(SHARE_OF_LARGER_CLASS, self._evaluated())
 
     def coefficients(self) -> dict[str, float]:
         """Return the coefficient of each client whose update was used in the last evaluated round."""
-        return {row["client"]: float(row["coefficient"]) for row in self._last_rows if row.get("coefficient")}
+        return self._column("coefficient", self._evaluated(hostile=True))
+
+    @staticmethod
+    def _column(name: str, rows: "pandas.DataFrame", by: str = "client") -> dict[Any, float]:
+        """Return the numbers of a column by client or by round; none where there is no column."""
+        return rows.set_index(by)[name].dropna().to_dict() if name in rows else {}
 
     def over_rounds(self, client: str, model: str = "") -> dict[int, float]:
         """Return the score of one client after each round that was evaluated; see `final`."""
-        column, path = self.score.column(model or self.serves), CLIENTS.path_in(self.folder)
-        rows = [row for row in self._clients if row["client"] == client and row.get(column)]
-        return {int(row["round"]): _number(row[column], self.score, path) for row in rows}
+        rows = self.clients[self.clients["client"] == client]
+        return self._column(self.score.column(model or self.serves), rows, "round")
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return who was refused, missing, offline, each with the number of rounds, the most frequent first."""
+        return {kind: Counter(names).most_common() for kind, names in self._absent(self.rounds).items()}
+
+    @staticmethod
+    def _absent(rounds: "pandas.DataFrame") -> dict[str, list[str]]:
+        """Return who was refused, missing, offline in some rounds, as often as they were."""
         return {
-            kind: Counter(name for row in self._rounds for name in parse_absent(row, kind)).most_common()
+            kind: [name for cell in rounds.get(kind, ()) for name in parse_absent({kind: cell}, kind)]
             for kind in ABSENT
         }
 
     def left_out(self) -> list[tuple[str, int]]:
         """Return whom the defence left out, each with the number of rounds, the most frequent first."""
-        return Counter(name for row in self._rounds for name in parse_names(row.get("left_out", ""))).most_common()
+        return Counter(name for cell in self.rounds.get("left_out", ()) for name in parse_names(cell)).most_common()
 
     def differing(self) -> dict[str, Value]:
         """Return the settings that are not at their defaults: what a task or a strategy chooses is a default too."""
@@ -490,49 +489,25 @@ class Run(Shown):
             about += f", {self.score.name}: mean {mean}, worst 10 % {worst}"
         return f"Run({str(self.folder)!r}: {about})"
 
-    def rows_of_rounds(self) -> Rows:
-        """Return the rows of rounds.csv as they are written."""
-        return self._rounds
-
-    @cached_property
-    def _rounds(self) -> Rows:
-        return ROUNDS.read(self.folder)
-
-    @cached_property
-    def _clients(self) -> Rows:
-        return CLIENTS.read(self.folder)
-
-    @cached_property
-    def _metrics(self) -> Rows:
-        return METRICS.read(self.folder) if METRICS.exists_in(self.folder) else []
-
-    def last_metrics(self) -> Rows:
-        """Return the rows of metrics.csv of the last round that has some, of all clients together and of the server."""
-        last = max((int(row["round"]) for row in self._metrics), default=0)
-        return [row for row in self._metrics if row["round"] == str(last) and not row["client"]]
-
-    @cached_property
-    def _groups(self) -> Rows:
-        return GROUPS.read(self.folder) if GROUPED.exists_in(self.folder) else []
-
     @cached_property
     def attackers(self) -> frozenset[str]:
         """The clients that attack in an experiment, as far as they were evaluated: no measure counts them."""
-        return frozenset(row["client"] for row in self._clients if row.get(HOSTILE) == "1")
-
-    def _honest(self, rows: Rows) -> Rows:
-        return [row for row in rows if row["client"] not in self.attackers] if self.attackers else rows
+        table = self.clients
+        return frozenset(table["client"][table[HOSTILE] == 1].unique() if HOSTILE in table else ())
 
     @cached_property
-    def _last_rows(self) -> Rows:
-        """The rows of the last round of a finished run; of others, of the last round that was evaluated."""
-        return self._rows_until(self.rounds_done, finished=self.finished and not self.stopped)
+    def _last(self) -> "pandas.DataFrame":
+        """The rows of clients.csv of the last round of a finished run; of others, of the last evaluated one."""
+        table = self.clients
+        done = self.finished and not self.stopped
+        return table[table["round"] == (self.rounds_done if done else table["round"].max())]
 
-    def _rows_until(self, number: int, *, finished: bool = False) -> Rows:
-        """Return the rows of a round, which is the last of a finished run, or of the last evaluated one before it."""
-        evaluated = [int(row["round"]) for row in self._clients]
-        last = number if finished else max((each for each in evaluated if each <= number), default=0)
-        return [row for row, each in zip(self._clients, evaluated, strict=True) if each == last]
+    def _evaluated(self, after: int | None = None, *, hostile: bool = False) -> "pandas.DataFrame":
+        """Return the rows of clients.csv of the last evaluated round; see `final`."""
+        rows, table = self._last, self.clients
+        if after is not None:
+            rows = table[table["round"] == table["round"][table["round"] <= after].max()]
+        return rows if hostile or not self.attackers else rows[~rows["client"].isin(self.attackers)]
 
 
 def final_of(run: Run) -> dict[str, float]:
@@ -563,28 +538,17 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a data frame, in which all but words are numbers."""
+    """Return rows as a data frame, with NaN for ""."""
     import pandas  # imported late: it takes a second
 
-    words = (*WORDS, "method", "score", "lowest", "highest")  # text, however much it looks like numbers
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-    return pandas.DataFrame(
-        {
-            name: column if name in words else pandas.to_numeric(pandas.Series(column), errors="coerce")
-            for name, column in columns.items()
-        }
-    )
+    return pandas.DataFrame([{name: np.nan if cell == "" else cell for name, cell in row.items()} for row in rows])
 
 
-def _number(text: str, score: Score, path: Path) -> float:
-    """Return a score as a table has it; raise RunFolderError where it is none."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not np.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
+def _check_scores(scores: "pandas.Series[float]", score: Score, path: Path) -> None:
+    """Raise RunFolderError where a number of a table is no such score."""
+    wrong = scores[~np.isfinite(scores) | (score.percent & ~scores.between(0.0, 100.0))]
+    if len(wrong):
         what = f"{score.name} in percent" if score.percent else score.name
         raise RunFolderError(
-            f"{path} has {text!r} for {what}: restore it from a copy, or run again with another folder (--out)"
+            f"{path} has {wrong.iloc[0]:g} for {what}: restore it from a copy, or run again with another folder (--out)"
         )
-    return value

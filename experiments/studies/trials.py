@@ -1,6 +1,5 @@
 """The runs of a recommendation: those of the search, and those with fresh seeds."""
 
-import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -182,6 +181,8 @@ class Trials:
 
     def cost_of_a_round(self, label: str, seeds: Iterable[int]) -> tuple[float, float]:
         """Return the bytes that a round sends, both ways, and its seconds, in the mean over fresh seeds."""
-        rows = [row for seed in seeds for row in load(self.fresh_settings(label, seed).out).rows_of_rounds()]
-        sent = statistics.fmean(float(row["bytes_sent"]) + float(row["bytes_received"]) for row in rows)
-        return sent, statistics.fmean(float(row["seconds"]) for row in rows)
+        import pandas  # imported late: it takes a second
+
+        rounds = pandas.concat([load(self.fresh_settings(label, seed).out).rounds for seed in seeds])
+        sent = rounds["bytes_sent"] + rounds["bytes_received"]
+        return float(sent.mean()), float(rounds["seconds"].mean())

@@ -24,7 +24,7 @@ REFUSED = re.compile(
 ABSENT = ("refused", "missing", "offline")
 """The columns of rounds.csv that name clients whose replies a round did without."""
 
-WORDS = ("client", *ABSENT, "left_out", "lost_states", "model", "grouping", "group", "phase", "metric")
+WORDS = ("client", *ABSENT, "left_out", "lost_states", "model", "split", "grouping", "group", "phase", "metric")
 """The columns of the tables that hold words, however much they look like numbers."""
 
 DISPARITIES = (names.DISPARITY, names.DISPARITY_HARD)

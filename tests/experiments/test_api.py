@@ -20,7 +20,6 @@ import pytest
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.options import CommonOptions
-from fairbloom.experiments.results.run import frame
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.settings import Settings
@@ -356,7 +355,3 @@ def test_the_tables_of_a_comparison_are_data_frames(compared: api.Comparison) ->
     clients = compared.clients
     chosen = clients[(clients["method"] == "FedAvg") & (clients["seed"] == 1)].set_index("client")["accuracy"]
     assert chosen.to_dict() == compared.values["FedAvg"][1]
-
-
-def test_clients_that_are_called_by_numbers_keep_their_names() -> None:
-    assert frame([{"client": "007", "round": "1", "x": ""}])["client"].tolist() == ["007"]

@@ -241,7 +241,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "clients.csv").write_text(
             re.sub(r"(?m)^(3,client-1,(?:[^,]*,){3})[^,]*", r"\1many", (run / "clients.csv").read_text())
         ),
-        "clients.csv has 'many' for accuracy in percent",
+        "test_accuracy_of_global_model has 'many', which is no number",
     ),
     "a torn model": (lambda run: cut(run / "model.safetensors"), "model.safetensors is damaged: it is no whole file"),
     "torn settings": (lambda run: cut(run / "config.toml", 20), "config.toml cannot be read: it is no valid TOML: "),

@@ -1,0 +1,87 @@
+"""The tables of a run folder as data frames."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fairbloom.server.run_folder.errors import explain_read_errors
+from fairbloom.server.run_folder.files import TableFile, is_finished
+from fairbloom.server.run_folder.rows import WORDS
+from fairbloom.server.run_folder.tables import FORMULA
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+
+def read_frame(file: TableFile, folder: Path) -> "pandas.DataFrame":
+    """Return a table of a run folder; an empty cell is NaN, or "" where the column holds words.
+
+    Of an unfinished run the file may be missing and the last line torn; there are no rows then, or it is left out.
+
+    Raises
+    ------
+    RunFolderError
+        When the file cannot be read, holds something else or, of a finished run, is not whole.
+    """
+    path, finished = file.path_in(folder), is_finished(folder)
+    remedy = "Restore it from a copy" + (", or run again with another folder (--out)" if finished else "")
+    with explain_read_errors(path, remedy):
+        content = path.read_bytes() if finished or path.exists() else b""
+        if finished and not content.endswith(b"\n"):
+            raise ValueError("its last line is torn")
+        table = _parse(content[: content.rfind(b"\n") + 1], file.needed, finished=finished)
+        return _to_frame(table)
+
+
+def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow.Table":
+    """Return the columns; ValueError where a line of a finished table has more or fewer cells than the first."""
+    import pyarrow.csv  # imported late, as are pandas' data frames: few commands need them
+
+    if not content:
+        return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in needed})
+
+    def judge(line: Any) -> str:
+        return "error" if finished or line.actual_columns > line.expected_columns else "skip"
+
+    table = pyarrow.csv.read_csv(
+        pyarrow.BufferReader(content),
+        pyarrow.csv.ReadOptions(block_size=len(content) + 1, use_threads=False),  # types are of the whole column
+        pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=judge),
+        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(WORDS, pyarrow.string()), null_values=[""]),
+    )
+    names = table.column_names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"its column {twice[0]} is there twice")
+    if lacking := [name for name in needed if name not in names]:
+        raise ValueError(f"its first line has no column {lacking[0]}")
+    if len(table) and not pyarrow.types.is_integer(table["round"].type):
+        raise ValueError("it is no table of rounds: its column round has other cells than whole numbers")
+    return table
+
+
+def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
+    """Return a data frame, in which all columns but those of words are numbers; ValueError where a cell is none."""
+    import pandas
+    import pyarrow
+
+    columns: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in WORDS:
+            words = column.to_pandas()
+            columns[name] = words.map(_unescape) if words.str.startswith("'").any() else words
+        elif pyarrow.types.is_null(column.type) or not len(column):
+            columns[name] = np.full(len(column), np.nan)
+        elif pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
+            columns[name] = column.to_numpy()
+        else:
+            cells = column.cast(pyarrow.string()).to_pandas().dropna()
+            wrong = cells[pandas.to_numeric(cells, errors="coerce").isna()]
+            raise ValueError(f"its column {name} has {next(iter(wrong), cells.iloc[0])!r}, which is no number")
+    return pandas.DataFrame(columns)
+
+
+def _unescape(cell: str) -> str:
+    return cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell

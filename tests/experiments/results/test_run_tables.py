@@ -1,0 +1,95 @@
+"""The tables of a run as data frames: what is read, what is refused, and how much is kept."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments.results.run import Run, load
+from fairbloom.experiments.results.tables import read_frame
+from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.files import CLIENTS
+
+from ..made_up import make_comparison, make_run
+
+NAMES = ("007", "'=a", "NA", "b\nc")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of four clients with odd names and six rounds."""
+    folder = tmp_path_factory.mktemp("made") / "run"
+    make_run(folder, "fedavg", 0, NAMES, 6, np.random.default_rng(0))
+    return folder
+
+
+def written(folder: Path, content: str, *, finished: bool) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "clients.csv").write_text(content)
+    if finished:
+        (folder / "model.safetensors").touch()
+    return folder
+
+
+def test_names_are_kept_and_numbers_are_those_written(folder: Path) -> None:
+    run = load(folder)
+    assert set(run.clients["client"]) == {*NAMES} == {*run.final()}
+    texts = [line.split(",") for line in CLIENTS.path_in(folder).read_text().splitlines() if line.startswith("6,007,")]
+    column = list(run.clients.columns).index("test_accuracy_of_global_model")
+    assert run.final()["007"] == float(texts[0][column])  # to the last bit
+    assert run.over_rounds("007")[6] == run.final()["007"]
+    assert [*run.over_rounds("007")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_finished_table_is_whole_or_refused(tmp_path: Path) -> None:
+    head = "round,client,test_accuracy_of_global_model\n"
+    for place, (content, fault) in enumerate(
+        {
+            "": "torn",
+            head + "1,a,5": "torn",
+            head + "1,a\n": "got 2",
+            head + "1,a,5,6\n": "got 4",
+            "round,gain\n1,2\n": "no column client",
+            "round,client,client\n1,a,b\n": "client is there twice",
+            head + "one,a,5\n": "column round",
+        }.items()
+    ):
+        with pytest.raises(RunFolderError, match=f"clients.csv cannot be read: .*{fault}.*Restore it from a copy"):
+            read_frame(CLIENTS, written(tmp_path / str(place), content, finished=True))
+
+
+def test_of_an_unfinished_table_the_whole_lines_are_read(tmp_path: Path) -> None:
+    assert read_frame(CLIENTS, tmp_path / "nothing").empty
+    head = "round,client,x\n"
+    for content, rows in {
+        head: 0,
+        head + "1,a,5\n2,b,": 1,
+        head + "1,a,5\n2,b\n": 1,
+        head + '1,a,5\n2,"b\nc': 1,
+    }.items():
+        assert len(read_frame(CLIENTS, written(tmp_path, content, finished=False))) == rows
+    with pytest.raises(RunFolderError, match="got 4"):
+        read_frame(CLIENTS, written(tmp_path, head + "1,a,5,6\n", finished=False))
+
+
+def test_a_cell_that_is_no_score_is_refused(folder: Path, tmp_path: Path) -> None:
+    text = CLIENTS.path_in(folder).read_text()
+    run = load(folder)
+    value = repr(run.final()["NA"])
+    for wrong, fault in {"many": "has 'many', which is no number", "-1": "has -1 for accuracy in percent"}.items():
+        assert text.count(value) == 1
+        broken = Run(written(tmp_path, text.replace(value, wrong), finished=False), run.settings, run.scores)
+        vars(broken)["rounds"] = run.rounds
+        with pytest.raises(RunFolderError, match=f"clients.csv .*{fault}.*estore it"):
+            broken.final()
+
+
+def test_a_number_takes_the_memory_of_a_number(tmp_path: Path) -> None:
+    """A row of clients.csv took 1.1 kB as a dict of texts; here it has nine columns."""
+    make_comparison(tmp_path / "made", ["fedavg", "fedfv"], range(2), [f"client-{k}" for k in range(50)], 20)
+    table = load(tmp_path / "made" / "runs" / "fedavg-seed0").clients
+    assert len(table) == 1000
+    assert table.memory_usage(deep=True).sum() < 150 * len(table)
+    found = load_comparison(tmp_path / "made")
+    assert not any(isinstance(value, Run) for value in vars(found).values())
