@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
-from fairbloom.server.run_folder.files import COEFFICIENTS
+from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
 from fairbloom.server.run_folder.rows import parse_refusals
 
 from ..render.theme import Series
