@@ -21,7 +21,7 @@ from rich.table import Table
 from fairbloom.client.local import NO_VECTORS, LocalClient, Update
 from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.battery.subject import EVEN
+from fairbloom.experiments.check.subject import EVEN
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round

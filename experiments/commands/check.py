@@ -1,13 +1,18 @@
 """The command `fairbloom check`."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from fairbloom.errors import FairbloomError
-from fairbloom.strategies import find_method
+from fairbloom.protocol.parameters import parameters_of
+from fairbloom.protocol.settings import Value
+from fairbloom.strategies import FairStrategy, find_method
 
-from ..battery import check as battery
+from ..check.method import check_method
+from ..check.report import CheckFailedError
+from ..check.rule import check_rule, is_rule
 from ..render.terminal import console
 from .options import SetOption, settings_of
 
@@ -23,13 +28,27 @@ def check(
 
     The exit code is 1 if a test fails.
     """
-    if battery.is_rule(method):
-        if settings:
-            raise FairbloomError(f"--set {settings[0]}: a client-side rule has no settings: leave it out")
-        report = battery.check_rule(method)
-    else:
-        cls = find_method(method)
-        report = battery.check(cls, battery.arguments_of(cls, settings_of(settings)))
-    battery.show_report(report, console)
-    if not report.passed:
-        raise typer.Exit(1)
+    if settings and is_rule(method):
+        raise FairbloomError(f"--set {settings[0]}: a client-side rule has no settings: leave it out")
+    try:
+        if is_rule(method):
+            report = check_rule(method)
+        else:
+            cls = find_method(method)
+            report = check_method(cls, arguments_of(cls, settings_of(settings)))
+    except CheckFailedError as error:
+        error.report.show(console)
+        raise typer.Exit(1) from None
+    report.show(console)
+
+
+def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the arguments of a method that settings such as worsthalf.share=0.5 give it."""
+    known = {each.key: each for each in parameters_of(method.__name__.lower(), method)} if settings else {}
+    for key in settings:
+        if key not in known:
+            there = ", ".join(known) or "none"
+            raise FairbloomError(
+                f"{key} = {settings[key]!r}: {method.__name__} has no such parameter; there are {there}"
+            )
+    return {known[key].argument: known[key].checked(value) for key, value in settings.items()}

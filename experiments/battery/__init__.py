@@ -1,1 +1,0 @@
-"""A battery of checks for a method: what every federated method must keep to, and what is wrong where it does not."""

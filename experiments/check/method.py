@@ -1,0 +1,507 @@
+"""What a method must keep to: each property has a function that checks it and says what it found."""
+
+import difflib
+import inspect
+import math
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from fairbloom.client.generators import all_seeded
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import ARRAYS_DISPARITY, SNAPSHOT
+from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.settings import Value
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.updates import FloatArray, Model
+from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
+from fairbloom.strategies import FairStrategy, FedAvg
+
+from .replies import extreme_replies, ordinary_replies
+from .report import CheckReport, Failure, Remark, check_properties
+from .subject import (
+    EVALUATED,
+    MEASURED,
+    ROUNDS,
+    TAKING_PART,
+    MethodUnderTest,
+    client_losses,
+    differs_when_stopped,
+    initial_model,
+    round_bits,
+    run_config,
+    run_rounds,
+    silence,
+    unknown_metrics,
+)
+
+SIZES = (1, 2, 3, 10, 50)
+"""With so many clients the shape of the coefficients is tried."""
+
+TOLERANCE = 1e-3
+"""Coefficients and steps that differ by less than this share are the same: some methods solve a program for them."""
+
+LEARNING_ROUNDS = 3
+"""A method has so many rounds to learn something."""
+
+SHORT_STEP = 0.1
+"""The worst served client is looked at after this share of FedAvg's step, where no direction overshoots yet."""
+
+LEAST_DESCENT = 0.5
+"""The loss of the worst served client falls by at least this share of what it falls by under FedAvg."""
+
+LEARNING: Mapping[str, Value] = {"batch_size": 20, "learning_rate": 0.1}
+"""How clients train in these rounds."""
+
+
+def check_method(method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None) -> CheckReport:
+    """Check every property of a method; takes about a second.
+
+    Parameters
+    ----------
+    method
+        The method's class, or another function that makes it.
+    arguments
+        The values of its parameters, as {"share": 0.3}; by default all have their defaults.
+
+    Raises
+    ------
+    CheckFailedError
+        When a property fails; the message says what is wrong with each.
+    """
+    subject = MethodUnderTest(method, arguments or {})
+    given = ", ".join(f"{name}={value!r}" for name, value in subject.arguments.items())
+    made = method.func if isinstance(method, partial) else method
+    with silence():
+        return check_properties(f"{getattr(made, '__name__', made)}({given})", PROPERTIES, subject)
+
+
+# Parameters ---------------------------------------------------------------------------------------------------------
+
+
+def check_parameters(subject: MethodUnderTest) -> str:
+    """The method takes its parameters and the common options, and refuses what it cannot work with."""
+    declared: tuple[Parameter, ...] = ()
+    if inspect.isclass(subject.factory):
+        try:
+            declared = parameters_of(subject.factory.__name__.lower(), subject.factory)
+        except (FairbloomError, NameError) as error:
+            raise Failure(f"{error}. Only so can a setting of a run carry it.") from error
+    for parameter in declared:
+        if parameter.default is None and parameter.argument not in subject.arguments:
+            raise Failure(f"{parameter.argument} has no default: give it by --set {parameter.key}=…, or give it one.")
+    subject.create()
+    _check_options(subject)
+    if remarks := [remark for parameter in declared for remark in _try_values(subject, parameter)]:
+        raise Remark(" ".join(remarks))
+    names = ", ".join(parameter.argument for parameter in declared)
+    return f"{names}: impossible values are refused by name." if declared else "It has no parameters."
+
+
+def _check_options(subject: MethodUnderTest) -> None:
+    """Raise Failure where the common options do not reach FairStrategy."""
+    found = "it is not accepted."
+    try:
+        seed = subject.create(seed=5).seed
+    except Failure as failure:
+        found += f" {failure}"
+    else:
+        if seed == 5:
+            return
+        found = f"the method has seed = {seed!r}."
+    raise Failure(
+        f"Runs give the common option seed=5, and {found} Write def __init__(self, *, share: float = 0.5, **options: "
+        "Unpack[Options]) and begin it with super().__init__(**options)."
+    )
+
+
+def _try_values(subject: MethodUnderTest, parameter: Parameter) -> Iterator[str]:
+    """Yield remarks on the values that a parameter takes; raise Failure where it takes an impossible one."""
+    name = parameter.argument
+    helper = f"annotate it with its range, as in {name}: Annotated[float, Range('(0, 1]')] = 0.5"
+    if parameter.kind in (float, int):
+        unbounded = "inf" in parameter.range
+        impossible = [math.nan, "many", *([] if unbounded else [math.inf]), *([0.5] if parameter.kind is int else [])]
+        for value in impossible:
+            if _accepts(subject, name, value):
+                raise Failure(
+                    f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing: refuse "
+                    f"it by a ValueError that names {name}; {helper}."
+                )
+        if _accepts(subject, name, parameter.kind(-1)) and not parameter.description:
+            yield f"{name} = -1 is taken: if that makes no sense, {helper}."
+    if parameter.kind is str and _accepts(subject, name, "no such word"):
+        yield f"{name} takes any word: where there are choices, annotate them: Annotated[str, Choices('this', 'that')]."
+
+
+def _accepts(subject: MethodUnderTest, name: str, value: object) -> bool:
+    """Return whether the method takes a value of one of its parameters; a number may also be refused by TypeError."""
+    try:
+        subject.factory(**{**subject.arguments, name: value})
+    except TypeError:
+        return False
+    except Exception as error:
+        if isinstance(error, ValueError) and name in str(error):
+            return False
+        raise Failure(f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}.") from error
+    return True
+
+
+# What clients are asked for -----------------------------------------------------------------------------------------
+
+
+def check_needs(subject: MethodUnderTest) -> str:
+    """The method asks its clients for what they report, and for all that it reads."""
+    method = subject.create()
+    if isinstance(method.needs, str) or not all(isinstance(metric, str) for metric in method.needs):
+        raise Failure(f"needs = {method.needs!r} is no set of names: write needs = frozenset({{'loss-before'}}).")
+    unknown = unknown_metrics(method)
+    for metric in unknown:
+        if metric in EVALUATED:
+            raise Failure(
+                f"needs asks for {metric!r}, which clients report when they evaluate, and not when they train: choose "
+                f"among {', '.join(MEASURED)}."
+            )
+        if close := difflib.get_close_matches(metric, MEASURED, n=1, cutoff=0.8):
+            raise Failure(f"needs asks for {metric!r}, which no client reports: {close[0]!r} is meant?")
+    _check_terms(subject, method)
+    if unknown:
+        raise Remark(f"Fairbloom's clients do not report {', '.join(unknown)}: a run whose clients lack it stops.")
+    asked = ", ".join(sorted(method.needs)) or "no metric"
+    return f"It asks for {asked}, and reads no other."
+
+
+def _check_terms(subject: MethodUnderTest, method: FairStrategy) -> None:
+    """Raise Failure where the terms of the clients' work are none, or do not go with the probe."""
+    with subject.explain_errors("In round 7, "):
+        terms: object = method.terms(7)
+    if not isinstance(terms, Terms) or terms.server_round != 7:
+        raise Failure(
+            f"terms(7) returned {terms!r}: it must return the terms of round 7, as in "
+            "dataclasses.replace(super().terms(server_round), local_steps=5)."
+        )
+    replies = ordinary_replies(4)
+    cohort = subject.show(method, replies).cohort
+    coefficients = subject.weigh(method, cohort, replies.description)
+    with subject.explain_errors(f"Given {replies.description}, ", method=method):
+        mix = method.probe(cohort, coefficients)
+    if method.second == SNAPSHOT and terms.snapshot_step is None:
+        raise Failure(
+            "second = 'snapshot' awaits each client's model in the midst of its work, and terms do not ask for it: set "
+            "snapshot_step and local_steps there."
+        )
+    if (method.second == ARRAYS_DISPARITY) != bool(terms.disparity):
+        raise Failure(
+            f"second = {method.second!r}, and terms have disparity = {terms.disparity!r}: a model after a step down "
+            f"the difference between two groups needs both, second = {ARRAYS_DISPARITY!r} and a disparity."
+        )
+    if mix is not None and method.second != SNAPSHOT:
+        raise Failure("probe returns a mix of the clients' snapshots, and there are none: set second = 'snapshot'.")
+    if mix is not None and np.shape(mix) != (cohort.size,):
+        raise Failure(
+            f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each, shape (4,)."
+        )
+
+
+# Coefficients -------------------------------------------------------------------------------------------------------
+
+
+def check_finite(subject: MethodUnderTest) -> str:
+    """Weigh returns one finite number for each row, and the step is finite, whatever a run may come to."""
+    for m in SIZES:
+        replies, method = ordinary_replies(m), subject.create()
+        subject.weigh(method, subject.show(method, replies).cohort, replies.description)
+    kept = max(len(cohort.memory) for cohort, _ in subject.iterate_rounds(subject.create(), len(TAKING_PART)))
+    extremes = list(extreme_replies())
+    for replies in extremes:
+        method = subject.create()
+        seen = subject.show(method, replies)
+        coefficients = subject.weigh(method, seen.cohort, replies.description)
+        if not np.isfinite(seen.step(coefficients)).all():
+            raise Failure(
+                f"Given {replies.description}, the coefficients are up to {np.abs(coefficients).max():.0e} and the "
+                "step is beyond all numbers. Such a round is skipped: bound what you divide by."
+            )
+    rows = f", with {kept} kept rows" if kept else ""
+    return (
+        f"One finite number per client, with {', '.join(map(str, SIZES))} of them{rows}, and in {len(extremes)} "
+        "extremes, as zero updates, zero losses and huge ones."
+    )
+
+
+def check_permutation(subject: MethodUnderTest) -> str:
+    """A coefficient goes with what a client replied, whatever the client is called."""
+    for m, common in ((3, 1.0), (5, 0.0), (8, 0.3), (50, 1.0)):
+        replies, order = ordinary_replies(m, seed=1, common=common), np.random.default_rng(m).permutation(m)[::-1]
+        renamed = replies.select(order)
+        before, after = subject.weigh_fresh(replies), subject.weigh_fresh(renamed)
+        wanted = before.coefficients[:, order]
+        if _is_same(after.coefficients, wanted):
+            continue
+        lengths = np.linalg.norm(renamed.updates, axis=1) + np.linalg.norm(renamed.seconds, axis=1)
+        moved = np.abs(after.coefficients - wanted).max(axis=0) @ lengths  # if all went in one direction
+        if np.linalg.norm(after.step - before.step) <= 0.01 * moved:
+            raise Remark(
+                "When clients change their names, they get other coefficients, and the step is the same: several "
+                "coefficients give it, and the order of names decides which.",
+            )
+        others = (subject.weigh_fresh(replies, seed=seed) for seed in range(1, 9))
+        if any(not _is_same(other.coefficients, before.coefficients) for other in others):
+            raise Remark(
+                "The method draws from the seed, and what is drawn goes to clients in the order of their names: with "
+                "other names the step is another draw.",
+            )
+        row, k = np.unravel_index(np.argmax(np.abs(after.coefficients - wanted)), wanted.shape)
+        raise Failure(
+            f"Given {replies.description}, the client with loss {renamed.losses[k]:.2g} got the coefficient "
+            f"{wanted[row, k]:.3g}; with other names, and so in another order, the same replies got it "
+            f"{after.coefficients[row, k]:.3g}, and the step is another one. Go by what clients reply, not by their "
+            "place in cohort.names."
+        )
+    return "Clients that are called otherwise, and so come in another order, count as before."
+
+
+# State --------------------------------------------------------------------------------------------------------------
+
+
+def check_memory(subject: MethodUnderTest) -> str:
+    """Weigh changes nothing; what is remembered can be written down, and does not grow for ever."""
+    _check_weigh_changes_nothing(subject, subject.create(), number=1)
+    method = subject.create()
+    sizes, had, changed = dict[int, tuple[int, int]](), _own_attributes(method), dict[str, int]()
+    for number, _ in enumerate(subject.iterate_rounds(method, ROUNDS + 1)):
+        has = _own_attributes(method)
+        changed |= {name: number for name in has if name not in changed and has[name] != had.get(name)}
+        if number in (1, ROUNDS // 2, ROUNDS):  # a file takes milliseconds to reach the disk
+            sizes[number] = _saved_size(method), len(method.progress.kept)
+    _check_weigh_changes_nothing(subject, method, number=ROUNDS + 2)
+    if changed:
+        name, number = next(iter(changed.items()))
+        raise Remark(
+            f"self.{name} changes in round {number} and is no part of self.memory, which alone a checkpoint holds: a "
+            "run that is continued begins without it. Keep it in self.memory, if weigh, terms or remember use it.",
+        )
+    (bytes_then, rows_then), (bytes_now, rows_now) = sizes[ROUNDS // 2], sizes[ROUNDS]
+    if rows_now > rows_then:
+        raise Remark(
+            f"It keeps more old updates with every round, {rows_now} after {ROUNDS} rounds, each of the model's size: "
+            "drop those that weigh uses no longer.",
+        )
+    if bytes_now > 1.1 * bytes_then + 64:
+        raise Remark(
+            f"Its memory grows with every round, to {bytes_now} bytes after {ROUNDS} rounds: keep a moving average, or "
+            "the last rounds, where that will do.",
+        )
+    remembered = [f"{rows_now} old updates"] if rows_now else []
+    remembered += [f"{bytes_now} bytes"] if method.memory else []
+    what = f"After {ROUNDS} rounds it keeps {' and '.join(remembered)}." if remembered else "It has no memory."
+    return f"weigh changes nothing. {what}"
+
+
+def _check_weigh_changes_nothing(subject: MethodUnderTest, method: FairStrategy, number: int) -> None:
+    six = ordinary_replies(6)  # as in the rounds that the method may remember: a model keeps its size
+    cohort = subject.show(method, six, number).cohort
+    names = ("counts", "prior", "draws", "gram", "grams", "squared_norms")
+    arrays = {f"cohort.{name}": getattr(cohort, name) for name in names}
+    arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
+    before, had = _bits_by_name(arrays), _bits_by_name(vars(method))
+    subject.weigh(method, cohort, six.description)
+    now, has = _bits_by_name(arrays), _bits_by_name(vars(method))
+    if changed := [name for name in now if now[name] != before[name]]:
+        raise Failure(
+            f"weigh changes {changed[0]} in place, and the step and the records read it afterwards: work on a copy, "
+            f"{changed[0]}.copy()."
+        )
+    if changed := [name for name in has if has[name] != had.get(name)]:
+        raise Failure(
+            f"weigh changes self.{changed[0]}. It may be asked for a round whose step is not taken then: change "
+            "self.memory in remember, which comes after the step."
+        )
+
+
+def _own_attributes(method: FairStrategy) -> dict[str, object]:
+    """Return what a method has outside its memory, in a form that shows whether it has changed."""
+    of_base = ("memory", "progress", "_flower", "_loop", "_outer")  # which FairStrategy keeps
+    return _bits_by_name({name: value for name, value in vars(method).items() if name not in of_base})
+
+
+def _bits_by_name(values: Mapping[str, object]) -> dict[str, object]:
+    return {name: _bits(value) for name, value in values.items()}
+
+
+def _bits(value: object) -> object:
+    """Return a value in a form that shows whether it has changed."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Mapping):
+        return [(repr(key), _bits(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [_bits(item) for item in value]
+    if value is None or isinstance(value, str | int | float | set | frozenset):
+        return repr(value)
+    try:
+        return pickle.dumps(value)  # an object's own state, as that of a generator
+    except Exception:  # whatever a class of the user's raises
+        return id(value)
+
+
+def _saved_size(method: FairStrategy) -> int:
+    """Return the bytes of a method's memory in a checkpoint; raise Failure where it comes back as something else."""
+    wrong = f"self.memory = {method.memory!r} comes back from a checkpoint as something else."
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "memory.safetensors"
+        try:
+            save_checkpoint(file, {}, {"memory": method.memory})
+            if _bits(load_checkpoint(file)[1]["memory"]) == _bits(method.memory):
+                return file.stat().st_size
+        except Exception as error:  # whatever an object in it raises
+            wrong = f"self.memory = {method.memory!r} cannot be saved in a checkpoint ({error})."
+    remedy = "A checkpoint keeps dicts by str, lists, str, int, float, bool, None and NumPy arrays of numbers."
+    raise Failure(f"{wrong} {remedy}", "memory")
+
+
+def check_resume(subject: MethodUnderTest) -> str:
+    """A run that is killed and continued from its checkpoint ends as one that is not."""
+
+    def create() -> FairStrategy:
+        return subject.create(fraction_train=0.5)
+
+    rounds = subject.run_rounds(create(), 4)
+    with all_seeded(1), subject.explain_errors("Stopped after round 2 and continued, ", "memory"):
+        differs_in = differs_when_stopped(create, subject.run_rounds, rounds)
+    if differs_in:
+        with all_seeded(2):
+            again = subject.run_rounds(create(), 4)
+        if list(map(round_bits, again)) != list(map(round_bits, rounds)):
+            raise Failure("The same rounds differ when they are run again.", "determinism")
+        raise Failure(
+            f"A run was stopped after round 2 and continued from its checkpoint; in round {differs_in} it differs from "
+            "one that was not stopped. A checkpoint holds self.memory and the kept rows: what weigh uses of earlier "
+            "rounds must be in self.memory, or in the rows that remember returns."
+        )
+    _check_paced(subject)
+    return "Continued from a checkpoint after round 2, rounds 3 and 4 are the same to the bit."
+
+
+def _check_paced(subject: MethodUnderTest) -> None:
+    """Raise Failure where a run of more rounds would have taken other steps, and the method does not say so."""
+    method, replies = subject.create(), ordinary_replies(5)
+    cohort = subject.show(method, replies, ROUNDS // 2).cohort
+    longer = replace(cohort, num_rounds=2 * ROUNDS)
+    one, other = (subject.weigh(method, each, replies.description) for each in (cohort, longer))
+    if not _is_same(one, other) and not method.paced:
+        raise Failure(
+            f"In round {ROUNDS // 2} the coefficients of a run of {ROUNDS} rounds are others than those of one of "
+            f"{2 * ROUNDS}. A finished run that is extended by more rounds would then be neither: say so by a property "
+            "paced that returns True, and such a run is refused in words."
+        )
+
+
+def check_determinism(subject: MethodUnderTest) -> str:
+    """The same cohort gets the same coefficients, whatever else the process has done."""
+    replies, method = ordinary_replies(5, seed=4), subject.create()
+    cohort = subject.show(method, replies).cohort
+    first = subject.weigh(method, cohort, replies.description)
+    with all_seeded(1):
+        others = {"asked once more": subject.weigh(method, cohort, replies.description)}
+    with all_seeded(2):
+        fresh = subject.create()
+        others["made afresh"] = subject.weigh(fresh, subject.show(fresh, replies).cohort, replies.description)
+    for what, again in others.items():
+        if again.tobytes() != first.tobytes():
+            place = tuple(np.argwhere(again != first)[0])
+            name = cohort.names[place[-1] % cohort.size]
+            raise Failure(
+                f"Given the same {replies.description}, {name} got {first[place]:.6g} and, when the method was "
+                f"{what}, {again[place]:.6g}. Resumed runs and repeated ones then differ: draw from "
+                "fairbloom.protocol.streams.generator(self.seed, 'what for', cohort.round), and read no clock."
+            )
+    return "The same replies get the same coefficients to the bit, also in a fresh method."
+
+
+# What it is good for ------------------------------------------------------------------------------------------------
+
+
+def check_learns(subject: MethodUnderTest) -> str:
+    """Rounds with real clients lower their mean loss, and go nearly as far for the worst served as FedAvg's."""
+    method = subject.create(fraction_evaluate=0.0)
+    first = initial_model(method)
+    rounds = subject.run_rounds(method, LEARNING_ROUNDS, first, **LEARNING)
+    coefficients = [subject.weigh_fresh(ordinary_replies(5)).coefficients]
+    coefficients += [np.array(list(finished.coefficients.values())) for finished in rounds]
+    if not any(c.any() for c in coefficients):
+        words = "All coefficients are 0: the global model stays as it is, and only personal ones could learn."
+        raise Remark(words)
+    task = {"task": run_config(method)["task"]}
+    plain = run_rounds(FedAvg(fraction_evaluate=0.0), LEARNING_ROUNDS, first, **LEARNING, **task)[-1].arrays
+    last = rounds[-1].arrays
+    before, after, under_fedavg = (client_losses(method, model) for model in (first, last, plain))
+    sums = sorted(float(np.atleast_2d(c).sum(axis=1)[0]) for c in coefficients)
+    losses = (
+        f"In {LEARNING_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
+        f"to {after.mean():.3g} (FedAvg: {under_fedavg.mean():.3g}), and that of the worst served from "
+        f"{before.max():.3g} to {after.max():.3g} (FedAvg: {under_fedavg.max():.3g}). The coefficients sum to "
+        f"{sums[0]:.3g} to {sums[-1]:.3g} (FedAvg: 1)."
+    )
+    signs = {_sign(c) for c in coefficients}
+    if max(signs) <= 0:
+        what = (
+            "are negative: the step goes uphill" if min(signs) < 0 else "sum to about 0: where clients agree, no step"
+        )
+        raise Failure(
+            f"The coefficients {what}. {losses} An update is u_k = w - w_k and the new model w - sum of c_k u_k, so "
+            "coefficients that sum to 1 average the clients' models."
+        )
+    remarks = []
+    if not after.mean() < before.mean():
+        remarks.append("The mean loss did not fall: the step is too long, or goes for something else.")
+    worst = int(under_fedavg.argmax())
+    falls = [before[worst] - client_losses(method, _walk(first, model, plain))[worst] for model in (last, plain)]
+    lowers_disparity = method.second == ARRAYS_DISPARITY  # which costs loss
+    if not lowers_disparity and falls[0] < LEAST_DESCENT * falls[1]:
+        remarks.append(
+            f"With steps of equal length, the loss of the client that FedAvg serves worst falls by {falls[0]:.2g}, and "
+            f"under FedAvg by {falls[1]:.2g}: the method goes for others."
+        )
+    if remarks:
+        raise Remark(" ".join([losses, *remarks]))
+    return losses
+
+
+def _walk(first: Model, last: Model, plain: Model) -> Model:
+    """Return the model on the way from `first` to `last` that is SHORT_STEP of the way to `plain` away from `first`."""
+    length, plain_length = (
+        math.sqrt(sum(float(np.square(model[name].astype(float) - first[name]).sum()) for name in first))
+        for model in (last, plain)
+    )
+    share = SHORT_STEP * plain_length / length if length else 0.0
+    return {name: array + (share * (last[name] - array)).astype(array.dtype) for name, array in first.items()}
+
+
+def _sign(coefficients: FloatArray) -> int:
+    """Return whether coefficients add up to a step along the updates, 1, against them, -1, or to neither, 0."""
+    total, size = coefficients.sum(), np.abs(coefficients).sum()
+    return 0 if abs(total) <= TOLERANCE * size else int(np.sign(total))
+
+
+def _is_same(one: FloatArray, other: FloatArray) -> bool:
+    """Return whether two arrays are the same to a share of the largest of them."""
+    return bool(np.abs(one - other).max() <= TOLERANCE * max(np.abs(one).max(), np.abs(other).max()))
+
+
+PROPERTIES: Mapping[str, Callable[[MethodUnderTest], str]] = {
+    "parameters": check_parameters,
+    "needs": check_needs,
+    "finite": check_finite,
+    "permutation": check_permutation,
+    "memory": check_memory,
+    "resume": check_resume,
+    "determinism": check_determinism,
+    "learns": check_learns,
+}
+"""The check of every property by the property's name, in the order in which a report has them."""

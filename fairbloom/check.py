@@ -1,0 +1,14 @@
+"""Checks of your own methods and client-side rules, for a test of your project.
+
+from fairbloom.check import check_method
+
+def test_my_method() -> None:
+check_method(MyMethod)
+"""
+
+from fairbloom.experiments.check.method import check_method as check_method
+from fairbloom.experiments.check.report import CheckFailedError as CheckFailedError
+from fairbloom.experiments.check.report import CheckReport as CheckReport
+from fairbloom.experiments.check.report import PropertyResult as PropertyResult
+from fairbloom.experiments.check.report import Status as Status
+from fairbloom.experiments.check.rule import check_rule as check_rule
