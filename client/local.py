@@ -43,7 +43,7 @@ from .rules.at_work import RuleAtWork
 from .rules.base import HOOKS, Arrays, Copied, Corrector, Rule, Shift, StepsTaken
 from .rules.registry import rules_of
 from .states import RULE, ClientStates, KeptVersions, StateDict, Version, folder_of
-from .training import Answers, answer, measure, train, with_channels_last
+from .training import measure, train, with_channels_last
 from .work import LocalWork
 
 Metrics = dict[str, int | float]
@@ -164,13 +164,6 @@ class LocalClient:
         if share and self.gate is not None:
             share = self.gate.pass_scores(ON_TESTS, share)
         return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
-
-    def answers(self, received: StateDict, terms: Terms, *, personal: bool = False) -> Answers:
-        """Return what the received model, or the personal one, makes of the test examples."""
-        self.model.load_state_dict(received)
-        if personal:
-            self._load_personal(before=terms.server_round + 1)
-        return answer(self.model, self.task, self.splits.test)
 
     def report(self, measurement: Measurement, scores: Mapping[str, float], terms: Terms) -> dict[str, float]:
         """Return what was measured as this client reports it, by names on the wire."""

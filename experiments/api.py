@@ -1,6 +1,5 @@
 """What a user calls: a run, and a comparison, as Python functions. The command line calls these too."""
 
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -431,16 +430,12 @@ def evaluate(
     data_dir: str | os.PathLike[str] | None = None,
     client: str = "",
     model: str = "last",
-    personalise: bool = False,
-    epochs: int | None = None,
-    strength: float | None = None,
-    out: str | os.PathLike[str] | None = None,
     trust: Sequence[str] = (),
 ) -> Evaluation:
-    """Measure a finished run's model on the data of a site that took no part in it; personalise it, where wanted.
+    """Measure a finished run's model on the data of a site that took no part in it.
 
     The site's data are split as those of the run's clients were, by `test-share` and the seed, and standardised by its
-    own training rows where theirs were by their own. The test rows train nothing.
+    own training rows where theirs were by their own. Nothing is trained.
 
     Parameters
     ----------
@@ -452,15 +447,6 @@ def evaluate(
         Which client's data to take, where there are those of several.
     model
         "last" for the model after the last round, "best" for the one with the best mean score.
-    personalise
-        Whether a personal model is trained from it, as Ditto does in a round, and measured too.
-    epochs
-        Passes over the training examples for that; 10 by default, since a client of a run makes one in each round.
-    strength
-        The strength, at least 0, of the pull to the run's model; by default the run's own, or 1.
-    out
-        A new folder for what `fairbloom predict` needs: the model, its preprocessing with this site's means and
-        deviations, and the personal model.
     trust
         The modules that may be imported, where the run's settings name them and they are no installed packages.
 
@@ -470,40 +456,19 @@ def evaluate(
         When the folder holds no finished run, the site's data do not fit those of its clients, or the settings name a
         module that may not be imported.
     """
-    from fairbloom.prediction.newcomer import EPOCHS, Newcomer, check_free  # imported late, as PyTorch is with it
+    from fairbloom.prediction.site import evaluate_site  # imported late, as PyTorch is with it
 
-    if not personalise and not (epochs is None and strength is None):
-        given = "epochs" if epochs is not None else "lambda"
-        raise SettingsError(
-            f"{given} says how a personal model is trained: personalise (--personalise), or leave it out"
-        )
-    if (epochs is not None and epochs < 1) or (strength is not None and not 0.0 <= strength < math.inf):
-        raise SettingsError(f"epochs = {epochs!r}, lambda = {strength!r}: epochs must be at least 1, lambda at least 0")
-    folder, epochs = Path(run), epochs or EPOCHS
-    if out is not None:
-        check_free(Path(out))
+    folder = Path(run)
     with only_trusted_imports(trust):
-        site = Newcomer(folder, "" if data_dir is None else os.fspath(data_dir), client, model)
-        if personalise:
-            site.personalise(epochs, strength)
-        found = site.measure()
-        interval, p_values = site.judge()
-        if out is not None:
-            site.keep(Path(out))
+        found = evaluate_site(folder, "" if data_dir is None else os.fspath(data_dir), client, model)
     return Evaluation(
         run=folder,
-        client=site.name,
+        site=found.site,
         model=model,
-        train_examples=site.train_examples,
-        test_examples=site.test_examples,
-        test_classes=site.test_classes,
-        scores=site.scores,
-        before=found["global"],
-        after=found.get("personal", {}),
-        others=scores_of_clients(folder, site.scores),
-        interval=interval,
-        p_values=p_values,
-        epochs=epochs if personalise else 0,
-        strength=site.strength or 0.0,
-        kept=None if out is None else Path(out),
+        train_examples=found.train_examples,
+        test_examples=found.test_examples,
+        scores=found.scores,
+        values=found.values,
+        interval=found.interval,
+        clients=scores_of_clients(folder, found.scores),
     )

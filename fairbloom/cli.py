@@ -92,7 +92,7 @@ COMMANDS = {
     "evaluate": Place(
         f"{OURS}.evaluate:evaluate",
         "Evaluate a run's model on the data of a site that did not take part.",
-        "fairbloom evaluate runs/a --data-dir new-hospital --personalise --out site",
+        "fairbloom evaluate runs/a --data-dir new-hospital",
     ),
     "export": Place(
         f"{OURS}.export:export",

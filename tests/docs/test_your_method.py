@@ -176,7 +176,7 @@ def table(heading: str) -> set[str]:
 def test_the_guide_tells_of_everything_in_a_cohort() -> None:
     computed = {name for name, value in vars(Cohort).items() if isinstance(value, property | cached_property)}
     given = {field.name for field in fields(Cohort)} - {"gram_of", "grams_of", "squared_norms_of"}
-    assert table("attribute") == computed | given
+    assert table("attribute") == (computed | given) - {"updates"}  # which raises an error with a remedy
 
 
 NOT_SAID = {

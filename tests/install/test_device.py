@@ -1,6 +1,7 @@
 """What a device installs, by the extra `client` alone, predicts with the models that it keeps."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import fairbloom
+from fairbloom.client.kept import About, keep_model
 from fairbloom.prediction.predictor import load_predictor
+from fairbloom.server.run_folder.files import AGREED, CONFIG, MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests.checkout import ROOT
@@ -40,17 +42,17 @@ def test_what_a_device_lacks_is_not_found(device: dict[str, str], name: str) -> 
 
 @pytest.mark.slow
 def test_a_device_lists_its_models_and_predicts_by_them(device: dict[str, str], tmp_path: Path) -> None:
-    """The folder of a new site is of the same form, and so are its predictions."""
     data = write_hospitals(tmp_path / "hospitals")
-    settings = {"task": "csv", "data-dir": str(data), "num-rounds": 2, "fraction": 1.0, "device": "cpu"}
+    settings = {"task": "csv", "data-dir": str(data), "num-rounds": 2, "personal-lambda": 0.1, "device": "cpu"}
     run = simulate(Settings.of({**settings, "out": str(tmp_path / "run")}))
     new = write_hospital(tmp_path / "new.csv", 40, 7)
     site = tmp_path / "state" / "abcdefgh" / "new"
-    site.parent.mkdir(parents=True)
-    fairbloom.evaluate(run, data_dir=new, personalise=True, out=site)
+    (own,) = (run / "clients").glob("*/h1")
+    shutil.copytree(own, site)
+    keep_model(site, CONFIG.read(run).settings, AGREED.read(run), MODEL.read(run), About("run", 2, "checksum"))
     listed = client(device, "models", tmp_path / "state")
     assert listed.returncode == 0, listed.stderr
-    assert listed.stdout == f"{site}: run run, final model of round 2, personal model of round 3\n"
+    assert listed.stdout == f"{site}: run run, final model of round 2, personal model of round 2\n"
     for model in ("last", "personal"):
         there, expected = tmp_path / f"there-{model}.csv", tmp_path / f"here-{model}.csv"
         done = client(device, "predict", tmp_path / "state", new, "--out", there, "--model", model)

@@ -386,7 +386,7 @@ WRONG: list[tuple[type[FairStrategy], str, str]] = [
     (SendsWhatItHasNot, "memory", "it must return {record: (row of self.progress.kept, factor)}"),
     (ChangesTheCohort, "memory", "weigh changes cohort.metrics['loss-before'] in place"),
     (ChangesItself, "memory", "weigh changes self.memory"),
-    (RemembersByNumber, "memory", "self.memory = {'last': {2: 1.0}} "),
+    (RemembersByNumber, "memory", "self.memory = {'last': {1: 1.0}} "),
     (RemembersASet, "memory", "cannot be saved in a checkpoint"),
     (ReturnsNothing, "memory", "remember returned None"),
     (KeepsShortRows, "memory", "shape (4,)"),

@@ -1,0 +1,126 @@
+"""A site that took no part in a run: how the run's model serves it on its own data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+
+from fairbloom.client.local import LocalClient
+from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.protocol.names import AGREED as AGREEMENT
+from fairbloom.protocol.names import NUM_EXAMPLES, PERSONAL
+from fairbloom.protocol.scores import ACCURACY, Score, put_first
+from fairbloom.protocol.terms import Terms
+from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, is_finished
+from fairbloom.strategies import served_model
+from fairbloom.system.sealed import Arrays
+from fairbloom.tasks import find_task, load_task
+from fairbloom.tasks.files.targets import join_names
+from fairbloom.tasks.score import decide_score
+
+from .predictor import settings_in
+
+MODELS = {"last": MODEL, "best": BEST}
+
+
+class SiteError(FairbloomError):
+    """A run that cannot be evaluated on a site's data; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class SiteScores:
+    """How a model serves a site: `values` are the finite test scores by name, in the unit of tables.
+
+    `interval` is Wilson's 95 % interval of the accuracy, None where that is no score.
+    """
+
+    site: str
+    train_examples: int
+    test_examples: int
+    scores: tuple[Score, ...]
+    values: Mapping[str, float]
+    interval: tuple[float, float] | None
+
+
+def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = "last") -> SiteScores:
+    """Measure a finished run's model on a site's test examples.
+
+    `run` is a run folder or a client's own folder of one; `client` is "" where the data are of one client; `model` is
+    "last" or "best".
+    """
+    run = run.absolute()
+    here = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False, AGREEMENT: AGREED.read(run)}
+    settings: dict[str, Any] = {**settings_in(run), **here}
+    arrays = _read_model(run, model)
+    find_task(str(settings["task"])).check_readable(data_dir)
+    clients = _clients_in(settings)
+    name = _find_client(clients, client, data_dir)
+    try:
+        local = LocalClient.of(settings, clients.index(name), name)
+    except FairbloomError as error:
+        raise SiteError(f"the data of {name} do not fit the run in {run}: {error}") from error
+    received = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}
+    found = local.evaluate(received, Terms(server_round=1, agreed=str(here[AGREEMENT])))
+    count = int(found[NUM_EXAMPLES])
+    if not count:
+        raise SiteError(f"{name} has no test examples: it needs more rows")
+    scores = put_first(local.task.scores, decide_score(local.settings, local.task, deployed=True))
+    return SiteScores(
+        site=name,
+        train_examples=len(local.splits.train),
+        test_examples=count,
+        scores=scores,
+        values={each.name: each.shown(found[each.name]) for each in scores if each.name in found},
+        interval=_wilson(found[ACCURACY.name], count) if ACCURACY in scores else None,
+    )
+
+
+def _wilson(accuracy: float, count: int) -> tuple[float, float]:
+    interval = binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
+    return ACCURACY.shown(float(interval.low)), ACCURACY.shown(float(interval.high))
+
+
+def _read_model(folder: Path, model: str) -> Arrays:
+    if model not in MODELS:
+        raise SiteError(f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}")
+    file = MODELS[model]
+    if not is_finished(folder):
+        raise SiteError(f"the run in {folder} is not finished: evaluate it when it is over")
+    if not file.exists_in(folder):
+        raise SiteError(f"{folder} has no {file.name}: no round was evaluated; take model last")
+    method = str(CONFIG.read(folder).settings.get("method", ""))
+    if PERSONAL in (MODEL.read_about(folder).get("serves"), served_model(method)):
+        raise SiteError(
+            f"the run in {folder} trains no global model, so it has none for another site: evaluate a run of another "
+            "method"
+        )
+    return file.read(folder)
+
+
+def _clients_in(settings: dict[str, Any]) -> Sequence[str]:
+    """Return the clients that have data there; a file without a column of clients is of one site."""
+    try:
+        return load_task(settings).clients
+    except FairbloomError:
+        if not settings.get("csv.client"):
+            raise
+        settings["csv.client"] = ""
+        return load_task(settings).clients
+
+
+def _find_client(clients: Sequence[str], client: str, data_dir: str) -> str:
+    if client and client not in clients:
+        raise SiteError(
+            f"client = {client!r}: {data_dir or 'the task'} has no data of a client that is called like that: "
+            f"{did_you_mean(client, clients)}there are {join_names(clients)}"
+        )
+    if not client and len(clients) != 1:
+        raise SiteError(
+            f"{data_dir or 'the task'} has the data of {len(clients)} clients: say which one by --client: "
+            f"{join_names(clients)}"
+        )
+    return client or clients[0]

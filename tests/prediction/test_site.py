@@ -1,0 +1,173 @@
+"""A site that took no part in a run evaluates the run's model on its own data."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fairbloom
+from fairbloom.client.kept import About, keep_model
+from fairbloom.errors import FairbloomError
+from fairbloom.server.run_folder.files import AGREED, CONFIG, MODEL
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.experiments.helpers import fairbloom as command
+
+from .hospitals import COLUMNS, write_hospital, write_hospitals
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four hospitals, a finished run of theirs, and a new one's file in a folder of its own."""
+    folder = tmp_path_factory.mktemp("there")
+    write_hospitals(folder / "hospitals")
+    write_hospital(folder / "new" / "newtown.csv", 150, 9, 14.0)
+    run(folder / "hospitals", folder / "run")
+    return folder
+
+
+def run(data: Path, out: Path, **changes: Any) -> Path:
+    plain = {"task": "csv", "data-dir": str(data), "num-rounds": ROUNDS, "fraction": 1.0, "device": "cpu"}
+    return simulate(Settings.of({**plain, **changes, "out": str(out)}))
+
+
+# What is measured ---------------------------------------------------------------------------------------------------
+
+
+def test_a_client_of_the_run_is_measured_as_in_the_run(there: Path, tmp_path: Path) -> None:
+    """Its own means and deviations come from its training rows, as in training."""
+    for standardise in ("client", "together"):
+        changes = {"csv.standardise": standardise, "scores": "f1,brier", "score": "auc"}
+        out = run(there / "hospitals", tmp_path / standardise, **changes)
+        expected = fairbloom.load(out)
+        for name in ("h1", "h3"):
+            found = fairbloom.evaluate(out, data_dir=there / "hospitals", client=name)
+            assert (found.site, found.test_examples) == (name, expected.test_examples()[name])
+            assert found.scores[0].name == "auc"
+            for score in expected.scores:
+                assert found.values[score.name] == pytest.approx(expected.final(score)[name], rel=1e-9)
+                assert found.clients[score.name] == expected.final(score)
+
+
+def test_a_new_hospital_is_put_beside_the_runs_clients(there: Path) -> None:
+    found = fairbloom.evaluate(there / "run", data_dir=there / "new")
+    assert (found.site, found.train_examples, found.test_examples) == ("newtown", 120, 30)
+    right, n, z = round(0.3 * found.values["accuracy"]), 30, 1.959964
+    centre = (right + z**2 / 2) / (n + z**2)
+    half = z / (n + z**2) * np.sqrt(right * (n - right) / n + z**2 / 4)
+    assert found.interval == pytest.approx((100 * (centre - half), 100 * (centre + half)), rel=1e-4)
+    values = fairbloom.load(there / "run").final().values()
+    assert found.range_of(found.scores[0]) == (min(values), max(values))
+
+
+def test_a_single_file_will_do(there: Path) -> None:
+    by_file = fairbloom.evaluate(there / "run", data_dir=there / "new" / "newtown.csv")
+    assert by_file.values == fairbloom.evaluate(there / "run", data_dir=there / "new").values
+
+
+def test_a_file_needs_no_column_that_names_the_site(there: Path, tmp_path: Path) -> None:
+    files = sorted((there / "hospitals").iterdir())
+    rows = [f"{file.stem},{row}" for file in files for row in file.read_text().splitlines()[1:]]
+    (tmp_path / "all.csv").write_text("\n".join([f"site,{COLUMNS}", *rows]) + "\n")
+    out = run(tmp_path / "all.csv", tmp_path / "run", **{"csv.client": "site"})
+    found = fairbloom.evaluate(out, data_dir=there / "new")
+    assert (found.site, found.test_examples) == ("newtown", 30)
+    again = fairbloom.evaluate(out, data_dir=tmp_path / "all.csv", client="h1")
+    assert again.values["accuracy"] == pytest.approx(again.clients["accuracy"]["h1"])
+
+
+def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    for name, slope in (("a", 2.0), ("b", 2.0), ("c", -2.0)):
+        x = random.normal(0, 1, 80)
+        lines = "\n".join(f"{x:.4f},{slope * x:.4f}" for x in x)
+        file = tmp_path / ("new" if name == "c" else "old") / f"{name}.csv"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"x,target\n{lines}\n")
+    found = fairbloom.evaluate(run(tmp_path / "old", tmp_path / "run"), data_dir=tmp_path / "new")
+    worst_and_best = found.range_of(found.scores[0])
+    assert found.interval is None
+    assert worst_and_best is not None
+    assert found.values["mae"] > worst_and_best[0] > worst_and_best[1]  # lower is better
+
+
+def test_a_devices_folder_works_without_the_clients(there: Path, tmp_path: Path) -> None:
+    settings, about = CONFIG.read(there / "run").settings, About("a run", ROUNDS, "checksum")
+    keep_model(tmp_path / "kept", settings, AGREED.read(there / "run"), MODEL.read(there / "run"), about)
+    found = fairbloom.evaluate(tmp_path / "kept", data_dir=there / "new")
+    assert found.values == fairbloom.evaluate(there / "run", data_dir=there / "new").values
+    assert found.clients == {}
+    assert "only a run folder does" in next(found.sentences())
+
+
+def test_a_number_of_one_row_means_nothing(there: Path, tmp_path: Path) -> None:
+    header, *lines = (there / "new" / "newtown.csv").read_text().splitlines()
+    sick = [line for line in lines if line.endswith(",sick")]
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "tiny.csv").write_text("\n".join([header, *sick[:5]]) + "\n")
+    found = fairbloom.evaluate(there / "run", data_dir=tmp_path / "tiny")
+    assert (found.train_examples, found.test_examples) == (4, 1)
+    assert "So few test examples say nothing" in " ".join(found.sentences())
+    assert "auc" not in found.values
+
+
+def test_the_command_prints_a_table_or_json(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ("evaluate", there / "run", "--data-dir", there / "new")
+    assert command(*told) == 0
+    printed = capsys.readouterr().out
+    for words in ("newtown", "worst of the run's clients", "best of the run's clients"):
+        assert words in printed
+    assert command(*told, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["clients"]["accuracy"]) == {"h0", "h1", "h2", "h3"}
+
+
+# What does not fit --------------------------------------------------------------------------------------------------
+
+
+def test_data_that_do_not_fit_are_refused_by_name(there: Path, tmp_path: Path) -> None:
+    text = (there / "new" / "newtown.csv").read_text()
+    cases = [
+        ("age,bp,sex,target", "age,pressure,sex,target", "it lacks the columns bp and it has the columns pressure"),
+        ("age,bp,sex,target", "age,bp,sex,outcome", "target"),
+        (",sick\n", ",ill\n", "'ill'"),
+        (".1,", ".1 years,", "years"),
+    ]
+    (tmp_path / "wrong").mkdir()
+    for old, new, words in cases:
+        (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
+        with pytest.raises(FairbloomError, match=r"the data of newtown do not fit the run in .*") as refused:
+            fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
+        assert words in str(refused.value)
+
+
+def test_a_category_that_no_client_had_counts_as_none(there: Path, tmp_path: Path) -> None:
+    text = (there / "new" / "newtown.csv").read_text()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "newtown.csv").write_text(text.replace(",m,", ",unknown,"))
+    assert fairbloom.evaluate(there / "run", data_dir=tmp_path / "others").test_examples == 30
+
+
+def test_what_cannot_be_evaluated_names_the_remedy(there: Path, tmp_path: Path) -> None:
+    alone = run(there / "hospitals", tmp_path / "alone", method="local")
+    unfinished = shutil.copytree(there / "run", tmp_path / "unfinished")
+    (unfinished / "model.safetensors").unlink()
+    site = {"data_dir": there / "new"}
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (tmp_path, site, "holds no run: name a run folder"),
+        (there / "run", {}, "reads its data from a folder: name it by --data-dir"),
+        (there / "run", {"data_dir": there / "nowhere"}, "there is no such folder or file"),
+        (there / "run", {**site, "model": "lst"}, r"model = 'lst': did you mean last\?"),
+        (there / "run", {"data_dir": there / "hospitals"}, "data of 4 clients: say which one by --client: .*h0.* h3"),
+        (there / "run", {**site, "client": "h9"}, "client = 'h9': .*no data of a client .* there are newtown"),
+        (alone, site, "trains no global model.*: evaluate a run of another method"),
+        (unfinished, site, "is not finished: evaluate it when it is over"),
+    ]
+    for folder, arguments, words in cases:
+        with pytest.raises(FairbloomError, match=words):
+            fairbloom.evaluate(folder, **arguments)
