@@ -15,12 +15,13 @@ from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.lengths import Lengths, too_long
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.updates import FloatArray, length
+from fairbloom.rounds.updates import FloatArray, Layout, Updates, length
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, QFedAvg, Round
 from tests.strategies.helpers import (
     BUFFERS,
     Arrays,
     MemoryGrid,
+    arrays,
     quadratics,
     record,
     unpack,
@@ -85,12 +86,12 @@ def test_the_rule_is_the_one_by_the_letter(
         np.testing.assert_array_equal(alone[1].allowances, found.allowances)  # as if the others had not come
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_lengths_neither_overflow_nor_vanish(dtype: Any) -> None:
-    for size in (0.0, 1e-30, 1.0, 1e38, *((1e-300, 1e200, 1e307) if dtype is np.float64 else ())):
-        values = np.full(9, size, dtype)
-        assert length(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
-        assert length(values, values) == 0.0
+def test_lengths_neither_overflow_nor_vanish() -> None:
+    for dtype, sizes in ((np.float32, (0.0, 1e-30, 1.0, 1e38)), (np.float64, (1e-300, 1e200, 1e307))):
+        for size in sizes:
+            values = np.full(9, size, dtype)
+            assert length(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
+            assert length(values, values) == 0.0
 
 
 # Clients whose updates have lengths as they are told -----------------------------------------------------------------
@@ -160,19 +161,11 @@ def test_an_update_as_long_as_the_model_is_never_refused() -> None:
 
 def test_twice_the_model_is_as_long_as_the_model() -> None:
     for seed in range(50):
-        w = np.random.default_rng(seed).normal(size=(7, 11)).astype(np.float32)
-        grid = MemoryGrid(quadratics(0) | {n: moving(n, always(1e-9)) for n in "ab"} | {"c": doubling})
-        finished: list[Round] = []
-        FedAvg().start(grid, record({"w": w}), num_rounds=1, on_round=finished.append)
-        assert finished[0].refused == {}
-
-
-def doubling(message: Message) -> Message:
-    reply = moving("c", always(0.0))(message)
-    if message.metadata.message_type == MessageType.TRAIN:
-        (w,) = unpack(message.content.array_records["arrays"]).values()
-        reply.content["arrays"] = record({"w": 2.0 * w})
-    return reply
+        w = np.random.default_rng(seed).normal(size=77).astype(np.float32)
+        stored = Updates(Layout({"w": w}), 3)
+        for reply in (w + np.float32(1e-9), w, 2.0 * w):
+            stored.add({"w": reply})
+        assert too_long(stored.lengths, np.ones(3), np.empty(0), lambda w=w: length(w), 100.0)[0] == []
 
 
 # No honest reply is refused -----------------------------------------------------------------------------------------
@@ -299,31 +292,23 @@ def test_no_honest_step_of_q_fedavg_is_refused() -> None:
 # A model that is broken ---------------------------------------------------------------------------------------------
 
 
-def failing_beyond(name: str, plan: Plan) -> Callable[[Message], Message]:
-    """Return a client that replies NaN where the received model is absurd, as training does."""
-    honest = moving(name, plan)
+def poisoned(rounds: int, **options: Any) -> list[Round]:
+    """Run clients that reply NaN where the received model is absurd, as training does, which one makes it."""
 
-    def answer(message: Message) -> Message:
-        reply = honest(message)
-        if message.metadata.message_type == MessageType.TRAIN:
-            (w,) = unpack(message.content.array_records["arrays"]).values()
-            if np.abs(w).max() > 1e10:
-                reply.content["arrays"] = record({"w": np.full_like(w, np.nan)})
-        return reply
+    def broken(sent: Message, reply: Message) -> list[Message]:
+        (w,) = unpack(sent.content.array_records["arrays"]).values()
+        return arrays(w=np.full_like(w, np.nan))(sent, reply) if np.abs(w).max() > 1e10 else [reply]
 
-    return answer
-
-
-def poisoned(rounds: int, **options: Any) -> tuple[FairStrategy, list[Round]]:
-    strategy, finished = FedAvg(update_limit=INF, **options), list[Round]()
-    attack: Plan = lambda number: 1e30 if number == 2 else 1.0  # noqa: E731
-    clients = {n: failing_beyond(n, attack if n == "c" else always(1.0)) for n in "abcd"}
-    strategy.start(MemoryGrid(clients), record(zeros()), num_rounds=rounds, on_round=finished.append)
-    return strategy, finished
+    finished = list[Round]()
+    clients = {n: moving(n, lambda number, n=n: 1e30 if (n, number) == ("c", 2) else 1.0) for n in "abcd"}
+    grid = MemoryGrid(clients, faults={(n, number): broken for n in clients for number in range(1, 10)})
+    strategy = FedAvg(update_limit=INF, **options)
+    strategy.start(grid, record(zeros()), num_rounds=rounds, on_round=finished.append)
+    return finished
 
 
 def test_with_a_broken_model_no_client_is_blamed() -> None:
-    _, finished = poisoned(4, unused_rounds=0)
+    finished = poisoned(4, unused_rounds=0)
     assert refused_in(finished)[1] == []
     for reason in finished[2].refused.values():
         assert reason.startswith("array 'w' is not finite; the global model is broken: array 'w' has an entry")

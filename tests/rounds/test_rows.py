@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds import updates
-from fairbloom.rounds.clients import Trained
-from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model, Updates, Vectors, combine, gram_matrices, gram_matrix
 
 from .helpers import squared_norms
@@ -194,43 +192,3 @@ def test_what_is_handed_over_may_be_overwritten_afterwards() -> None:
     before = contents(stored)
     mean[:] = 9.0
     assert contents(stored) == before
-
-
-# Replies of a round -------------------------------------------------------------------------------------------------
-
-
-def empty(layout: Layout, capacity: int, snapshots: bool) -> Trained:
-    return Trained.empty(layout, capacity, refused=Refusals(1), missing=(), second="snapshot" if snapshots else "")
-
-
-@given(seed=st.integers(0, 300), odd=ODDS, halfway=st.booleans())
-def test_replies_taken_in_together_are_those_taken_in_one_by_one(seed: int, odd: float, halfway: bool) -> None:
-    layout, models = drawn(seed, 12, odd, ("float32", "float32"))
-    models, snapshots = models[:6], models[6:]
-    reports = {f"client-{k}": {"num-examples": float(k + 1)} for k in range(6)}
-    expected, together = empty(layout, 6, halfway), empty(layout, 6, halfway)
-    for (name, report), model, snapshot in zip(reports.items(), models, snapshots, strict=True):
-        try:
-            expected.add(name, report, model, snapshot)
-        except ValueError as reason:
-            expected.refused.add(name, reason)
-    handed_over(together, dict(list(reports.items())[:2]), models[:2], snapshots[:2])
-    handed_over(together, dict(list(reports.items())[2:]), models[2:], snapshots[2:])
-    assert together.refused.reasons == expected.refused.reasons
-    assert list(together.metrics.items()) == list(expected.metrics.items())
-    assert contents(together.updates) == contents(expected.updates)
-    if expected.second is not None and together.second is not None:
-        assert contents(together.second) == contents(expected.second)
-
-
-def handed_over(trained: Trained, reports: Any, models: list[Any], snapshots: list[Any]) -> None:
-    for stored, rows in ((trained.updates, models), (trained.second, snapshots)):
-        if stored is not None:
-            for k, model in enumerate(rows):
-                for name, place in stored.layout.slices:
-                    stored.matrix[len(stored.vectors) + k, place] = model[name].ravel()
-    trained.add_rows(reports, [others(m) for m in models], [others(m) for m in snapshots])
-
-
-def others(model: Model) -> Model:
-    return {name: model[name] for name in ("mean", "steps")}

@@ -10,7 +10,7 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds import flower
-from fairbloom.rounds.cohort import Cohort, MethodError, UnneededMetricError
+from fairbloom.rounds.cohort import Cohort, MethodError
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.round import Round, StopRun
@@ -158,13 +158,6 @@ def test_a_metric_that_all_replies_lack_stops_the_first_round() -> None:
         run(FedFV(), grid_of(metrics({"loss-before": None})))
 
 
-def test_a_metric_that_all_lack_stops_after_silent_rounds_too() -> None:
-    lacking = metrics({"loss-before": None})
-    faults = {(site, number): no_reply if number < 2 else lacking for site in SITES for number in ALWAYS}
-    with pytest.raises(NothingLearnedError, match="all 4 replies of round 2 lack the metric"):
-        run(FedFV(), MemoryGrid(quadratics(4), faults=faults))
-
-
 def test_different_reasons_do_not_stop_the_first_round() -> None:
     grid = grid_of(metrics({"loss-before": None}))
     grid.faults = {**grid.faults, ("site-1", 1): error}
@@ -172,28 +165,25 @@ def test_different_reasons_do_not_stop_the_first_round() -> None:
     assert skipped(run(FedFV(), grid)) == [1]
 
 
-def test_a_metric_that_all_lack_later_counts_as_any_cause() -> None:
+def test_a_metric_that_all_lack_stops_after_silent_rounds_too() -> None:
+    """Later it counts as any cause; without a limit it stops no run."""
+    lacking = metrics({"loss-before": None})
+    faults = {(site, number): no_reply if number < 2 else lacking for site in SITES for number in ALWAYS}
+    with pytest.raises(NothingLearnedError, match="all 4 replies of round 2 lack the metric"):
+        run(FedFV(), MemoryGrid(quadratics(4), faults=faults))
     with pytest.raises(NothingLearnedError, match="nothing for 3 rounds: in round 4, 4 of 4 replies were refused"):
-        run(FedFV(), grid_of(metrics({"loss-before": None}), rounds=range(2, 10)))
-
-
-def test_without_limit_a_missing_metric_stops_no_run() -> None:
-    rounds = run(FedFV(unused_rounds=0), grid_of(metrics({"loss-before": None}), rounds=range(1, 5)))
-    assert skipped(rounds) == [1, 2, 3, 4]
+        run(FedFV(), grid_of(lacking, rounds=range(2, 10)))
+    assert skipped(run(FedFV(unused_rounds=0), grid_of(lacking, rounds=range(1, 5)))) == [1, 2, 3, 4]
 
 
 # What is counted ----------------------------------------------------------------------------------------------------
 
 
-def test_a_step_starts_the_count_anew() -> None:
-    assert skipped(run(FedAvg(), grid_of(error, rounds=(1, 2, 4, 5)), rounds=6)) == [1, 2, 4, 5]
-    with pytest.raises(NothingLearnedError, match="in round 6, "):
-        run(FedAvg(), grid_of(error, rounds=(1, 2, 4, 5, 6)), rounds=6)
-
-
-def test_every_run_of_a_strategy_counts_for_itself() -> None:
+def test_a_step_and_a_run_start_the_count_anew() -> None:
     strategy = FedAvg()
-    assert skipped(run(strategy, grid_of(error, rounds=(2, 3)), rounds=3)) == [2, 3]
+    assert skipped(run(strategy, grid_of(error, rounds=(1, 2, 4, 5)), rounds=6)) == [1, 2, 4, 5]
+    with pytest.raises(NothingLearnedError, match="in round 6, "):
+        run(strategy, grid_of(error, rounds=(1, 2, 4, 5, 6)), rounds=6)
     assert skipped(run(strategy, grid_of(error, rounds=(1, 2)), rounds=3)) == [1, 2]
     with pytest.raises(NothingLearnedError, match="no round of 2 took a step"):
         run(strategy, grid_of(error), rounds=2)
@@ -351,19 +341,6 @@ def test_what_a_method_divides_by_may_be_next_to_nothing() -> None:
         first, second = (unpack(each.arrays) for each in finished)
         np.testing.assert_allclose(first["weight"], initial_model()["weight"], rtol=1e-6)
         assert (second["weight"] != first["weight"]).all()
-
-
-class Forgetful(FairStrategy):
-    """Reads what it has not asked for."""
-
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        return cohort.losses / cohort.losses.sum()
-
-
-def test_a_method_that_reads_an_unneeded_metric_is_an_error() -> None:
-    words = r"Forgetful reads the metric 'loss-before', .* needs = frozenset\(\{'loss-before'\}\) in the class"
-    with pytest.raises(UnneededMetricError, match=words):
-        run(Forgetful(), grid_of(None))
 
 
 def test_a_model_of_integers_is_refused_before_round_1() -> None:
