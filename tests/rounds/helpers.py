@@ -13,7 +13,6 @@ from fairbloom.strategies import METHODS, FairStrategy, Round
 from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
-    CASES,
     Fault,
     MemoryGrid,
     initial_model,
@@ -22,9 +21,6 @@ from tests.strategies.helpers import (
     record,
     unpack,
 )
-
-every_method = pytest.mark.parametrize(("name", "arguments"), CASES)
-"""Every method, with all its corners: for what its own arithmetic or memory decides."""
 
 
 def needs_of(name: str) -> tuple[object, ...]:
