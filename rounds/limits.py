@@ -12,7 +12,7 @@ from fairbloom.protocol.names import NUM_EXAMPLES
 from .clients import Trained
 from .lengths import Usual, too_long
 from .method import Method
-from .screening import implausible_counts, largest_in_proportion, out_of_proportion
+from .screening import beyond_others, implausible_counts, largest_in_proportion, out_of_proportion
 from .updates import DTYPES, STATISTICS, FloatArray, Layout, Model
 
 
@@ -23,14 +23,18 @@ class BrokenModelError(FairbloomError):
 # Replies ------------------------------------------------------------------------------------------------------------
 
 
-def screen_reports(method: Method, trained: Trained) -> None:
-    """Leave out replies with implausible counts, or with losses out of proportion to the others."""
+def screen_reports(method: Method, trained: Trained, first_limit: float = math.inf) -> None:
+    """Leave out replies with implausible counts, or with losses out of proportion to the others.
+
+    A client's first count may be `first_limit` times the others' median.
+    """
     implausible = implausible_counts(
         trained.metrics,
         method.weighted_by_key,
         enrolled=method.enrolled_sizes,
         first=method.progress.first_counts,
         max_growth=method.max_growth,
+        first_limit=first_limit,
     )
     for name, reason in implausible.items():
         trained.refuse(name, reason)
@@ -38,15 +42,20 @@ def screen_reports(method: Method, trained: Trained) -> None:
         trained.refuse(name, reason)
 
 
-def usable_sizes(method: Method, sizes: Mapping[str, float]) -> dict[str, float]:
+def usable_sizes(method: Method, sizes: Mapping[str, float], first_limit: float = math.inf) -> dict[str, float]:
     """Return which of the sizes that clients say they have can be the weights of their replies.
 
-    Where replies are weighted by another metric, none can; a client that was enrolled with fewer examples says in its
-    first usable reply how many it has.
+    Where replies are weighted by another metric, none can; a client that was enrolled with fewer examples, or says
+    that it has far more than the others, says in its first usable reply how many it has.
     """
     if method.weighted_by_key != NUM_EXAMPLES:
         return {}
-    return {name: size for name, size in sizes.items() if size <= method.enrolled_sizes.get(name, math.inf)}
+    first, enrolled = method.progress.first_counts, method.enrolled_sizes
+    return {
+        name: size
+        for name, size in sizes.items()
+        if (size <= enrolled[name] if name in enrolled else not beyond_others(name, size, first, first_limit))
+    }
 
 
 def screen_buffers(method: Method, trained: Trained) -> None:

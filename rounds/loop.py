@@ -1,5 +1,6 @@
 """One round after the other, for every method and everybody who computes."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -89,6 +90,8 @@ class Rounds:
         The names of the clients that the run has known before.
     all_evaluate_last
         Whether all clients evaluate the last round's model, whatever share does so otherwise, unless none does.
+    first_limit
+        A client's first count of examples may be this many times the others' median, unless it is enrolled with one.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Rounds:
         known: Iterable[str] = (),
         *,
         all_evaluate_last: bool = False,
+        first_limit: float = math.inf,
     ) -> None:
         self.clients = clients
         self.online: Sequence[str] = ()
@@ -109,6 +113,7 @@ class Rounds:
         self._num_rounds = num_rounds
         self._agreed = agreed
         self._all_evaluate_last = all_evaluate_last
+        self._first_limit = first_limit
         self._why = "its rounds were skipped"
         self._asked = False  # whether clients were asked to train, by this process
         self._begin()
@@ -409,7 +414,7 @@ class Rounds:
         method, roster = self._method, self._method.progress.roster
         new = [name for name in self._training(sorted(self.known)) if not roster.get(name)]
         if new:
-            sizes = usable_sizes(method, self.clients.sizes(new))
+            sizes = usable_sizes(method, self.clients.sizes(new), self._first_limit)
             roster = {**roster, **{name: sizes.get(name, 0.0) for name in new}}
             method.progress.roster = {name: roster[name] for name in sorted(roster)}
 
@@ -423,7 +428,7 @@ class Rounds:
         method = self._method
         if method.keeps_states:
             self._lost_states = method.progress.states.screen(trained, self._state_rounds)
-        screen_reports(method, trained)
+        screen_reports(method, trained, self._first_limit)
         screen_buffers(method, trained)
         usual = screen_lengths(method, trained, number)
         first = method.progress.first_counts

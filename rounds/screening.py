@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from fairbloom.logs import log
@@ -283,8 +284,12 @@ def implausible_counts(
     enrolled: Mapping[str, float],
     first: Mapping[str, float],
     max_growth: float,
+    first_limit: float = math.inf,
 ) -> dict[str, str]:
-    """Return why some clients' counts are refused: more examples than `enrolled`, or a weight far above the `first`."""
+    """Return why some clients' counts are refused: more examples than `enrolled`, or a weight far above the `first`.
+
+    A client that joins is compared with the others: see `beyond_others`.
+    """
     reasons: dict[str, str] = {}
     for name, report in reports.items():
         examples, weight = report[NUM_EXAMPLES], report[weight_key]
@@ -294,7 +299,21 @@ def implausible_counts(
         elif name in first and weight > max_growth * first[name]:
             most = f"{max_growth:g} times (max_growth) the {first[name]} that it said at first"
             reasons[name] = f"{weight_key} {weight} is more than {most}"
+        elif name not in {*enrolled, *first} and (words := beyond_others(name, examples, first, first_limit)):
+            reasons[name] = f"num-examples {examples} is {words}"
     return reasons
+
+
+def beyond_others(name: str, size: float, sizes: Mapping[str, float], limit: float) -> str:
+    """Return in words that a client has more than `limit` times the median of the others' examples, "" if not."""
+    others = [each for other, each in sizes.items() if other != name]
+    if not others or size <= limit * median(others):
+        return ""
+    return (
+        f"more than {limit:g} times the median of the others ({median(others):g}), and the operator has stated no "
+        f"number: if it is right, state it by fairbloom deploy enroll {name} --examples N, or for this run by --set "
+        f"enrolled-sizes={name}=N"
+    )
 
 
 def out_of_proportion(

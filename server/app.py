@@ -1,5 +1,6 @@
 """The ServerApp: a run from settings to run folder, with any engine."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,7 @@ from fairbloom.tasks.models import arrays_of, check_arrays, float_buffers, froze
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import decide_score, has_two_classes
 
-from .arrival import CLIENTS_FOLDER, check_sizes, drop_revoked, wait_for_clients
+from .arrival import CLIENTS_FOLDER, check_sizes, drop_revoked, find_first_limit, wait_for_clients
 from .delivery import deliver_model
 from .fallen import chance_of, warn_of_fall
 from .observability import log_as_json, name_worst_served, summarize_row
@@ -166,7 +167,8 @@ def federate(
         method.buffers, method.shared = float_buffers(module), shared_parameters(module)
         method.frozen = frozen_parameters(module)
         known = record_known(path, clients.online(1)).known if deployed else ()
-        rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known))
+        limit = find_first_limit() if deployed else math.inf
+        rounds = Rounds(method, clients, settings.num_rounds, agreed, drop_revoked(known), first_limit=limit)
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
     rate = f"learning-rate = {settings.learning_rate:g}"
     warn_of_fall(path, score, method.serves, chance=chance_of(score, task.classes or 0), rate=rate)

@@ -1,16 +1,17 @@
 """How a run on deployed clients begins and resumes: whom it waits for, and how many of them are enough."""
 
+import math
 import os
 import time
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from statistics import median
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError, SimulationError, Wait, listed, quorum_of, some
+from fairbloom.rounds.screening import beyond_others
 
 MOST_TIMES = 10
 """A client with more than so many times the others' median of examples needs a number that the operator has stated."""
@@ -87,13 +88,13 @@ def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
     `sizes` are what clients say when they are asked, `enrolled` those whose number the operator has stated.
     """
     for name, size in sizes.items():
-        others = [each for other, each in sizes.items() if other != name]
-        if name not in enrolled and others and size > MOST_TIMES * median(others):
-            raise ImplausibleSizeError(
-                f"client {name} says that it has {size:.0f} training examples, more than {MOST_TIMES} times the median "
-                f"of the others ({median(others):g}), and the operator has stated no number: if it is right, state it "
-                f"by fairbloom deploy enroll {name} --examples N, or for this run by --set enrolled-sizes={name}=N"
-            )
+        if name not in enrolled and (words := beyond_others(name, size, sizes, MOST_TIMES)):
+            raise ImplausibleSizeError(f"client {name} says that it has {size:.0f} training examples, {words}")
+
+
+def find_first_limit() -> float:
+    """Return how many times the others' median a client's first count may be: only other machines have a limit."""
+    return MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf
 
 
 def read_registry() -> dict[str, bool]:

@@ -313,6 +313,27 @@ def test_who_claims_more_than_it_said_at_first_is_refused(tmp_path: Path, monkey
     ] * 2
 
 
+def test_who_joins_later_is_compared_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Joining(Claiming):
+        """The client that claims too much is there from round 2 on."""
+
+        kinds = ("query", "train")
+        evaluated = False
+
+        def get_node_ids(self) -> Iterator[int]:  # type: ignore[override]
+            return (node for node in self.contexts if node != SERVER + 1 or self.evaluated)
+
+        def _answer(self, message: Message) -> Message:
+            self.evaluated |= message.metadata.message_type == "evaluate"
+            return super()._answer(message)
+
+    enroll(tmp_path, monkeypatch, {})
+    first, second = submitted(tmp_path / "run", Joining)
+    assert first["refused"] == ""
+    assert "client-0: num-examples 9007199254740991 is more than 10 times the median of the others" in second["refused"]
+    assert "--set enrolled-sizes=client-0=N" in second["refused"]
+
+
 def test_ten_times_the_others_median_is_the_most() -> None:
     check_sizes({"a": 100.0, "b": 120.0, "c": 1100.0}, ())
     check_sizes({"a": 1e9}, ())
