@@ -165,7 +165,7 @@ def heat_map(
         "color": {"field": "value", "type": "quantitative", "scale": scale, "legend": legend},
         "tooltip": _tooltip(("client", "client"), ("round", "round"), ("value", title)),
     }
-    step = min(26, max(9, 320 // max(1, len(clients))))
+    step = min(26, max(12, 320 // max(1, len(clients))))  # less leaves names out
     return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
 
 

@@ -146,7 +146,8 @@ def _methods_section(comparison: Comparison) -> Section:
     series, lower = _series(comparison), not comparison.score.higher_is_better
     spec = charts.mean_against_worst(rows, front, series, axes, lower=lower)
     what = f"Methods by their mean over clients and their {worst}. On the Pareto front: {', '.join(front)}."
-    intro = f"Up and to the right is better. No other method is better in both than {', '.join(front)} (Pareto front)."
+    intro = "Up and to the right is better. On the Pareto front, where no other method is better in both: "
+    intro += f"{', '.join(front)}."
     intro += " Lines span the seeds." if len(comparison.seeds) > 1 else ""
     drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
     return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
@@ -174,7 +175,7 @@ def method_table(comparison: Comparison) -> Table:
     note += f" are against {comparison.baseline}, paired by seed"
     if seeds >= FEWEST_SEEDS:
         note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
-    caption = f"Test {comparison.score.title} of the final models over clients"
+    caption = f"Final models over clients: test {comparison.score.title}"
     return Table("methods", caption, ["method", *titles, *headings], rows, f"{note}." if gains else "")
 
 
@@ -211,9 +212,9 @@ def client_table(comparison: Comparison) -> Table:
     for client in shown:
         share = [Digits(0).cell(shares.get(client))] if shares else []
         cells.append([Cell(client), *share, *(digits.cell(each.get(client)) for each in values.values())])
-    over = "the first seed, as each deals the data in its own way" if first_only else f"mean over {seeds} seeds"
-    caption = f"Test {comparison.score.title} of each client, the worst served under {base} first"
-    caption += f"; {over}" if seeds > 1 else ""
+    over = "of the first seed, as each deals the data in its own way" if first_only else f"mean over {seeds} seeds"
+    caption = f"Each client, the worst served under {base} first: test {comparison.score.title}"
+    caption += f", {over}" if seeds > 1 else ""
     headings = ["client", *([LARGER_CLASS] if shares else []), *values]
     note = hidden_in_words(len(order))
     return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)

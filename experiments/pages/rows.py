@@ -111,7 +111,11 @@ class Scene:
     def caption(self) -> str:
         """In words which clients a chart of single clients shows, in which order, and with which seeds."""
         under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
-        which = "" if len(self.shown) == self.clients else f" The worst and the best served of {self.clients}."
+        which = (
+            ""
+            if len(self.shown) == self.clients
+            else f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}."
+        )
         several = any(len(line.runs) > 1 for line in self.lines)
         seeds = " Of the first seed: each deals the data again." if self.first_only else " Mean over the seeds."
         seeds = seeds if several else ""

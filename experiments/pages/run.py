@@ -51,8 +51,8 @@ def page_of_run(run: Run) -> Page:
         subgroups_section(scene, groups, *([gaps_table(groups)] if groups else [])),
         _metrics_section(run),
         absences_section(lines[:1]),
-        settings_section(lines[:1]),
         caveats_section([*_describe_left_out(run), *(caveats_of_run(run) if final else [])]),
+        settings_section(lines[:1]),
     ]
     facts = {
         "clients": len(final) or None,
@@ -140,7 +140,7 @@ def _clients_table(scene: Scene, run: Run, columns: Mapping[str, Values]) -> Tab
         ]
         for client in scene.shown
     ]
-    caption = f"Test {run.score.title} of each client, the worst served first"
+    caption = f"Each client, the worst served first: test {run.score.title}"
     headings = ["client", *columns, "test examples", *([LARGER_CLASS] if shares else [])]
     note = hidden_in_words(scene.clients)
     return Table("clients", caption, headings, cells, note, folded=len(cells) > 12)
@@ -168,4 +168,4 @@ def _describe_left_out(run: Run) -> list[str]:
     shown = ", ".join(f"{name} {count}" for name, count in found[:6])
     more = f", and {len(found) - 6} more" if len(found) > 6 else ""
     defence = run.settings.get("defence")
-    return [f"left out by the defence {defence}, in rounds of {run.rounds_done}: {shown}{more}"] if found else []
+    return [f"Left out by the defence {defence}, in rounds of {run.rounds_done}: {shown}{more}."] if found else []

@@ -92,7 +92,7 @@ def lines_charts(
     panels = []
     for place, each in enumerate(others, 1):
         shown = [row for row in rows if row["method"] in (base.label, each.label)]
-        spec = {**draw(shown, [base, each], axis, rows), "height": 150}
+        spec = {**draw(shown, [base, each], axis, rows), "height": 200}
         what = f"{title} under {each.label} and {base.label}."
         panels.append(Chart(f"{name}-{place}", f"{each.label}{panel}", what, spec))
     return Charts(panels, [base], narrow=True)

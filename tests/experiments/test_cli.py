@@ -67,7 +67,7 @@ def test_run_shows_the_final_accuracies_and_the_worst_served_client(
     last = [row for row in table(tmp_path / "a" / "clients.csv") if row["round"] == "3"]
     column = "test_accuracy_of_global_model"
     worst = min(last, key=lambda row: float(row[column]))
-    assert re.search(rf"first\nclient .+\n─+\n{worst['client']} +{float(worst[column]):.1f} ", printed)
+    assert re.search(rf"first: .+\nclient .+\n─+\n{worst['client']} +{float(worst[column]):.1f} ", printed)
     assert f"{sum(float(row[column]) for row in last) / 5:.1f}" in printed
 
 

@@ -70,7 +70,7 @@ def test_a_run_shows_all_scores_and_says_which_way_is_better(capsys: pytest.Capt
     assert "\nr2 " in printed
     final = api.load("cmp/runs/my_method-WorstHalf-seed0").final()
     worst = max(final, key=lambda town: final[town])
-    assert re.search(rf"first\nclient .+\n─+\n{worst} ", printed)
+    assert re.search(rf"first: .+\nclient .+\n─+\n{worst} ", printed)
 
 
 def test_a_comparison_gains_where_an_error_falls(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_a_comparison_gains_where_an_error_falls(capsys: pytest.CaptureFixture[s
         assert comparison.gain(method, "worst_10")[0] == pytest.approx(worst["FedAvg"] - worst[method])
     assert fairbloom("show", "cmp") == 0
     printed = capsys.readouterr().out
-    assert "Test mae, lower is better of the final models over clients" in printed
+    assert "Final models over clients: test mae, lower is better" in printed
     assert "(lower is better)" in printed
 
 

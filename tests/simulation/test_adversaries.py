@@ -213,7 +213,7 @@ def test_results_leave_the_attacker_out_and_say_so(turned: Path) -> None:
 def test_the_rounds_that_a_defence_left_clients_out_of_count(tmp_path: Path) -> None:
     loaded = fairbloom.load(run(tmp_path / "run", **TURNED | {"method": "fedavg", "defence": "nnm"}))
     assert dict(loaded.left_out())[HOSTILE] == 8
-    assert "left out by the defence nnm, in rounds of 8: client-1 8" in str(page_of(loaded))
+    assert "Left out by the defence nnm, in rounds of 8: client-1 8" in str(page_of(loaded))
     plain = fairbloom.load(run(tmp_path / "plain", **TURNED | {"method": "fedavg"}))
     assert (plain.left_out(), "left_out" in plain.rounds) == ([], False)
 
