@@ -64,14 +64,16 @@ def _agreement(done: Reproduction) -> str:
 
 
 def _rows_section(done: Reproduction) -> Section:
-    """Return the rows with what was printed and measured: a chart a measure, and a table."""
-    drawn = _rows_charts(done)
+    """Return the rows with what was printed and measured: a table, and a chart a measure."""
     intro = "Lines and ± are standard deviations over the seeds."
     if done.printed:
         intro += " A row agrees where it is within two combined standard errors of what was printed, or one point "
         intro += "where no ± is printed."
-    title = "Printed and measured" if done.printed else "What was measured"
-    return Section("rows", title, intro, [*(Charts([each], drawn.legend) for each in drawn.charts), _rows_table(done)])
+    return Section("rows", _rows_title(done), intro, [_rows_table(done), _rows_charts(done)])
+
+
+def _rows_title(done: Reproduction) -> str:
+    return "Printed and measured" if done.printed else "What was measured"
 
 
 def _rows_charts(done: Reproduction) -> Charts:
@@ -117,7 +119,7 @@ def _rows_table(done: Reproduction) -> Table:
     if printed:
         note += f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
     headings += ["agrees", "seeds"] if done.printed else ["seeds"]
-    return Table("rows", recipe.title, headings, cells, note)
+    return Table("rows", _rows_title(done), headings, cells, note)
 
 
 def _measured(outcome: Outcome, measure: str, digits: Digits) -> Cell:

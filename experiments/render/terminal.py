@@ -49,8 +49,9 @@ def show_page(page: Page) -> None:
         console.print(Text(page.title, style="bold"))
     if page.facts:
         console.print(Text(", ".join(f"{name} {value}" for name, value in page.facts), style="dim"))
-    if page.headline:
-        console.print(Text.assemble((page.headline, "bold"), *(f" {sentence}" for sentence in page.sentences)))
+    said = [*([Text(page.headline, "bold")] if page.headline else []), *map(Text, page.sentences)]
+    if said:
+        console.print(Text(" ").join(said))
     for block in (block for section in page.sections for block in section.blocks):
         if isinstance(block, Table):
             console.print()
