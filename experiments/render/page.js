@@ -15,7 +15,7 @@
   async function draw(plot) {
     const name = plot.id.slice("chart-".length);
     const fallback = plot.textContent;
-    const axis = { ...config.axis, labelLimit: Math.max(96, Math.round(0.28 * plot.clientWidth)) };
+    const axis = { ...config.axis, labelLimit: Math.max(96, Math.round(0.4 * plot.clientWidth)) };
     const inside = document.createElement("div");
     inside.setAttribute("aria-hidden", "true"); // the plot itself is described as a whole
     plot.replaceChildren(inside);
