@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairbloom.client.states import StateDict, folder_of, load_last
+from fairbloom.client.states import folder_of, load_last
 from fairbloom.client.training import EVALUATION_BATCH, drawing_from, outputs_of
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import only_trusted_imports
@@ -39,7 +39,6 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
-from fairbloom.tasks.files.reading.formats import encoding_named
 from fairbloom.tasks.files.reading.numbers import Decimal
 from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
@@ -142,34 +141,6 @@ class Predictor:
             text.detach()
         return len(predictions.values)
 
-    def reading(self, *, decimal: str = "", encoding: str = "") -> "Predictor":
-        """Return the same predictor for files that are written otherwise than the run's.
-
-        Parameters
-        ----------
-        decimal
-            Their decimal mark, "." or ","; "" for that of the run's files.
-        encoding
-            The encoding of files that are not in UTF-8; "" for that of the run's files.
-
-        Raises
-        ------
-        FairbloomError
-            When there is no such mark or encoding, or the run's files are no tables.
-        """
-        if not (decimal or encoding):
-            return self
-        preprocessing = self._preprocessing()
-        if preprocessing.form != TABLE:
-            raise PredictionError(
-                f"decimal and encoding are of tables, and {self.run} was trained on others: omit them"
-            )
-        marks: dict[str, Decimal] = {"": preprocessing.decimal, ".": ".", ",": ","}
-        if decimal not in marks:
-            raise PredictionError(f"decimal = {decimal!r}: it must be . or ,")
-        found = encoding_named(encoding, "encoding") if encoding else preprocessing.encoding
-        return replace(self, preprocessing=replace(preprocessing, decimal=marks[decimal], encoding=found))
-
     def describe(self, count: int) -> str:
         """Return the number of predictions in words."""
         return f"{count:,} prediction{'s' if count != 1 else ''}"
@@ -214,16 +185,23 @@ def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: 
         task = _load_task(folder, settings)
         preprocessing = PREPROCESSING.read(folder) or (task.preprocessing("") if task.preprocessing else None)
         module = task.model()
-    if not is_kept(folder):
-        place = _find_client_folder(folder, settings, client) if client else None
-        if preprocessing is not None and preprocessing.per_client:
-            preprocessing = _preprocessing_of(folder, client, place)
-    else:  # what a client keeps, of itself alone
-        place, client = folder, _check_own(folder, preprocessing, client)
-    arrays = _arrays(folder, model, client, place, settings)
-    _load(module, _complete(arrays, folder, frozen_parameters(module)) if model == PERSONAL_MODEL else arrays)
-    name = str(settings["task"])
-    return Predictor(folder, name, client, model, module.eval(), preprocessing, task.output)
+    own = _own_folder(folder, settings, client)
+    if preprocessing is not None and preprocessing.per_client:
+        preprocessing = _own_preprocessing(folder, client, own)
+    elif preprocessing is not None and client and preprocessing.client not in ("", client):
+        raise PredictionError(
+            f"client = {client!r}: {folder} is that of client {preprocessing.client}: leave the client out"
+        )
+    if model == PERSONAL_MODEL:
+        arrays = _personal_arrays(folder, own, frozen_parameters(module))
+    else:
+        arrays = _global_arrays(folder, model, settings)
+    try:
+        module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
+    except RuntimeError as error:
+        raise PredictionError(f"the run's arrays do not fit its model: {error}") from error
+    client = client or ("" if preprocessing is None else preprocessing.client)
+    return Predictor(folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output)
 
 
 def check_new(out: Path) -> None:
@@ -260,13 +238,6 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
     return task
 
 
-def _check_own(folder: Path, preprocessing: Preprocessing | None, client: str) -> str:
-    own = preprocessing.client if preprocessing is not None else ""
-    if client and own and client != own:
-        raise PredictionError(f"client = {client!r}: {folder} is that of client {own}: leave the client out")
-    return own or client
-
-
 def settings_in(folder: Path) -> Mapping[str, Any]:
     """Return the settings of the run in a folder; raise FairbloomError where it is no run with a task."""
     if not is_run_folder(folder):
@@ -284,23 +255,22 @@ def _clients_of(folder: Path) -> tuple[str, ...]:
     return tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or KNOWN.read(folder).known
 
 
-def _check_client(folder: Path, client: str) -> None:
+def _own_folder(folder: Path, settings: Mapping[str, Any], client: str) -> Path | None:
+    """Return where a client on this machine keeps what is its own; None where no client is named."""
+    if is_kept(folder):
+        return folder
+    if not client:
+        return None
     names = _clients_of(folder)
     if client not in names:
         raise PredictionError(
             f"client = {client!r}: no client of {folder} is called like that: {did_you_mean(client, names)}there are "
             f"{join_names(names)}"
         )
+    return folder_of({**settings, "state-dir": settings.get("state-dir") or str(PERSONAL.path_in(folder))}, client)
 
 
-def _find_client_folder(folder: Path, settings: Mapping[str, Any], client: str) -> Path | None:
-    """Return where a client on this machine keeps what is its own; raise PredictionError where there is none such."""
-    _check_client(folder, client)
-    config = {**settings, "state-dir": settings.get("state-dir") or str(PERSONAL.path_in(folder))}
-    return folder_of(config, client)
-
-
-def _preprocessing_of(folder: Path, client: str, place: Path | None) -> Preprocessing:
+def _own_preprocessing(folder: Path, client: str, own: Path | None) -> Preprocessing:
     """Return the preprocessing of one client from its own folder; raise FairbloomError if it is not on this machine."""
     if not client:
         raise PredictionError(
@@ -308,7 +278,7 @@ def _preprocessing_of(folder: Path, client: str, place: Path | None) -> Preproce
             f"are, by --client with one of {join_names(_clients_of(folder))}; rows of others need a run with "
             "csv.standardise = together"
         )
-    found = None if place is None else PREPROCESSING.read(place)
+    found = None if own is None else PREPROCESSING.read(own)
     if found is None:
         where = (
             "predict on its own device, which alone has them"
@@ -319,81 +289,58 @@ def _preprocessing_of(folder: Path, client: str, place: Path | None) -> Preproce
     return found
 
 
-def _arrays(
-    folder: Path, model: str, client: str, place: Path | None, settings: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    if model == PERSONAL_MODEL:
-        return _personal(folder, client, place)
-    if is_kept(folder):
-        return _kept(folder, model)
+def _personal_arrays(folder: Path, own: Path | None, frozen: Sequence[str]) -> Mapping[str, Any]:
+    """Return a client's last personal model, with the frozen parameters of the global one."""
+    if own is None:
+        raise PredictionError(f"model personal: say whose, by --client with one of {join_names(_clients_of(folder))}")
+    found = load_last(own)
+    if found is None:
+        raise PredictionError(
+            f"{own} has no personal model: a run has them with a method for personal models (ditto), or with the "
+            "setting personal-lambda, and a deployed client keeps its own on its device"
+        )
+    lacking = {name for name in frozen if name not in found.state}
+    shared = _last_arrays(folder) if lacking else {}
+    return {name: array for name, array in shared.items() if name in lacking} | found.state
+
+
+def _global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if model == BEST_MODEL:
         if not BEST.exists_in(folder):
-            raise PredictionError(f"{folder} has no {BEST.name}: no round was evaluated; take model last")
+            raise PredictionError(
+                f"{folder} has no {BEST.name}: no round was evaluated, or it is a device's; take model last"
+            )
         if not settings.get("validation-share"):
             log.warning(
                 "model best was chosen by the test examples, as the run had no validation examples: its scores on them "
                 "flatter it"
             )
         return BEST.read(folder)
-    from fairbloom.strategies import served_model  # imported late: a device, which has no such folder, lacks its solver
+    arrays = _last_arrays(folder)
+    if is_kept(folder):
+        serves = MODEL.read_about(folder).get("serves")
+    else:
+        from fairbloom.strategies import served_model  # imported late: a device lacks its solver
 
-    if served_model(str(settings.get("method", ""))) == PERSONAL_MODEL:
-        log.warning(
-            "method %s trains no global model, so that model last predicts by the one that the run began with: take "
-            "model personal, of one of the clients",
-            settings["method"],
-        )
+        serves = served_model(str(settings.get("method", "")))
+    if serves == PERSONAL_MODEL:
+        raise PredictionError(f"the run in {folder} trains no global model: take model personal, of one of the clients")
+    return arrays
+
+
+def _last_arrays(folder: Path) -> Mapping[str, Any]:
+    """Return the global model after the last round."""
+    if is_kept(folder):
+        again = "it comes again from the server, when the finished run is submitted once more"
+        if not MODEL.exists_in(folder):
+            raise PredictionError(f"{folder} has no {MODEL.name} (yet, or no longer): {again}")
+        try:
+            return MODEL.read(folder)
+        except RunFolderError as error:
+            raise PredictionError(f"{error}: delete it; {again}") from error
     arrays = read_model(folder)
     if arrays is None:
         raise PredictionError(f"{folder} has no model yet: no round is finished")
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
     return arrays
-
-
-def _kept(folder: Path, model: str) -> Mapping[str, Any]:
-    if model == BEST_MODEL:
-        raise PredictionError(f"{folder} is what a client keeps of a run, the final model: take model last or personal")
-    arrays, about = _read_kept(folder)
-    if about.get("serves") == PERSONAL_MODEL:
-        raise PredictionError(f"the run in {folder} trained no global model: take model personal")
-    return arrays
-
-
-def _read_kept(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the arrays that came to a client with the end of a run, and what was written about them."""
-    again = "it comes again from the server, when the finished run is submitted once more"
-    if not MODEL.exists_in(folder):
-        raise PredictionError(f"{folder} has no {MODEL.name} (yet, or no longer): {again}")
-    try:
-        return MODEL.read(folder), MODEL.read_about(folder)
-    except RunFolderError as error:
-        raise PredictionError(f"{error}: delete it; {again}") from error
-
-
-def _personal(folder: Path, client: str, place: Path | None) -> StateDict:
-    if place is None:
-        raise PredictionError(f"model personal: say whose, by --client with one of {join_names(_clients_of(folder))}")
-    found = load_last(place)
-    if found is None:
-        raise PredictionError(
-            f"{place} has no personal model of {client or 'this client'}: a run has them with a method for personal "
-            "models (ditto), or with the setting personal-lambda, and a deployed client keeps its own on its device"
-        )
-    return found[1]
-
-
-def _complete(personal: Mapping[str, Any], folder: Path, frozen: Sequence[str]) -> Mapping[str, Any]:
-    """Return a personal model with the frozen parameters, which the global model has."""
-    lacking = [name for name in frozen if name not in personal]
-    if not lacking:
-        return personal
-    shared = _read_kept(folder)[0] if is_kept(folder) else read_model(folder)
-    return {name: array for name, array in (shared or {}).items() if name in lacking} | dict(personal)
-
-
-def _load(module: nn.Module, arrays: Mapping[str, Any]) -> None:
-    try:
-        module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
-    except RuntimeError as error:
-        raise PredictionError(f"the run's arrays do not fit its model: {error}") from error

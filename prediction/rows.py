@@ -79,7 +79,6 @@ class NewRows:
         columns = {each.name: self._column(each, problems) for each in preprocessing.columns}
         if problems:
             raise UnreadableRowsError(list_problems(self.source, problems, len(self), "rows"))
-        self._warn_of_empty(list(columns.values()))
         return Table(Source(Path(self.source), self.lines), columns)
 
     def _check_columns(self, preprocessing: Preprocessing) -> None:
@@ -119,7 +118,6 @@ class NewRows:
                     wrong[cell] = f"numbers are at most {MAX_NUMBER:g}"
             values = cells.expand([math.nan if each is None else each for each in numbers], np.float64)
             read = replace(read, numbers=values)
-            self._warn_of_far(column, values)
         else:
             texts, codes = encode_texts(cells, self.decimal)
             read = replace(read, texts=texts, codes=codes)
@@ -143,41 +141,6 @@ class NewRows:
             cell = cells.different[cells.places[row]]
             found.append((row, f"{self.unit} {self.lines[row]}, column {name!r} holds {_shorten(cell)}: {wrong[cell]}"))
         return found
-
-    def _warn_of_far(self, column: InputColumn, values: NDArray[np.float64]) -> None:
-        """Log that some numbers are far from those of training, as in another unit or of another column."""
-        apart = np.abs(values - column.center)
-        there = apart[~np.isnan(apart)]
-        # Far are 6 deviations from the mean of training, or 2.5 where half of five rows or more are as far.
-        shifted = len(there) >= 5 and np.median(there) > 2.5 * column.scale
-        rows = np.flatnonzero(apart > (2.5 if shifted else 6.0) * column.scale)
-        if not len(rows):
-            return
-        training = f"{column.center:.4g} ± {column.scale:.2g}" if column.scale else f"{column.center:.4g} in every row"
-        log.warning(
-            "%s, column %r: %g is far from the numbers of training (%s), as %s, first in %s %d: is it of another unit, "
-            "or another column?",
-            self.source,
-            column.name,
-            values[rows[0]],
-            training,
-            f"are {len(rows)} of {len(self)} rows" if len(rows) > 1 else "is 1 row",
-            self.unit,
-            self.lines[rows[0]],
-        )
-
-    def _warn_of_empty(self, columns: Sequence[Column]) -> None:
-        """Log that some rows have no value in any input, so that all get the same prediction."""
-        if len(rows := np.flatnonzero(np.all([column.missing > 0 for column in columns], axis=0))):
-            log.warning(
-                "%s: %d of %d rows have no value in any column, first %s %d: their predictions are those of a row "
-                "filled in as a whole",
-                self.source,
-                len(rows),
-                len(self),
-                self.unit,
-                self.lines[rows[0]],
-            )
 
     def _warn_of_unknown(self, column: InputColumn, read: Column) -> None:
         """Log that some texts are none of a column's categories, and what becomes of them."""

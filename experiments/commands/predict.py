@@ -39,13 +39,6 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")],
     client: ClientOption = "",
     model: ModelChoice = "last",
-    decimal: Annotated[
-        str,
-        typer.Option(metavar="MARK", help="Decimal mark of the file, . or , (default: that of the run's files)."),
-    ] = "",
-    encoding: Annotated[
-        str, typer.Option(help="Encoding of the file, such as cp1252 (default: that of the run's files).")
-    ] = "",
     trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
 ) -> None:
     """Predict for new data, and write a CSV file with predictions and class probabilities.
@@ -55,5 +48,5 @@ def predict(
     from fairbloom.prediction.predictor import check_new  # imported late, as PyTorch is with it
 
     check_new(out)
-    predictor = load(run).predictor(client, model, trust=trust).reading(decimal=decimal, encoding=encoding)
+    predictor = load(run).predictor(client, model, trust=trust)
     console.print(escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True)

@@ -52,18 +52,17 @@ WRONG: dict[str, tuple[dict[str, Any] | bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_malformed_arrays_are_refused(arrays: fairbloom.Run, what: str, tmp_path: Path) -> None:
-    content, expected = WRONG[what]
+def test_malformed_arrays_are_refused(arrays: fairbloom.Run, tmp_path: Path) -> None:
     path = tmp_path / "new.npz"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        np.savez(path, **content)
-    with pytest.raises(FairbloomError, match=expected) as caught:
-        load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
-    assert str(path) in str(caught.value)
-    assert not (tmp_path / "out.csv").exists()
+    for content, expected in WRONG.values():
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            np.savez(path, **content)
+        with pytest.raises(FairbloomError, match=expected) as caught:
+            load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
+        assert str(path) in str(caught.value)
+        assert not (tmp_path / "out.csv").exists()
 
 
 def test_a_data_frame_is_no_array(arrays: fairbloom.Run) -> None:
@@ -274,14 +273,14 @@ def test_a_users_task_with_another_preprocessing_is_refused(mine: Path) -> None:
         fairbloom.run("points_of_mine:wrong", out="run", **SMALL)
 
 
-@pytest.mark.parametrize("model", ["last", "best", "personal"])
-def test_a_model_in_bfloat16_predicts(mine: Path, model: str, tmp_path: Path) -> None:
+def test_a_model_in_bfloat16_predicts(mine: Path, tmp_path: Path) -> None:
     settings = {"personal-lambda": 0.1}
     run = fairbloom.run("digits", clients=2, out="run", model="points_of_mine:Half", settings=settings, **SMALL)
-    predictor = run.predictor("client-0", model)
     np.savez(tmp_path / "new.npz", x=RANDOM.random((20, 8, 8)))
-    assert {each.dtype for each in predictor.module.parameters()} == {torch.bfloat16}
-    assert predictor.predict_file(tmp_path / "new.npz", tmp_path / "out.csv") == 20
+    for model in ("last", "best", "personal"):
+        predictor = run.predictor("client-0", model)
+        assert {each.dtype for each in predictor.module.parameters()} == {torch.bfloat16}
+        assert predictor.predict_file(tmp_path / "new.npz", tmp_path / f"{model}.csv") == 20
 
 
 @pytest.mark.parametrize("by", ["task", "model"])

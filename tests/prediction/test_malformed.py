@@ -16,14 +16,8 @@ GOOD = written(patients(0, 30)).splitlines()
 """The lines of a file that can be predicted; the first names the columns."""
 
 
-def line(number: int, **cells: str) -> list[str]:
-    """Return the good file with other cells in one line."""
-    rows = patients(0, 30)
-    rows[number - 2] |= cells
-    return written(rows).splitlines()
-
-
-def lines(*numbers: int, **cells: str) -> list[str]:
+def line(*numbers: int, **cells: str) -> list[str]:
+    """Return the good file with other cells in some lines."""
     rows = patients(0, 30)
     for number in numbers:
         rows[number - 2] |= cells
@@ -37,23 +31,13 @@ def renamed(old: str, new: str) -> list[str]:
 MALFORMED: dict[str, tuple[list[str] | bytes, tuple[str, ...]]] = {
     "a text for a number": (
         line(7, age="old"),
-        (
-            "1 of 30 rows cannot be read: correct it, or leave it out",
-            "line 7, column 'age' holds 'old'",
-            "not a number",
-        ),
+        ("1 of 30 rows", "line 7, column 'age' holds 'old'", "not a number"),
     ),
     "several cells": (
-        lines(4, 9, age="old", dose="much"),
-        (
-            "2 of 30 rows cannot be read: correct them, or leave them out",
-            "line 4, column 'age'",
-            "line 4, column 'dose'",
-            "line 9, column 'age'",
-            "line 9, column 'd",
-        ),
+        line(4, 9, age="old", dose="?"),
+        ("2 of 30 rows", "line 4, column 'dose'", "line 9, column 'age'"),
     ),
-    "texts for most numbers": (lines(*range(2, 30), age="x"), ("28 of 30 rows", "line 2, column 'age'", "and 8 more")),
+    "texts for most numbers": (line(*range(2, 30), age="x"), ("28 of 30 rows", "line 2, column 'age'", "and 8 more")),
     "a decimal comma": (line(3, dose="0,51"), ("line 3, column 'dose' holds '0,51'", "files have decimal points")),
     "a number that is too large": (line(5, age="1e200"), ("line 5, column 'age' holds '1e200'", "at most 1e+100")),
     "an infinite number": (line(6, age="inf"), ("line 6, column 'age' holds 'inf'", "at most 1e+100")),
@@ -79,16 +63,13 @@ MALFORMED: dict[str, tuple[list[str] | bytes, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("what", MALFORMED)
-def test_a_malformed_file_is_refused(run: fairbloom.Run, what: str, new: Path) -> None:
-    content, expected = MALFORMED[what]
-    new.write_bytes(content if isinstance(content, bytes) else ("\n".join(content) + "\n").encode())
-    with pytest.raises(FairbloomError) as caught:
-        load_predictor(run.folder, client="north").predict_file(new, new.with_name("out.csv"))
-    assert str(new) in str(caught.value)
-    for words in expected:
-        assert words in str(caught.value)
-    assert [path.name for path in new.parent.iterdir()] == ["new.csv"]
+def test_a_malformed_file_is_refused(run: fairbloom.Run, new: Path) -> None:
+    for what, (content, expected) in MALFORMED.items():
+        new.write_bytes(content if isinstance(content, bytes) else ("\n".join(content) + "\n").encode())
+        with pytest.raises(FairbloomError) as caught:
+            load_predictor(run.folder, client="north").predict_file(new, new.with_name("out.csv"))
+        assert all(words in str(caught.value) for words in (str(new), *expected)), what
+        assert [path.name for path in new.parent.iterdir()] == ["new.csv"]
 
 
 def test_a_file_is_predicted_once_its_lines_are_corrected(run: fairbloom.Run, new: Path) -> None:
@@ -138,13 +119,12 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("what", FRAMES)
-def test_a_data_frame_is_refused_by_row_and_column(run: fairbloom.Run, what: str) -> None:
-    (column, values), expected = FRAMES[what]
-    frame = pandas.DataFrame(patients(0, 3))
-    frame[column] = values
-    with pytest.raises(FairbloomError, match=expected):
-        run.predict(frame, client="north")
+def test_a_data_frame_is_refused_by_row_and_column(run: fairbloom.Run) -> None:
+    for (column, values), expected in FRAMES.values():
+        frame = pandas.DataFrame(patients(0, 3))
+        frame[column] = values
+        with pytest.raises(FairbloomError, match=expected):
+            run.predict(frame, client="north")
 
 
 def test_a_data_frame_with_two_columns_of_one_name_is_refused(run: fairbloom.Run) -> None:

@@ -111,7 +111,7 @@ def test_an_interrupted_run_predicts_by_its_last_checkpoint(
     with pytest.raises(FairbloomError, match="has no model yet: no round is finished"):
         load_predictor(copied, client="north")
     (copied / "model-best.safetensors").unlink()
-    with pytest.raises(FairbloomError, match="no round was evaluated; take model last"):
+    with pytest.raises(FairbloomError, match="no round was evaluated"):
         load_predictor(copied, client="north", model="best")
 
 
@@ -123,14 +123,12 @@ def test_a_users_own_flower_app_has_no_task_to_build_a_model_by(tmp_path: Path) 
     assert {*run.arrays()} == {"w"}
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[]", b"{", b'{"format": 99}', b'{"format": 1, "form": "table"}', b"\xff\xfe"]
-)
-def test_a_damaged_preprocessing_is_named(copied: Path, content: bytes) -> None:
+def test_a_damaged_preprocessing_is_named(copied: Path) -> None:
     (file,) = (copied / "clients").rglob("north/preprocessing.json")
-    file.write_bytes(content)
-    with pytest.raises(FairbloomError, match=r"north/preprocessing\.json cannot be read: .*Restore it from a copy"):
-        load_predictor(copied, client="north")
+    for content in (b"", b"{}", b"[]", b"{", b'{"format": 99}', b'{"format": 1, "form": "table"}', b"\xff\xfe"):
+        file.write_bytes(content)
+        with pytest.raises(FairbloomError, match=r"north/preprocessing\.json cannot be read: .*Restore it from a copy"):
+            load_predictor(copied, client="north")
 
 
 def test_a_run_without_preprocessing_says_what_it_lacks(copied: Path, together: fairbloom.Run, tmp_path: Path) -> None:
@@ -165,26 +163,25 @@ def test_a_state_dir_elsewhere_is_found(tmp_path: Path) -> None:
     assert made.predict(frame(), client="north", model="personal").shape == (10, 10)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
-def test_every_engine_keeps_what_is_each_clients_own(engine: str, tmp_path: Path, run: fairbloom.Run) -> None:
-    made = train(tmp_path, engine=engine)
-    kept = {file.parent.name: file for file in (made.folder / "clients").rglob("preprocessing.json")}
-    assert {*kept} == {*HOSPITALS}
-    for name, file in kept.items():
-        assert file.read_bytes() == next((run.folder / "clients").rglob(f"{name}/preprocessing.json")).read_bytes()
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+def test_every_engine_keeps_what_is_each_clients_own(tmp_path: Path, run: fairbloom.Run) -> None:
+    for engine in ("loop", "stacked", "workers"):
+        (tmp_path / engine).mkdir()
+        made = train(tmp_path / engine, engine=engine)
+        kept = {file.parent.name: file for file in (made.folder / "clients").rglob("preprocessing.json")}
+        assert {*kept} == {*HOSPITALS}
+        for name, file in kept.items():
+            assert file.read_bytes() == next((run.folder / "clients").rglob(f"{name}/preprocessing.json")).read_bytes()
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("method", ["ditto", "local"])
-def test_methods_with_personal_models_predict_by_them(
-    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = train(tmp_path, method=method)
-    found = [made.predict(frame(), client=name, model="personal") for name in HOSPITALS]
-    assert len({tuple(each.iloc[:, -1]) for each in found}) == len(HOSPITALS)
-    assert "trains no global model" not in caplog.text
-    made.model("north")
-    assert ("method local trains no global model" in caplog.text) == (method == "local")
+def test_methods_with_personal_models_predict_by_them(tmp_path: Path) -> None:
+    for method in ("ditto", "local"):
+        (tmp_path / method).mkdir()
+        made = train(tmp_path / method, method=method)
+        found = [made.predict(frame(), client=name, model="personal") for name in HOSPITALS]
+        assert len({tuple(each.iloc[:, -1]) for each in found}) == len(HOSPITALS)
+    with pytest.raises(FairbloomError, match="trains no global model: take model personal"):
+        made.model("north")
 
 
 # A device -------------------------------------------------------------------------------------------------------------

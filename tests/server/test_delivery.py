@@ -140,7 +140,7 @@ def test_of_a_run_without_a_global_model_the_personal_one_predicts(tmp_path: Pat
     settings = settings_of(tmp_path / "run", method="local")
     submit(settings, Devices(settings, tmp_path))
     folder = kept_folder(tmp_path, 0)
-    with pytest.raises(FairbloomError, match="trained no global model: take model personal"):
+    with pytest.raises(FairbloomError, match="trains no global model: take model personal"):
         load_predictor(folder)
     assert load_predictor(folder, model="personal").model == "personal"
 

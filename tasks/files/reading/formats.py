@@ -55,14 +55,14 @@ def marked_encoding(content: bytes) -> str:
     return next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
 
 
-def encoding_named(encoding: str, setting: str = "csv.encoding") -> str:
-    """Return what Python calls an encoding, and "utf-8" for UTF-8 with or without a mark; `setting` names it."""
+def encoding_named(encoding: str) -> str:
+    """Return what Python calls an encoding, and "utf-8" for UTF-8 with or without a mark."""
     try:
         "a".encode(encoding)
         name = codecs.lookup(encoding).name
     except LookupError as error:
         raise ReportableError(
-            f"{setting} = {encoding!r}: Python knows no such encoding of texts: write cp1252 for a file of Windows "
+            f"csv.encoding = {encoding!r}: Python knows no such encoding of texts: write cp1252 for a file of Windows "
             "in Western Europe, latin-1, utf-16, or another name of Python's"
         ) from error
     return "utf-8" if name == "utf-8-sig" else name
