@@ -243,7 +243,7 @@ def load_last(folder: Path) -> Version | None:
     return None
 
 
-def save_version(path: Path, state: StateDict) -> None:
+def save_version(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write tensors whole, with a checksum of them."""
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     write_private(path, save(tensors, metadata={"sha256": _checksum(tensors)}))

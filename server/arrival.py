@@ -61,8 +61,8 @@ def wait_for_clients(
                 log.info("starting with %d clients: set clients to wait for a certain number of them", len(online))
                 break
         if clients.simulated and 0 < len(online) < wanted and time.monotonic() - newest >= 1.0:
-            there = f"begin a run of {len(online)} clients" if awaited else f"set clients = {len(online)}"
-            raise SimulationError(len(online), wanted, there)
+            instead = f"begin a run of {len(online)} clients" if awaited else f"set clients = {len(online)}"
+            raise SimulationError(len(online), wanted, instead)
         words = f"{some(len(online), wanted or enough)}; awaited: {listed(named)}"
         if not wait.goes_on(f"{words}. {_remedy(len(online), enough, new=bool(expected and not awaited))}"):
             if there < enough:

@@ -1,7 +1,6 @@
 """What a method must keep to: each property has a function that checks it and says what it found."""
 
 import difflib
-import inspect
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -87,9 +86,10 @@ def check_method(method: Callable[..., FairStrategy], arguments: Mapping[str, Va
 def check_parameters(subject: MethodUnderTest) -> str:
     """The method takes its parameters and the common options, and refuses what it cannot work with."""
     declared: tuple[Parameter, ...] = ()
-    if inspect.isclass(subject.factory):
+    factory = subject.factory
+    if isinstance(factory, type):
         try:
-            declared = parameters_of(subject.factory.__name__.lower(), subject.factory)
+            declared = parameters_of(factory.__name__.lower(), factory)
         except (FairbloomError, NameError) as error:
             raise Failure(f"{error}. Only so can a setting of a run carry it.") from error
     for parameter in declared:

@@ -9,6 +9,7 @@ from functools import partial
 from fairbloom.errors import FairbloomError
 
 from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table, slug
+from ..render.theme import Series
 from ..results.comparison import Comparison, Plan, personal_label
 from ..results.differences import FEWEST_SEEDS, Difference
 from ..results.measures import CLIENT, LARGER_CLASS, measure_title
@@ -118,7 +119,7 @@ def _labels(comparison: Comparison) -> list[str]:
     return sorted(comparison.methods, key=lambda method: method != comparison.baseline)
 
 
-def _series(comparison: Comparison) -> list[charts.Series]:
+def _series(comparison: Comparison) -> list[Series]:
     return charts.series_of(_labels(comparison), comparison.baseline, comparison.personal)
 
 

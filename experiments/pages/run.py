@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
-from ..render.page import Cell, Page, Section, Table
+from ..render.page import Block, Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
 from ..results.comparison import personal_label
 from ..results.measures import LARGER_CLASS, measure_title
@@ -109,7 +109,7 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     )
     run = scene.lines[0].runs[0]
     intro = f"The {scene.score.name} of the final model on each client's own test examples."
-    blocks = [drawn, _measures_table(run), _clients_table(scene, run, columns)]
+    blocks: list[Block] = [drawn, _measures_table(run), _clients_table(scene, run, columns)]
     return Section("clients", "How each client is served", intro, blocks)
 
 
