@@ -48,8 +48,8 @@ class NewRows:
     @classmethod
     def of_file(cls, path: Path, preprocessing: Preprocessing) -> "NewRows":
         """Return those of a file, written as those of the run; raise DataError when it is no table with names."""
-        decimal, encoding, sheets = preprocessing.decimal, preprocessing.encoding, preprocessing.sheets
-        raw = read_raw(path, ColumnHints(decimal=decimal, encoding=encoding, sheets=sheets))
+        decimal, encoding = preprocessing.decimal, preprocessing.encoding
+        raw = read_raw(path, ColumnHints(decimal=decimal, encoding=encoding))
         cells = {name: to_cells(values, decimal) for name, values in zip(raw.header, raw.columns, strict=True)}
         return cls(raw.source.where, cells, raw.source.lines, raw.source.unit, decimal)
 

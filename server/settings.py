@@ -38,7 +38,7 @@ UNSET = ""
 
 LEFT_OUT_AT_DEFAULT = (
     *("adult.group", "adult.left-out", "heart-disease.group"),
-    *("csv.group", "csv.positive", "csv.decimal", "csv.commas", "csv.encoding", "csv.sheet"),
+    *("csv.group", "csv.positive", "csv.decimal", "csv.commas", "csv.encoding"),
 )
 """Parameters of tasks that a run config has only where they are changed: with them, clients would not find the states
 that they stored in run folders of format 3."""

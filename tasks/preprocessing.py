@@ -138,8 +138,8 @@ class Preprocessing:
         The client whose data it is for; "" where it is for all.
     per_client
         Whether each client standardises numbers by those of its own, and these here are none yet.
-    decimal, encoding, sheets
-        How the run's files of tables are written: csv.decimal, csv.encoding and csv.sheet.
+    decimal, encoding
+        How the run's files of tables are written: csv.decimal and csv.encoding.
     """
 
     form: str
@@ -156,7 +156,6 @@ class Preprocessing:
     per_client: bool = False
     decimal: Decimal = "."
     encoding: str = "utf-8"
-    sheets: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:

@@ -3,13 +3,15 @@
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from .reading.formats import UNREAD, unread_error
 from .reasons import DataError
 
 
 def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
     """Return the files of a folder by client, sorted by name, or the one file that is named; none where place is "".
 
-    A client has its file's name without the ending. Hidden files and Excel's lock files are passed over.
+    A client has its file's name without the ending. Hidden files and Excel's lock files are passed over; a table in a
+    format that is not read raises DataError.
     """
     if not place:
         return {}
@@ -17,8 +19,10 @@ def files_in(place: str, endings: Collection[str]) -> dict[str, Path]:
     if path.is_file():
         return {path.stem: path}
     found: dict[str, Path] = {}
-    for file in _shown(path):
-        if file.is_file() and file.suffix.lower() in endings:
+    for file in filter(Path.is_file, _shown(path)):
+        if file.suffix.lower() in UNREAD:
+            raise unread_error(file)
+        if file.suffix.lower() in endings:
             if file.stem in found:
                 raise DataError(
                     f"data-dir = {place!r}: {found[file.stem].name} and {file.name} would both be client {file.stem}: "
@@ -45,7 +49,7 @@ def folders_in(place: str) -> dict[str, Path]:
 
 
 def one_of(endings: Collection[str]) -> str:
-    """Return endings as in .csv, .tsv or .ods."""
+    """Return endings as in .csv, .tsv or .xlsx."""
     *first, last = endings
     return f"{', '.join(first)} or {last}" if first else last
 

@@ -57,7 +57,6 @@ FILES = (
             ),
             Parameter("commas", str, "", "Files with decimal commas, by names without endings, as in 'bonn,jena'"),
             Parameter("encoding", str, "utf-8", "Encoding of files not in UTF-8, as in cp1252, latin-1 or utf-16"),
-            Parameter("sheet", str, "", "Sheets to read, one of each workbook; by default the only one with values"),
         ),
         reads=ENDINGS,
         has_clients=True,

@@ -22,12 +22,13 @@ REASONS = {
     "other-encoding": "line {line} of its file is neither in UTF-8 nor in the encoding that it states, or "
     "csv.encoding: save the file in UTF-8",
     "utf-16": "its file is in UTF-16 without a mark, or no text: save it in UTF-8",
-    "no-csv": "its file is no CSV file, but of another format: its own log says which one",
+    "other-format": "its file is of a format that is not read, or of another one than its name ends with: save it as "
+    ".csv, .parquet or .xlsx",
+    "separator-line": "line 1 of its file states the separator: delete that line",
     "no-table": "its file cannot be read as a table of the kind that its ending names: its own log says why",
     "no-extra": "its file needs a package that is not installed on the device: its own log says which one",
     "too-large": "its file is too large to be read: its own log says what the limit is",
-    "no-sheet": "its workbook has no sheet with values, or none of the name that csv.sheet says",
-    "several-sheets": "its workbook has {sheets} sheets that hold values: name one by csv.sheet, or remove the others",
+    "several-sheets": "its workbook has {sheets} sheets that hold values: remove or hide all but one",
     "strange-column": "column {column} holds lists, bytes or other values that are neither numbers nor texts: leave it "
     "out by csv.ignore",
     "empty": "its file is empty: the first line must name the columns",

@@ -23,9 +23,8 @@ from .columns import AgreedColumns, Input, describe_difference
 from .reading.cells import MAX_NUMBER, to_cells
 from .reading.identities import look_like_dates, look_like_identifiers, nearly_all_differ
 from .reading.numbers import MISSING_WORDS, Decimal, parse_number
-from .reading.reader import read_raw
+from .reading.reader import looks_like_data, no_header_error, read_raw
 from .reading.table import CATEGORIES, EMPTY, NUMBERS, Column, ColumnHints, Rows, Table
-from .reading.text import looks_like_data, no_header_error
 from .reasons import DataError, Heading, collect_faults, raise_faults
 from .shared_rows import digest_rows
 from .targets import MAX_COLUMNS_NAMED, as_targets, join_names, sort_classes
@@ -51,7 +50,6 @@ class CsvSettings:
     decimal: Decimal = "."
     commas: tuple[str, ...] = ()
     encoding: str = "utf-8"
-    sheets: tuple[str, ...] = ()
 
     def decimal_of(self, path: Path) -> Decimal:
         """Return the decimal mark of a file."""
@@ -67,7 +65,6 @@ class CsvSettings:
             ignored=self.ignored - grouped,
             grouped=grouped,
             targets=targets - as_texts,
-            sheets=self.sheets,
             decimal=self.decimal_of(path),
             encoding=self.encoding,
         )
@@ -79,7 +76,7 @@ class CsvSettings:
 
     def note_form(self, preprocessing: Preprocessing) -> Preprocessing:
         """Return the same preprocessing, which says how the run's files are written."""
-        return replace(preprocessing, decimal=self.decimal, encoding=self.encoding, sheets=self.sheets)
+        return replace(preprocessing, decimal=self.decimal, encoding=self.encoding)
 
     @property
     def ignored(self) -> frozenset[str]:
@@ -488,7 +485,6 @@ class ClientRows:
         """
         hints = ColumnHints(
             ignored=self._settings.ignored,
-            sheets=self._settings.sheets,
             encoding=self._settings.encoding,
             reads_ignored=True,
         )

@@ -46,7 +46,6 @@ def load(
     decimal: Decimal,
     commas: str,
     encoding: str,
-    sheet: str,
 ) -> Task:
     """Return the clients of a folder of tables, or of one file; training rows standardise numbers and encode texts."""
     settings = CsvSettings(
@@ -63,7 +62,6 @@ def load(
         decimal=decimal,
         commas=split_names(commas),
         encoding=encoding_named(encoding),
-        sheets=split_names(sheet),
     )
     files = CsvFiles(setup, settings)
 

@@ -68,7 +68,6 @@ def to_cells(values: Values, decimal: Decimal = ".") -> Cells:
     coded = texts.dictionary_encode().combine_chunks()
     numbering: dict[str, int] = {}
     codes = [numbering.setdefault(text.strip(), len(numbering)) for text in coded.dictionary.to_pylist()]
-    # to_numpy would import pandas where it is installed
     return Cells(tuple(numbering), np.array(codes, np.int32)[np.from_dlpack(coded.indices)])
 
 
@@ -86,71 +85,49 @@ def _format_numbers(values: Values, decimal: Decimal) -> Values:
 def to_numbers(values: Values, decimal: Decimal = ".") -> Numbers | None:
     """Return a column's numbers; None where `to_cells` must read it, since Python knows more spellings than pyarrow."""
     import pyarrow as pa
+    from pyarrow import compute
 
-    numbers = np.empty(len(values), np.float64)
-    missing = np.zeros(len(values), np.int8)
-    blanks: dict[str, int] = {}
-    filled = 0
-    for chunk in values.chunks:
-        block = slice(filled, filled + len(chunk))
-        filled = block.stop
-        if pa.types.is_string(chunk.type):
-            usable = _parse_texts(chunk, decimal, numbers[block], missing[block], blanks)
-        else:
-            usable = _take_numbers(chunk, numbers[block], missing[block], blanks)
-        if not usable:
+    if not pa.types.is_string(values.type):
+        numbers = _to_array(values.cast(pa.float64(), safe=False).fill_null(np.nan))
+        spellings = np.where(np.isnan(numbers), BLANKS.index(""), -1)
+    else:
+        first = values[0].as_py().strip() if len(values) else ""
+        if not is_missing(first) and parse_number(first, decimal) is None:
+            return None  # as in nearly every column of texts: without a look at the others
+        if decimal == ",":
+            if compute.any(compute.match_substring(values, ".")).as_py():
+                return None
+            values = compute.replace_substring(values, ",", ".")
+        try:
+            numbers = _to_array(values.cast(pa.float64()))
+            if _are_usable(numbers):
+                return Numbers(numbers, (), np.zeros(len(values), np.int8))
+        except pa.ArrowInvalid:
+            pass  # some of them may be blank
+        trimmed = compute.ascii_trim_whitespace(values)
+        blank = compute.index_in(trimmed, value_set=pa.array(BLANKS))
+        try:
+            numbers = _to_array(compute.if_else(blank.is_valid(), "nan", trimmed).cast(pa.float64()))
+        except pa.ArrowInvalid:
             return None
-    return Numbers(numbers, tuple(blanks), missing)
+        spellings = _to_array(blank.fill_null(-1))
+    blanks, missing = _number_blanks(spellings)
+    return Numbers(numbers, blanks, missing) if _are_usable(numbers[missing == 0]) else None
 
 
-def _take_numbers(
-    chunk: Values, numbers: NDArray[np.float64], missing: NDArray[np.int8], blanks: dict[str, int]
-) -> bool:
-    """Write a block of numbers, and which of them are missing; return False where one is beyond all reason."""
-    numbers[:] = np.from_dlpack(chunk.cast("float64", safe=False).fill_null(np.nan))
-    missing[:] = np.isnan(numbers)
-    if missing.any():
-        blanks[""] = 1
-    return _all_usable(numbers[missing == 0])
-
-
-def _parse_texts(
-    chunk: Values, decimal: Decimal, numbers: NDArray[np.float64], missing: NDArray[np.int8], blanks: dict[str, int]
-) -> bool:
-    """Write the numbers of a block of texts, and which of the blanks each is, from 1; return whether all are such."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not len(chunk):
-        return True
-    first = chunk[0].as_py().strip()
-    if parse_number(first, decimal) is None and not is_missing(first):
-        return False  # as in nearly every column of texts: without a look at the others
-    if decimal == ",":
-        if pc.any(pc.match_substring(chunk, ".")).as_py():
-            return False
-        chunk = pc.replace_substring(chunk, ",", ".")
-    try:
-        numbers[:] = np.from_dlpack(chunk.cast(pa.float64()))
-        if _all_usable(numbers):
-            return True
-    except pa.ArrowInvalid:
-        pass  # some of them may be blank
-    trimmed = pc.ascii_trim_whitespace(chunk)
-    blank = pc.index_in(trimmed, value_set=pa.array(BLANKS))
-    try:
-        numbers[:] = np.from_dlpack(pc.if_else(blank.is_valid(), "nan", trimmed).cast(pa.float64()))
-    except pa.ArrowInvalid:
-        return False
-    spellings = np.from_dlpack(blank.fill_null(-1))
-    different, rows = np.unique(spellings, return_index=True)
-    for spelling in different[np.argsort(rows)]:
-        if spelling >= 0:
-            blanks.setdefault(BLANKS[spelling], len(blanks) + 1)
-    missing[:] = np.array([*(blanks.get(blank, 0) for blank in BLANKS), 0], np.int8)[spellings]
-    return _all_usable(numbers[missing == 0])
-
-
-def _all_usable(numbers: NDArray[np.float64]) -> bool:
+def _are_usable(numbers: NDArray[np.float64]) -> bool:
     """Return whether all numbers are finite, and can be squared and summed."""
     return not len(numbers) or bool(numbers.min() >= -MAX_NUMBER and numbers.max() <= MAX_NUMBER)
+
+
+def _to_array(values: Values) -> NDArray[Any]:
+    return np.from_dlpack(values.combine_chunks())  # to_numpy would import pandas where it is installed
+
+
+def _number_blanks(spellings: NDArray[np.int32]) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+    """Return the spellings of missing values in the order of their first rows, and which each row has, from 1."""
+    different, rows = np.unique(spellings, return_index=True)
+    ordered = [place for place in different[np.argsort(rows)].tolist() if place >= 0]
+    numbering = np.zeros(len(BLANKS) + 1, np.int8)  # the last is that of -1, which has a value
+    numbering[ordered] = np.arange(1, len(ordered) + 1)
+    return tuple(BLANKS[place] for place in ordered), numbering[spellings]

@@ -1,58 +1,57 @@
-"""The formats of tables, by the endings of their names; the encoding of a text, and what separates its values."""
+"""The formats of tables and images, by the endings of their names and by how files of these formats begin."""
 
 import codecs
-import re
-from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 from fairbloom.errors import ReportableError
 
 from ..reasons import DataError
 
-COLUMNAR = (".parquet", ".feather")
-"""The endings of tables that pyarrow reads."""
+ENDINGS = (".csv", ".tsv", ".parquet", ".xlsx")
+"""The endings of all tables that are read."""
 
-SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
-"""The endings of tables that spreadsheet programs write."""
+UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsm", ".zip")
+"""The endings of further tables: in a folder of tables they are refused, since a client must not be overlooked."""
 
-ENDINGS = (".csv", ".tsv", *COLUMNAR, *SPREADSHEETS)
-"""The endings of all tables."""
+REMEDY = "save it as .csv, .parquet or .xlsx"
 
 PICTURES = (".png", ".jpg", ".jpeg")
 """The endings of images."""
 
-DELIMITERS = (",", ";", "\t", "|")
-
-STARTS = {b"PAR1": ".parquet", b"ARROW1": ".feather", b"PK\x03\x04": ".xlsx", b"\xd0\xcf\x11\xe0": ".xls"}
+STARTS = {
+    b"PAR1": ".parquet",
+    b"PK\x03\x04": ".xlsx",
+    b"\x1f\x8b": ".gz",
+    b"\xd0\xcf\x11\xe0": ".xls",
+    b"ARROW1": ".feather",
+    b"BZh91AY&SY": ".bz2",
+    b"\xfd7zXZ": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"%PDF-": ".pdf",
+}
 """What files of these formats begin with, whatever their names end with."""
 
-MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-"""What texts in these encodings may begin with; the mark of UTF-32 begins like one of UTF-16."""
+
+def check_start(path: Path) -> None:
+    """Raise DataError where a file is of a format that is not read, or its first bytes do not fit its ending."""
+    ending = path.suffix.lower()
+    if ending in UNREAD:
+        raise unread_error(path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
+    found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
+    if found != (ending if ending in STARTS.values() else ""):
+        begins = f"begins like {found}" if found else "does not begin like one"
+        rename = f"rename it to {path.with_suffix(found).name}, or " if found in ENDINGS else ""
+        raise DataError(f"{path} is no {ending} file: it {begins}: {rename}{REMEDY}", "other-format")
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """What separates the values of a line, and how many lines are above the header (one may state the separator)."""
-
-    delimiter: str
-    skipped: int = 0
-
-
-def format_of(content: bytes) -> str:
-    """Return the ending that files with this content usually have, "" where it is none of those we know."""
-    return next((ending for start, ending in STARTS.items() if content.startswith(start)), "")
-
-
-def marked_encoding(content: bytes) -> str:
-    """Return the encoding that a text's first bytes state, "" where they state none."""
-    return next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
+def unread_error(path: Path) -> DataError:
+    """Return the error of a table in a format that is not read."""
+    return DataError(f"{path}: {path.suffix} files are not read: {REMEDY}", "other-format")
 
 
 def encoding_named(encoding: str) -> str:
@@ -66,23 +65,3 @@ def encoding_named(encoding: str) -> str:
             "in Western Europe, latin-1, utf-16, or another name of Python's"
         ) from error
     return "utf-8" if name == "utf-8-sig" else name
-
-
-def find_dialect(path: Path, content: bytes) -> Dialect:
-    """Return how a text holds a table; raise DataError if no separator is found.
-
-    Excel may state the separator in a first line: sep=;
-    """
-    lines = enumerate(map(bytes.decode, BytesIO(content)), start=1)
-    number, first = next(((number, line) for number, line in lines if line.strip()), (0, ""))
-    if stated := re.fullmatch(r'"?sep=(.)"?[,;]*', first.rstrip("\r\n"), re.IGNORECASE):
-        return Dialect(stated[1], number)
-    outside = re.sub(r'"[^"]*"', "", first)
-    best = max(DELIMITERS, key=outside.count)
-    if first and not outside.count(best):
-        raise DataError(
-            f"{path}, line 1 names one column only, {first.strip()[:60]!r}: columns are separated by comma, semicolon, "
-            "tab or |",
-            "one-column",
-        )
-    return Dialect(best)

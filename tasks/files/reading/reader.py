@@ -1,16 +1,16 @@
 """One file, read into columns, whatever its format."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..reasons import DataError
-from .build import build_table
+from .build import MAX_TEXT, build_table
 from .cells import RawTable
-from .columnar import read_columnar
-from .formats import COLUMNAR, SPREADSHEETS
-from .progress import show_progress
-from .sheets import read_sheet
-from .table import ColumnHints, Table
+from .formats import check_start
+from .numbers import is_missing, parse_number
+from .parquet import read_parquet
+from .sheets import read_workbook
+from .table import ColumnHints, Source, Table
 from .text import read_text
 
 MAX_TABLES = 128
@@ -37,18 +37,12 @@ def read(path: Path, hints: ColumnHints) -> Table:
 
 
 def read_raw(path: Path, hints: ColumnHints) -> RawTable:
-    """Return the cells of a file of any format, by its ending."""
-    ending = path.suffix.lower()
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-    with show_progress(path, size) as show:
-        if ending in COLUMNAR:
-            return read_columnar(path, hints, show)
-        if ending in SPREADSHEETS:
-            return read_sheet(path, hints, show)
-        return read_text(path, hints, show)
+    """Return the cells of a file of any format, by its ending, which its first bytes must fit."""
+    check_start(path)
+    readers = {".parquet": read_parquet, ".xlsx": read_workbook}
+    raw = readers.get(path.suffix.lower(), read_text)(path, hints)
+    check_names(raw.source, raw.header)
+    return raw
 
 
 def kept_tables() -> Mapping[FileStamp, Table]:
@@ -61,3 +55,51 @@ def keep_tables(tables: Mapping[FileStamp, Table]) -> None:
     _tables.update(tables)
     for oldest in list(_tables)[:-MAX_TABLES]:
         del _tables[oldest]
+
+
+# The names of columns -------------------------------------------------------------------------------------------------
+
+
+def check_names(source: Source, header: Sequence[str]) -> None:
+    """Raise DataError when columns have no names, or the same."""
+    if looks_like_data(header) and len(set(header)) < len(header):
+        raise no_header_error(source, header)
+    seen: dict[str, int] = {}
+    for place, name in enumerate(header, start=1):
+        if not name:
+            raise DataError(
+                f"{source.names_at}: column {place} has no name: give it one (pandas: to_csv(…, index=False) leaves "
+                "the row numbers out)",
+                "unnamed-column",
+                column=place,
+            )
+        if len(name) > MAX_TEXT:
+            raise DataError(
+                f"{source.names_at}: the name of column {place} has {len(name)} characters: shorten it",
+                "long-name",
+                column=place,
+                characters=len(name),
+            )
+        if name.lower() in seen:
+            raise DataError(
+                f"{source.names_at}: columns {seen[name.lower()]} and {place} are both called {name!r}: rename or "
+                "remove one (upper and lower case are the same here)",
+                "same-column",
+                column=seen[name.lower()],
+                other=place,
+            )
+        seen[name.lower()] = place
+
+
+def looks_like_data(header: Sequence[str]) -> bool:
+    """Return whether a first line holds values in place of names: at least half of them are numbers, or missing."""
+    return 2 * sum(parse_number(name) is not None or is_missing(name) for name in header) >= len(header)
+
+
+def no_header_error(source: Source, header: Sequence[str]) -> DataError:
+    """Return the error of a file without a line of names."""
+    return DataError(
+        f"{source.names_at} holds values, {', '.join(header[:5])}{' …' * (len(header) > 5)}: the first line must name "
+        "the columns, as in age,sex,target",
+        "no-header",
+    )

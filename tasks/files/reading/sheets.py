@@ -1,134 +1,130 @@
-"""Spreadsheets: the cells of a workbook's sheet, as another process reads them, which a damaged workbook may end."""
+"""Workbooks: the cells of the one sheet that holds values, as calamine reads them."""
 
 import importlib.util
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+import re
+import zlib
+from functools import reduce
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from fairbloom.errors import did_you_mean
-
 from ..reasons import DataError
 from ..targets import join_names
-from .cells import RawTable, Values
+from .cells import RawTable
 from .numbers import Decimal, format_number
-from .table import ColumnHints, Source, where
-from .text import ROWS_AT_ONCE, check_names
+from .table import ColumnHints, Source
+
+MAX_SHEET_CELLS = 20_000_000
+"""The cells between the first and the last one of a sheet, all of which calamine holds in memory."""
+
+MAX_UNPACKED = 2**30
+"""The bytes that a workbook may unpack to."""
+
+REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
+"""Where a cell stands, as in r="B7"."""
 
 
-def read_sheet(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> RawTable:
-    """Return the cells of the sheet that csv.sheet names, or of the only one with values, without empty rows."""
+def read_workbook(path: Path, hints: ColumnHints) -> RawTable:
+    """Return the cells of the only visible sheet that holds values, without empty rows, as the texts of a CSV file."""
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(
-            f"{path}: a {path.suffix.lower()} file is read by python-calamine, which is not installed here: pip "
-            "install 'fairbloom[excel]'",
+            f"{path}: an .xlsx file is read by python-calamine, which is not installed here: pip install "
+            "'fairbloom[excel]'",
             "no-extra",
         )
     import pyarrow as pa  # imported late: a server reads no tables
 
-    lines: list[int] = []
-    with rows_of(path, hints.sheets) as (sheet, number_of_rows, cells):
-        texts = ((number, [to_text(cell, hints.decimal) for cell in row]) for number, row in cells)
-        filled = ((number, row) for number, row in texts if any(row))
-        at, first = next(filled, (1, []))
-        names = {place: name for place, name in enumerate(first) if name}
-        columns: dict[int, list[Values]] = {place: [] for place in names}
-        while block := list(islice(filled, ROWS_AT_ONCE)):
-            check_named(f"{where(path, sheet)}, row {at}", names, block)
-            for place, column in columns.items():
-                column.append(pa.array([row[place] for _, row in block], pa.string()))
-            lines += [number for number, _ in block]
-            show(lines[-1] / number_of_rows)
-    source = Source(path, np.array(lines, np.int64), unit="row", sheet=sheet, header=at)
-    check_names(source, [*names.values()])
-    return RawTable(source, [*names.values()], [pa.chunked_array(each, pa.string()) for each in columns.values()])
-
-
-def check_named(header: str, names: Collection[int], rows: Sequence[tuple[int, Sequence[str]]]) -> None:
-    """Raise DataError where one of the numbered rows has a value in a column that has no name."""
+    check_extent(path)
+    sheet, cells = read_cells(path)
+    texts = [[to_text(cell, hints.decimal) for cell in row] for row in cells]
+    (at, first), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)] or [(1, [])]
+    source = Source(path, np.array([number for number, _ in rows], np.int64), unit="row", sheet=sheet, header=at)
+    names = {place: name for place, name in enumerate(first) if name}
     for number, row in rows:
-        place = next((place for place, text in enumerate(row) if text and place not in names), None)
-        if place is not None:
+        unnamed = next((place for place, text in enumerate(row) if text and place not in names), None)
+        if unnamed is not None:
             raise DataError(
-                f"{header}: column {letters(place)} has no name, and row {number} has a value in it: the first row "
-                "that holds something must name the columns: name this one, or remove what is no part of the table",
+                f"{source.names_at}: column {letters(unnamed)} has no name, and row {number} has a value in it: the "
+                "first row that holds something must name the columns: name this one, or remove what is no part of "
+                "the table",
                 "unnamed-column",
-                column=place + 1,
+                column=unnamed + 1,
             )
+    columns = [pa.chunked_array([[row[place] for _, row in rows]], pa.string()) for place in names]
+    return RawTable(source, [*names.values()], columns)
 
 
-def to_text(cell: str | float | bool, decimal: Decimal) -> str:
+def check_extent(path: Path) -> None:
+    """Raise DataError where a workbook needs too much memory: a stray last cell stands for billions of empty ones."""
+    try:
+        with ZipFile(path) as archive:
+            if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
+                raise _too_large(path, f"it unpacks to more than {MAX_UNPACKED:,} bytes")
+            for name in archive.namelist():
+                if name.startswith("xl/worksheets/") and name.endswith(".xml"):
+                    rows, columns = find_extent(archive.read(name))
+                    if rows * columns > MAX_SHEET_CELLS:
+                        raise _too_large(path, f"a sheet has values as far as row {rows:,} and column {columns:,}")
+    except (BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+        raise _unreadable(path, error) from error
+
+
+def find_extent(xml: bytes) -> tuple[int, int]:
+    """Return the number of the last row and of the last column that a sheet has a cell in."""
+    rows, columns = set(), set()
+    for cell in REFERENCE.finditer(xml):
+        columns.add(cell[1].upper())
+        rows.add(cell[2])
+    last = max(columns, key=lambda each: (len(each), each), default=b"")
+    return max(map(int, rows), default=0), reduce(lambda number, letter: 26 * number + letter - 64, last, 0)
+
+
+def read_cells(path: Path) -> tuple[str, list[list[Any]]]:
+    """Return the name of the only visible sheet that holds values, and its rows."""
+    from python_calamine import CalamineError, SheetTypeEnum, SheetVisibleEnum, load_workbook
+
+    try:
+        with load_workbook(path) as workbook:
+            shown = [
+                workbook.get_sheet_by_name(sheet.name)
+                for sheet in workbook.sheets_metadata
+                if sheet.typ == SheetTypeEnum.WorkSheet and sheet.visible == SheetVisibleEnum.Visible
+            ]
+            rows = {sheet.name: [*sheet.iter_rows()] for sheet in shown}
+    except (CalamineError, OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    filled = {name: cells for name, cells in rows.items() if any(cell != "" for row in cells for cell in row)}
+    if not filled:
+        raise DataError(f"{path} is empty: none of its sheets that are shown holds a value", "empty")
+    if len(filled) > 1:
+        raise DataError(
+            f"{path} has {len(filled)} sheets that hold values, {join_names([*map(repr, filled)])}: remove or hide all "
+            "but one, or save that one as .csv",
+            "several-sheets",
+            sheets=len(filled),
+        )
+    return next(iter(filled.items()))
+
+
+def to_text(cell: Any, decimal: Decimal) -> str:
     """Return a cell as a CSV file would have it."""
-    if isinstance(cell, str):
-        return cell.strip()
-    return str(cell) if isinstance(cell, bool) else format_number(cell, decimal)
+    is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
+    return format_number(cell, decimal) if is_number else str(cell).strip()
 
 
 def letters(place: int) -> str:
     """Return what a spreadsheet calls the column of this place, counted from 0: A, Z, AA."""
-    name = ""
-    place += 1
-    while place:
-        place, letter = divmod(place - 1, 26)
-        name = chr(ord("A") + letter) + name
-    return name
+    return (letters(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)
 
 
-@contextmanager
-def rows_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, int, Iterator[tuple[int, list[Any]]]]]:
-    """Yield the name of the sheet that is read, its number of rows, and its rows with their numbers."""
-    limit = 2**30 + 200 * path.stat().st_size  # bytes of memory that a workbook may take before it is refused
-    program = Path(__file__).with_name("workbook.py")
-    command = [sys.executable, "-P", str(program), str(path.absolute()), str(limit), *wanted]
-    silent = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=silent, stdout=subprocess.PIPE, stderr=silent, text=True) as process:  # noqa: S603
-        assert process.stdout is not None  # noqa: S101 (as it was asked for)
-        try:
-            found = json.loads(process.stdout.readline() or "{}")
-            if "sheet" not in found:
-                raise _refusal(path, found, wanted, limit)
-            yield found["sheet"], found["rows"], enumerate(map(json.loads, process.stdout), start=1)
-            if process.wait():
-                raise _refusal(path, {}, wanted, limit)
-        finally:
-            process.kill()
-
-
-def _refusal(path: Path, found: dict[str, Any], wanted: Sequence[str], limit: int) -> DataError:
-    """Return the error of a workbook of which no sheet can be read."""
-    if not found:
-        return DataError(
-            f"{path} cannot be read: it is damaged, or needs more than {limit / 2**30:.1f} GiB of memory, as a stray "
-            "value in the last row or column of a sheet does: delete the rows and columns around the table, or save it "
-            "as CSV UTF-8",
-            "too-large",
-        )
-    if "error" in found:
-        return DataError(
-            f"{path} cannot be read as a {path.suffix.lower()} file ({found['error']}): save it again, without a "
-            "password",
-            "no-table",
-        )
-    sheets = found["sheets"]
-    if found["filled"]:
-        names = join_names([repr(name) for name in sheets])
-        return DataError(
-            f"{path} has {len(sheets)} sheets that hold values, {names}: name the one to read by "
-            f"csv.sheet={sheets[0]}, or remove the others",
-            "several-sheets",
-            sheets=len(sheets),
-        )
-    if not wanted:
-        return DataError(f"{path} is empty: none of its sheets that are shown holds a value", "no-sheet")
-    hint = did_you_mean(wanted[0], sheets)
+def _too_large(path: Path, why: str) -> DataError:
     return DataError(
-        f"csv.sheet = {','.join(wanted)!r}: {path} has no such sheet that holds values; {hint}its sheets are "
-        f"{join_names(sheets)}",
-        "no-sheet",
+        f"{path} cannot be read: {why}: delete the rows and columns around the table, or save it as .csv", "too-large"
     )
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    why = f"{type(error).__name__}: {error}"
+    return DataError(f"{path} cannot be read as an .xlsx file ({why}): save it again, without a password", "no-table")

@@ -89,7 +89,7 @@ class Source:
     @property
     def where(self) -> str:
         """The file, and the sheet of a workbook."""
-        return where(self.path, self.sheet)
+        return f"{self.path}, sheet {self.sheet!r}" if self.sheet else str(self.path)
 
     @property
     def names_at(self) -> str:
@@ -103,11 +103,6 @@ class Source:
     def place(self, row: int, column: str) -> str:
         """Return where a value is, as an error for the file's owner names it."""
         return f"{self.where}, {self.position(row)}, column {column!r}"
-
-
-def where(path: Path, sheet: str) -> str:
-    """Return a file, and the sheet of a workbook, as errors name them."""
-    return f"{path}, sheet {sheet!r}" if sheet else str(path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,15 +142,13 @@ class ColumnHints:
     """What a run's settings say about a file's columns before it is read; all names are in small letters.
 
     `as_texts` hold texts even if they look like numbers; `targets` are those of them that may be quantities; `grouped`
-    are read even if they are ignored, and `reads_ignored` reads all that are numbers or texts; `sheets` are the names
-    of a workbook's sheet, () for the only one with values.
+    are read even if they are ignored, and `reads_ignored` reads all that are numbers or texts.
     """
 
     as_texts: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
     targets: frozenset[str] = frozenset()
-    sheets: tuple[str, ...] = ()
     decimal: Decimal = "."
     encoding: str = "utf-8"
     reads_ignored: bool = False

@@ -1,84 +1,75 @@
-"""CSV files: pyarrow reads plain ones, and Python all others; an error names file and line, and what to do."""
+"""CSV files, which pyarrow reads; an error names file and line, and what to do."""
 
+import codecs
 import csv
-from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO, TextIOWrapper
-from itertools import islice
+import re
+from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..reasons import MAX_FAULTS, DataError, raise_faults
-from .build import MAX_TEXT
 from .cells import RawTable, Values
-from .formats import Dialect, find_dialect, format_of, marked_encoding
-from .numbers import is_missing, parse_number
+from .formats import REMEDY
 from .table import ColumnHints, Source
 
 STATE = "say csv.encoding={}, or save it in UTF-8 (in Excel: CSV UTF-8)"
 """What to do about a text in another encoding, a likely one of which stands in the braces."""
 
-ROWS_AT_ONCE = 10_000
-"""The number of rows that are held as Python's texts at a time."""
+DELIMITERS = (",", ";", "\t", "|")
 
-BLOCK_BYTES = 4 * 2**20
-"""The number of bytes that pyarrow parses at a time."""
+MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+"""What texts in these encodings may begin with."""
 
-LINE_END, CARRIAGE_RETURN, QUOTE = b'\n\r"'
+MAX_ROW = 4 * 2**20
+"""The bytes that pyarrow parses at a time, and thus a row may have."""
+
+LINE_END, QUOTE = b'\n"'
 
 
-def read_text(path: Path, hints: ColumnHints, show: Callable[[float], None]) -> RawTable:
-    """Return the cells of a CSV file, read by pyarrow, which is many times faster, or else by Python."""
+def read_text(path: Path, hints: ColumnHints) -> RawTable:
+    """Return the cells of a CSV file as texts."""
     content = read_content(path, hints.encoding)
-    dialect = find_dialect(path, content)
-    records = read_records(path, content, dialect)
-    at, header = split_header(path, records)
-    ends = content.count(b"\n") + (not content.endswith(b"\n"))
-    lines, columns = np.arange(at + 1, ends + 1), None
-    if is_plain(content, dialect.delimiter):
-        columns = read_by_arrow(content, dialect.delimiter, at, len(header), lambda rows: show(rows / ends))
-    if columns is None or len(columns[0]) != len(lines):  # a line is blank, or a value has several
-        lines, columns = read_by_python(records, len(header), lambda line: show(line / max(line, ends)))
-    source = Source(path, lines, header=at)
-    check_names(source, header)
-    return RawTable(source, header, columns)
-
-
-# Its encoding ---------------------------------------------------------------------------------------------------------
+    end, lines = find_rows(content)
+    if not len(lines):
+        raise DataError(f"{path} is empty: its first line must name the columns", "empty")
+    first = content[:end].decode().lstrip("\n")
+    delimiter = find_delimiter(path, first)
+    check_quotes(path, content, delimiter)
+    header = [name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))]
+    source = Source(path, lines[1:], header=int(lines[0]))
+    return RawTable(source, header, read_columns(source, content, end + 1, delimiter, len(header)))
 
 
 def read_content(path: Path, given: str) -> bytes:
-    """Return a text in UTF-8 without a mark; it is in the encoding of its mark, in UTF-8, or in the given one."""
+    """Return a text in UTF-8 with lines that end in LF; it is in the encoding of its mark, in UTF-8, or as given."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-    if ending := format_of(content):
-        raise DataError(
-            f"{path} is no CSV file, as it begins like {ending} files: if it is one, rename it to "
-            f"{path.with_suffix(ending).name}",
-            "no-csv",
-        )
-    marked = marked_encoding(content)
-    tried = marked or ("utf-8" if b"\0" not in content else given)
-    if not marked and tried == "utf-8" and b"\0" in content:
+    marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
+    possible = [marked] if marked else [given] if b"\0" in content else ["utf-8", given]
+    if possible[0] != "utf-8" or not content.isascii():
+        content = decode(path, content, possible).encode(errors="replace")
+    if b"\0" in content:
         raise DataError(
             f"{path}: it holds zero bytes: it is in UTF-16 without a mark, or no text: {STATE.format('utf-16-le')}",
             "utf-16",
         )
-    if tried == "utf-8" and content.isascii():
-        return content
-    try:
-        text = content.decode(tried)
-    except UnicodeDecodeError as error:
-        if marked or tried != "utf-8" or given == "utf-8":
-            raise not_in(path, content, tried, error) from error
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
+
+
+def decode(path: Path, content: bytes, encodings: Sequence[str]) -> str:
+    """Return a text by the first of these encodings that it is in; raise DataError where it is in none."""
+    for encoding in encodings:
         try:
-            text = content.decode(given)
-        except UnicodeDecodeError as neither:
-            raise not_in(path, content, given, neither) from neither
-    return text.encode(errors="replace")
+            return content.decode(encoding)
+        except UnicodeDecodeError as error:
+            wrong = not_in(path, content, encoding, error)
+    raise wrong
 
 
 def not_in(path: Path, content: bytes, encoding: str, error: UnicodeDecodeError) -> DataError:
@@ -92,169 +83,121 @@ def not_in(path: Path, content: bytes, encoding: str, error: UnicodeDecodeError)
     )
 
 
-# By pyarrow -----------------------------------------------------------------------------------------------------------
+def find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
+    """Return where the first row ends that is not blank, and the line in which each such row ends, from 1.
+
+    A line that ends within quotation marks does not end a row.
+    """
+    has_quotes = b'"' in content
+    if not has_quotes and b"\n\n" not in content and content[:1] not in (b"", b"\n"):
+        breaks = content.count(b"\n") + (not content.endswith(b"\n"))
+        return content.find(b"\n") % (len(content) + 1), np.arange(1, breaks + 1)
+    text = np.frombuffer(content, np.uint8)
+    ends = np.flatnonzero(text == LINE_END)
+    if not content.endswith(b"\n"):
+        ends = np.append(ends, len(text))
+    lines = np.arange(1, len(ends) + 1)
+    if has_quotes:
+        outside = np.searchsorted(np.flatnonzero(text == QUOTE), ends) % 2 == 0
+        ends, lines = ends[outside], lines[outside]
+    filled = np.diff(ends, prepend=-1) > 1
+    return int(ends[filled][0]) if filled.any() else 0, lines[filled]
 
 
-def is_plain(content: bytes, delimiter: str) -> bool:
-    """Return whether pyarrow reads a text as Python does: lines end as usual, and quotation marks are around values."""
-    if b"\0" in content or (b"\r" in content and content.count(b"\r") != content.count(b"\r\n")):
-        return False
-    return b'"' not in content or quotes_are_plain(content, ord(delimiter))
+def find_delimiter(path: Path, first: str) -> str:
+    """Return what separates the values of a first row; raise DataError where nothing does."""
+    if re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
+        raise DataError(
+            f"{path}, line 1 is {first!r}, and must name the columns: delete this line, as the separator is found "
+            f"without it, or {REMEDY}",
+            "separator-line",
+        )
+    outside = re.sub(r'"[^"]*"', "", first)
+    best = max(DELIMITERS, key=outside.count)
+    if best not in outside:
+        raise DataError(
+            f"{path}, line 1 names one column only, {first.strip()[:60]!r}: columns are separated by comma, semicolon, "
+            "tab or |",
+            "one-column",
+        )
+    return best
 
 
-def quotes_are_plain(content: bytes, delimiter: int) -> bool:
-    """Return whether quotation marks stand around whole values, without marks in them."""
+def check_quotes(path: Path, content: bytes, delimiter: str) -> None:
+    """Raise DataError where a quotation mark neither opens nor closes a value, nor is doubled within one."""
+    if b'"' not in content:
+        return
     text = np.frombuffer(content, np.uint8)
     marks = np.flatnonzero(text == QUOTE)
-    if len(marks) % 2:
-        return False
     opening, closing = marks[::2], marks[1::2]
-    before = np.where(opening == 0, LINE_END, text[opening - 1])
-    after = np.where(closing == len(text) - 1, LINE_END, text[np.minimum(closing + 1, len(text) - 1)])
-    whole = np.isin(before, (delimiter, LINE_END)) & np.isin(after, (delimiter, LINE_END, CARRIAGE_RETURN))
-    return bool(whole.all())
+    around = (ord(delimiter), LINE_END)
+    opens = np.isin(text[opening - 1], around) | (opening == 0)
+    opens[1:] |= opening[1:] == closing[: len(opening) - 1] + 1  # doubled
+    closes = np.isin(text[np.minimum(closing + 1, len(text) - 1)], around) | (closing == len(text) - 1)
+    closes[: len(opening) - 1] |= opening[1:] == closing[: len(opening) - 1] + 1
+    wrong = [*opening[~opens][:1], *closing[~closes][:1], *(opening[-1:] if len(marks) % 2 else [])]
+    if wrong:
+        line = content.count(b"\n", 0, min(wrong)) + 1
+        raise DataError(
+            f"{path}, line {line} cannot be read: it has a quotation mark that is not closed, or one too many: a value "
+            "that holds one needs quotation marks around it, within which it is written twice",
+            "quotes",
+            line=line,
+        )
 
 
-def read_by_arrow(
-    content: bytes, delimiter: str, header: int, width: int, show: Callable[[int], None]
-) -> list[Values] | None:
-    """Return the columns of a plain text below its header; None where Python has to say what is wrong with them."""
+def read_columns(source: Source, content: bytes, start: int, delimiter: str, width: int) -> list[Values]:
+    """Return the columns from a byte on; raise DataError where a row has more or fewer values than `width`."""
     import pyarrow as pa  # imported late: a server reads no tables
-    from pyarrow import compute
     from pyarrow import csv as arrow_csv
 
     names = list(map(str, range(width)))
-    batches, rows = [], 0
+    if not len(source.lines):
+        return [pa.chunked_array([[]], pa.string()) for _ in names]
+    faults: list[DataError] = []
+
+    def note(row: Any) -> str:
+        line = int(source.lines[row.number - 1])
+        faults.append(row_length_error(source, line, row.actual_columns, width))
+        return "skip" if len(faults) < MAX_FAULTS else "error"
+
     try:
-        for batch in arrow_csv.open_csv(
-            pa.BufferReader(content),
-            arrow_csv.ReadOptions(column_names=names, skip_rows=header, block_size=BLOCK_BYTES),
-            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in content),
+        table = arrow_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(content).slice(start)),
+            arrow_csv.ReadOptions(
+                column_names=names, block_size=MAX_ROW, use_threads=False
+            ),  # so that rows are counted
+            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in content, invalid_row_handler=note),
             arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), null_values=[], strings_can_be_null=False
             ),
-        ):
-            batches.append(batch)
-            rows += len(batch)
-            show(rows)
-    except pa.ArrowException:
-        return None
-    columns = pa.Table.from_batches(batches).columns if batches else []
-    longest = max((compute.max(compute.binary_length(each)).as_py() or 0 for each in columns), default=0)
-    return columns if columns and longest <= csv.field_size_limit() else None  # longer than Python takes
-
-
-# By Python ------------------------------------------------------------------------------------------------------------
-
-
-def read_by_python(
-    records: Iterator[tuple[int, list[str]]], width: int, show: Callable[[int], None]
-) -> tuple[NDArray[np.int64], list[Values]]:
-    """Return the lines in which the rows below the header end, and the columns; raise DataError where one is wrong."""
-    import pyarrow as pa
-
-    lines: list[int] = []
-    blocks: list[list[Values]] = [[] for _ in range(width)]
-    while rows := list(islice(records, ROWS_AT_ONCE)):
-        for place, block in enumerate(blocks):
-            block.append(pa.array([row[place] for _, row in rows], pa.string()))
-        lines += [line for line, _ in rows]
-        show(lines[-1])
-    return np.array(lines, np.int64), [pa.chunked_array(block, pa.string()) for block in blocks]
-
-
-def read_records(path: Path, content: bytes, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
-    """Yield line and cells of each row that is not blank; raise DataError where one has not as many as the first."""
-    above = dialect.skipped
-    lines = TextIOWrapper(BytesIO(content), "utf-8", newline="")
-    reader = csv.reader(islice(lines, above, None), delimiter=dialect.delimiter, strict=True)
-    width = header = 0
-    faults: list[DataError] = []
-    try:
-        for row in reader:
-            line = above + reader.line_num
-            if len(row) != (width := width or len(row)):
-                if row:
-                    faults.append(row_length_error(path, line, len(row), header, width))
-                    if len(faults) == MAX_FAULTS:
-                        break
-            elif row and not faults:
-                header = header or line
-                yield line, row
-    except csv.Error as error:
-        line = above + reader.line_num
-        faults.append(
-            DataError(
-                f"{path}, line {line} cannot be read ({error}): look for a quotation mark that is not closed, or one "
-                "too many; within quotes it is written twice",
-                "quotes",
-                line=line,
-            )
         )
+    except pa.ArrowException as error:
+        raise_faults(faults)
+        raise DataError(
+            f"{source.path} cannot be read ({error}): a row may have {MAX_ROW // 2**20} MiB: shorten it, or leave its "
+            "longest column out",
+            "too-large",
+        ) from error
     raise_faults(faults)
+    if len(table) != len(source.lines):
+        raise DataError(
+            f"{source.path} cannot be read: it has {len(source.lines)} rows or {len(table)}, as one reads its "
+            f"quotation marks: {REMEDY}",
+            "unreadable",
+        )
+    columns: list[Values] = table.columns
+    return columns
 
 
-def row_length_error(path: Path, line: int, cells: int, header: int, columns: int) -> DataError:
+def row_length_error(source: Source, line: int, cells: int, columns: int) -> DataError:
     """Return the error of a row that has more or fewer values than there are columns."""
     return DataError(
-        f"{path}, line {line} has {cells} values, and line {header} names {columns} columns: add or remove values; a "
-        "value that holds the separator, as a decimal comma may be, needs quotes around it",
+        f"{source.path}, line {line} has {cells} values, and line {source.header} names {columns} columns: add or "
+        "remove values; a value that holds the separator, as a decimal comma may be, needs quotes around it",
         "row-length",
         line=line,
         cells=cells,
-        header=header,
+        header=source.header,
         columns=columns,
-    )
-
-
-def split_header(path: Path, records: Iterator[tuple[int, list[str]]]) -> tuple[int, list[str]]:
-    """Return line and names of the columns, from the first of the records; raise DataError where there is none."""
-    line, first = next(records, (0, []))
-    if not first:
-        raise DataError(f"{path} is empty: its first line must name the columns", "empty")
-    return line, [name.strip() for name in first]
-
-
-def check_names(source: Source, header: Sequence[str]) -> None:
-    """Raise DataError when columns have no names, or the same."""
-    if looks_like_data(header) and len(set(header)) < len(header):
-        raise no_header_error(source, header)
-    seen: dict[str, int] = {}
-    for place, name in enumerate(header, start=1):
-        if not name:
-            raise DataError(
-                f"{source.names_at}: column {place} has no name: give it one (pandas: to_csv(…, index=False) leaves "
-                "the row numbers out)",
-                "unnamed-column",
-                column=place,
-            )
-        if len(name) > MAX_TEXT:
-            raise DataError(
-                f"{source.names_at}: the name of column {place} has {len(name)} characters: shorten it",
-                "long-name",
-                column=place,
-                characters=len(name),
-            )
-        if name.lower() in seen:
-            raise DataError(
-                f"{source.names_at}: columns {seen[name.lower()]} and {place} are both called {name!r}: rename or "
-                "remove one (upper and lower case are the same here)",
-                "same-column",
-                column=seen[name.lower()],
-                other=place,
-            )
-        seen[name.lower()] = place
-
-
-def looks_like_data(header: Sequence[str]) -> bool:
-    """Return whether a first line holds values in place of names: at least half of them are numbers, or missing."""
-    return 2 * sum(parse_number(name) is not None or is_missing(name) for name in header) >= len(header)
-
-
-def no_header_error(source: Source, header: Sequence[str]) -> DataError:
-    """Return the error of a file without a line of names."""
-    return DataError(
-        f"{source.names_at} holds values, {', '.join(header[:5])}{' …' * (len(header) > 5)}: the first line must name "
-        "the columns, as in age,sex,target",
-        "no-header",
     )

@@ -1,0 +1,488 @@
+"""Files of tables: CSV, Parquet and workbooks are read right, or refused by name; nothing is silently wrong."""
+
+import csv
+import datetime
+import gzip
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet as arrow_parquet
+
+from fairbloom.tasks import Task, load_task
+from fairbloom.tasks.files.folders import files_in
+from fairbloom.tasks.files.reading import parquet, reader, sheets, text
+from fairbloom.tasks.files.reading.cells import to_cells
+from fairbloom.tasks.files.reading.formats import ENDINGS
+from fairbloom.tasks.files.reading.numbers import MISSING
+from fairbloom.tasks.files.reading.table import ColumnHints, Table
+from fairbloom.tasks.files.reasons import REASONS, DataError, raise_faults
+
+from .tables import agreed, config, csv_of, told_by
+from .workbooks import FormulaError, write_workbook
+
+
+def read(path: Path, **hints: Any) -> Table:
+    table = reader.read(path, ColumnHints(**hints))
+    raise_faults(table.faults)
+    return table
+
+
+def refusal(path: Path, content: bytes | None = None, **hints: Any) -> DataError:
+    """Return the error of a file, whose path the server is not told of."""
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read(path, **hints)
+    assert path.name in str(caught.value)
+    assert str(path.parent) not in caught.value.reportable
+    return caught.value
+
+
+# CSV: read right, or refused ------------------------------------------------------------------------------------------
+
+CELLS = (
+    *("1", "-0.5", "5.", "1e5", "1e101", "inf", "1_000", "1,5", "٣", "", "NA", "?", " nan ", "north", "nörth", " a"),
+    *("two\nlines", "two\r\nlines", "a\rb", 'a"b', '"', '""', "a,b", "x;y", "a|b", "tab\t", "\x1c", "\u2028", "sep=;"),
+)
+
+
+@st.composite
+def hostile_files(draw: st.DrawFn) -> bytes:
+    """Draw a CSV file as programs write them, with whatever people make of it afterwards."""
+    width, rows = draw(st.integers(2, 4)), draw(st.integers(0, 30))
+    delimiter, end = draw(st.sampled_from(text.DELIMITERS)), draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    out = io.StringIO(newline="")
+    quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    writer = csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator=end)
+    writer.writerow([f"c{k}" for k in range(width)])
+    writer.writerows([[draw(st.sampled_from(CELLS)) for _ in range(width)] for _ in range(rows)])
+    content = out.getvalue()
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, len(content)))
+        content = (
+            content[:place] + draw(st.sampled_from([*CELLS, "\n", "\n\n", end, delimiter, "\0"])) + content[place:]
+        )
+    content = content.removesuffix(end) if draw(st.booleans()) else content
+    encoding = draw(st.sampled_from(["utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-le"]))
+    return content.encode(encoding, errors="replace") + draw(st.sampled_from([b"", b"", b"\xff", b"\x00"]))
+
+
+def read_by_python(content: bytes) -> list[list[tuple[int, list[str]]]]:
+    """Return, for each separator, line and cells of each row that is not blank, as Python's own reader has them."""
+    marked = next((name for mark, name in text.MARKS.items() if content.startswith(mark)), "")
+    try:
+        decoded = content.decode(marked or "utf-8")
+    except UnicodeDecodeError:
+        decoded = content.decode("cp1252")
+    found = []
+    for delimiter in text.DELIMITERS:
+        unified = io.StringIO(decoded.replace("\r\n", "\n").replace("\r", "\n"))
+        lines = csv.reader(unified, delimiter=delimiter, strict=True)
+        with suppress(csv.Error):
+            found.append([(lines.line_num, [cell.strip() for cell in row]) for row in lines if row])
+    return found
+
+
+@given(content=hostile_files(), block=st.sampled_from([2**10, 2**22]))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_hostile_files_are_read_right_or_refused_by_name(tmp_path: Path, content: bytes, block: int) -> None:
+    path = tmp_path / "site.csv"
+    path.write_bytes(content)
+    said, raw = "", None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "MAX_ROW", block)
+        try:
+            raw = reader.read_raw(path, ColumnHints(encoding="cp1252"))
+        except DataError as error:
+            said = str(error)
+    if raw is None:
+        assert "site.csv" in said
+        return
+    columns = [to_cells(column) for column in raw.columns]
+    rows = [[each.different[each.places[row]] for each in columns] for row in range(len(raw.source.lines))]
+    ours = [(raw.source.header, [*raw.header]), *zip(raw.source.lines.tolist(), rows, strict=True)]
+    assert ours in read_by_python(content)
+
+
+def test_whatever_separates_ends_and_encodes_a_text(tmp_path: Path) -> None:
+    path, cells = tmp_path / "site.csv", ["a", "b,;|\tc", "two\nlines", 'say "yes"', "nörth", ""]
+    for delimiter in text.DELIMITERS:
+        for end in ("\n", "\r\n", "\r"):
+            for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
+                out = io.StringIO(newline="")
+                rows = [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
+                csv.writer(out, csv.unix_dialect, delimiter=delimiter, lineterminator=end).writerows(rows)
+                blank = out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"')
+                path.write_bytes(blank.encode(encoding))
+                table = read(path, encoding="cp1252")
+                assert [*table.columns["x"].texts] == cells[:-1], (delimiter, end, encoding)
+                assert table.source.lines.tolist() == [2, 3, 5, 6, 8, 9], (delimiter, end, encoding)
+                assert table.columns["x"].missing.tolist() == [0, 0, 0, 0, 0, 1]
+
+
+def test_numbers_and_missing_values_in_all_spellings(tmp_path: Path) -> None:
+    path = tmp_path / "site.csv"
+    texts = [" 1", "2 ", "-.5", "5.", "+1e-7", "9007199254740993", *sorted(MISSING), " NA ", "Nan"]
+    path.write_text("x,id\n" + "".join(f"{each},1\n" for each in texts))
+    column = read(path).columns["x"]
+    expected = [float("nan" if each.strip().lower() in MISSING else each) for each in texts]
+    assert column.numbers is not None
+    np.testing.assert_array_equal(column.numbers, expected)
+    np.testing.assert_array_equal(column.missing > 0, np.isnan(expected))
+    assert [column.blanks[k - 1] for k in column.missing[6:]] == [each.strip() for each in texts[6:]]
+    path.write_text("x;id\n1,5;a\n-,25;b\n3;NA\n")
+    np.testing.assert_array_equal(read(path, decimal=",").columns["x"].numbers, [1.5, -0.25, 3])
+    path.write_text("icd;dose\n250.00;4,0\n401.9;4\n")
+    columns = read(path, decimal=",", as_texts=frozenset({"icd", "dose"})).columns
+    assert (columns["icd"].texts, columns["dose"].texts) == (("250", "401.9"), ("4",))
+
+
+def test_a_text_that_is_no_table_is_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "site.csv"
+    for content, words in (
+        ('id,x\n1,5" pipe\n', "line 2 cannot be read"),
+        ('id,x\n1,a\n2,"b"c\n', "line 3 cannot be read"),
+        ('id,x\n1,"a\nb"\n2,"b\n', "line 4 cannot be read"),
+        ('"id","x"\n1,2\n\n"a\nb"\n', "line 5 has 1 values, and line 1 names 2 columns"),
+        ("id,x\r1,2\r3\r", "line 3 has 1 values"),
+        ("sep=;\nid;x\n1;2\n", "line 1 is 'sep=;'"),
+        ("id\n1\n", "names one column only"),
+        ("\n\n", "is empty"),
+        ("id,x\n1,\0\n", "zero bytes"),
+        ("id,ID\n1,2\n", "columns 1 and 2"),
+    ):
+        assert words in str(refusal(path, content.encode()))
+    several = refusal(path, b"a,b\n" + b"1\n2,3\n" * 3)
+    assert [str(each).split(",")[1][:7] for each in (several, *several.others)] == [" line 2", " line 4", " line 6"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "MAX_ROW", 1000)
+        assert "shorten it" in str(refusal(path, b"a,b\n1," + b"x" * 5000 + b"\n"))
+    path.write_bytes(b"a,b\n1," + b"x" * 500_000 + b"\n")
+    assert read(path, ignored=frozenset({"b"})).columns["a"].numbers is not None
+
+
+# What a file is -------------------------------------------------------------------------------------------------------
+
+
+def test_first_bytes_must_fit_the_ending(tmp_path: Path) -> None:
+    starts = {
+        "gz": gzip.compress(b"a,b\n1,2\n"),
+        "xlsx": b"PK\x03\x04\x14",
+        "xls": b"\xd0\xcf\x11\xe0",
+        "parquet": b"PAR1",
+    }
+    for ending in (".csv", ".tsv", ".parquet", ".xlsx"):
+        for kind, start in starts.items():
+            if kind not in ending:
+                error = refusal(tmp_path / f"a{ending}", start + b"\x15\x04")
+                assert f"begins like .{kind}" in str(error)
+                assert "save it as .csv, .parquet or .xlsx" in str(error)
+                assert error.reportable == REASONS["other-format"]
+    for ending in (".parquet", ".xlsx"):
+        assert "does not begin like one" in str(refusal(tmp_path / f"a{ending}", b"age,target\n1,0\n"))
+        assert "cannot be read" in str(
+            refusal(tmp_path / f"a{ending}", b"PAR1" if ending == ".parquet" else b"PK\x03\x04")
+        )
+
+
+def test_formats_that_are_not_read_are_refused_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    (tmp_path / "~$b.xlsx").write_bytes(b"\x05owner")
+    (tmp_path / "notes.txt").write_text("x")
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
+    for name in ("b.ods", "b.xls", "b.xlsm", "b.feather", "b.csv.gz"):
+        (tmp_path / name).write_bytes(b"")
+        for place in (tmp_path, tmp_path / name):
+            with pytest.raises(DataError, match=rf"{name}: .* are not read: save it as .csv, .parquet or .xlsx"):
+                told_by(config(place))
+        (tmp_path / name).unlink()
+
+
+# The same table in any format -----------------------------------------------------------------------------------------
+
+
+def frame_of(rows: int = 30, seed: int = 0) -> pandas.DataFrame:
+    """Return a table with a column of every kind that a task takes."""
+    random = np.random.default_rng(seed)
+    return pandas.DataFrame(
+        {
+            "age": random.normal(50, 10, rows),
+            "visits": random.integers(0, 9, rows),
+            "ward": [("north", "söuth", "west")[k % 3] for k in range(rows)],
+            "insured": [k % 4 > 0 for k in range(rows)],
+            "target": [float(k % 2) for k in range(rows)],
+        }
+    )
+
+
+def as_workbook(frame: pandas.DataFrame, path: Path) -> None:
+    rows = [[None if value != value else value for value in row] for row in frame.astype(object).values.tolist()]
+    write_workbook(path, {"Patients": [list(frame.columns), *rows]})
+
+
+WRITERS: dict[str, Callable[[pandas.DataFrame, Path], None]] = {
+    ".csv": lambda frame, path: frame.to_csv(path, index=False),
+    ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
+    ".xlsx": as_workbook,
+}
+
+
+def write(frame: pandas.DataFrame, path: Path) -> Path:
+    if path.suffix == ".xlsx":
+        pytest.importorskip("python_calamine")
+    WRITERS[path.suffix](frame, path)
+    return path
+
+
+def bits(task: Task) -> list[bytes]:
+    parts = [part for client in task.clients for part in (task.splits(client).train, task.splits(client).test)]
+    return [tensor.numpy().tobytes() for part in parts for tensor in part[slice(0, len(part))]]  # type: ignore[union-attr]
+
+
+def test_a_folder_of_any_formats_is_to_the_bit_that_of_csv_files(tmp_path: Path) -> None:
+    for number, chosen in enumerate(({}, {"missing": "fill", "categories": "visits"}, {"target": "age"})):
+        found = []
+        for endings in ((".csv",) * 3, (".parquet", ".xlsx", ".csv")):
+            folder = tmp_path / f"{number}{endings[0]}"
+            folder.mkdir()
+            for seed, ending in enumerate(endings):
+                frame = frame_of(seed=seed)
+                if "missing" in chosen:
+                    frame.loc[3, "age"] = frame.loc[5, "ward"] = None
+                write(frame, folder / f"{'abc'[seed]}{ending}")
+            task, what = agreed(config(folder, **chosen))
+            found.append((what, bits(task)))
+        assert found[0] == found[1], chosen
+
+
+def test_values_become_the_texts_and_numbers_that_a_csv_file_has(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(
+        {
+            "whole": [1.0, 2.0, None, 4.0],
+            "big": [2**53 + 0.0, 1e99, -0.5, 1e-7],
+            "grade": [1.0, 2.5, 3.0, None],
+            "flag": [True, False, True, True],
+            "word": ["x ", None, "NA", "ä"],
+            "day": [datetime.date(2024, 3, 17)] * 3 + [datetime.date(1999, 12, 31)],
+            "text number": ["007", "1.50", "2", "3"],
+        }
+    )
+    for ending in (".parquet", ".xlsx"):
+        columns = read(write(frame, tmp_path / f"a{ending}"), as_texts=frozenset({"grade"})).columns
+        numbers = {name: column.numbers.tolist() for name, column in columns.items() if column.numbers is not None}
+        assert str(numbers.pop("whole")) == "[1.0, 2.0, nan, 4.0]"
+        assert numbers == {"big": [2**53, 1e99, -0.5, 1e-7], "text number": [7, 1.5, 2, 3]}
+        texts = {name: columns[name].texts for name in columns if columns[name].numbers is None}
+        assert texts == {
+            "grade": ("1", "2.5", "3"),
+            "flag": ("True", "False"),
+            "word": ("x", "ä"),
+            "day": ("2024-03-17", "1999-12-31"),
+        }
+        assert [columns[name].missing.tolist() for name in ("whole", "grade")] == [[0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_errors_name_row_and_column_as_the_program_shows_them(tmp_path: Path) -> None:
+    frame = frame_of()
+    wrong = {
+        "column 'age' holds 'forty'": frame.assign(
+            age=[*frame.age[:6].astype(str), "forty", *frame.age[7:].astype(str)]
+        ),
+        "column 'age' has no value": frame.assign(age=frame.age.where(frame.index != 6)),
+        "column 'age' holds 1e+200": frame.assign(age=frame.age.where(frame.index != 6, 1e200)),
+        "column 'target' holds '7'": frame.assign(target=frame.target.where(frame.index != 6, 7.0)),
+    }
+    for ending, row in ((".parquet", "row 7"), (".xlsx", "sheet 'Patients', row 8")):
+        for said, each in wrong.items():
+            path = write(each, tmp_path / f"a{ending}")
+            with pytest.raises(DataError) as caught:
+                agreed(config(path, classes="0,1"))
+            assert f"{path}, {row}, {said}" in str(caught.value)
+            assert "forty" not in caught.value.reportable
+
+
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+def test_parquets_types_are_texts_and_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table(
+        {
+            "ward": pa.array(["a", None, "b", "a"]).dictionary_encode(),
+            "code": pa.array([10, 20, 10, None]).dictionary_encode(),
+            "price": pa.array(["1.10", "2.00", None, "0.1"]).cast(pa.string()).cast(pa.decimal128(9, 2)),
+            "small": pa.array([1, 2, 3, None], pa.uint8()),
+            "half": pa.array([0.5, float("nan"), None, 2.0], pa.float32()),
+            "seen": pa.array([0, 1_500_000, 2_000_000, None], pa.timestamp("us")),
+            "nothing": pa.nulls(4),
+            "scans": [[1, 2]] * 4,
+            "__index_level_0__": pa.array([4, 3, 2, 1]),
+        }
+    )
+    arrow_parquet.write_table(table, path, row_group_size=2)
+    assert "column 'scans' holds values of the type list" in str(refusal(path))
+    columns = read(path, ignored=frozenset({"scans"})).columns
+    assert [*columns] == ["ward", "code", "price", "small", "half", "seen", "nothing"]
+    assert columns["ward"].texts == ("a", "b")
+    assert columns["seen"].texts == ("1970-01-01 00:00:00", "1970-01-01 00:00:01.500000", "1970-01-01 00:00:02")
+    assert columns["nothing"].kind == "empty"
+    nan = np.nan
+    for name, values in {
+        "code": [10, 20, 10, nan],
+        "price": [1.1, 2.0, nan, 0.1],
+        "small": [1, 2, 3, nan],
+        "half": [0.5, nan, nan, 2.0],
+    }.items():
+        np.testing.assert_array_equal(columns[name].numbers, values)
+
+
+def test_rows_are_told_apart_whatever_is_left_out(tmp_path: Path) -> None:
+    """Columns of lists do not count; all others do, so that a run that leaves some out sees no other rows."""
+    frame_of().assign(scans=[[1, 2]] * 30).to_parquet(tmp_path / "a.parquet")
+
+    def digests(ignored: str) -> list[int]:
+        task = load_task(config(tmp_path, ignore=ignored))
+        assert task.behind is not None
+        return task.behind("a").identify(lambda content: int.from_bytes(content[-8:], "little")).tolist()
+
+    assert digests("scans") == digests("scans,age,ward")
+
+
+def test_damaged_and_absurdly_large_parquet_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(frame_of(200), tmp_path / "a.parquet")
+    whole, random, refused = path.read_bytes(), np.random.default_rng(1), 0
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[int(random.integers(4, len(whole)))] = int(random.integers(0, 256))
+        path.write_bytes(damaged)
+        try:
+            read(path)
+        except DataError:
+            refused += 1
+    assert refused > 5
+    monkeypatch.setattr(parquet, "MAX_CELLS", 999)
+    assert "200 rows of 5 columns, and 999 values are the most" in str(refusal(path, whole))
+
+
+# Workbooks ------------------------------------------------------------------------------------------------------------
+
+
+def workbook(path: Path, *rows: list[object]) -> Path:
+    pytest.importorskip("python_calamine")
+    write_workbook(path, {"Patients": rows})
+    return path
+
+
+def test_empty_rows_and_columns_of_a_sheet_are_passed_over(tmp_path: Path) -> None:
+    path = workbook(
+        tmp_path / "a.xlsx",
+        [],
+        [None, None, "age", None, "ward", None, ""],
+        [None, None, 1, None, "x"],
+        [None, " ", None, None, ""],
+        [None, None, FormulaError("#N/A"), None, "y"],
+        [None, None, "3", None, FormulaError("#DIV/0!"), None, " "],
+        [],
+    )
+    table = read(path)
+    assert [*table.columns] == ["age", "ward"]
+    np.testing.assert_array_equal(table.columns["age"].numbers, [1, np.nan, 3])
+    assert table.source.lines.tolist() == [3, 5, 6]
+    assert table.place(2, "ward") == f"{path}, sheet 'Patients', row 6, column 'ward'"
+    assert [*read(workbook(path, [" ", None], [2024.0, 0, "y"], [1, 2, 0])).columns] == ["2024", "0", "y"]
+    unnamed = refusal(workbook(path, ["Patients of 2024"], ["age", "target"], [1, 0]))
+    assert "sheet 'Patients', row 1: column B has no name, and row 2 has a value in it" in str(unnamed)
+    assert [sheets.letters(place) for place in (0, 25, 26, 701, 702)] == ["A", "Z", "AA", "ZZ", "AAA"]
+
+
+def test_a_workbook_has_one_sheet_with_values(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    path, rows = tmp_path / "a.xlsx", [["age", "target"], *([k, k % 2] for k in range(20))]
+    write_workbook(path, {"Notes": [["read me"]], "Data": rows, "Empty": []})
+    error = refusal(path)
+    assert "2 sheets that hold values, 'Notes', 'Data': remove or hide all but one" in str(error)
+    assert error.reportable.startswith("its workbook has 2 sheets that hold values")
+    write_workbook(path, {"Data": rows, "Empty": [], "Old": rows}, hidden=["Old"])
+    assert read(path).source.sheet == "Data"
+    write_workbook(path, {"Empty": []})
+    assert "is empty" in str(refusal(path))
+
+
+def test_a_workbook_that_needs_too_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray last cell stands for 17 billion of them, for which calamine would end the process."""
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    far = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c s="1" r="XFD1048576"><v>1</v></c></row>'
+    write_workbook(path, {"S": far})
+    error = refusal(path)
+    assert "as far as row 1,048,576 and column 16,384" in str(error)
+    assert error.reportable == REASONS["too-large"]
+    monkeypatch.setattr(sheets, "MAX_UNPACKED", 10**6)
+    write_workbook(path, {"S": f'<row r="1"><c r="A1" t="inlineStr"><is><t>{"x" * 10**6}</t></is></c></row>'})
+    assert "it unpacks to more than 1,000,000 bytes" in str(refusal(path))
+
+
+def test_entities_of_a_workbook_are_not_expanded(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    inner = "".join(f'<!ENTITY {chr(98 + k)} "{("&" + chr(97 + k) + ";") * 10}">' for k in range(12))
+    laughs = f'<!DOCTYPE w [<!ENTITY a "lol">{inner}<!ENTITY own SYSTEM "file:///etc/passwd">]>'
+    rows = '<row r="1"><c r="A1" t="inlineStr"><is><t>&m;&own;</t></is></c><c r="B1" t="str"><v>&own;</v></c></row>'
+    write_workbook(path, {"S": rows}, before=laughs)
+    try:
+        names = "".join(read(path).columns)
+    except DataError as error:
+        names = str(error)
+    assert "lol" not in names
+    assert "root:" not in names
+
+
+def test_a_workbook_without_its_package_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(frame_of(), tmp_path / "a.xlsx")
+    for name in ["python_calamine", *(each for each in sys.modules if each.startswith("python_calamine."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    error = refusal(path)
+    assert "pip install 'fairbloom[excel]'" in str(error)
+    assert "not installed on the device" in error.reportable
+
+
+# What is kept ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_is_given_tables_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_tables", {})
+    path = tmp_path / "site.csv"
+    path.write_text("id,x\n1,a\n2,b\n")
+    table, status = reader.read(path, ColumnHints()), path.stat()
+    kept = pickle.loads(pickle.dumps(reader.kept_tables()))  # noqa: S301 (our own)
+    path.write_text("'" * status.st_size)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    monkeypatch.setattr(reader, "_tables", {})
+    with pytest.raises(DataError):
+        reader.read(path, ColumnHints())
+    reader.keep_tables(kept)
+    again = reader.read(path, ColumnHints())
+    assert [each.texts for each in again.columns.values()] == [each.texts for each in table.columns.values()]
+
+
+def test_the_tables_that_were_read_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_tables", {})
+    monkeypatch.setattr(reader, "MAX_TABLES", 2)
+    paths = [tmp_path / f"{name}.csv" for name in "abc"]
+    for path in paths:
+        path.write_text("id,x\n1,a\n")
+    for place in (0, 1, 0, 2):
+        reader.read(paths[place], ColumnHints())
+    assert [path.stem for path, *_ in reader.kept_tables()] == ["a", "c"]
