@@ -177,16 +177,14 @@ CASES: dict[str, Case] = {
     ),
     "a log": case("\n".join(f"2024-03-17 08:15:{k:02}, INFO, admitted {who}" for k, who in enumerate(PEOPLE))),
     # Cells
-    "a huge cell": case(table(*rows(), f"{'Lindqvist ' * 20_000},1,male,asthma,recovered")),
+    "a huge cell": case(table(*rows(), f"{'Lindqvist ' * 20_000},1,male,asthma,recovered"), may_leave=GOOD),
     "a huge cell of a feature": case(
         table(*rows(), f"Astrid,1,male,{'Lindqvist ' * 100},recovered"), "holds a text of", may_leave={"diagnosis"}
     ),
     "thousands of columns": case(
         "\n".join(",".join(f"{who} {k}" for k in range(3000)) for who in PEOPLE[:8]), "no column 'outcome'"
     ),
-    "formulas": case(
-        table(*rows(diagnosis='=HYPERLINK("http://x.example/{who}")')), "30 different texts", may_leave={"diagnosis"}
-    ),
+    "formulas": case(table(*rows(diagnosis="=HYPERLINK(A{n})&'{who}'")), "30 different texts", may_leave={"diagnosis"}),
     "a quote that is not closed": case(table(*rows()).replace("Dagfinn", '"Dagfinn')),
     "quotes in the midst": case(table(*rows(diagnosis='asth"ma" of "{who}"')), "line 2 cannot be read"),
     "a line in a cell": case(

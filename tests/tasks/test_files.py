@@ -14,7 +14,7 @@ from PIL import Image
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Examples, Task, describe_data, find_task, load_task
-from fairbloom.tasks.files.images import image_inputs, size_of
+from fairbloom.tasks.images import image_inputs, size_of
 
 
 def config(task: str, folder: Path | str, **settings: Any) -> dict[str, Any]:
@@ -198,6 +198,22 @@ def test_photos_are_turned_as_their_camera_says(tmp_path: Path) -> None:
         pixels = image_inputs([tmp_path / f"{orientation}.png"], (1, 6, 4))[0, 0]
         assert pixels[:3].min() == 1.0
         assert pixels[3:].max() == 0.0
+
+
+def test_transparent_images_stand_on_white_and_palettes_have_colours(tmp_path: Path) -> None:
+    red, file = np.zeros((2, 2, 4), np.uint8), tmp_path / "a.png"
+    red[..., 0], red[0, :, 3], red[1, 0, 3] = 255, 255, 51  # opaque above, one part in five below, nothing beside it
+    whole = Image.fromarray(red)
+    expected = [[1, 1, 1, 1], [0, 0, 0.8, 1], [0, 0, 0.8, 1]]
+    for image in (whole, whole.quantize(8)):
+        image.save(file)
+        np.testing.assert_allclose(image_inputs([file], (3, 2, 2)).reshape(3, 4), expected, atol=0.01)
+    palette = Image.fromarray(np.array([[0, 1], [2, 1]], np.uint8), "P")
+    palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    palette.save(file)
+    assert image_inputs([file], (3, 2, 2)).tolist() == [[[[1, 0], [0, 0]], [[0, 1], [0, 1]], [[0, 0], [1, 0]]]]
+    Image.fromarray(np.array([[True, False], [True, False]])).save(file)
+    assert image_inputs([file], (1, 2, 1)).flatten().tolist() == pytest.approx([0.5, 0.5], abs=0.01)  # not 0 or 1
 
 
 def test_an_image_of_one_colour_is_a_fault_of_the_data(tmp_path: Path) -> None:
