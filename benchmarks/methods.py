@@ -22,10 +22,9 @@ from pathlib import Path
 
 from torch import nn
 
-from fairbloom import Comparison, compare, load, run
-from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipes.variants import Variant, variants
-from fairbloom.experiments.results.comparison import Plan, personal_label
+from fairbloom import Comparison, compare
+from fairbloom.experiments.arms import Arm, parse_arms
+from fairbloom.experiments.results.comparison import personal_label
 from fairbloom.experiments.results.differences import Difference
 from fairbloom.experiments.results.groups import ALL
 from fairbloom.protocol.settings import Value
@@ -210,7 +209,7 @@ class Running:
         self.settings = {**workload.settings, **({"num-rounds": rounds} if rounds else {})}
         self.failed: dict[str, str] = {}
         """Why a method could not be run, by what the workload calls it."""
-        self.variants: dict[str, Variant] = {}
+        self.arms: dict[str, Arm] = {}
         """The methods that there are, by what the workload calls them."""
 
     def compare(self, among: Sequence[str] | None) -> Comparison:
@@ -221,41 +220,28 @@ class Running:
             if name not in THERE:
                 self.failed[words] = "is not part of this version"
                 continue
-            (self.variants[words],) = variants(words)
+            (self.arms[words],) = parse_arms(words)
             if among is None or name in among:
                 wanted.append(words)
-        try:
-            return self._compare(wanted)
-        except FairbloomError:  # one of them fails: the others are compared without it
-            return self._compare([words for words in wanted if self._can_be_run(words)])
-
-    def _can_be_run(self, words: str) -> bool:
-        """Return whether all runs of a method end well, those that are missing after running them; note why not."""
-        variant = self.variants[words]
-        try:
-            for seed in range(self.seeds):
-                folder = self.out / "runs" / f"{variant.folder_name}-seed{seed}"
-                run(out=folder, settings={**self.settings, **variant.config, "seed": seed}, progress=False)
-        except FairbloomError as error:
-            self.failed[words] = str(error)
-        return words not in self.failed
-
-    def _compare(self, methods: Sequence[str]) -> Comparison:
-        return compare(
-            methods=[BASELINE, *methods],
+        compared = compare(
+            methods=[BASELINE, *wanted],
             baseline=BASELINE,
             seeds=self.seeds,
             jobs=self.jobs,
             out=self.out,
             settings=self.settings,
         )
+        self.failed |= {
+            words: compared.failed[arm.label] for words, arm in self.arms.items() if arm.label in compared.failed
+        }
+        return compared
 
     def times(self, words: str) -> str:
         """Return how many times FedAvg's processor time a round of a method takes; it is measured once, and kept."""
         file = self.out / COSTS
         known: dict[str, list[float]] = json.loads(file.read_text()) if file.exists() else {}
         if len(known.get(words, [])) < self.repeats:
-            base, mine = {**self.settings, "method": BASELINE}, {**self.settings, **self.variants[words].config}
+            base, mine = {**self.settings, "method": BASELINE}, {**self.settings, **self.arms[words].config}
             known[words] = [cpu_seconds(mine) / cpu_seconds(base) for _ in range(self.repeats)]
             write_whole(file, json.dumps(known, indent=2).encode())
         return times(known[words]) if words in known else "–"
@@ -287,9 +273,7 @@ def bytes_of(folder: Path) -> float:
 def rows_of(comparison: Comparison, running: Running) -> Iterator[Cells]:
     """Yield FedAvg's row of the table, then those of the methods in the workload's order, also of what is missing."""
     worst = "worst client" if len(comparison.values[comparison.baseline][0]) <= 10 else "worst 10 %"
-    bytes_by = {
-        label: [bytes_of(running.out / name) for name in names] for label, names in Plan.read(running.out).runs.items()
-    }
+    bytes_by = {label: [bytes_of(each.folder) for each in by_seed] for label, by_seed in comparison.runs.items()}
     gains = {measure: comparison.differences(measure) for measure in ("mean", "worst_10")}
     gaps = gaps_of(comparison)
     yield {
@@ -303,10 +287,10 @@ def rows_of(comparison: Comparison, running: Running) -> Iterator[Cells]:
         "bytes": "1",
     }
     for words in running.workload.methods:
-        if words not in running.variants or running.variants[words].label not in bytes_by:
+        if words not in running.arms or running.arms[words].label not in bytes_by:
             yield {"method": words, "mean": "missing" if words not in running.failed else "not run"}
             continue
-        label = running.variants[words].label
+        label = running.arms[words].label
         sent = zip(bytes_by[label], bytes_by[comparison.baseline], strict=True)
         cost = {"time": running.times(words), "bytes": times(mine / theirs for mine, theirs in sent)}
         for served in (label, personal_label(label)):
@@ -330,8 +314,8 @@ def summary_of(compared: Mapping[str, tuple[Comparison, Running]]) -> Iterator[C
     for words in (*BEFORE, *NEWER, *OF_GROUPS):
         row: dict[str, Cell] = {"method": words}
         for name, (comparison, running) in compared.items():
-            variant = running.variants.get(running.workload.changed.get(words, words))
-            labels = (personal_label(variant.label), variant.label) if variant else ()
+            arm = running.arms.get(running.workload.changed.get(words, words))
+            labels = (personal_label(arm.label), arm.label) if arm else ()
             served = next((label for label in labels if label in comparison.finals), "")
             row[name] = gain(comparison.difference(served, "worst_10"), brief=True) if served else "–"
         yield row
@@ -368,8 +352,7 @@ def times(ratios: Iterable[float]) -> str:
 
 def notes_of(comparison: Comparison, running: Running) -> list[str]:
     """Return what is to be said below a table: seeds, engines, what could not be run and what limits the numbers."""
-    names = Plan.read(running.out).runs[comparison.baseline]
-    engine = (load(running.out / names[0]).engine or {}).get("engine")
+    engine = (comparison.runs[comparison.baseline][0].engine or {}).get("engine")
     settings = ", ".join(f"{key}={value}" for key, value in running.settings.items())
     notes = [f"{running.seeds} seeds, computed by {engine}: {settings}.", f"{machine()}."]
     return notes + [f"{words}: {reason}" for words, reason in running.failed.items()]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torchjd import aggregation
 
+from fairbloom.experiments.arms import format_value
 from fairbloom.experiments.commands.described import MethodDoc, default_of, describe
-from fairbloom.experiments.recipes.labels import format_value
 from fairbloom.protocol.names import (
     ACCURACY_AFTER,
     ACCURACY_BEFORE,

@@ -1,11 +1,10 @@
 """What a user calls: a run, and a comparison, as Python functions. The command line calls these too."""
 
 import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.scores import Score
@@ -13,48 +12,39 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import SCORES
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.strategies import name_of
 from fairbloom.tasks import forget_user_defined_tasks
 
 from . import pages as pages  # which registers the pages of results
+from .arms import Named, parse_arms, settings_of_method, title
 from .options import CommonOptions, as_settings, expand_options, merge_settings
-from .recipes.axes import values_in
-from .recipes.labels import label_of, title
-from .recipes.recipe import Recipe, load_recipe, recipe_of
-from .recipes.variants import Named, Variant, settings_of_method, variants
-from .results.comparison import Comparison, load_comparison
+from .results.comparison import Comparison, read_comparison
 from .results.evaluation import Evaluation, scores_of_clients
-from .results.recommendation import Recommendation
+from .results.measures import find_measure
 from .results.reproduction import Reproduction
-from .results.run import Run, load
-from .results.sweep import Sweep
-from .studies.compare import compare_variants
-from .studies.objective import Objective
+from .results.run import Run
+from .results.run import load as load_run
+from .results.search import Search, read_search
+from .studies.compare import compare_arms
 from .studies.on_ray import Pool, place_of
 from .studies.progress import RunBar, study_progress
 from .studies.progress import progress as progress_bar
-from .studies.recommend import parse_budget, recommend_method
-from .studies.reproduce import reproduce
-from .studies.sweep import run_sweep
-from .studies.swept import load_sweep
+from .studies.reproduce import load_reproduction, reproduce
+from .studies.search import arms_of, parse_grid, search_arms
+from .study import Study, kind_of
 
 __all__ = [
     "Comparison",
     "Evaluation",
-    "Recommendation",
     "Reproduction",
     "Run",
-    "Sweep",
+    "Search",
     "compare",
     "evaluate",
     "load",
-    "load_comparison",
-    "load_sweep",
-    "recommend",
     "reproduce",
     "run",
-    "sweep",
+    "search",
 ]
 
 METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
@@ -158,7 +148,7 @@ def run(
 
         simulate(chosen, show_round, on_trained=None if bar.disable else shown.show_within, debug=debug)
         shown.end()
-    return load(folder)
+    return load_run(folder)
 
 
 @expand_options
@@ -180,8 +170,7 @@ def compare(
     """Train with several methods and seeds, and show which clients gain or lose.
 
     With the same seed, all methods have the same clients, draws and batches, so differences are paired. The same call
-    continues what was interrupted, and extends the runs where `rounds` is higher than before. Methods that were
-    compared in the same folder before, with the same seeds and settings, stay in the tables.
+    continues what was interrupted, and extends the runs where `rounds` is higher than before.
 
     The parameters that are not described here are those of `run`; all runs share them.
 
@@ -222,65 +211,66 @@ def compare(
         When a setting is unknown, impossible or unused, a folder cannot be used, or a run fails.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
-    among = variants(methods, config)
+    among = parse_arms(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     chosen = name_of(baseline) if baseline else ""
     at_a_time = place_of(jobs, pool, gpus_per_run)
     with study_progress("comparing", len(among) * seeds, shown=progress) as bar:
-        return compare_variants(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bar.count)
-
-
-Grid = Mapping[str, Value | Sequence[Value]] | Iterable[str]
-"""Values of settings: {"alpha": [0, 0.1], "tau": "1,2"}, or ["alpha=0,0.1"]."""
+        return compare_arms(config, among, chosen, range(seed, seed + seeds), Path(out), at_a_time, bar.count)
 
 
 @expand_options
-def sweep(
-    file: str | os.PathLike[str] | None = None,
-    *,
+def search(
     task: str | None = None,
-    method: Named | Sequence[Named] | None = None,
-    grid: Grid | None = None,
-    criterion: str | None = None,
-    baseline: Named | None = None,
-    seeds: int | None = None,
+    *,
+    methods: Named | Sequence[Named] = METHODS,
+    grid: Mapping[str, Sequence[Value]] | Sequence[str] = (),
+    criterion: str = "worst-10",
+    mean_within: float | None = None,
+    baseline: Named = "fedavg",
+    budget: float | None = None,
+    seeds: int = 3,
     seed: int = 0,
-    out: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] = "runs/search",
     jobs: int | None = None,
     pool: Pool = "processes",
     gpus_per_run: float = 0.0,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
     **options: Unpack[CommonOptions],
-) -> Sweep:
-    """Try values of settings, choose the best point on validation examples, and test that point alone.
+) -> Search:
+    """Try methods with several values of their parameters, and test the best of each with fresh seeds.
 
-    The same call continues what was interrupted. With more values, seeds or rounds only what is missing is run.
+    They are judged on validation examples: a fifth of each client's, unless `validation-share` says otherwise. The best
+    of each method and the baseline are then compared on the test examples of as many fresh seeds. The same call
+    continues what was interrupted. With more values, seeds, rounds or time only what is missing is run.
 
     The parameters that are not described here are those of `run`; all runs share them.
 
     Parameters
     ----------
-    file
-        The path of a TOML file that says what is tried, in place of `method`, `grid` and `baseline`.
-    method
-        The method, or several with commas between them, with parameters in parentheses as in `compare`; by default
-        FedAvg.
+    methods
+        The methods, as in `compare`, or "all". One without parameters tries the values that it declares in `tries`.
     grid
-        The values of each setting: {"alpha": [0, 0.1], "learning-rate": [0.01, 0.1]}. A parameter of the method may be
-        named alone.
+        The values of each setting: {"alpha": [0, 0.1]}, or ["alpha=0,0.1"]. Every combination is tried, by the methods
+        that have the setting.
     criterion
-        What the chosen point is to be good at, in the words of a wish of `recommend`: "mean", which is the default,
-        "worst", "3*mean+worst", of which the weighted mean is taken, or "worst, mean within 1 point of FedAvg".
+        The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst or another of those
+        that recipes name.
+    mean_within
+        How many points the mean over the clients may be below the baseline's, on validation examples; by default any.
     baseline
-        A method that the chosen point is compared with; the axes of the grid that it has are searched for it, too.
+        The method that the others are compared with. It tries the values of the grid that it has.
+    budget
+        How many minutes the search may take. All methods are tried with one seed after the other, and judged by those
+        that all have finished; the tests with fresh seeds come on top.
     seeds
-        The number of seeds; by default 3, or as many as the file says.
+        The number of seeds to choose by, and of fresh ones to test with.
     seed
-        The first seed; the others follow.
+        The first seed; the others follow. Fresh ones begin 1000 later.
     out
-        The folder of the tables, the figure and the runs; by default runs/sweep, or runs/NAME of a file NAME.toml.
+        The folder of the tables, the report and the runs.
     jobs
         The number of runs at a time, each in a process of its own; by default one a processor.
     pool, gpus_per_run
@@ -292,136 +282,70 @@ def sweep(
 
     Returns
     -------
-    Sweep
-        The points, the chosen one, and its test numbers, which had no part in the choice.
+    Search
+        What was chosen, what validation promised, and what the test examples say.
 
     Raises
     ------
     FairbloomError
-        When a setting is unknown, impossible, unused or cannot be tried, a folder cannot be used, or all runs fail.
+        When a setting is unknown, impossible, unused or cannot be tried, there is no such measure, a folder cannot be
+        used, or the baseline cannot be judged.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
-    if file is None:
-        recipe = _recipe_of(method or "fedavg", grid or (), baseline, config)
-    elif method or grid or baseline:
-        raise SettingsError(f"{file} says which methods and values are tried, and the baseline: change them there")
-    else:
-        recipe = load_recipe(os.fspath(file))
-        recipe = recipe.model_copy(update={"settings": {**recipe.settings, **config}})
-    if criterion is not None:
-        recipe = recipe.model_copy(update={"criterion": criterion})
-    count = seeds if seeds is not None else recipe.seeds
-    if count < 1:
-        raise SettingsError(f"seeds = {count}: a sweep takes at least one")
-    folder = Path(out or Path("runs", recipe.name or "sweep"))
-    with study_progress("sweeping", None, shown=progress) as bar:
-        seeds_of_it, at_a_time = range(seed, seed + count), place_of(jobs, pool, gpus_per_run)
-        return run_sweep(recipe, seeds_of_it, folder, at_a_time, bar.count, bar.expect)
+    if seeds < 1:
+        raise SettingsError(f"seeds = {seeds}: a search takes at least one")
+    if budget is not None and not budget > 0.0:
+        raise SettingsError(f"budget = {budget:g}: give a number of minutes above 0")
+    if mean_within is not None and not mean_within >= 0.0:
+        raise SettingsError(f"mean-within = {mean_within:g}: give a number of points of at least 0")
+    arms = arms_of(methods, grid if isinstance(grid, Mapping) else parse_grid(grid), baseline, config, criterion)
+    (base,) = parse_arms([baseline])
+    study = Study(
+        "search",
+        arms,
+        list(range(seed, seed + seeds)),
+        base.method,
+        config,
+        criterion=find_measure(criterion).name,
+        mean_within=mean_within,
+        minutes=budget,
+    )
+    at_a_time = place_of(jobs, pool, gpus_per_run)
+    with study_progress("searching", None, shown=progress) as bar:
+        return search_arms(study, Path(out), at_a_time, bar.count, bar.expect)
 
 
-def _recipe_of(
-    method: Named | Sequence[Named], grid: Grid, baseline: Named | None, config: Mapping[str, Value]
-) -> Recipe:
-    """Return the recipe of a sweep without a file: a row a method, and one of the baseline."""
-    among = variants(method, config)
-    rows = [{"label": _plain_label(variant), "settings": variant.config} for variant in among]
-    label = ""
-    if baseline:
-        (base,) = variants([baseline], config)
-        if any(base.is_same(variant) for variant in among):
-            raise SettingsError(
-                f"baseline = {baseline!r} is among the methods, which are chosen from: leave it out in one place"
-            )
-        label = _plain_label(base)
-        label = f"{label} as baseline" if any(row["label"] == label for row in rows) else label
-        rows.append({"label": label, "settings": base.config})
-    about = {"title": "Sweep", "settings": dict(config), "grid": _axes(grid), "rows": rows, "seeds": 3}
-    return recipe_of({**about, "baseline": label})
-
-
-def _plain_label(variant: Variant) -> str:
-    """Return a variant's label without its parameters, which each point of a sweep has in its name."""
-    return variant.label.removesuffix(label_of("", variant.given))
-
-
-def _axes(grid: Grid) -> dict[str, list[Value]]:
-    """Return the values of each setting of a grid; raise SettingsError for one that is there twice or has none."""
-    if isinstance(grid, Mapping):
-        lists = {key: [value] if isinstance(value, int | float) else value for key, value in grid.items()}
-        listed = [
-            values_in(f"{key}={value}") if isinstance(value, str) else (key, list(value))
-            for key, value in lists.items()
-        ]
-    else:
-        listed = [values_in(text) for text in grid]
-    axes: dict[str, list[Value]] = {}
-    for key, values in listed:
-        if key in axes:
-            raise SettingsError(f"grid: {key} is there twice: give all its values at once, as in {key}=0,0.1,0.5")
-        if not values:
-            raise SettingsError(f"grid: {key} has no values: give some, as in {key}=0,0.1,0.5")
-        axes[key] = values
-    return axes
-
-
-@expand_options
-def recommend(
-    task: str | None = None,
-    *,
-    wish: str,
-    budget: str = "10m",
-    seed: int = 0,
-    out: str | os.PathLike[str] = "runs/recommendation",
-    jobs: int | None = None,
-    settings: Mapping[str, Value] | None = None,
-    progress: bool = True,
-    **options: Unpack[CommonOptions],
-) -> Recommendation:
-    """Find the method for a wish: which one, with which parameters, what it gains, what it costs, and who pays.
-
-    Candidates are compared on validation examples, and the best is measured on the test examples of fresh seeds. The
-    same call continues what was interrupted, and a higher budget goes on from there.
-
-    The parameters that are not described here are those of `run`; all runs share them.
+def load(folder: str | os.PathLike[str], *, trust: Sequence[str] = ()) -> Any:
+    """Return what a folder holds: a run, finished or not, a comparison, a search or a reproduction.
 
     Parameters
     ----------
-    wish
-        What the method is to be good at and what it may not cost: "worst as high as possible, mean within 1 point of
-        FedAvg".
-    budget
-        How long it may take, as "10m", "90s" or "1h30m": no run goes on after it.
-    seed
-        The first seed of the search; the gain is measured with seeds that begin 1000 later.
-    out
-        The folder for the answer and all runs.
-    jobs
-        The number of runs at a time, each in a process of its own; by default one a processor.
-    settings
-        Any other settings of all runs, by their names on the command line.
-    progress
-        Whether to show a progress bar, in a terminal or notebook.
+    folder
+        The folder of a run, also of a deployed one or of a user's ServerApp, or that of a study.
+    trust
+        The modules that may be imported, where a reproduction's recipe names them and they are no installed packages.
 
     Returns
     -------
-    Recommendation
-        The answer, which lies in `out` as well.
+    Run, Comparison, Search or Reproduction
+        Which it is depends on the folder.
 
     Raises
     ------
     FairbloomError
-        When the wish is none, names a client or groups that there are not or wishes worse service; when a setting is
-        unknown, impossible or unused, a folder cannot be used, or the baseline cannot be run.
+        When the folder holds nothing that can be read, or runs of a comparison are missing.
     """
-    wished, seconds = Objective.of(wish), parse_budget(budget)
-    config = merge_settings(as_settings({"task": task, **options}), settings or {})
-    begun = time.monotonic()
-    with study_progress("searching", seconds, counted="seconds of the budget", shown=progress) as bar:
-
-        def notify(stage: str) -> None:
-            bar.set_stage(stage, min(seconds, time.monotonic() - begun))
-
-        return recommend_method(config, wished, seconds, seed, Path(out), jobs or processors_here(), notify)
+    path = Path(folder).absolute()
+    if not kind_of(path):
+        return load_run(path)
+    study = Study.read(path)
+    match study.kind:
+        case "compare":
+            return read_comparison(path, study)
+        case "search":
+            return read_search(path, study)
+        case "reproduce":
+            return load_reproduction(path, trust)
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""The options that runs, comparisons, sweeps and recommendations have in common."""
+"""The options that runs and studies have in common."""
 
 import inspect
 import os

@@ -18,24 +18,20 @@ __all__ = [
     "Comparison",
     "Evaluation",
     "FairbloomError",
-    "Recommendation",
     "RecordedRound",
     "Reproduction",
     "Run",
     "RunFolder",
     "Score",
+    "Search",
     "StopRun",
-    "Sweep",
     "__version__",
     "compare",
     "evaluate",
     "load",
-    "load_comparison",
-    "load_sweep",
-    "recommend",
     "reproduce",
     "run",
-    "sweep",
+    "search",
 ]
 
 if TYPE_CHECKING:
@@ -43,19 +39,15 @@ if TYPE_CHECKING:
     from fairbloom.experiments.api import (
         Comparison,
         Evaluation,
-        Recommendation,
         Reproduction,
         Run,
-        Sweep,
+        Search,
         compare,
         evaluate,
         load,
-        load_comparison,
-        load_sweep,
-        recommend,
         reproduce,
         run,
-        sweep,
+        search,
     )
     from fairbloom.protocol.scores import Score
     from fairbloom.rounds.round import StopRun

@@ -32,16 +32,10 @@ COMMANDS = {
         "Train with several methods and seeds, and show which clients gain or lose.",
         "fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp",
     ),
-    "sweep": Place(
-        f"{OURS}.sweep:sweep",
-        "Try combinations of settings, choose the best on validation examples, and test it.",
-        "fairbloom sweep --method fedfv --grid alpha=0,0.1,0.5 --grid learning-rate=0.01,0.1 --baseline fedavg",
-    ),
-    "recommend": Place(
-        f"{OURS}.recommend:recommend",
-        "Search for the method that best meets a goal, within a time budget.",
-        "fairbloom recommend --task digits --wish 'worst as high as possible, mean within 1 point of FedAvg' "
-        "--budget 10m",
+    "search": Place(
+        f"{OURS}.search:search",
+        "Try methods with several values of their parameters, and test the best of each with fresh seeds.",
+        "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --budget 10 --out runs/search",
     ),
     "reproduce": Place(
         f"{OURS}.reproduce:reproduce",

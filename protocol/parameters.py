@@ -229,7 +229,7 @@ class Parameter:
             if self.key == "seed":
                 return f"a run takes one value; fairbloom compare --seeds {len(read)} runs {len(read)} of them; "
             values = ",".join(str(each).strip() for each in several)
-            return f"a run takes one value; fairbloom sweep --grid {self.key}={values} tries each; "
+            return f"a run takes one value; fairbloom search --grid {self.key}={values} tries each; "
         if isinstance(self.allowed, Choices):
             return did_you_mean(str(value), self.allowed.words)
         if self.kind is bool and isinstance(value, str):

@@ -28,7 +28,7 @@ from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.round import Round, StopRun
 
 Tries = Sequence[Mapping[str, Value]]
-"""Parameters of candidates, by their names in Python."""
+"""Values of parameters that are tried, by their names in Python."""
 
 
 class FairStrategy(Method, Strategy):
@@ -39,8 +39,8 @@ class FairStrategy(Method, Strategy):
     """
 
     tries: ClassVar[Tries] = ({},)
-    """The parameters with which `fairbloom recommend` tries a built-in method: by default as they are; (): it does not.
-    A subclass does not inherit it."""
+    """The parameters with which `fairbloom search` tries a method that is named without some: by default as they are.
+    () leaves it out of `--methods all`. A subclass does not inherit it."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)

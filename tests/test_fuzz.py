@@ -33,11 +33,8 @@ from fairbloom.deploy.operator.federation import Federation
 from fairbloom.deploy.operator.registry import Registry
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.commands.options import settings_of
-from fairbloom.experiments.recipes.recipe import load_recipe
-from fairbloom.experiments.results.comparison import Plan
-from fairbloom.experiments.results.plans import PlanFile
-from fairbloom.experiments.results.sweep import SweepPlan
-from fairbloom.experiments.studies.reproduce import load_reproduction
+from fairbloom.experiments.recipe import load_recipe
+from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.server.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from fairbloom.server.run_folder import files
@@ -111,14 +108,9 @@ def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
     return lambda path: json.loads(file.encode(file.read(path.parent)))
 
 
-def read_plan(plan: type[PlanFile]) -> Callable[[Path], Structure]:
-    """Return the reader of a study's plan; JSON writes numbers that are keys as texts."""
-    return lambda path: json.loads(json.dumps(asdict(plan.read(path.parent))))
-
-
-def read_reproduction(path: Path) -> Structure:
-    found = load_reproduction(path.parent)
-    return {"recipe": found.recipe.name, "seeds": len(found.seeds), "quick": found.quick, "set": found.overrides}
+def read_study(path: Path) -> Structure:
+    """Return a study as its file has it; JSON writes tuples as lists."""
+    return json.loads(json.dumps(asdict(Study.read(path.parent))))
 
 
 def only(*keys: str) -> Callable[[Structure], Structure]:
@@ -339,22 +331,17 @@ RECIPE = {
     "settings": {"task": "digits", "clients": 4, "num-rounds": 2},
     "rows": [{"label": "FedAvg", "settings": {"method": "fedavg"}}],
 }
-PLAN = {
-    "runs": {"fedavg": ["runs/a-seed1", "runs/a-seed2"], "FedFV (alpha=0.2)": ["runs/b-seed1", "runs/b-seed2"]},
-    **{"seeds": [1, 2], "baseline": "fedavg"},
-    "methods": {"fedavg": {}, "FedFV (alpha=0.2)": {"fedfv.alpha": 0.2, "clients": 4, "average-models": True}},
-    "failed": {"FedFV (alpha=0.2)": {"2": {"reason": "it diverged", "diverged": True}}},
-}
-REPRODUCTION = {"recipe": "fedfv-table3", "seeds": 2, "quick": False, "set": {"clients": 4, "learning-rate": 0.1}}
-SWEEP = {
-    **{"title": "FedFV", "criterion": "mean", "seeds": [1, 2], "searched": [1], "baseline": "fedavg"},
-    "points": [
-        {
-            **{"row": "fedfv", "settings": {"method": "fedfv", "fedfv.alpha": 0.2}, "point": {"fedfv.alpha": 0.2}},
-            **{"folder": "fedfv-0.2", "rounds": 3, "evaluated": "global", "fault": ""},
-        }
+STUDY = {
+    "kind": "search",
+    "arms": [
+        {"label": "FedAvg", "method": "fedavg", "settings": {}, "evaluated": "global"},
+        {"label": "Ditto (lam=0.1)", "method": "ditto", "settings": {"ditto.lam": 0.1}, "evaluated": "personal"},
     ],
-    **{"notes": ["validation-share = 0.2"], "ended": True},
+    **{"seeds": [1, 2], "baseline": "fedavg", "settings": {"clients": 4, "average-models": True}},
+    "failed": {"runs/ditto-lam=0.1-seed2": "it diverged"},
+    **{"criterion": "worst_10", "mean_within": 1.5, "minutes": None},
+    "found": {"judged": [1], "best": ["FedAvg"], "fresh": [1001]},
+    **{"recipe": "", "quick": False, "overrides": {}},
 }
 CSV = {"header": csv_of(1).split("\n")[0].split(","), "rows": [row.split(",") for row in csv_of(12).split("\n")[1:-1]]}
 SCORES = [asdict(Score("accuracy", percent=True)), asdict(Score("mae", higher_is_better=False))]
@@ -427,9 +414,7 @@ KINDS: Mapping[str, Kind] = {
         sealed=True,
         names_file=False,
     ),
-    "the plan of a comparison": Kind("comparison.json", PLAN, as_json, read_plan(Plan)),
-    "the plan of a sweep": Kind("sweep.json", SWEEP, as_json, read_plan(SweepPlan)),
-    "the plan of a reproduction": Kind("reproduction.json", REPRODUCTION, as_json, read_reproduction),
+    "a study": Kind("study.json", STUDY, as_json, read_study),
     "a table of data": Kind("site-a.csv", CSV, table, read_csv, columns_of),
 }
 

@@ -9,7 +9,7 @@ from fairbloom.rounds.fits import SERVER_MOMENTUM, misfit
 from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
 
-from ..recipes.labels import format_value
+from ..arms import format_value
 
 REQUIRED = "required"
 """What is said in place of a default where there is none."""

@@ -22,7 +22,7 @@ from ..render.terminal import console, show_table
 from .described import REQUIRED, MethodDoc, default_of, describe
 
 if TYPE_CHECKING:
-    from ..recipes.recipe import Recipe
+    from ..recipe import Recipe
 
 
 def show_recipes(recipes: Sequence["Recipe"]) -> None:

@@ -15,7 +15,7 @@ from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignmen
 from fairbloom.server.settings import default_config
 from fairbloom.simulation.dispatch.processes import processors_here
 
-from ..api import Evaluation, Recommendation, Reproduction, Sweep
+from ..api import Evaluation, Reproduction, Search
 from ..options import Function, merge_settings, optional, without_options
 
 
@@ -29,7 +29,8 @@ class SettingsCommand(TyperCommand):
         except click.NoSuchOption as error:
             key, settings = key_of(error.option_name.lstrip("-")), default_config()
             options = {name.lstrip("-") for each in self.params for name in each.opts}
-            for other in (f"{key}s", key.removesuffix("s")):  # a run has --method and --seed, a study --methods
+            others = (f"{key}s", key.removesuffix("s"))  # a run has --method and --seed, a study --methods
+            for other in (*others, *(["rows"] if key.startswith("method") else [])):  # which a recipe has
                 if other in options:
                     message = f"No such option {error.option_name!r}: write --{other}."
                     raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
@@ -118,7 +119,7 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     return config
 
 
-def show_result(result: Evaluation | Recommendation | Reproduction | Sweep, as_json: bool) -> None:
+def show_result(result: Evaluation | Reproduction | Search, as_json: bool) -> None:
     """Print what a study has found: as tables, or as JSON."""
     if as_json:
         print(json.dumps(result.as_json, indent=2))

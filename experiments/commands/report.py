@@ -7,17 +7,15 @@ import typer
 from rich.markup import escape
 
 from fairbloom.command import TrustOption
-from fairbloom.server.run_folder.errors import RunFolderError
 
+from .. import api
 from ..render.terminal import console
 from ..results.presentation import write_report
-from ..results.recommendation import Recommendation
 from ..results.run import REPORT
-from .show import load_result
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, comparison, reproduction or sweep.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run or a study.")],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help=f"The file; by default {REPORT} in the folder.")
     ] = None,
@@ -25,10 +23,7 @@ def report(
 ) -> None:
     """Write a report with charts and tables as one HTML file.
 
-    Comparisons, reproductions and sweeps write their report when they end.
+    Studies write their report when they end.
     """
-    result = load_result(folder, trust)
-    if isinstance(result, Recommendation):
-        raise RunFolderError(f"{folder} holds a recommendation, which has no report: fairbloom show prints it")
-    written = write_report(result, out or folder / REPORT)
+    written = write_report(api.load(folder, trust=trust), out or folder / REPORT)
     console.print(f"report: {escape(str(written))}", soft_wrap=True)

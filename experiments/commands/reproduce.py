@@ -8,7 +8,7 @@ import typer
 from fairbloom.protocol.settings import SettingsError
 
 from .. import api
-from ..recipes.recipe import load_shipped
+from ..recipe import load_shipped
 from .lists import show_recipes
 from .options import (
     DEFAULT_JOBS,

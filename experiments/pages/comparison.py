@@ -10,12 +10,11 @@ from fairbloom.errors import FairbloomError
 
 from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table, slug
 from ..render.theme import Series
-from ..results.comparison import Comparison, Plan, personal_label
+from ..results.comparison import Comparison, personal_label
 from ..results.differences import FEWEST_SEEDS, Difference
 from ..results.measures import CLIENT, LARGER_CLASS, measure_title
-from ..results.plans import kind_of
 from ..results.presentation import page_of
-from ..results.run import REPORT, load
+from ..results.run import REPORT
 from ..results.verdict import CLAIMED, MEAN, WORST
 from . import charts
 from .cells import CLEAR, NONE, SHOWN, Digits, mark_clear, tone_of
@@ -44,7 +43,7 @@ POINTS_SHOWN = 16
 def page_of_comparison(comparison: Comparison) -> Page:
     """Return the page of a comparison, without details where it comes from no folder."""
     folder, seeds = comparison.folder, comparison.seeds
-    lines = lines_of(comparison, Plan.read(folder)) if kind_of(folder) == "comparison" else []
+    lines = lines_of(comparison)
     facts: dict[str, object] = {"baseline": comparison.baseline, "clients": comparison.client_count}
     facts |= {"seeds": len(seeds)} | ({"rounds": lines[0].runs[0].rounds_done} if lines else {})
     task = f" on {lines[0].runs[0].settings.get('task')}" if lines else ""
@@ -83,11 +82,10 @@ def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Sec
     return present([*sections, absences_section(trained), settings_section(trained), all_settings_section(trained)])
 
 
-def lines_of(comparison: Comparison, plan: Plan) -> list[Line]:
+def lines_of(comparison: Comparison) -> list[Line]:
     """Return the methods with their runs, the baseline first; personal models follow the method that they are of."""
     lines = []
-    for label, names in plan.finished.runs.items():
-        runs = [load(comparison.folder / name) for name in names]
+    for label, runs in comparison.runs.items():
         lines.append(Line(label, runs, "personal" if label in comparison.personal else "global"))
         if (personal := personal_label(label)) in comparison.personal:
             lines.append(Line(personal, runs, "personal", same_runs_as=label))

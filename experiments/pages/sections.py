@@ -11,7 +11,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
 from fairbloom.server.run_folder.rows import ABSENT
 
-from ..recipes.labels import format_value
+from ..arms import format_value
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
 from ..results.measures import measure_title

@@ -14,17 +14,16 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score, accuracy_first
-from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.files import ROUNDS, is_finished
+from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.run_folder.rows import MEASURES
 
+from ..study import NOUNS, Study
 from .caveats import caveats_of_comparison
 from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .groups import GroupReport
 from .measures import CLIENT, GAP, Served, find_measure
 from .other_scores import Contradiction, find_contradictions, sentences_on
-from .plans import COMPARISON, PlanFile
 from .presentation import Shown
 from .run import Run, final_of, frame, load, measures
 from .shared_data import SharedData
@@ -37,95 +36,6 @@ Values = Mapping[str, float]
 """A score by client."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a run failed."""
-
-    reason: str
-    diverged: bool = False  # its numbers left their range, so the same run would fail again
-
-
-@dataclass(frozen=True)
-class Plan(PlanFile):
-    """What is compared, as comparison.json has it; keys are labels of methods."""
-
-    file, kind, command = COMPARISON, "comparison", "fairbloom compare"
-
-    runs: Mapping[str, Sequence[str]]  # run folders in the comparison's, one per seed
-    seeds: Sequence[int]
-    baseline: str
-    methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # name and own settings
-    failed: Mapping[str, Mapping[int, Failure]] = field(default_factory=dict)  # by seed
-
-    @classmethod
-    def read(cls, folder: Path) -> "Plan":
-        """Return what was written; raise RunFolderError when the folder holds no comparison or its file is damaged."""
-        plan = super().read(folder)
-        if plan.baseline not in plan.runs or any(len(runs) != len(plan.seeds) for runs in plan.runs.values()):
-            raise RunFolderError(
-                f"{folder / cls.file} cannot be read: it names other runs than its methods and seeds have. Run the "
-                f"same {cls.command} again, which writes it again"
-            )
-        return plan
-
-    @property
-    def count(self) -> int:
-        """The number of runs."""
-        return sum(map(len, self.runs.values()))
-
-    def paths(self, folder: Path) -> list[Path]:
-        """Return the run folders, but for those of runs that failed."""
-        return [
-            folder / name
-            for label, names in self.runs.items()
-            for seed, name in zip(self.seeds, names, strict=True)
-            if seed not in self.failed.get(label, {})
-        ]
-
-    def unfinished(self, folder: Path) -> list[Path]:
-        """Return the run folders that hold no finished run, but for those of runs that failed."""
-        return [path for path in self.paths(folder) if not is_finished(path)]
-
-    def with_failures(self, failures: Mapping[tuple[str, int], Failure]) -> "Plan":
-        """Return the plan with these failures in place of its own, by label and seed."""
-        labels = dict.fromkeys(label for label, _ in failures)
-        failed = {
-            label: {seed: failures[label, seed] for seed in self.seeds if (label, seed) in failures} for label in labels
-        }
-        return replace(self, failed=failed)
-
-    @property
-    def finished(self) -> "Plan":
-        """The plan without the seeds that the baseline failed with, and without methods that failed with others.
-
-        A method is not compared over the seeds that it happens to have survived, which would flatter it.
-        """
-        lost = self.failed.get(self.baseline, {})
-        places = [i for i, seed in enumerate(self.seeds) if seed not in lost]
-        if not places:
-            seed, failure = next(iter(lost.items()))
-            raise FairbloomError(
-                f"{self.baseline} with seed {seed}: {failure.reason}. All runs of the baseline failed, so nothing can "
-                "be compared with it: choose another one by --baseline"
-            )
-        seeds = [self.seeds[i] for i in places]
-        runs = {
-            label: [names[i] for i in places]
-            for label, names in self.runs.items()
-            if self.failed.get(label, {}).keys().isdisjoint(seeds)
-        }
-        return replace(self, runs=runs, seeds=seeds)
-
-    def failures(self) -> dict[str, str]:
-        """Return in words with how many seeds a method failed, by its label: "diverged with 3 of 3 seeds"."""
-        words = {True: "diverged", False: "failed"}
-        return {
-            label: f"{words[all(each.diverged for each in by_seed.values())]} with {len(by_seed)} of "
-            f"{len(self.seeds)} seeds"
-            for label, by_seed in self.failed.items()
-        }
-
-
 def load_comparison(folder: str | os.PathLike[str]) -> "Comparison":
     """Return a comparison by its folder.
 
@@ -136,25 +46,29 @@ def load_comparison(folder: str | os.PathLike[str]) -> "Comparison":
         were not evaluated by all clients.
     """
     path = Path(folder).absolute()
-    plan = Plan.read(path)
-    unfinished = plan.unfinished(path)
-    if unfinished:
-        raise RunFolderError(
-            f"{path} has {plan.count - len(unfinished)} of {plan.count} runs: the same fairbloom compare continues"
-        )
-    return read_comparison(path, plan)
+    study = Study.read(path)
+    if study.kind != "compare":
+        raise RunFolderError(f"{path} holds a {NOUNS[study.kind]}, which fairbloom.load reads")
+    return read_comparison(path, study)
 
 
-def read_comparison(folder: Path, whole: Plan) -> "Comparison":
-    """Return the comparison of finished runs."""
-    plan = whole.finished
-    runs = {label: [load(folder / name) for name in names] for label, names in plan.runs.items()}
+def read_comparison(folder: Path, study: Study) -> "Comparison":
+    """Return the comparison of a study's runs; raise RunFolderError where some are not finished.
+
+    A method whose runs lack a score that others have is left out, and so is one of which a run failed.
+    """
+    if unfinished := study.unfinished(folder):
+        whole = len(study.arms) * len(study.seeds)
+        raise RunFolderError(f"{folder} has {whole - len(unfinished)} of {whole} runs: the same command continues")
+    plan = study.finished
+    runs = {arm.label: [load(folder / plan.folder(arm, seed)) for seed in plan.seeds] for arm in plan.arms}
+    failed = {arm.label: by_seed for arm in study.arms if (by_seed := study.failures(arm))}
     scores = runs[plan.baseline][0].scores
+    lacking = _find_lacking(runs, plan.baseline, plan.seeds)
+    runs = {label: by_seed for label, by_seed in runs.items() if label not in lacking}
     finals: dict[str, list[Mapping[str, Values]]] = {}
     personal: dict[str, str] = {}
     for label, by_seed in runs.items():
-        for run in by_seed:
-            final_of(run)  # at the latest here it is noticed that nobody evaluated
         finals[label] = [_finals(run, scores) for run in by_seed]
         if by_seed[0].serves == "personal":  # which is what `final` returns then
             personal[label] = label
@@ -164,11 +78,10 @@ def read_comparison(folder: Path, whole: Plan) -> "Comparison":
             name = personal_label(label)
             finals[name] = of_personal
             personal[name] = label
-    left_out = _left_out(plan, runs, {label: [each[scores[0].name] for each in finals[label]] for label in finals})
+    values = {label: [each[scores[0].name] for each in by_seed] for label, by_seed in finals.items()}
+    left_out = _left_out(plan.seeds, runs, values)
     reasons = [
-        f"{label} with seed {seed}: {by_seed[seed].reason}."
-        for label, by_seed in whole.failed.items()
-        for seed in list(by_seed)[:1]
+        f"{label} with seed {seed}: {reason}." for label, of in failed.items() for seed, reason in list(of.items())[:1]
     ]
     caveats = (*caveats_of_comparison(runs), *reasons)
     return Comparison(
@@ -182,8 +95,9 @@ def read_comparison(folder: Path, whole: Plan) -> "Comparison":
         caveats,
         SharedData.of(runs[plan.baseline]),
         _by_group(runs, personal),
-        whole.failures(),
+        {label: f"failed with {len(of)} of {len(study.seeds)} seeds" for label, of in failed.items()} | lacking,
         _larger_classes(runs[plan.baseline]),
+        {label: tuple(by_seed) for label, by_seed in runs.items()},
     )
 
 
@@ -213,21 +127,33 @@ def _finals(run: Run, scores: Sequence[Score], model: str = "") -> Mapping[str, 
     return {score.name: run.final(score, model) for score in scores}
 
 
+def _find_lacking(runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Sequence[int]) -> dict[str, str]:
+    """Return in words what methods lack whose clients have no score that others have; the baseline must have all."""
+    found: dict[str, str] = {}
+    for place, seed in enumerate(seeds):
+        scored = set().union(*(by_seed[place].final() for by_seed in runs.values()))
+        for label, by_seed in runs.items():
+            run = by_seed[place]
+            if label == baseline:
+                final_of(run)  # at the latest here it is noticed that nobody evaluated
+            if missing := sorted(scored - {*run.test_examples()}):
+                found.setdefault(label, f"has no test {run.score.name} of {', '.join(missing)} with seed {seed}")
+    if baseline in found:
+        rounds = ROUNDS.path_in(runs[baseline][0].folder)
+        raise RunFolderError(
+            f"{baseline} {found[baseline]}, as other methods have: see what was refused or missing in {rounds}, or "
+            "choose another --baseline"
+        )
+    return found
+
+
 def _left_out(
-    plan: Plan, runs: Mapping[str, Sequence[Run]], values: Mapping[str, Sequence[Values]]
+    seeds: Sequence[int], runs: Mapping[str, Sequence[Run]], values: Mapping[str, Sequence[Values]]
 ) -> tuple[Sequence[str], ...]:
     """Return, by seed, the clients that lack the score under some method, so that measures are of the same clients."""
     found = []
-    for place, seed in enumerate(plan.seeds):
+    for place, seed in enumerate(seeds):
         scored = set().union(*(by_seed[place] for by_seed in values.values()))
-        for label, by_seed in runs.items():
-            run = by_seed[place]
-            if lacking := sorted(scored - set(run.test_examples())):
-                raise RunFolderError(
-                    f"{label} with seed {seed} has no test {run.score.name} of {', '.join(lacking)} after the last "
-                    f"round, as other methods have: see what was refused or missing in {ROUNDS.path_in(run.folder)}, "
-                    "or leave the method out"
-                )
         shared = scored.intersection(*(by_seed[place] for by_seed in values.values()))
         if not shared:
             raise RunFolderError(
@@ -272,6 +198,8 @@ class Comparison(Shown):
         the comparison is over have finished.
     larger_classes
         The share of each client's test examples that are of the larger of two classes, in percent, the mean over seeds.
+    runs
+        The runs of each method, one a seed.
     """
 
     finals: Mapping[str, Sequence[Mapping[str, Values]]]
@@ -286,6 +214,7 @@ class Comparison(Shown):
     by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     larger_classes: Mapping[str, float] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
 
     @property
     def score(self) -> Score:

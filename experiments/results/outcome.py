@@ -9,8 +9,8 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 
-from ..recipes.labels import format_value
-from ..recipes.recipe import Case, Point, Printed, Recipe
+from ..arms import format_value
+from ..recipe import Case, Point, Printed, Recipe
 from .comparison import mean_and_deviation
 from .groups import ALL
 from .measures import CLIENT, GAP, Served, find_measure, parse_gap

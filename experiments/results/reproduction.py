@@ -8,23 +8,10 @@ from typing import Any
 from fairbloom.protocol.settings import Mark, Value, marked
 from fairbloom.server.settings import may_differ
 
-from ..recipes.recipe import Recipe
+from ..recipe import Recipe
 from .outcome import Outcome
-from .plans import REPRODUCTION, PlanFile
 from .presentation import Shown
 from .run import Run
-
-
-@dataclass(frozen=True)
-class ReproductionPlan(PlanFile):
-    """Which recipe is run, and how, as reproduction.json has it."""
-
-    file, kind, command = REPRODUCTION, "reproduction", "fairbloom reproduce"
-
-    recipe: str
-    seeds: int
-    quick: bool
-    set: Mapping[str, Value]  # the settings of all runs, in place of the recipe's
 
 
 @dataclass(frozen=True)

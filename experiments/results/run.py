@@ -44,10 +44,9 @@ from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
 
-from ..recipes.labels import label_of, title
-from ..recipes.variants import COMMON
+from ..arms import COMMON, label_of, title
+from ..study import kind_of
 from .groups import GroupReport, read_groups
-from .plans import kind_of
 from .presentation import Shown
 from .tables import read_frame
 

@@ -13,7 +13,8 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.dispatch.processes import processors_here
 
-from .pool import Runs, Workers, is_done
+from ..study import Runs
+from .pool import Workers, is_done
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,8 @@ from fairbloom.tasks import check_data, digests
 from fairbloom.tasks.files.reading.reader import FileStamp, keep_tables, kept_tables
 from fairbloom.tasks.files.reading.table import Table
 
+from ..study import RunKey, Runs
 from .log_records import print_records, send_records
-
-RunKey = tuple[str, int]
-"""What a run is called among several: a label, and the seed."""
-
-Runs = Mapping[RunKey, Settings]
-"""The settings of each run."""
 
 
 def check_runs(runs: Runs) -> None:

@@ -75,12 +75,10 @@ def _describe_spread(score: Score, recorded: RecordedRound) -> str:
 
 
 @contextmanager
-def study_progress(
-    title: str, total: float | None, *, counted: str = "runs done", shown: bool = True
-) -> Iterator["StudyBar"]:
-    """Show how far a study is. `total` is None while it is not known, and `counted` says what it counts."""
+def study_progress(title: str, total: float | None, *, shown: bool = True) -> Iterator["StudyBar"]:
+    """Show how many runs of a study are done. `total` is None while it is not known."""
     with progress(shown=shown) as bar:
-        yield StudyBar(bar, bar.add_task(title, total=total, measured=counted))
+        yield StudyBar(bar, bar.add_task(title, total=total, measured="runs done"))
 
 
 class StudyBar:
@@ -96,10 +94,6 @@ class StudyBar:
     def count(self) -> None:
         """Count a run that is done."""
         self._bar.advance(self._study)
-
-    def set_stage(self, stage: str, completed: float) -> None:
-        """Show in which stage a study is that counts something else than runs, and how much of that is done."""
-        self._bar.update(self._study, description=stage, completed=completed)
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """A recipe is run, what is missing of it, and what was measured stands beside what was printed."""
 
-import logging
+import contextlib
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
@@ -12,25 +14,82 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used
 
-from ..recipes.labels import format_value
-from ..recipes.recipe import Case, Recipe, load_recipe
+from ..arms import Arm, format_value
+from ..recipe import Case, Recipe, load_recipe
+from ..results.measures import find_measure
 from ..results.outcome import Outcome, measures_of
 from ..results.presentation import write_figure, write_report
-from ..results.reproduction import Reproduction, ReproductionPlan
-from ..results.run import REPORT, Run
-from .driver import run_study, write_tables
-from .objective import Objective
-from .on_ray import Pool, place_of
+from ..results.reproduction import Reproduction
+from ..results.run import REPORT, Run, load
+from ..results.search import choose, judge_arms
+from ..study import STUDY, RunKey, Study
+from .on_ray import OnRay, Pool, place_of
 from .progress import study_progress
-from .rehearsal import Failures
-from .score import fix_score
-from .study import Candidate, PlannedRun, Study, StudyRow, folder_name
+from .running import QUIET, carry_out, fix_score, raise_if_all_failed, rehearse, with_failures, write_tables
 
 MAX_SEEDS = 1_000
 """Each seed is a run of each row, so that more would only fill the memory with plans."""
 
-QUIET = logging.ERROR
-"""From which level on log lines are printed: hundreds of runs have too many warnings; rounds.csv has what they say."""
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe as it is run: its rows, each with the arms of its grid, of which the best is shown."""
+
+    recipe: Recipe
+    cases: Sequence[Case]
+    rows: Sequence[Sequence[Arm]]
+    study: Study
+    out: Path
+
+    @property
+    def search_seeds(self) -> Sequence[int]:
+        """The seeds with which grids are searched."""
+        return self.study.seeds[: self.recipe.grid_seeds or len(self.study.seeds)]
+
+    def seeds_of(self, row: Sequence[Arm]) -> Sequence[int]:
+        """Return the seeds of a row before its grid is decided; without a grid these are all."""
+        return self.study.seeds if len(row) == 1 else self.search_seeds
+
+    def first_runs(self) -> dict[RunKey, Settings]:
+        """Return the runs of all rows before the grids are decided, seed by seed; without grids these are all."""
+        pairs = [(row, seed) for seed in self.study.seeds for row in self.rows if seed in self.seeds_of(row)]
+        return self.study.runs_of([(arm, seed) for row, seed in pairs for arm in row], self.out)
+
+    def chosen_runs(self) -> dict[RunKey, Settings]:
+        """Return the runs of each row's best arm, seed by seed."""
+        best = [arm for row in self.rows if (arm := self.choose(row)) is not None]
+        return self.study.runs_of([(arm, seed) for seed in self.study.seeds for arm in best], self.out)
+
+    @property
+    def count(self) -> int:
+        """How many runs there are: those that search the grids, and those at the points that are found."""
+        later = sum(len(self.study.seeds) - len(self.search_seeds) for row in self.rows if len(row) > 1)
+        return len(self.first_runs()) + later
+
+    def choose(self, row: Sequence[Arm]) -> Arm | None:
+        """Return the best arm of a row; None where there is none whose runs of the search are finished."""
+        if len(row) == 1:
+            return row[0]
+        runs = [[self.load(arm, seed) for seed in self.search_seeds] for arm in row]
+        first = next((run for by_seed in runs for run in by_seed if run is not None), None)
+        if first is None:
+            return None
+        measure = find_measure(self.recipe.criterion)
+        best = choose(measure, first.score, judge_arms(measure, row, runs))
+        return None if best is None else best.arm
+
+    def fault_of(self, row: Sequence[Arm]) -> str:
+        """Return why no arm of a row can be chosen, as far as their scores say; "" where they do not."""
+        if len(row) == 1 or self.choose(row) is not None:
+            return ""
+        runs = [[self.load(arm, seed) for seed in self.search_seeds] for arm in row]
+        judged = judge_arms(find_measure(self.recipe.criterion), row, runs)
+        return next((f"{each.arm.label}: {each.fault}" for each in judged if each.fault), "")
+
+    def load(self, arm: Arm, seed: int) -> Run | None:
+        """Return a run that is finished, else None."""
+        done = self.study.is_done(arm, seed, self.out)
+        return load(self.out / self.study.folder(arm, seed)) if done else None
 
 
 def reproduce(
@@ -91,56 +150,113 @@ def reproduce(
     default_out = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
     cases = choose_rows(recipe, rows)
     check_overrides(overrides, cases)
+    plan = _plan(recipe, name, cases, range(chosen_seeds), quick, overrides, Path(out or default_out).absolute())
+    if not run:
+        return _collect(plan)
+    with study_progress(recipe.name, plan.count, shown=progress) as bar:
+        return _carry_out(plan, place_of(jobs, pool, gpus_per_run), bar.count)
+
+
+def _plan(
+    recipe: Recipe,
+    name: str,
+    cases: Sequence[Case],
+    seeds: Sequence[int],
+    quick: bool,
+    overrides: Mapping[str, Value],
+    out: Path,
+) -> Plan:
+    """Return how rows of a recipe are run; what the user has set goes before all others, and is not varied."""
+    shared = {**recipe.settings, **overrides}
+    if quick:
+        shared = _shorten(shared) | overrides
+    rows = [_arms(case, overrides, quick) for case in cases]
     study = Study(
-        [_row(case, overrides, quick) for case in cases],
-        range(chosen_seeds),
-        Path(out or default_out).absolute(),
-        recipe.grid_seeds,
-        _criterion(recipe),
+        "reproduce",
+        [arm for row in rows for arm in row],
+        list(seeds),
+        settings=shared,
+        recipe=str(Path(name).absolute()) if name.endswith(".toml") else name,
+        quick=quick,
+        overrides=overrides,
     )
+    if not shared.get("score"):  # a recipe that names it is shown without the data
+        first = [Settings.of({**study.config(row[0]), "seed": seeds[0]}) for row in rows]
+        by_task = {each.task: each for each in reversed(first)}
+        scores = {task: fix_score(each) for task, each in by_task.items()}
+        rows = [
+            [replace(arm, settings={**scores[each.task], **arm.settings}) if len(scores) > 1 else arm for arm in row]
+            for row, each in zip(rows, first, strict=True)
+        ]
+        of_all = {} if len(scores) > 1 else next(iter(scores.values()))
+        study = replace(study, arms=[arm for row in rows for arm in row], settings={**of_all, **shared})
+    for case, row in zip(cases, rows, strict=True):
+        for arm in row:
+            case.settings(study.config(arm))
+    return Plan(recipe, cases, rows, study, out)
 
-    def collect(study: Study, failures: Failures) -> Reproduction:
-        pairs = zip(cases, study.rows, strict=True)
-        outcomes = [_outcome(case, row, study, failures) for case, row in pairs]
-        return Reproduction(recipe, outcomes, study.seeds, study.out, overrides, quick)
 
-    def collect_and_write(failures: Failures) -> Reproduction:
-        reproduction = collect(study, failures)
+def _arms(case: Case, overrides: Mapping[str, Value], quick: bool) -> list[Arm]:
+    """Return the arms of a recipe's row, one for each point of its grid."""
+    arms: list[Arm] = []
+    for whole_point in case.points():
+        point = {key: value for key, value in whole_point.items() if key not in overrides}
+        own = {key: value for key, value in case.row.settings.items() if key not in overrides and key != "method"}
+        at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
+        settings = own | point
+        if quick and "num-rounds" in settings:
+            settings = _shorten(settings)
+        arm = Arm(f"{case.name} at {at}" if at else case.name, case.method, settings, case.row.evaluated)
+        if not any(arm.settings == other.settings for other in arms):
+            arms.append(arm)
+    return arms
+
+
+def _carry_out(plan: Plan, jobs: int | OnRay, on_run: Callable[[], None]) -> Reproduction:
+    """Run what is missing of a recipe, and write what came out, where no rows are left out."""
+    study, out, first = plan.study, plan.out, plan.first_runs()
+    kept = study
+    if len(plan.cases) < len(plan.recipe.cases()):
+        with contextlib.suppress(RunFolderError):  # which says how all rows are run
+            kept = Study.read(out)
+    with carry_out(kept if kept.kind == study.kind else study, out, jobs, on_run, QUIET) as work:
+        rehearse(study, jobs, out, partial(_try_results, plan), [row[0].label for row in plan.rows])
+        work.run(first)
+        raise_if_all_failed(first, work)
+        done = {settings.out for settings in first.values()}
+        work.run({key: run for key, run in plan.chosen_runs().items() if run.out not in done})
+        study = with_failures(study, out, work)
+        done_plan = replace(plan, study=study)
+        if kept is plan.study:
+            study.write(out)
+        reproduction = _collect(done_plan)
         if all(outcome.fault for outcome in reproduction.outcomes):
-            raise FairbloomError(f"row {cases[0].name!r}: {reproduction.outcomes[0].fault}")
+            raise FairbloomError(f"row {plan.cases[0].name!r}: {reproduction.outcomes[0].fault}")
         if reproduction.whole:
             _write(reproduction)
         return reproduction
 
-    def try_results(short: Study, failures: Failures) -> None:
-        for case, (candidate,) in zip(cases, short.rows, strict=True):
-            if (run := short.finished(PlannedRun(candidate, short.seeds[0]))) is not None:
-                _try_measures(run, case)
-        _write(collect(short, failures))
 
-    if not run:
-        return collect(study, {})
-    plan = ReproductionPlan(recipe_path(name), chosen_seeds, quick, overrides)
-    keep = bool(rows) and (study.out / plan.file).exists()  # which says how all rows are run
-    kept, place = None if keep else plan, place_of(jobs, pool, gpus_per_run)
-    with study_progress(recipe.name, study.count, shown=progress) as bar:
-        return run_study(study, place, bar.count, collect_and_write, try_results, kept, plan.kind, QUIET)
+def _collect(plan: Plan) -> Reproduction:
+    """Return what came out of the rows."""
+    outcomes = [_outcome(case, row, plan) for case, row in zip(plan.cases, plan.rows, strict=True)]
+    study = plan.study
+    return Reproduction(plan.recipe, outcomes, study.seeds, plan.out, study.overrides, study.quick)
 
 
-def recipe_path(name: str) -> str:
-    """Return a recipe's name, or the path of its file from wherever it is looked at."""
-    return str(Path(name).absolute()) if name.endswith(".toml") else name
-
-
-def _criterion(recipe: Recipe) -> Objective:
-    """Return by what the best points of rows are chosen; raise SettingsError where it is against another row."""
-    objective = Objective.of(recipe.criterion, "criterion")
-    if any(each.compares for each in objective.constraints):
-        raise SettingsError(
-            f"criterion = {objective.text!r}: each row is chosen by itself, and compares with no method: leave that "
-            "constraint out, or use fairbloom sweep"
-        )
-    return objective
+def _try_results(plan: Plan, short: Study, scratch: Path) -> None:
+    """Measure and write what came out of runs of one round, of the rows whose run did not fail there."""
+    by_label = {arm.label: arm for arm in short.arms}
+    pairs = [
+        (case, [by_label[row[0].label]])
+        for case, row in zip(plan.cases, plan.rows, strict=True)
+        if row[0].label in by_label
+    ]
+    tried = replace(plan, cases=[case for case, _ in pairs], rows=[row for _, row in pairs], study=short, out=scratch)
+    for case, (arm,) in pairs:
+        if (run := tried.load(arm, short.seeds[0])) is not None:
+            _try_measures(run, case)
+    _write(_collect(tried))
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Case]:
@@ -164,24 +280,6 @@ def check_overrides(overrides: Mapping[str, Value], cases: Sequence[Case]) -> No
         check_used(overrides, methods, task)
 
 
-def _row(case: Case, overrides: Mapping[str, Value], quick: bool) -> StudyRow:
-    """Return a recipe's row as a study has it; what the user has set goes before all others, and is not varied."""
-    set_here = {key: value for key, value in overrides.items() if case.takes(key)}
-    candidates: list[Candidate] = []
-    for whole_point in case.points():
-        point = {key: value for key, value in whole_point.items() if key not in overrides}
-        if any(point == other.point for other in candidates):
-            continue
-        config = case.config | point
-        config = (_shorten(config) if quick else config) | set_here
-        if not config.get("score"):  # a recipe that names it is shown without the data
-            config |= fix_score(case.settings(config))
-        at = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
-        name = f"{case.name} at {at}" if at else case.name
-        candidates.append(Candidate(name, config, folder_name(config), point, case.row.evaluated))
-    return candidates
-
-
 def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     """Return settings with a tenth of the rounds, at most 20, and no fewer evaluations than one a round has."""
     full = config.get("num-rounds", Settings.model_fields["num_rounds"].default)
@@ -200,26 +298,36 @@ def _try_measures(run: Run, case: Case) -> None:
         raise FairbloomError(f"row {case.name!r}: {error}") from error
 
 
-def _outcome(case: Case, row: StudyRow, study: Study, failures: Failures) -> Outcome:
+def _outcome(case: Case, row: Sequence[Arm], plan: Plan) -> Outcome:
     """Return what came out of a row."""
-    searched, chosen = study.search(row), study.choose(row)
-    found = {study.folder(planned): study.finished(planned) for planned in (*searched, *chosen)}
-    runs = {planned.seed: run for planned in chosen if (run := found[study.folder(planned)]) is not None}
-    folders = [study.folder(planned) for planned in chosen or searched]
-    fault = next((failures[folder] for folder in folders if folder in failures), "")
-    fault = fault or study.fault_of(row)
-    unfinished = frozenset(folder for folder, run in found.items() if run is None) - failures.keys()
-    return Outcome.of(case, chosen[0].candidate.point if chosen else {}, runs, unfinished, fault)
+    study, best = plan.study, plan.choose(row)
+    searched = [(arm, seed) for arm in row for seed in plan.seeds_of(row)]
+    chosen = [] if best is None else [(best, seed) for seed in study.seeds]
+    found = {study.folder(*key): plan.load(*key) for key in (*searched, *chosen)}
+    runs = {seed: run for arm, seed in chosen if (run := found[study.folder(arm, seed)]) is not None}
+    folders = [study.folder(*key) for key in chosen or searched]
+    fault = next((study.failed[each] for each in folders if each in study.failed), "") or plan.fault_of(row)
+    missing = [each for each, run in found.items() if run is None and each not in study.failed]
+    points = {key for whole in case.points() for key in whole}
+    point = {} if best is None else {key: value for key, value in best.settings.items() if key in points}
+    return Outcome.of(case, point, runs, frozenset(plan.out / each for each in missing), fault)
 
 
 def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction:
     """Return what a reproduction has measured, by its folder; nothing is run."""
-    plan = ReproductionPlan.read(folder)
+    study = Study.read(folder)
     try:
         with only_trusted_imports(trust):
-            return reproduce(plan.recipe, seeds=plan.seeds, quick=plan.quick, settings=plan.set, out=folder, run=False)
+            return reproduce(
+                study.recipe,
+                seeds=len(study.seeds),
+                quick=study.quick,
+                settings=study.overrides,
+                out=folder,
+                run=False,
+            )
     except FairbloomError as error:
-        raise FairbloomError(f"{folder / plan.file}: {error}") from error
+        raise FairbloomError(f"{folder / STUDY}: {error}") from error
 
 
 def _write(reproduction: Reproduction) -> None:

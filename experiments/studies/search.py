@@ -1,172 +1,323 @@
-"""The search among candidates: successive halving. Many run few rounds, and the best third of them runs more.
+"""A search: a grid of arms is judged on validation examples, and the best of each method tested with fresh seeds."""
 
-A recommendation searches within a time. Who goes on depends on seeds and scores alone, so an interrupted search goes on
-where it was.
-"""
-
-import contextlib
-import math
+import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
+from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.logs import log
+from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.protocol.parameters import Parameter
+from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of, parsed
 from fairbloom.server.settings import Settings
+from fairbloom.strategies import METHODS, FairStrategy, find_method
+from fairbloom.strategies.strategy import Tries
+from fairbloom.tasks.groups import NAMING
 
-from ..results.recommendation import Attempt
-from .objective import Rating, best_first
+from ..arms import (
+    Arm,
+    Named,
+    find_key,
+    format_value,
+    label_arms,
+    make_arm,
+    method_parameters,
+    owner_of,
+    parse_arms,
+)
+from ..results.measures import CLIENT, GAP, find_measure, parse_gap
+from ..results.presentation import write_report
+from ..results.run import REPORT
+from ..results.search import Judged, Search, choose, read_search
+from ..study import Found, Study
+from .compare import OPTIONS, prepare, tables_of
+from .on_ray import OnRay
+from .pool import Workers
+from .running import QUIET, carry_out, load_agreed, raise_if_all_failed, rehearse, with_failures, write_tables
 
-SHARE = 3
-"""A rung keeps one in so many candidates, and each has so many times the rounds."""
+ALL = "all"
+"""What names all methods."""
+
+VALIDATION_SHARE = 0.2
+"""The share of each client's examples to choose by, where nobody has set one."""
+
+FRESH_FROM = 1000
+"""Fresh seeds begin so many after the first seed of the search."""
+
+Grid = Mapping[str, Sequence[Value]]
+"""The values that are tried of settings."""
+
+OTHER_EXAMPLES = {
+    *("task", "data-dir", "clients", "partition", "pooled", "test-share", "validation-share", "score"),
+    *(key for key, setting in SETTINGS.items() if setting.partitions),
+}
+"""Settings with other values of which arms would be judged by other examples, or by another score."""
 
 
-@dataclass(frozen=True)
-class Rung:
-    """After how many rounds candidates are judged, and with how many seeds."""
-
-    rounds: int
-    seeds: int  # at least
-    most: int  # where there is time
+# What is tried --------------------------------------------------------------------------------------------------------
 
 
-def rungs_of(settings: Settings, seeds: Sequence[tuple[int, int]]) -> list[Rung]:
-    """Return the ladder of runs with these settings; each rung has as many seeds as `seeds` says, at least and at most.
+def arms_of(
+    words: Named | Iterable[Named], grid: Grid, baseline: Named, shared: Mapping[str, Value], criterion: str = ""
+) -> list[Arm]:
+    """Return the arms of a search: each method at each point of the grid, and the baseline's.
 
-    The last rung has all rounds, and none has fewer than five, since the first rounds mislead. Where steps decay over
-    all rounds, no run can be judged before its last.
+    "all" names all methods that can be run with the shared settings; those that measure groups are among them where the
+    criterion does. A method tries the axes of the grid that are its own or common to all methods; one that is
+    written without parameters, and has no axis of its own, tries the values that it declares in `tries`.
     """
-    rounds = settings.num_rounds
-    fewest = rounds if settings.paced or settings.strategy().paced else min(rounds, 5)
-    lengths = [max(fewest, math.ceil(rounds / SHARE**left)) for left in reversed(range(len(seeds)))]
-    return list(dict.fromkeys(Rung(length, *counts) for length, counts in zip(lengths, seeds, strict=True)))
+    texts = [words] if isinstance(words, str | type) else list(words)
+    named = parse_arms(_all_methods(criterion) if texts == [ALL] else texts, shared)
+    (base,) = parse_arms([baseline], shared)
+    if not any(base.method == arm.method for arm in named):
+        named.append(base)
+    used: set[str] = set()
+    arms: list[Arm] = []
+    for arm in named:
+        axes = {key: _check(key, arm, grid[name]) for name in grid if (key := _axis(name, arm)) is not None}
+        used |= {name for name in grid if _axis(name, arm) in axes}
+        own = bool(arm.settings) or any(key in method_parameters(arm.method) for key in axes)
+        starts = [arm.settings] if own else _tries(arm, shared)
+        for start, values in itertools.product(starts, itertools.product(*axes.values())):
+            point = make_arm(arm.method, {**start, **dict(zip(axes, values, strict=True))})
+            if any(point.is_same(other) for other in arms):
+                continue
+            try:
+                arms.append(replace(point, evaluated=_evaluated(point, shared)))
+            except SettingsError as error:
+                if texts != [ALL] or arm.method == base.method:
+                    raise
+                log.warning("%s is left out: %s", point.label, error)
+    if unused := [name for name in grid if name not in used]:
+        raise SettingsError(_explain_unused(unused[0], named))
+    if len(arms) < 2:
+        raise SettingsError(
+            f"there is nothing to choose from but {arms[0].label}: name more --methods, or give values by --grid, as "
+            "in alpha=0,0.1,0.5"
+        )
+    return label_arms(arms)
 
 
-class Judged(Protocol):
-    """Candidates that can be run and judged: the runs of a study, or numbers in their place."""
-
-    @property
-    def always(self) -> Collection[str]:
-        """The labels of those whom every rung judges."""
-
-    @property
-    def failed(self) -> Mapping[str, str]:
-        """Why candidates could not be run or judged, by their labels."""
-
-    def search(self, labels: Sequence[str], seeds: Sequence[int], rounds: int, until: float) -> float:
-        """Run candidates, and return the seconds; raise TimeoutError when the time is over."""
-
-    def rate(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Rating]:
-        """Return what is known of those candidates that have come so far with all these seeds."""
+def _all_methods(criterion: str) -> list[str]:
+    """Return the methods that declare something to try, those for groups where the criterion is a gap between some."""
+    gaps = criterion.startswith(GAP)
+    return [name for name, cls in METHODS.items() if _declared(cls) and (gaps or not cls.needs & BETWEEN_GROUPS)]
 
 
-class Search:
-    """Successive halving of candidates, which are tried in the order of `labels`.
+def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
+    """Return the settings and values of texts as alpha=0,0.1,0.5; raise SettingsError for one that has none."""
+    grid: dict[str, list[Value]] = {}
+    for text in words:
+        key, equals, listed = (part.strip() for part in text.partition("="))
+        values = [word.strip() for word in listed.split(",")]
+        if not equals or not key or not all(values):
+            raise SettingsError(f"grid = {text!r}: write it as KEY=VALUE,VALUE, as in alpha=0,0.1,0.5")
+        if key in grid:
+            raise SettingsError(f"grid: {key} is there twice: give all its values at once, as in {key}=0,0.1,0.5")
+        grid[key] = [parsed(word) for word in values]
+    return grid
 
-    The rungs share what is left of the time equally. On the first, candidates are tried one group after the
-    other until its time is over; on the others as many go on as the time should be enough for. `ratings` are those of
-    the last rung that was judged, and `tried` says how far each candidate came, the furthest and best first.
+
+def _axis(name: str, arm: Arm) -> str | None:
+    """Return the run-config key of a grid's setting; None where a method does not have it, or an arm sets it."""
+    key = find_key(name, method_parameters(arm.method)) or key_of(name)
+    tried = key in method_parameters(arm.method) or (key in SETTINGS and key not in {*OTHER_EXAMPLES, *OPTIONS})
+    return key if tried and key not in arm.settings else None
+
+
+def _check(key: str, arm: Arm, values: Sequence[Value]) -> list[Value]:
+    """Return the values of a setting that are tried; raise SettingsError for an impossible one, or one given twice."""
+    parameter = {**method_parameters(arm.method), **SETTINGS}[key]
+    checked = [parameter.checked(value) for value in values]
+    if twice := [value for value in checked if checked.count(value) > 1]:
+        raise SettingsError(f"grid: {key} = {format_value(twice[0])} is there twice: give each value once")
+    return checked
+
+
+def _explain_unused(name: str, named: Sequence[Arm]) -> str:
+    """Return why no method tries values of a setting."""
+    key = key_of(name)
+    if key in OTHER_EXAMPLES:
+        return f"grid: arms would be judged by other examples with other values of {key}: make a search for each"
+    if key in OPTIONS:
+        return f"grid: a search sets {key} run by run: give {OPTIONS[key]} instead"
+    if key in SETTINGS:
+        return f"grid: {key} is given twice, here and by the methods: give it in one place"
+    there = [each.rpartition(".")[2] for arm in named for each in method_parameters(arm.method)]
+    methods = ", ".join(dict.fromkeys(arm.label for arm in named))
+    return f"grid: {name} is no parameter of {methods}: {did_you_mean(name, [*there, *SETTINGS])}leave it out"
+
+
+def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
+    """Return the parameters that a method declares to be worth trying; one that the settings have is not varied.
+
+    The step size of q-FedAvg follows from the clients' learning rate, as in its paper, and FCFL has half of the rounds
+    for each of its two stages.
     """
-
-    def __init__(
-        self, trials: Judged, labels: Sequence[str], rungs: Sequence[Rung], seeds: Sequence[int], at_a_time: int
-    ) -> None:
-        self._trials, self._labels, self._rungs, self._seeds = trials, labels, rungs, seeds
-        self._at_a_time = at_a_time
-        self._pace = 0.0  # seconds of the wall clock for a round of one run
-        self.ratings: Mapping[str, Rating] = {}
-        self.tried: tuple[Attempt, ...] = ()
-        self.rung: Rung | None = None
-
-    def run(self, until: float) -> None:
-        """Climb as far as the time allows; no run goes on when it is over."""
-        alive = self._labels
-        with contextlib.suppress(TimeoutError):
-            for place, rung in enumerate(self._rungs):
-                left = len(self._rungs) - place
-                end = _share(until, left)
-                alive = self._affordable(alive, rung, end) if place else alive
-                try:
-                    if place:
-                        self._run_seeds(alive, rung, end, until)
-                    else:
-                        self._run_groups(rung, left, until)
-                finally:
-                    self._judge(alive, rung)
-                if not self.ratings:
-                    return
-                alive = survivors(self.ratings, self._trials.always)
-
-    @property
-    def untried(self) -> tuple[str, ...]:
-        """The candidates that there was no time for."""
-        known = {*self._trials.failed, *(each.method for each in self.tried)}
-        return tuple(label for label in self._labels if label not in known)
-
-    def _run_groups(self, rung: Rung, left: int, until: float) -> None:
-        """Run all candidates with the first seed, group by group, while the rung has time; `left` rungs share it.
-
-        Its time begins when the first group is over, since processes have to start before. Those that are always judged
-        are in that group, and others beside them while processes are free.
-        """
-        always = [label for label in self._labels if label in self._trials.always]
-        others = [label for label in self._labels if label not in always]
-        beside = -len(always) % self._at_a_time or self._at_a_time
-        self._search([*always, *others[:beside]], self._seeds[:1], rung.rounds, until)
-        end, took = _share(until, left), 0.0
-        for start in range(beside, len(others), self._at_a_time):
-            if time.monotonic() + took > end:
-                return
-            took = self._search(others[start : start + self._at_a_time], self._seeds[:1], rung.rounds, until)
-
-    def _run_seeds(self, alive: Sequence[str], rung: Rung, end: float, until: float) -> None:
-        """Run candidates seed by seed, while the rung has time for more seeds than it needs."""
-        took = 0.0
-        for count, seed in enumerate(self._seeds[: rung.most]):
-            if count and time.monotonic() + took > (until if count < rung.seeds else end):
-                return
-            took = self._search(alive, [seed], rung.rounds, until)
-
-    def _search(self, labels: Sequence[str], seeds: Sequence[int], rounds: int, until: float) -> float:
-        took = self._trials.search(labels, seeds, rounds, until)
-        if took:
-            self._pace = took / (len(labels) * rounds)
-        return took
-
-    def _affordable(self, alive: Sequence[str], rung: Rung, end: float) -> list[str]:
-        """Return those who should get through a rung in time: the best, and those that are always there."""
-        whole = self._pace * rung.rounds * rung.seeds
-        count = min(len(alive), (end - time.monotonic()) / whole) if whole > 0.0 else len(alive)
-        others = [label for label in alive if label not in self._trials.always]
-        best = others[: max(1, int(count) - len(self._trials.always))]
-        return [label for label in alive if label in best or label in self._trials.always]
-
-    def _judge(self, alive: Sequence[str], rung: Rung) -> None:
-        """Take in what a rung says: with as many seeds as all of its candidates have, else as some candidate has."""
-        counts = range(rung.most, 0, -1)
-        found = {count: self._trials.rate(alive, self._seeds[:count], rung.rounds) for count in counts}
-        expected = {label for label in alive if label not in self._trials.failed}
-        whole = [count for count in counts if {*found[count]} >= expected]
-        some = [count for count in counts if not {*found[count]} <= {*self._trials.always}]
-        first = [count for count in counts if found[count] and not self.ratings]
-        if not (usable := [*whole, *some, *first]):
-            return
-        count = usable[0]
-        self.ratings, self.rung = found[count], Rung(rung.rounds, count, count)
-        here = [
-            Attempt(label, rung.rounds, count, self.ratings[label].mean, self.ratings[label].violation)
-            for label in best_first(self.ratings)
-        ]
-        self.tried = (*here, *(each for each in self.tried if each.method not in self.ratings))
+    known: Mapping[str, Parameter] = method_parameters(arm.method)
+    needed = {key: each.example for key, each in known.items() if each.default is None}
+    common = Settings.of({key: value for key, value in shared.items() if "." not in key})
+    if arm.method == "qfedavg":
+        needed["qfedavg.lipschitz"] = 1.0 / common.learning_rate
+    if arm.method == "fcfl":
+        needed["fcfl.stage1-rounds"] = common.num_rounds // 2
+    declared = _declared(find_method(arm.method)) or [{}]
+    points = [
+        needed | {f"{owner_of(arm.method)}.{key_of(name)}": value for name, value in each.items()} for each in declared
+    ]
+    return [{key: value for key, value in point.items() if key not in shared} for point in points]
 
 
-def survivors(ratings: Mapping[str, Rating], always: Collection[str] = ()) -> list[str]:
-    """Return who goes on to the next rung, the best first: one in SHARE, and at least one, beside those `always` in."""
-    others = sorted((name for name in ratings if name not in always), key=lambda name: -ratings[name].merit)
-    best = others[: max(1, math.ceil(len(others) / SHARE))]
-    return [name for name in best_first(ratings) if name in best or name in always]
+def _declared(cls: type[FairStrategy]) -> Tries:
+    """Return the values of parameters that a method itself declares to be worth trying."""
+    found: Tries = vars(cls).get("tries", FairStrategy.tries)
+    return found
 
 
-def _share(until: float, left: int) -> float:
-    """Return when the next of so many rungs ends that share the time until then."""
-    now = time.monotonic()
-    return now + (until - now) / left
+def _evaluated(arm: Arm, shared: Mapping[str, Value]) -> Literal["global", "personal"]:
+    """Return by which model an arm is judged: personal ones where its clients have some."""
+    config = Study("search", [arm], [], settings=shared).config(arm)
+    return "global" if Settings.of(config).strategy().terms(1).personal_lambda is None else "personal"
+
+
+# How it is searched ---------------------------------------------------------------------------------------------------
+
+
+def search_arms(
+    study: Study,
+    out: Path,
+    jobs: int | OnRay,
+    on_run: Callable[[], None] = lambda: None,
+    on_count: Callable[[int], None] = lambda count: None,
+) -> Search:
+    """Run what is missing of a search, and write its tables and report into `out`.
+
+    `on_run` is called after each finished run, `on_count` with the number of runs as far as it is known. No run is
+    started where an error can be known before.
+    """
+    out = out.absolute()
+    study = prepare(_with_validation(study), out)
+    _check_criterion(study, out)
+    before = _found_before(study, out)
+    count = len(study.runs(out))
+    on_count(count)
+    with carry_out(study, out, jobs, on_run, QUIET) as work:
+        methods = {arm.method: arm.label for arm in reversed(study.arms)}
+        rehearse(study, jobs, out, _try_results, [*methods.values()])
+        judged = before or _run_seeds(study, out, work)
+        study = with_failures(replace(study, found=Found(judged)), out, work)
+        best = _choose(read_search(out, study))
+        fresh = [study.seeds[0] + FRESH_FROM + place for place in range(len(study.seeds))]
+        study = replace(study, found=Found(judged, best, fresh))
+        study.write(out)
+        runs = study.of(best, fresh).runs(out)
+        on_count(count + len(runs))
+        work.run(runs)
+        study = with_failures(study, out, work)
+        study.write(out)
+        search = read_search(out, study)
+        _write(search)
+        return search
+
+
+def _run_seeds(study: Study, out: Path, work: Workers) -> list[int]:
+    """Run the arms with all seeds, or with those that time allows; return the seeds that all arms have finished."""
+    runs = study.runs(out)
+    if study.minutes is None:
+        work.run(runs)
+        raise_if_all_failed(runs, work)
+        return list(study.seeds)
+    until, judged = time.monotonic() + 60.0 * study.minutes, list[int]()
+    for seed in study.seeds:
+        failed = {label for label, _ in work.failed}
+        of_seed = {key: run for key, run in runs.items() if key[1] == seed and key[0] not in failed}
+        try:
+            work.run(of_seed, until)
+        except TimeoutError:
+            break
+        raise_if_all_failed(of_seed, work)
+        judged.append(seed)
+    if not judged:
+        raise SettingsError(
+            f"budget = {study.minutes:g} minutes: not all arms have finished the first seed: raise --budget, and the "
+            "same command goes on, or try fewer arms"
+        )
+    return judged
+
+
+def _choose(search: Search) -> list[str]:
+    """Return the labels of the best arm of each method, the best of all first; the baseline's is always there."""
+    study, measure, score = search.study, search.measure, search.score
+    methods: dict[str, list[Judged]] = {}
+    for each in search.judged:
+        methods.setdefault(each.arm.method, []).append(each)
+    base = choose(measure, score, methods.pop(study.baseline))
+    if base is None:
+        faults = [each.fault for each in search.judged if each.arm.method == study.baseline and each.fault]
+        raise FairbloomError(
+            f"no arm of the baseline can be judged{f': {faults[0]}' if faults else ''}: choose another --baseline"
+        )
+    found = [choose(measure, score, among, study.mean_within, base) for among in methods.values()]
+    kept = [base, *(each for each in found if each is not None)]
+    return [each.arm.label for each in sorted(kept, key=lambda each: measure.better(0.0, each.mean, score))]
+
+
+def _found_before(study: Study, out: Path) -> Sequence[int]:
+    """Return by which seeds the same search was judged before, in the same time; none where it was not."""
+    try:
+        before = Study.read(out)
+    except FairbloomError:
+        return ()
+    same = replace(before, found=None, failed={}) == replace(study, arms=list(study.arms), seeds=list(study.seeds))
+    return before.found.judged if same and before.found and study.minutes is not None else ()
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def _with_validation(study: Study) -> Study:
+    """Return a search that sets validation examples apart; raise SettingsError where it is not to."""
+    share = study.settings.get("validation-share")
+    if share == 0:
+        raise SettingsError(
+            "validation-share = 0: a search chooses by validation examples, never by test examples: set "
+            f"validation-share = {VALIDATION_SHARE:g}, or leave it out"
+        )
+    return study if share else replace(study, settings={**study.settings, "validation-share": VALIDATION_SHARE})
+
+
+def _check_criterion(study: Study, out: Path) -> None:
+    """Raise FairbloomError where there is no such measure, or a task has not the client or groups that it names."""
+    name = find_measure(study.criterion).name
+    if not name.startswith((CLIENT, GAP)):
+        return
+    task = load_agreed(study.run(study.arms[0], study.seeds[0], out))
+    clients, groups = [*task.clients], [each.name for each in task.group_scores if task.groupings]
+    score, client = parse_gap(name) if name.startswith(GAP) else ("", name.removeprefix(CLIENT))
+    if score and not groups:
+        raise SettingsError(f"criterion = {name!r}: the task has no groups of examples: name a column {NAMING}")
+    if score and score not in groups:
+        hint = did_you_mean(score, groups)
+        raise SettingsError(f"criterion = {name!r}: groups have no score {score}: {hint}there are {', '.join(groups)}")
+    if client and client not in clients:
+        hint = did_you_mean(client, clients)
+        raise SettingsError(
+            f"criterion = {name!r}: there is no client {client!r}: {hint}there are {', '.join(clients)}"
+        )
+
+
+def _try_results(short: Study, scratch: Path) -> None:
+    """Read and write the search of one arm a method, whose runs have one round."""
+    labels = [arm.label for arm in short.arms]
+    if short.baseline in {arm.method for arm in short.arms}:
+        _write(read_search(scratch, replace(short, found=Found(short.seeds, labels, short.seeds))))
+
+
+def _write(search: Search) -> None:
+    """Write comparison.csv, differences.csv and clients.csv of the test examples, and the report."""
+    if search.comparison is not None:
+        write_tables(search.folder, tables_of(search.comparison))
+    write_report(search, search.folder / REPORT)

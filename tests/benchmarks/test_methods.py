@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.methods import BASELINE, OF_GROUPS, WORKLOADS, Running, Workload, notes_of, rows_of, summary_of
-from fairbloom.experiments.recipes.variants import variants
+from fairbloom.experiments.arms import parse_arms
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import METHODS
@@ -33,7 +33,7 @@ def test_every_method_takes_part_with_parameters_that_it_has() -> None:
         assert not set(workload.changed.values()) - set(workload.methods)
         for words in (BASELINE, *workload.methods):
             if words.partition("(")[0] in METHODS:
-                (variant,) = variants(words, workload.settings)
+                (variant,) = parse_arms(words, workload.settings)
                 Settings.of({**workload.settings, **variant.config})
                 check_used(workload.settings, [variant.method], str(workload.settings["task"]))
 

@@ -43,7 +43,8 @@ def start(module: ModuleType, folder: Path, strategy: FairStrategy, rounds: int 
     arrays = ArrayRecord({name: Array(values) for name, values in INITIAL[module.__name__].items()})
     grid = InProcessGrid(module.app, {}, CLIENTS)
     RunFolder(folder, score=SCORES[module.__name__]).start(strategy, grid, arrays, rounds, **given)
-    return fairbloom.load(folder)
+    loaded: fairbloom.Run = fairbloom.load(folder)
+    return loaded
 
 
 @pytest.mark.slow

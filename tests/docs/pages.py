@@ -30,7 +30,7 @@ ELSEWHERE = {
         "tests/docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
     "docs/deployment.md#A federation in six steps": FEDERATION,
-    "docs/sweeps.md#Larger spaces": "tests/docs/test_optuna.py::test_optuna_asks_for_the_points_of_a_search",
+    "docs/comparing.md#Larger spaces": "tests/docs/test_optuna.py::test_optuna_asks_for_the_points_of_a_search",
     "docs/nodes-keys.md#Keys that stay on the device": (
         "tests/deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),

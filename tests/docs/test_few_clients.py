@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom import Comparison, load_comparison
+from fairbloom import Comparison
+from fairbloom.experiments.results.comparison import load_comparison
 from tests.commands import forked
 
 from .pages import ROOT

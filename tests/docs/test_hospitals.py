@@ -21,7 +21,7 @@ from docs.hospitals import (
     table,
 )
 from fairbloom import reproduce
-from fairbloom.experiments.recipes.recipe import load_recipe
+from fairbloom.experiments.recipe import load_recipe
 from fairbloom.experiments.results.differences import difference_of
 from tests.originals import needs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.experiments.recipes.recipe import load_recipe, names
+from fairbloom.experiments.recipe import load_recipe, names
 from fairbloom.tasks.known import KNOWN
 from fairbloom.tasks.models import MODELS
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fairbloom.experiments.results.comparison import Plan
+from fairbloom.experiments.arms import Arm
+from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS, CONFIG, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
@@ -45,14 +46,13 @@ def make_comparison(
     dealt
         Whether the data are dealt to the clients, so that run folders have a split.
     """
-    runs = {}
-    for number, method in enumerate(methods):
-        label = find_method(method).__name__
-        runs[label] = [f"runs/{method}-seed{seed}" for seed in seeds]
-        for seed, name in zip(seeds, runs[label], strict=True):
-            draws = np.random.default_rng([number, seed])
-            make_run(folder / name, method, seed, clients, rounds, draws, score, method in personal, dealt)
-    Plan(runs, list(seeds), next(iter(runs))).write(folder)
+    arms = [Arm(find_method(method).__name__, method) for method in methods]
+    study = Study("compare", arms, list(seeds), arms[0].label)
+    for number, arm in enumerate(arms):
+        for seed in seeds:
+            draws, place = np.random.default_rng([number, seed]), folder / study.folder(arm, seed)
+            make_run(place, arm.method, seed, clients, rounds, draws, score, arm.method in personal, dealt)
+    study.write(folder)
 
 
 def make_run(

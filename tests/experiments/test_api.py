@@ -20,6 +20,8 @@ import pytest
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.options import CommonOptions
+from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments.results.run import load as load_run
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import summarize
 from fairbloom.server.settings import Settings
@@ -72,7 +74,7 @@ def test_what_is_not_exported_is_refused_as_of_any_module() -> None:
         api.nonsense  # type: ignore[attr-defined] # noqa: B018
 
 
-WITH_COMMON_OPTIONS = [api.run, api.compare, api.sweep, api.recommend]
+WITH_COMMON_OPTIONS = [api.run, api.compare, api.search]
 
 
 @pytest.mark.parametrize("function", WITH_COMMON_OPTIONS)
@@ -87,9 +89,8 @@ def test_help_names_the_common_options_with_their_types(function: Callable[..., 
 @pytest.mark.parametrize("function", WITH_COMMON_OPTIONS)
 def test_an_unknown_keyword_is_refused_by_its_name(function: Callable[..., object]) -> None:
     refused = rf"{function.__name__}\(\) got an unexpected keyword argument 'learning_rate'"
-    required = {"wish": "mean"} if function is api.recommend else {}
     with pytest.raises(TypeError, match=refused):
-        function(learning_rate=0.1, **required)
+        function(learning_rate=0.1)
 
 
 # A run --------------------------------------------------------------------------------------------------------------
@@ -164,9 +165,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, compared: api.Compari
     with pytest.raises(api.FairbloomError, match=r"is no run folder: it has no config\.toml"):
         api.load(tmp_path)
     with pytest.raises(api.FairbloomError, match="holds a comparison, of several runs: name one run"):
-        api.load(compared.folder)
-    with pytest.raises(api.FairbloomError, match="holds no comparison"):
-        api.load_comparison(tmp_path)
+        load_run(compared.folder)
 
 
 def test_an_option_and_a_setting_that_disagree_are_refused() -> None:
@@ -222,9 +221,8 @@ def test_a_method_may_be_given_as_its_class(tmp_path: Path) -> None:
     )
     assert compared.methods == ("FedFV", "FedAvg", "Halved")
     grid = {"learning-rate": [0.1, 0.2]}
-    api.sweep(method=Halved, grid=grid, seeds=1, jobs=1, rounds=1, out="sweep", **SMALL)
-    swept = [api.load(file.parent).settings["method"] for file in (tmp_path / "sweep").glob("runs/*/config.toml")]
-    assert set(swept) == {f"{__name__}:Halved"}
+    found = api.search(methods=Halved, baseline=Halved, grid=grid, seeds=1, jobs=1, rounds=1, out="search", **SMALL)
+    assert {arm.method for arm in found.study.arms} == {f"{__name__}:Halved"}
     assert compared.baseline == "Halved"
 
 
@@ -301,7 +299,7 @@ def test_local_is_shown_by_its_personal_models_and_never_by_the_global_one_that_
     assert compared.methods == ("FedAvg", "Local")
     assert compared.personal == ("Local",)
     assert compared.values["Local"][0] == by_model["personal"]
-    assert api.load_comparison(tmp_path / "cmp").values == compared.values
+    assert load_comparison(tmp_path / "cmp").values == compared.values
 
 
 # Notebooks ----------------------------------------------------------------------------------------------------------

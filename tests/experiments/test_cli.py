@@ -119,7 +119,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--clients", "few"], ("--clients = 'few'", "int at least 0")),
     (["run", "--engine", "lop"], ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked or workers")),
     (["run", "--memory", "-1"], ("--memory = -1", "float at least 0")),
-    (["run", "--rounds", "10,20"], ("--rounds = '10,20'", "fairbloom sweep --grid num-rounds=10,20")),
+    (["run", "--rounds", "10,20"], ("--rounds = '10,20'", "fairbloom search --grid num-rounds=10,20")),
     (["compare", "--fraction", "0,5"], ("--fraction = '0,5'", "a point, 0.5")),
     (["run", "--seed", "one"], ("--seed = 'one'", "allowed is int")),
     (["compare", "--engine", "stack"], ("engine = 'stack'", "did you mean stacked?")),
@@ -152,16 +152,29 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
 
 
 @pytest.mark.slow
-def test_several_values_of_a_setting_are_tried_by_the_sweep_that_the_error_names(
+def test_several_values_of_a_setting_are_tried_by_the_search_that_the_error_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A comparison's method, too: its error has the name of the method."""
-    few = ("--clients", 5, "--seeds", 1, "--jobs", 1, "--set", "device=cpu", "--set", "num-rounds=1", "--out", "swept")
+    few = (
+        "--clients",
+        5,
+        "--seeds",
+        1,
+        "--jobs",
+        1,
+        "--set",
+        "device=cpu",
+        "--set",
+        "num-rounds=1",
+        "--out",
+        "searched",
+    )
     for given in (["run", "--set", "momentum=0,0.5"], ["compare", "--methods", "fedfv(alpha=0.1,0.5)"]):
         assert fairbloom(*given) == 2
-        named = re.search(r"fairbloom (sweep .*--grid \S+) tries", capsys.readouterr().err)
+        named = re.search(r"fairbloom (search .*--grid \S+) tries", capsys.readouterr().err)
         assert named is not None
-        assert fairbloom(*named[1].split(), *few[:-1], f"swept-{given[0]}") == 0
+        assert fairbloom(*named[1].split(), *few[:-1], f"a-{given[0]}") == 0
 
 
 @pytest.mark.parametrize(("words", "expected"), REFUSED, ids=lambda part: " ".join(part)[:50])
@@ -474,7 +487,7 @@ def test_data_take_the_folder_as_run_does(tmp_path: Path, capsys: pytest.Capture
     assert "data-dir is given two values" in refusal(capsys, "data", tmp_path, "--data-dir", "other")
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend", "reproduce", "data", "check"])
+@pytest.mark.parametrize("command", ["run", "compare", "search", "reproduce", "data", "check"])
 @pytest.mark.parametrize("option", ["--learning-rate", "--server_optimizer=adam", "--fedlf.server-lr"])
 def test_a_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_it(
     command: str, option: str, capsys: pytest.CaptureFixture[str]
@@ -484,7 +497,7 @@ def test_a_setting_that_is_given_as_an_option_is_refused_with_the_way_to_give_it
     assert f"write --set {key}=VALUE" in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend", "reproduce", "data", "check"])
+@pytest.mark.parametrize("command", ["run", "compare", "search", "reproduce", "data", "check"])
 @pytest.mark.parametrize(
     ("option", "key"), [("--server-optimzer=adam", "server-optimizer"), ("--fedlf.server-rl", "fedlf.server-lr")]
 )
@@ -587,7 +600,7 @@ def test_the_help_of_commands_that_work_has_an_example_that_is_taken(
     assert command_called(command).make_context(command, words).params["out"]
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "sweep", "recommend"])
+@pytest.mark.parametrize("command", ["run", "compare", "search"])
 def test_options_that_commands_have_in_common_say_what_their_settings_do(command: str) -> None:
     offered = {option.name: option for option in command_called(command).params if isinstance(option, click.Option)}
     assert [name for name in offered if name in CommonOptions.__annotations__] == [*CommonOptions.__annotations__]
@@ -604,8 +617,7 @@ def test_options_that_commands_have_in_common_say_what_their_settings_do(command
             "task data_dir method model clients partition rounds fraction seed score engine device memory out",
         ),
         ("compare", "task data_dir methods baseline seeds seed model"),
-        ("sweep", "file task data_dir method grid"),
-        ("recommend", "wish task data_dir budget seed model"),
+        ("search", "task data_dir methods grid criterion"),
     ],
 )
 def test_the_help_lists_task_and_method_before_how_they_are_computed(command: str, names: str) -> None:
@@ -628,8 +640,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "settings",
         "check",
         "new",
-        "sweep",
-        "recommend",
+        "search",
         "report",
         "predict",
         "export",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbloom.experiments.study import Study
 from fairbloom.logs import escape_unprintable
 
 from .helpers import SMALL, fairbloom
@@ -47,7 +48,7 @@ def test_predicting_with_a_comparison_names_one_of_its_runs(modules: Path, capsy
     runs = Path("cmp", "runs", "fedavg-seed0")
     runs.mkdir(parents=True)
     (runs / "config.toml").write_text("")
-    Path("cmp", "comparison.json").write_text("{}")
+    Study("compare", [], []).write(Path("cmp"))
     for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")):
         assert fairbloom(*command) == 2
         words = told(capsys)
@@ -60,7 +61,7 @@ def test_a_task_without_validation_examples_is_refused_at_once(
 ) -> None:
     for command in (
         ("run", "--set", "validation-share=0.2"),
-        ("sweep", "--grid", "learning-rate=0.1,0.2", "--jobs", "1"),
+        ("search", "--grid", "learning-rate=0.1,0.2", "--jobs", "1"),
     ):
         assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
         words = told(capsys)

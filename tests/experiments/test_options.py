@@ -10,7 +10,8 @@ def test_the_other_commands_spelling_is_refused_with_the_right_one(capsys: pytes
     for command, other, right in (
         ("compare", "--method", "--methods"),
         ("run", "--methods", "--method"),
-        ("sweep", "--methods", "--method"),
+        ("search", "--method", "--methods"),
+        ("reproduce", "--method", "--rows"),
         ("run", "--seeds", "--seed"),
         ("reproduce", "--seed", "--seeds"),
     ):

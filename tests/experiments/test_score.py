@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 import fairbloom as api
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipes.recipe import load_shipped
-from fairbloom.experiments.results.comparison import Plan, load_comparison, read_comparison
+from fairbloom.experiments.recipe import load_shipped
+from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.protocol.names import FLOOR
 from fairbloom.protocol.scores import F1, Score
@@ -157,26 +157,21 @@ def test_a_comparison_goes_by_the_score(tmp_path: Path) -> None:
     assert "test loss of" in found.verdict.sentences[0]
 
 
-def test_a_sweep_chooses_by_the_score(tmp_path: Path) -> None:
-    found = api.sweep(
+def test_a_search_chooses_by_the_score(tmp_path: Path) -> None:
+    found = api.search(
         task="digits",
+        methods="fedavg",
         grid={"learning-rate": [0.01, 0.1]},
         clients=4,
         rounds=1,
         seeds=1,
         jobs=1,
         score="loss",
-        out=tmp_path / "sweep",
+        out=tmp_path / "search",
         progress=False,
     )
     assert found.score.name == "loss"
-    assert found.best is not None
-    assert found.best.mean == min(point.mean for point in found.points)
-
-
-def test_a_sweep_cannot_try_values_of_the_score(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match="a sweep cannot try values of score"):
-        api.sweep(task="digits", grid={"score": ["loss", "accuracy"]}, out=tmp_path / "sweep", progress=False)
+    assert found.of(found.best).mean == min(each.mean for each in found.judged)
 
 
 def test_each_recipe_names_its_score() -> None:
@@ -272,8 +267,7 @@ def test_a_client_that_lacks_a_score_under_one_method_is_named(unbalanced: Path,
     assert "healthy" not in found.values["FedAvg"][0]
     healthy = [row for row in table(tmp_path / "cmp" / "clients.csv") if row["client"] == "healthy"]
     assert [row["auc"] for row in healthy] == [""]
-    plan = Plan.read(tmp_path / "cmp")
-    assert read_comparison(tmp_path / "cmp", plan).left_out == load_comparison(tmp_path / "cmp").left_out
+    assert load_comparison(tmp_path / "cmp").left_out == found.left_out
 
 
 # The larger class -----------------------------------------------------------------------------------------------------

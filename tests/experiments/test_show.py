@@ -175,11 +175,11 @@ def test_what_is_no_run_is_refused_in_a_line(place: str, words: str, capsys: pyt
 
 
 def test_a_damaged_comparison_is_refused_in_a_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for content in ("", "[]", '{"runs": {}, "seeds": [], "baseline": "x"}'):
-        (there / "runs" / "cmp" / "comparison.json").write_text(content)
+    for content in ("", "[]", '{"kind": "compare", "seeds": [], "baseline": "x"}'):
+        (there / "runs" / "cmp" / "study.json").write_text(content)
         assert fairbloom("show", "runs/cmp") == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "comparison.json cannot be read" in line
+        assert "study.json cannot be read" in line
 
 
 # list ---------------------------------------------------------------------------------------------------------------

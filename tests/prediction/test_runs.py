@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 import fairbloom
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.study import Study
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.prediction.rows import NewRows
 from fairbloom.server.checkpoint import save_model
@@ -90,7 +91,7 @@ def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) ->
 
 
 def test_a_folder_of_several_runs_names_them(tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "comparison.json").write_text("{}")
+    Study("compare", [], []).write(tmp_path)
     assert command("predict", tmp_path, new, "--out", tmp_path / "out.csv") == 2
     assert "holds a comparison, of several runs: name one run, " in capsys.readouterr().err
 

@@ -10,11 +10,11 @@ from fairbloom.protocol.parameters import Choices, Parameter, Range
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, parse_assignments
 
 ADVICE: list[tuple[str, Any, str, Value | None]] = [
-    ("learning-rate", "0.1, 0.01", "fairbloom sweep --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
-    ("learning-rate", [0.1, 0.01], "fairbloom sweep --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
-    ("num-rounds", "10,20", "fairbloom sweep --grid num-rounds=10,20 tries each; allowed is int", None),
+    ("learning-rate", "0.1, 0.01", "fairbloom search --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
+    ("learning-rate", [0.1, 0.01], "fairbloom search --grid learning-rate=0.1,0.01 tries each; allowed is float", None),
+    ("num-rounds", "10,20", "fairbloom search --grid num-rounds=10,20 tries each; allowed is int", None),
     ("seed", "0,1,2", "a run takes one value; fairbloom compare --seeds 3 runs 3 of them; allowed is int", None),
-    ("weighting", "examples,uniform", "fairbloom sweep --grid weighting=examples,uniform tries each", None),
+    ("weighting", "examples,uniform", "fairbloom search --grid weighting=examples,uniform tries each", None),
     ("fraction", "0,5", "write decimals with a point, 0.5; allowed is float", 0.5),
     ("fraction", "0.5", "leave quotes out, 0.5; allowed is float", 0.5),
     ("num-rounds", 1e3, "write 1000; allowed is int", 1000),

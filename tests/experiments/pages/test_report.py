@@ -10,6 +10,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
-from fairbloom.experiments.commands.show import load_result
 from fairbloom.experiments.pages.rows import Line
 from fairbloom.experiments.pages.sections import in_bytes, in_seconds
 from fairbloom.experiments.render.html import as_script_data
-from fairbloom.experiments.results.comparison import Plan, load_comparison
+from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.experiments.results.run import REPORT, load
+from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS, ENVIRONMENT, MODEL, ROUNDS, SCORES, SPLIT
 from fairbloom.strategies import find_method
@@ -48,7 +49,7 @@ EVIL = [
 
 def page_of(folder: Path) -> Parsed:
     """Return the report that is written of what a folder holds."""
-    write_report(load_result(folder), folder / REPORT)
+    write_report(api.load(folder), folder / REPORT)
     return Parsed.of((folder / REPORT).read_text(encoding="utf-8"))
 
 
@@ -115,15 +116,15 @@ def test_the_policy_comes_before_whatever_it_is_for(hospitals: Path, report: Par
 @pytest.mark.parametrize("dealt", [False, True])
 def test_names_are_text_wherever_they_stand(tmp_path: Path, dealt: bool) -> None:
     make_comparison(tmp_path, METHODS, range(2), EVIL, 3, dealt=dealt)
-    plan = Plan.read(tmp_path)
-    runs = {f"{label}<script>alert(2)</script>": names for label, names in plan.runs.items()}
-    Plan(runs, plan.seeds, next(iter(runs))).write(tmp_path)
+    study = Study.read(tmp_path)
+    arms = [replace(arm, label=f"{arm.label}<script>alert(2)</script>") for arm in study.arms]
+    replace(study, arms=arms, baseline=arms[0].label).write(tmp_path)
     page = page_of(tmp_path)
     assert len(page.scripts) == 2, "the library and the page's own"
     assert not [script for script in page.scripts if "alert(" in script]
     assert "img" not in {tag for tag, _ in page.tags}
     assert {row[0] for row in page.tables["clients"][1:]} == set(EVIL)
-    assert page.tables["clients"][0][1:] == list(runs)
+    assert page.tables["clients"][0][1:] == [arm.label for arm in arms]
     drawn = [page.data[name] for name in page.data if name.startswith("spec-map")]
     assert {row["client"] for spec in drawn for row in spec["data"]["values"]} == set(EVIL)
     assert {name for name in EVIL if name in page.text} == set(EVIL)
@@ -447,9 +448,10 @@ def test_identifiers_are_unique(report: Parsed) -> None:
 
 def test_methods_whose_labels_differ_in_a_sign_have_a_chart_each(tmp_path: Path) -> None:
     make_comparison(tmp_path, ["fedavg", "term"], range(2), FOUR, 3, dealt=False)
-    plan = Plan.read(tmp_path)
-    runs = {"FedAvg": plan.runs["FedAvg"], "TERM (tilt=1)": plan.runs["TERM"], "TERM (tilt=-1)": plan.runs["TERM"]}
-    Plan(runs, plan.seeds, "FedAvg").write(tmp_path)
+    study = Study.read(tmp_path)
+    base, term = study.arms
+    arms = [base, *(replace(term, label=f"TERM (tilt={tilt})") for tilt in (1, -1))]
+    replace(study, arms=arms).write(tmp_path)
     page = page_of(tmp_path)
     identifiers = [about["id"] for _, about in page.tags if "id" in about]
     assert len(identifiers) == len(set(identifiers))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipes.recipe import Printed, Recipe, load_recipe, names
+from fairbloom.experiments.recipe import Printed, Recipe, load_recipe, names
 
 HEAD = """
 title = "A table"
@@ -117,7 +117,6 @@ grid = {{ learning-rate = [0.05], qfedavg.q = [1.0, 5.0] }}
         (f"{HEAD}{MEASURES}name = 'x'\n{ROW}", "unknown key name"),
         (f"{HEAD}{MEASURES}", "rows is missing: give it"),
         (f"{HEAD}measures = ['meen']\n{ROW}", "unknown measure 'meen': did you mean mean? there are mean, std"),
-        (f"{HEAD}baseline = 'FedProx'\n{MEASURES}{ROW}", "exactly one row must have the label 'FedProx'"),
         (f"{HEAD}tolerance = {{ worst = 1.0 }}\n{MEASURES}{ROW}", "tolerance: 'worst' is none of the measures"),
         (f"{HEAD}tolerance = {{ std = -1.0 }}\n{MEASURES}{ROW}", "tolerance.std = -1.0: Input should be greater than"),
         (f"{HEAD}{MEASURES}{ROW}grid = {{ seed = [1] }}\n", "leave seed out"),

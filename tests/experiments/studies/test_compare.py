@@ -39,7 +39,7 @@ from ..helpers import compared_by_hand, fairbloom, start
 
 COLUMN = "test_accuracy_of_global_model"
 SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--fraction", 0.5, "--jobs", 2, "--set", "device=cpu")
-WRITTEN = {"comparison.json", "comparison.csv", "differences.csv", "clients.csv", "clients.png", "clients.svg", REPORT}
+WRITTEN = {"study.json", "comparison.csv", "differences.csv", "clients.csv", "clients.png", "clients.svg", REPORT}
 WORDS = ("compare", "--methods", "fedavg,fedfv", *SMALL)
 
 

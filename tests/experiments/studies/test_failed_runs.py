@@ -2,21 +2,25 @@
 
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.results.comparison import Failure, Plan, load_comparison
-from fairbloom.experiments.results.plans import COMPARISON
+from fairbloom.experiments.arms import Arm
+from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import REPORT
+from fairbloom.experiments.study import STUDY, Study
 
 from ..helpers import fairbloom
 
 FAILING = "FedAvg (learning-rate=1e+30)"
-DIVERGED = {(FAILING, seed): Failure("", diverged=True) for seed in range(2)}
-ROW = f"{FAILING}: diverged with 2 of 2 seeds"
+FOLDER = "runs/fedavg-learning-rate=1e+30-seed"
+DIVERGED = {f"{FOLDER}{seed}": "the run has learned nothing" for seed in range(2)}
+ROW = f"{FAILING}: failed with 2 of 2 seeds"
 SMALL = ("--seeds", 2, "--clients", 5, "--rounds", 2, "--jobs", 1, "--model", "mlp", "--set", "device=cpu")
 WORDS = ("compare", "--methods", "fedavg(learning-rate=1e30),fedavg,fedfv", *SMALL, "--set", "unused-rounds=1")
 
@@ -32,10 +36,8 @@ def written(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_diverged_method_is_a_row_and_a_sentence_everywhere(
-    compared: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sentence = f"{FAILING} diverged with 2 of 2 seeds, so it is not compared."
+def test_a_failed_method_is_a_row_and_a_sentence_everywhere(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = f"{FAILING} failed with 2 of 2 seeds, so it is not compared."
     assert fairbloom("show", compared) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert ROW in printed
@@ -46,24 +48,11 @@ def test_a_diverged_method_is_a_row_and_a_sentence_everywhere(
     assert sentence in page
     assert fairbloom("show", compared, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["failed"] == {FAILING: "diverged with 2 of 2 seeds"}
+    assert shown["failed"] == {FAILING: "failed with 2 of 2 seeds"}
     assert sentence in shown["verdict"]["sentences"]
     assert {row["method"] for row in shown["methods"]} == {"FedAvg", "FedFV"}
-    recorded = json.loads((compared / COMPARISON).read_text())["failed"]
-    assert {seed: each["diverged"] for seed, each in recorded[FAILING].items()} == {"0": True, "1": True}
-
-
-def test_diverged_runs_are_run_again_only_without_their_folder(compared: Path, tmp_path: Path) -> None:
-    out = tmp_path / "cmp"
-    shutil.copytree(compared, out)
-    before = written(out / "runs")
-    assert fairbloom(*WORDS, "--baseline", "fedavg", "--out", out) == 0
-    assert written(out / "runs") == before
-    assert load_comparison(out).failed == {FAILING: "diverged with 2 of 2 seeds"}
-    gone = out / "runs" / "fedavg-learning-rate=1e+30-seed1"
-    shutil.rmtree(gone)
-    assert fairbloom(*WORDS, "--baseline", "fedavg", "--out", out) == 0
-    assert gone.exists()
+    recorded = json.loads((compared / STUDY).read_text())["failed"]
+    assert [*recorded] == [*DIVERGED]
 
 
 def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
@@ -79,33 +68,52 @@ def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
     assert fairbloom(*WORDS, "--baseline", "fedfv", "--out", out) == 0
 
 
-def test_runs_that_failed_otherwise_are_tried_again(compared: Path, tmp_path: Path) -> None:
+def note_failures(folder: Path, failed: Mapping[str, str]) -> None:
+    replace(Study.read(folder), failed=failed).write(folder)
+
+
+def test_runs_that_failed_are_tried_again(compared: Path, tmp_path: Path) -> None:
     """As one whose disk was full: here it is finished meanwhile."""
     out = tmp_path / "cmp"
     shutil.copytree(compared, out)
-    full = Failure("No space left on device")
-    Plan.read(out).with_failures({**DIVERGED, ("FedFV", 1): full}).write(out)
+    before = written(out / "runs")
+    note_failures(out, {**DIVERGED, "runs/fedfv-seed1": "No space left on device"})
     assert load_comparison(out).failed["FedFV"] == "failed with 1 of 2 seeds"
     assert fairbloom(*WORDS, "--baseline", "fedavg", "--out", out) == 0
     assert set(load_comparison(out).failed) == {FAILING}
+    kept = {path for path in before if "1e+30" not in str(path)}
+    assert {path: path.stat().st_mtime_ns for path in kept} == {path: before[path] for path in kept}
 
 
 def test_seeds_that_the_baseline_failed_with_are_left_out(compared: Path, tmp_path: Path) -> None:
     out = tmp_path / "cmp"
     shutil.copytree(compared, out)
-    Plan.read(out).with_failures({**DIVERGED, ("FedAvg", 0): Failure("", diverged=True)}).write(out)
+    note_failures(out, {**DIVERGED, "runs/fedavg-seed0": "broken"})
     found = load_comparison(out)
     assert (found.seeds, found.methods) == ((1,), ("FedAvg", "FedFV"))
-    assert "FedAvg diverged with 1 of 2 seeds, so these seeds are left out." in found.verdict.sentences
-    assert f"{FAILING} diverged with 2 of 2 seeds, so it is not compared." in found.verdict.sentences
+    assert "FedAvg failed with 1 of 2 seeds, so these seeds are left out." in found.verdict.sentences
+    assert f"{FAILING} failed with 2 of 2 seeds, so it is not compared." in found.verdict.sentences
+
+
+def test_a_method_that_lacks_a_client_is_left_out_by_name(compared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cmp"
+    shutil.copytree(compared, out)
+    clients = out / "runs" / "fedfv-seed0" / "clients.csv"
+    header, *rows = clients.read_text().splitlines()
+    kept = [row for row in rows if not row.startswith("2,client-3,")]
+    clients.write_text("\n".join([header, *kept]) + "\n")
+    found = load_comparison(out)
+    assert found.methods == ("FedAvg",)
+    assert found.failed["FedFV"] == "has no test accuracy of client-3 with seed 0"
+    assert "FedFV has no test accuracy of client-3 with seed 0, so it is not compared." in found.verdict.sentences
 
 
 def test_a_method_that_failed_with_one_seed_is_not_compared() -> None:
-    runs = {"FedAvg": ["a0", "a1"], "FedFV": ["b0", "b1"], "TERM": ["c0", "c1"]}
-    plan = Plan(runs, [3, 4], "FedAvg")
-    some = plan.with_failures({("FedFV", 4): Failure("", diverged=True)})
-    assert some.finished.runs == {"FedAvg": ["a0", "a1"], "TERM": ["c0", "c1"]}
-    with_base = plan.with_failures({("FedFV", 4): Failure(""), ("FedAvg", 4): Failure("")})
-    assert (with_base.finished.seeds, with_base.finished.runs["FedFV"]) == ([3], ["b0"])
+    arms = [Arm("FedAvg", "fedavg"), Arm("FedFV", "fedfv"), Arm("TERM", "term")]
+    study = Study("compare", arms, [3, 4], "FedAvg")
+    some = replace(study, failed={"runs/fedfv-seed4": "broken"})
+    assert [arm.label for arm in some.finished.arms] == ["FedAvg", "TERM"]
+    with_base = replace(study, failed={"runs/fedfv-seed4": "", "runs/fedavg-seed4": ""})
+    assert (with_base.finished.seeds, len(with_base.finished.arms)) == ([3], 3)
     with pytest.raises(FairbloomError, match=r"FedAvg with seed 3: broken\. All runs of the baseline failed"):
-        _ = plan.with_failures({("FedAvg", seed): Failure("broken") for seed in (3, 4)}).finished
+        _ = replace(study, failed={f"runs/fedavg-seed{seed}": "broken" for seed in (3, 4)}).finished

@@ -100,7 +100,7 @@ def test_a_run_that_fails_on_a_node_ends_no_other() -> None:
     found = fairbloom.compare(methods=["fedavg", Failing], out="cluster", pool="ray", **SMALL)
     assert found.methods == ("FedAvg",)
     assert found.failed == {"Failing": "failed with 2 of 2 seeds"}
-    assert "it does not weigh" in Path("cluster", "comparison.json").read_text()
+    assert "it does not weigh" in Path("cluster", "study.json").read_text()
 
 
 def test_without_a_cluster_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.studies import progress
-from fairbloom.experiments.studies.driver import run_study
 from fairbloom.experiments.studies.progress import study_progress
-from fairbloom.experiments.studies.study import Candidate, Study
+from fairbloom.experiments.studies.running import carry_out
+from fairbloom.experiments.study import Study
 from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import Value
@@ -35,8 +36,6 @@ def test_a_study_has_one_bar_which_counts_its_runs(screen: io.StringIO) -> None:
         shown.count()
         (task,) = bar.tasks
         assert (task.completed, task.total) == (1, 2)
-        shown.set_stage("testing", 1.5)
-        assert (task.completed, task.description) == (1.5, "testing")
         bar.refresh()
     assert "runs done" in screen.getvalue()
 
@@ -75,9 +74,9 @@ def test_a_log_line_is_written_above_the_bars_which_leave_no_copy(screen: io.Str
 
 def test_warnings_of_the_runs_of_a_study_are_written_above_its_bars(tmp_path: Path, screen: io.StringIO) -> None:
     config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}  # a rate too large
-    study = Study([[Candidate("FedAvg", config, "fedavg")]], range(2), tmp_path)
-    with study_progress("comparing", 2) as bar:
-        run_study(study, 2, bar.count, lambda failures: None)
+    study = Study("compare", [Arm("FedAvg", "fedavg")], [0, 1], "FedAvg", config)
+    with study_progress("comparing", 2) as bar, carry_out(study, tmp_path, 2, bar.count) as work:
+        work.run(study.runs(tmp_path))
     lines = [line for line in screen.getvalue().splitlines() if "learning-rate = 0.1 is the default" in line]
     assert len(lines) == 2
     for line in lines:

@@ -18,10 +18,11 @@ import pytest
 
 from fairbloom import Reproduction, reproduce
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipes.recipe import Printed, Recipe, names
+from fairbloom.experiments.recipe import Printed, Recipe, names
 from fairbloom.experiments.results.measures import measure_title
 from fairbloom.experiments.results.outcome import agree
 from fairbloom.experiments.results.run import REPORT, Run, load
+from fairbloom.experiments.study import NOUNS, Study
 from fairbloom.server.fairness import summarize
 
 from ..helpers import fairbloom, start
@@ -594,16 +595,14 @@ def test_no_study_writes_into_the_folder_of_another_kind(
     small = ("--clients", 4, "--rounds", 1, "--jobs", 1)
     commands = {
         "comparison": ("compare", "--methods", "fedavg", *small),
-        "sweep": ("sweep", "--grid", "learning-rate=0.1,0.2", *small),
-        "recommendation": ("recommend", "--wish", "worst", "--budget", "1s", *small),
+        "search": ("search", "--grid", "learning-rate=0.1,0.2", *small),
         "reproduction": ("reproduce", saved(tmp_path, f'{SMALL}[[rows]]\nlabel = "A"\n'), "--jobs", 1),
     }
-    for there in commands:
-        folder = tmp_path / there
-        folder.mkdir()
-        (folder / f"{there}.json").write_text("{}")
+    for written in NOUNS:
+        there, folder = NOUNS[written], tmp_path / written
+        Study(written, [], []).write(folder)
         for kind, words in commands.items():
             if kind != there:
                 assert fairbloom(*words, "--out", folder) == 2
                 assert f"holds a {there}: choose another folder" in " ".join(capsys.readouterr().err.split())
-        assert [path.name for path in folder.iterdir()] == [f"{there}.json"]
+        assert [path.name for path in folder.iterdir()] == ["study.json"]

@@ -11,7 +11,7 @@ import pytest
 
 import fairbloom
 from fairbloom import reproduce
-from fairbloom.experiments.recipes.recipe import Case, load_recipe, names
+from fairbloom.experiments.recipe import Case, load_recipe, names
 from fairbloom.experiments.results.outcome import measures_of
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS

@@ -1,201 +1,198 @@
-"""Successive halving on numbers in place of runs: who goes on, with how many rounds and seeds, and when it ends."""
+"""A search: arms judged on validation examples, the best of each method tested with fresh seeds."""
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+import json
+import math
+import shutil
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fairbloom.experiments.studies import search
-from fairbloom.experiments.studies.objective import Rating, choose
-from fairbloom.experiments.studies.recommend import SEEDS
-from fairbloom.experiments.studies.search import Rung, Search, rungs_of, survivors
-from fairbloom.server.settings import Settings
+import fairbloom as api
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.arms import Arm
+from fairbloom.experiments.results.measures import REGISTRY, Served, find_measure
+from fairbloom.experiments.results.run import REPORT, load
+from fairbloom.experiments.results.search import Judged, choose
+from fairbloom.experiments.studies import pool
+from fairbloom.experiments.studies.search import arms_of, parse_grid
+from fairbloom.experiments.study import Runs
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.settings import Value
 
-BASELINE, EQUAL = "baseline", "equal"
+from ..helpers import fairbloom
 
-
-@dataclass
-class Numbers:
-    """Candidates whose measure is their quality, after few rounds less sure; a round of one takes a second."""
-
-    qualities: Mapping[str, float]
-    rounds: int = 45
-    excesses: Mapping[str, float] = field(default_factory=dict)
-    broken: Sequence[str] = ()
-    now: float = 0.0
-    done: dict[tuple[str, int], int] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    asked: list[tuple[str, int, int]] = field(default_factory=list)
-    always: Sequence[str] = (BASELINE, EQUAL)
-
-    def search(self, labels: Sequence[str], seeds: Sequence[int], rounds: int, until: float) -> float:
-        begun = self.now
-        for seed, label in itertools.product(seeds, labels):
-            if label in self.broken:
-                self.failed[label] = "its runs fail"
-                continue
-            missing = max(0, rounds - self.done.get((label, seed), 0))
-            if self.now + missing > until:
-                self.now = max(self.now, until)
-                raise TimeoutError
-            self.asked += [(label, seed, rounds)] if missing else []
-            self.now += missing
-            self.done[label, seed] = max(rounds, self.done.get((label, seed), 0))
-        return self.now - begun
-
-    def rate(self, labels: Sequence[str], seeds: Sequence[int], rounds: int) -> Mapping[str, Rating]:
-        there = [
-            label
-            for label in labels
-            if label not in self.failed and all(self.done.get((label, seed), 0) >= rounds for seed in seeds)
-        ]
-        if BASELINE not in there:
-            return {}
-        wrong = {label: (-1.0) ** place * 3.0 / rounds for place, label in enumerate(self.qualities)}
-        return {
-            label: Rating([self.qualities[label] + wrong[label] for _ in seeds], [self.excesses.get(label, 0.0)])
-            for label in there
-        }
+SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "jobs": 1, "progress": False, "settings": {"device": "cpu"}}
+WORDS: dict[str, Any] = {"methods": "fedfv(alpha=0.5),fedfv(alpha=0)", "seeds": 2, **SMALL}
 
 
-def ladder(rounds: int) -> list[Rung]:
-    return rungs_of(Settings.of({"num-rounds": rounds}), SEEDS)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> api.Search:
+    return api.search(out=tmp_path_factory.mktemp("search") / "out", **WORDS)
 
 
-def searched(numbers: Numbers, budget: float, at_a_time: int = 2) -> Search:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "time", SimpleNamespace(monotonic=lambda: numbers.now))
-        found = Search(numbers, [*numbers.qualities], ladder(numbers.rounds), range(8), at_a_time)
-        found.run(until=numbers.now + budget)
-    return found
+def labels(words: str, grid: dict[str, list[Value]] | None = None, baseline: str = "fedavg") -> list[str]:
+    return [arm.label for arm in arms_of(words, grid or {}, baseline, {})]
 
 
-def several(count: int, best: int | None = None) -> dict[str, float]:
-    qualities = {BASELINE: 50.0, EQUAL: 51.0, **{f"method-{k}": 40.0 + k for k in range(count)}}
-    return qualities | ({} if best is None else {f"method-{best}": 90.0})
+# What is tried --------------------------------------------------------------------------------------------------------
 
 
-def test_the_ladder_ends_with_all_rounds_and_never_begins_below_five() -> None:
-    assert ladder(45) == [Rung(5, 1, 1), Rung(15, 2, 2), Rung(45, 4, 8)]
-    assert ladder(10) == [Rung(5, 1, 1), Rung(5, 2, 2), Rung(10, 4, 8)]
-    assert ladder(3) == [Rung(3, 1, 1), Rung(3, 2, 2), Rung(3, 4, 8)]
+def test_a_method_tries_what_it_declares_or_the_grid_or_what_is_written() -> None:
+    assert labels("fedfv") == ["FedFV (alpha=0.1)", "FedFV (alpha=0.5)", "FedAvg"]
+    assert labels("fedfv,fedavg", {"alpha": [0.0]}) == ["FedFV (alpha=0)", "FedAvg"]
+    assert labels("fedfv(alpha=1)") == ["FedFV (alpha=1)", "FedAvg"]
+    with_rate = labels("fedfv(alpha=1)", {"learning-rate": [0.1, 0.2]})
+    assert with_rate == [
+        f"{name}learning-rate={rate})" for name in ("FedFV (alpha=1, ", "FedAvg (") for rate in (0.1, 0.2)
+    ]
+    assert labels("fedavg", {"num-rounds": [1, 2]}) == ["FedAvg (num-rounds=1)", "FedAvg (num-rounds=2)"]
 
 
-def test_rungs_that_are_the_same_are_one() -> None:
-    assert rungs_of(Settings.of({"num-rounds": 10}), [(2, 2)] * 3) == [Rung(5, 2, 2), Rung(10, 2, 2)]
+def test_all_methods_have_arms_and_those_for_groups_only_with_a_gap() -> None:
+    every = {arm.method for arm in arms_of("all", {}, "fedavg", {})}
+    assert {"fedavg", "fedfv", "ditto", "local"} <= every
+    assert not every & {"fairfed", "fcfl"}
+    assert "fairfed" in {arm.method for arm in arms_of("all", {}, "fedavg", {}, "group-gap:accuracy")}
+    personal = {arm.method for arm in arms_of("all", {}, "fedavg", {}) if arm.evaluated == "personal"}
+    assert personal == {"ditto", "local"}
 
 
-def test_runs_whose_steps_decay_are_judged_after_their_last_round() -> None:
-    decaying = Settings.of({"num-rounds": 30, "method": "fedavgn", "fedavgn.decay": 0.5})
-    scheduled = Settings.of({"num-rounds": 30, "schedule": "cosine"})
-    for settings in (decaying, scheduled):
-        assert rungs_of(settings, [(2, 2)] * 3) == [Rung(30, 2, 2)]
+def test_what_cannot_be_tried_is_refused_with_a_remedy() -> None:
+    for grid, words in (
+        ({"clients": [4, 5]}, "judged by other examples with other values of clients"),
+        ({"seed": [1, 2]}, "a search sets seed run by run: give --seed and --seeds"),
+        ({"alphq": [0.1]}, "alphq is no parameter of FedFV, FedAvg: did you mean alpha?"),
+        ({"alpha": [2.0]}, "fedfv.alpha = 2.0: allowed is float in"),
+        ({"alpha": [0.1, 0.1]}, "fedfv.alpha = 0.1 is there twice"),
+    ):
+        with pytest.raises(FairbloomError, match=words.replace("?", r"\?")):
+            labels("fedfv", dict(grid))
+    with pytest.raises(FairbloomError, match="nothing to choose from but FedAvg: name more --methods"):
+        labels("fedavg")
+    for text in ("alpha", "alpha=", "=1", "alpha=1,,2"):
+        with pytest.raises(FairbloomError, match="write it as KEY=VALUE,VALUE"):
+            parse_grid([text])
 
 
-@given(rounds=st.integers(1, 5000))
-def test_rungs_rise(rounds: int) -> None:
-    lengths = [rung.rounds for rung in ladder(rounds)]
-    assert lengths == sorted(lengths)
-    assert lengths[-1] == rounds
+def test_impossible_options_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    for options, words in (
+        ({"seeds": 0}, "seeds = 0: a search takes at least one"),
+        ({"budget": 0.0}, "budget = 0: give a number of minutes above 0"),
+        ({"mean_within": -1.0}, "mean-within = -1: give a number of points"),
+        ({"criterion": "wurst"}, "unknown measure 'wurst': did you mean worst"),
+        ({"criterion": "client:nobody"}, "no client 'nobody'"),
+        ({"criterion": "group-gap:accuracy"}, "the task has no groups of examples"),
+        ({"settings": {"validation-share": 0.0}}, "validation-share = 0: a search chooses by validation examples"),
+    ):
+        with pytest.raises(FairbloomError, match=words):
+            api.search(out=tmp_path / "out", **{**WORDS, **options})
+    assert not [*tmp_path.glob("out/**/rounds.csv")]
 
 
-@pytest.mark.parametrize("best", [0, 7, 19])
-def test_the_best_is_found_with_time_enough_wherever_it_stands(best: int) -> None:
-    found = searched(Numbers(several(20, best)), budget=1e6)
-    assert choose(found.ratings) == f"method-{best}"
-    assert found.rung == Rung(45, 8, 8)
-    assert found.untried == ()
+# How it is judged -----------------------------------------------------------------------------------------------------
 
 
-def test_a_third_goes_on_and_only_these_have_more_rounds() -> None:
-    numbers = Numbers(several(18))
-    found = searched(numbers, budget=1e6)
-    first = {label for label, _, rounds in numbers.asked if rounds == 5}
-    second = {label for label, _, rounds in numbers.asked if rounds == 15}
-    third = {label for label, _, rounds in numbers.asked if rounds == 45}
-    assert first == set(numbers.qualities)
-    assert second == {BASELINE, EQUAL, *(f"method-{k}" for k in range(12, 18))}
-    assert third == {BASELINE, EQUAL, "method-16", "method-17"}
-    assert [each.method for each in found.tried[:4]] == ["method-17", "method-16", EQUAL, BASELINE]
-    assert {each.method for each in found.tried} == set(numbers.qualities)
+def test_the_best_of_each_method_on_validation_is_tested_with_fresh_seeds(found: api.Search) -> None:
+    study = found.study
+    assert (found.found.judged, found.found.fresh) == ([0, 1], [1000, 1001])
+    assert study.settings["validation-share"] == 0.2
+    worth = {}
+    for arm in study.arms:
+        finals = [load(found.folder / study.folder(arm, seed)).final(split="validation") for seed in (0, 1)]
+        worth[arm.label] = statistics.fmean(min(each.values()) for each in finals)
+        assert found.of(arm.label).mean == pytest.approx(worth[arm.label])
+    best = max((label for label in worth if label != "FedAvg"), key=lambda label: worth[label])
+    assert {*found.found.best} == {best, "FedAvg"}
+    assert found.best == max((best, "FedAvg"), key=lambda label: worth[label])
+    assert found.comparison is not None
+    assert (set(found.comparison.methods), found.comparison.seeds) == ({best, "FedAvg"}, (1000, 1001))
+    assert found.promise(best) == pytest.approx(worth[best] - worth["FedAvg"])
+    gain = found.difference(best)
+    assert gain is not None
+    assert gain.mean == pytest.approx(statistics.fmean(found.comparison.gains(best, "worst_10")))
+    assert found.best in found.sentences[0]
+    written = {path.name for path in found.folder.iterdir() if not path.name.startswith(".")}
+    assert written == {"study.json", "comparison.csv", "differences.csv", "clients.csv", REPORT, "runs"}
 
 
-@given(budget=st.floats(0.5, 3000.0), count=st.integers(0, 25), at_a_time=st.integers(1, 8))
-def test_no_run_goes_on_after_the_time_and_what_was_left_out_is_named(
-    budget: float, count: int, at_a_time: int
+def test_the_same_folder_gives_the_same_answer(found: api.Search, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in found.folder.rglob("runs/*/*")}
+    again = api.search(out=found.folder, **WORDS)
+    assert {path: path.stat().st_mtime_ns for path in found.folder.rglob("runs/*/*")} == before
+    assert again.as_json == found.as_json == api.load(found.folder).as_json
+    assert fairbloom("show", found.folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found.as_json))
+    assert fairbloom("show", found.folder) == 0
+    assert found.best in capsys.readouterr().out
+
+
+def test_within_a_budget_only_seeds_that_all_arms_have_finished_count(
+    found: api.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numbers = Numbers(several(count))
-    found = searched(numbers, budget, at_a_time)
-    assert numbers.now <= budget
-    known = {each.method for each in found.tried}
-    assert known.isdisjoint(found.untried)
-    assert known | {*found.untried} == set(numbers.qualities)
-    if found.rung is not None:
-        assert BASELINE in found.ratings
-        assert all(len(each.values) == found.rung.seeds for each in found.ratings.values())
+    out = tmp_path / "out"
+    shutil.copytree(found.folder, out)
+    shutil.rmtree(out / "runs" / "fedfv-alpha=0-seed1")
+    carry_out = pool.Workers._carry_out
+
+    def stop_in_time(workers: pool.Workers, unfinished: Runs, until: float | None) -> None:
+        if until is not None:
+            raise TimeoutError
+        carry_out(workers, unfinished, until)
+
+    monkeypatch.setattr(pool.Workers, "_carry_out", stop_in_time)
+    cut = api.search(out=out, budget=1.0, **WORDS)
+    assert cut.found.judged == [0]
+    assert "1 of 2 seeds" in " ".join(cut.sentences)
+    monkeypatch.undo()
+    assert api.search(out=out, budget=1.0, **WORDS).found.judged == [0]
+    assert api.search(out=out, budget=2.0, **WORDS).found.judged == [0, 1]
 
 
-def test_a_time_for_nothing_judges_nobody() -> None:
-    found = searched(Numbers(several(5)), budget=3.0)
-    assert found.rung is None
-    assert found.ratings == {}
-    assert len(found.untried) == 7
+def judged(label: str, value: float, mean: float) -> Judged:
+    return Judged(Arm(label, label), [value], [mean])
 
 
-def test_short_time_leaves_out_the_last_candidates_and_still_climbs() -> None:
-    numbers = Numbers(several(25, best=1))
-    found = searched(numbers, budget=300.0)
-    assert found.untried
-    assert found.untried[-1] == "method-24"
-    assert found.rung is not None
-    assert found.rung.rounds == 45
-    assert choose(found.ratings) == "method-1"
+def test_an_arm_whose_mean_is_too_far_below_the_baseline_is_not_chosen() -> None:
+    worst, base = find_measure("worst-10"), judged("base", 50.0, 80.0)
+    arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), Judged(Arm("c", "c"))]
+    for within, label in ((None, "a"), (10.0, "a"), (1.0, "b")):
+        best = choose(worst, ACCURACY, arms, within, base)
+        assert best is not None
+        assert best.arm.label == label
+    assert choose(worst, ACCURACY, arms[:1], 1.0, base) is None
+    error = Score("mae", higher_is_better=False)
+    lowest = choose(worst, error, arms)
+    assert lowest is not None
+    assert lowest.arm.label == "b"
 
 
-def test_what_has_been_run_is_not_run_again_and_more_time_goes_further() -> None:
-    numbers = Numbers(several(25, best=24))
-    first = searched(numbers, budget=200.0)
-    before = [*numbers.asked]
-    second = searched(numbers, budget=1e6)
-    assert len({*numbers.asked}) == len(numbers.asked)
-    assert numbers.asked[: len(before)] == before
-    assert choose(first.ratings) != choose(second.ratings) == "method-24"
+# The registry of measures ---------------------------------------------------------------------------------------------
 
 
-def test_one_that_fails_is_left_out_and_the_others_go_on() -> None:
-    numbers = Numbers(several(9, best=4), broken=["method-8"])
-    found = searched(numbers, budget=1e6)
-    assert "method-8" not in {each.method for each in found.tried}
-    assert "method-8" not in found.untried
-    assert choose(found.ratings) == "method-4"
+def test_measures_are_found_by_their_names() -> None:
+    served = Served({"a": 10.0, "b": 30.0}, ACCURACY, {"a": 1, "b": 3})
+    for name, value in {"mean": 20.0, "worst-10": 10.0, "worst_10": 10.0, "client:b": 30.0, "uniform": 25.0}.items():
+        assert find_measure(name).of(served) == pytest.approx(value)
+    assert find_measure("3*mean+worst").of(served) == pytest.approx(0.75 * 20.0 + 0.25 * 10.0)
+    assert math.isnan(find_measure("client:z").of(served))
+    assert math.isnan(find_measure("group-gap:accuracy").of(served))
+    assert {name: find_measure(name) for name in REGISTRY} == REGISTRY
 
 
-def test_a_single_candidate_beside_the_baseline_climbs_too() -> None:
-    numbers = Numbers({BASELINE: 1.0, EQUAL: 2.0})
-    assert searched(numbers, budget=1e6).rung == Rung(45, 8, 8)
+def test_measures_know_which_direction_is_good() -> None:
+    error = Score("mae", higher_is_better=False)
+    for name, high, high_of_an_error in (("mean", True, False), ("std", False, False), ("jain", True, True)):
+        assert find_measure(name).is_good_high(ACCURACY) is high
+        assert find_measure(name).is_good_high(error) is high_of_an_error
+    assert find_measure("group-gap:accuracy").better(3.0, 5.0, ACCURACY) == 2.0
 
 
-def test_a_constraint_is_kept_by_the_choice_and_missing_it_costs_a_place_before() -> None:
-    numbers = Numbers(several(18), excesses={"method-17": 30.0, "method-16": 0.5})
-    found = searched(numbers, budget=1e6)
-    assert "method-17" not in {label for label, _, rounds in numbers.asked if rounds > 5}
-    assert "method-16" in found.ratings
-    assert choose(found.ratings) == "method-15"
-
-
-def test_nobody_is_chosen_where_nobody_keeps_the_constraints() -> None:
-    assert choose({"a": Rating([1.0], [0.1]), "b": Rating([2.0], [0.0, 0.2])}) is None
-
-
-def test_low_is_best_where_the_wish_says_low() -> None:
-    ratings = {
-        "a": Rating([3.0], high=False),
-        "b": Rating([1.0], high=False),
-        "c": Rating([2.0], high=False),
-    }
-    assert choose(ratings) == "b"
-    assert survivors(ratings, ["a"]) == ["b", "a"]
+def test_a_search_that_is_begun_is_shown_as_far_as_it_is(found: api.Search, tmp_path: Path) -> None:
+    shutil.copytree(found.folder, tmp_path / "out")
+    replace(found.study, found=None).write(tmp_path / "out")
+    begun = api.load(tmp_path / "out")
+    assert (begun.best, begun.comparison) == ("", None)
+    assert "the same command continues" in begun.sentences[0]

@@ -44,7 +44,8 @@ def evaluate(message: Message, context: Context) -> Message:
 def start(folder: Path, strategy: FedFV | FedAvg, rounds: int = 2, **arrays: Any) -> dict[str, Any]:
     model = ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
     RunFolder(folder, wait=False).start(strategy, InProcessGrid(app, {}, 3), model, num_rounds=rounds)
-    return fairbloom.load(folder).arrays()
+    loaded: fairbloom.Run = fairbloom.load(folder)
+    return loaded.arrays()
 
 
 W = np.arange(3, dtype=np.float32)

@@ -16,11 +16,10 @@ from fairbloom.protocol.settings import SETTINGS, Value, key_of
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import METHODS, canonical, find_method
 
-from ..results.measures import find_measure
-from .labels import label_of, short_key
-from .variants import find_key, method_parameters, owner_of
+from .arms import find_key, label_of, method_parameters, owner_of, short_key
+from .results.measures import find_measure
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "recipes"
 """Where the recipes of published tables lie."""
 
 
@@ -107,7 +106,6 @@ class Recipe(Section):
     measures: list[str] = Field(default=["mean", "std", "worst_10", "best_10"], min_length=1)
     judged: list[str] = Field(default_factory=list)  # the measures that must agree for a row to agree; none: all
     tolerance: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(default_factory=dict)
-    baseline: str = ""  # the label of the row that a sweep compares the chosen point with
     notes: list[str] = Field(default_factory=list)
     settings: Config = Field(default_factory=dict)
     grid: Axes = Field(default_factory=dict)
@@ -128,7 +126,7 @@ class Recipe(Section):
 
     def _check_measures(self) -> None:
         """Raise ValueError where a measure is unknown, or one is judged that is not measured."""
-        for measure in self.measures:
+        for measure in (*self.measures, self.criterion):
             try:
                 find_measure(measure)
             except FairbloomError as error:
@@ -172,12 +170,10 @@ class Recipe(Section):
                     )
 
     def _check_labels(self) -> None:
-        """Raise ValueError where two rows have one name, or the baseline is not exactly one of them."""
+        """Raise ValueError where two rows have one name."""
         names = [case.name for case in self.cases()]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
-        if self.baseline and [row.label for row in self.rows].count(self.baseline) != 1:
-            raise ValueError(f"baseline: exactly one row must have the label {self.baseline!r}")
 
     def cases(self) -> list["Case"]:
         """Return the rows with the recipe that they are of."""

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipes.variants import (
+from fairbloom.experiments.arms import (
     COMMON,
     baseline_of,
-    folder_names,
+    parse_arm,
+    parse_arms,
     settings_of_method,
-    variant_of,
-    variants,
 )
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings
@@ -34,7 +33,7 @@ class mine(Mine):
 
 
 def labels(words: str) -> list[str]:
-    return [variant.label for variant in variants(words)]
+    return [arm.label for arm in parse_arms(words)]
 
 
 @pytest.fixture
@@ -64,14 +63,14 @@ def test_commas_separate_methods_where_they_are_outside_parentheses_and_quotes()
 
 
 def test_a_list_of_words_is_read_as_well() -> None:
-    assert [v.label for v in variants(["fedavg", "qfedavg(q=1),fedfv"])] == ["FedAvg", "QFedAvg (q=1)", "FedFV"]
+    assert [arm.label for arm in parse_arms(["fedavg", "qfedavg(q=1),fedfv"])] == ["FedAvg", "QFedAvg (q=1)", "FedFV"]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_understood_as_tables_print_it_and_in_any_case(name: str) -> None:
-    (variant,) = variants(name)
-    for written in (variant.label, name.upper()):
-        assert variant_of(written).is_same(variant)
+    (arm,) = parse_arms(name)
+    for written in (arm.label, name.upper()):
+        assert parse_arm(written).is_same(arm)
 
 
 @pytest.mark.parametrize("label", ["QFedAvg (q=1)", "FedFV (alpha=0.2, order=random)", "FedAvg (proximal-mu=0.1)"])
@@ -80,16 +79,16 @@ def test_a_label_is_read_as_what_it_was_made_of(label: str) -> None:
 
 
 def test_parameters_are_settings_of_their_type() -> None:
-    variant = variant_of("fedavgn(server_lr=2, proximal_mu=1)")
-    assert variant.config == {"method": "fedavgn", "fedavgn.server-lr": 2.0, "proximal-mu": 1.0}
-    assert [type(value) for value in variant.given.values()] == [float, float]
+    arm = parse_arm("fedavgn(server_lr=2, proximal_mu=1)")
+    assert arm.config == {"method": "fedavgn", "fedavgn.server-lr": 2.0, "proximal-mu": 1.0}
+    assert [type(value) for value in arm.settings.values()] == [float, float]
 
 
 def test_methods_may_differ_in_how_their_clients_train() -> None:
-    first, second = variants("fedavg(learning-rate=0.05),qfedavg(q=1,learning_rate=0.2,local-epochs=3)")
+    first, second = parse_arms("fedavg(learning-rate=0.05),qfedavg(q=1,learning_rate=0.2,local-epochs=3)")
     assert first.config == {"method": "fedavg", "learning-rate": 0.05}
     assert second.config == {"method": "qfedavg", "qfedavg.q": 1.0, "local-epochs": 3, "learning-rate": 0.2}
-    assert [first.folder_name, second.folder_name] == [
+    assert [first.folder, second.folder] == [
         "fedavg-learning-rate=0.05",
         "qfedavg-q=1-local-epochs=3-learning-rate=0.2",
     ]
@@ -110,8 +109,8 @@ WRONG = {
     "fedavg(proximal-mu=much)": "proximal-mu = 'much': allowed is float at least 0",
     "qfedavg(q=1,q=2)": "qfedavg(q=1,q=2): q is given twice: give it once",
     "qfedavg(q)": "qfedavg(q): write 'q' as a parameter with its value, as in qfedavg(q=1)",
-    "qfedavg(q=1,2)": "'2' has no name: write each parameter with its value, as in qfedavg(q=1); fairbloom sweep "
-    "--method qfedavg --grid q=1,2 tries several",
+    "qfedavg(q=1,2)": "'2' has no name: write each parameter with its value, as in qfedavg(q=1); fairbloom search "
+    "--methods qfedavg --grid q=1,2 tries several",
     "qfedavg(q=)": "qfedavg(q=): write 'q=' as a parameter with its value",
     "qfedavg(q=1": "a parenthesis or quote is open at one end",
     "qfedavg)q=1(": "a parenthesis or quote is open at one end",
@@ -129,21 +128,21 @@ WRONG = {
 @pytest.mark.parametrize("words", WRONG)
 def test_a_mistake_is_told_in_one_line_that_names_it(words: str) -> None:
     with pytest.raises(FairbloomError, match=re.escape(WRONG[words])) as raised:
-        variants(words)
+        parse_arms(words)
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_set_for_all_no_variant_may_set() -> None:
+def test_what_is_set_for_all_no_arm_may_set() -> None:
     with pytest.raises(FairbloomError, match=re.escape("qfedavg.q is given twice, in qfedavg(q=1) and for all")):
-        variants("fedavg,qfedavg(q=1)", {"qfedavg.q": 1.0})
-    assert len(variants("fedavg,qfedavg(q=1)", {"qfedavg.lipschitz": 2.0})) == 2
+        parse_arms("fedavg,qfedavg(q=1)", {"qfedavg.q": 1.0})
+    assert len(parse_arms("fedavg,qfedavg(q=1)", {"qfedavg.lipschitz": 2.0})) == 2
 
 
 # Names of run folders -----------------------------------------------------------------------------------------------
 
 
 def names(words: str) -> list[str]:
-    return list(folder_names(variants(words)).values())
+    return [arm.folder for arm in parse_arms(words)]
 
 
 def test_run_folders_are_named_by_method_and_parameters() -> None:
@@ -156,12 +155,12 @@ def test_run_folders_are_named_by_method_and_parameters() -> None:
     ]
 
 
-def test_the_name_of_a_run_folder_depends_on_its_variant_alone() -> None:
+def test_the_name_of_a_run_folder_depends_on_its_arm_alone() -> None:
     assert names("fedfv(tau=3,alpha=0.2)") == names("fedavg,fedfv(tau=2),fedfv(alpha=0.2,tau=3)")[2:]
 
 
 @pytest.mark.usefixtures("own")
-def test_any_variant_has_a_name_that_every_file_system_takes_and_no_other_has() -> None:
+def test_any_arm_has_a_name_that_every_file_system_takes_and_no_other_has() -> None:
     values = [
         "a",
         "A",
@@ -180,7 +179,7 @@ def test_any_variant_has_a_name_that_every_file_system_takes_and_no_other_has() 
     ]
     written = [f'own_first:Mine(name="{value}")' for value in values]
     written += ["own_first:Mine", "own_first:mine", "own_second:Mine", "own_first:Mine(share=1,name=b)"]
-    among = variants(written)
+    among = parse_arms(written)
     assert len(among) == len(written) - 1  # name="a" is the default
     found = names(",".join(written))
     assert len({name.casefold() for name in found}) == len(among)
@@ -203,20 +202,20 @@ def test_classes_of_one_name_are_told_apart_by_their_modules() -> None:
 
 
 def test_the_baseline_is_fedavg_or_else_the_first() -> None:
-    assert baseline_of("", variants("fedfv,fedavg(proximal-mu=1),fedavg")) == "FedAvg"
-    assert baseline_of("", variants("fedfv,fedavg(proximal-mu=1)")) == "FedAvg (proximal-mu=1)"
-    assert baseline_of("", variants("fedfv,term")) == "FedFV"
+    assert baseline_of("", parse_arms("fedfv,fedavg(proximal-mu=1),fedavg")) == "FedAvg"
+    assert baseline_of("", parse_arms("fedfv,fedavg(proximal-mu=1)")) == "FedAvg (proximal-mu=1)"
+    assert baseline_of("", parse_arms("fedfv,term")) == "FedFV"
 
 
 @pytest.mark.parametrize("name", ["qfedavg(q=1)", "QFedAvg (q=1)", "qfedavg (Q=1)", "qfedavg(q=1.0, lipschitz=1)"])
 def test_a_baseline_is_named_as_it_is_written_or_printed(name: str) -> None:
-    assert baseline_of(name, variants("fedavg,qfedavg(q=2),qfedavg(q=1)")) == "QFedAvg (q=1)"
+    assert baseline_of(name, parse_arms("fedavg,qfedavg(q=2),qfedavg(q=1)")) == "QFedAvg (q=1)"
 
 
 def test_a_baseline_that_is_not_compared_is_refused_with_those_that_are() -> None:
     expected = "baseline = 'qfedavg' is not among the methods: there are FedAvg, QFedAvg (q=1)"
     with pytest.raises(FairbloomError, match=re.escape(expected)):
-        baseline_of("qfedavg", variants("fedavg,qfedavg(q=1)"))
+        baseline_of("qfedavg", parse_arms("fedavg,qfedavg(q=1)"))
 
 
 def test_methods_may_differ_in_optimizer_schedule_and_class_weights() -> None:
@@ -224,12 +223,12 @@ def test_methods_may_differ_in_optimizer_schedule_and_class_weights() -> None:
         "fedavg(optimizer=adamw, learning-rate=0.01, optimizer-parameters=betas=(0.9,0.98) eps=1e-6),"
         'fedavg(class-weights="0=1,1=2.5", precision=bfloat16),fedavg(schedule=cosine, warmup=2)'
     )
-    adamw, weighted, cosine = variants(words)
+    adamw, weighted, cosine = parse_arms(words)
     assert adamw.config["optimizer-parameters"] == "betas=(0.9,0.98) eps=1e-6"
     assert weighted.config["class-weights"] == "0=1,1=2.5"
     assert (cosine.config["schedule"], cosine.config["warmup"]) == ("cosine", 2)
-    for variant in (adamw, weighted, cosine):
-        Settings.of(variant.config)
+    for arm in (adamw, weighted, cosine):
+        Settings.of(arm.config)
 
 
 def test_a_run_takes_a_method_with_parameters_in_parentheses() -> None:

@@ -1,0 +1,257 @@
+"""Arms: what is run in a study, a method with settings of its own, written as in qfedavg(q=1)."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fairbloom.imports import is_import_string
+from fairbloom.protocol.parameters import Parameter
+from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, Value, key_of, parsed
+from fairbloom.server.settings import parameters
+from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method, name_of
+from fairbloom.strategies.torchjd import TORCHJD
+
+COMMON = {key: setting for key, setting in SETTINGS.items() if Mark.VARIANT in setting.marks}
+"""The settings of every method that an arm may have of its own."""
+
+LONGEST_NAME = 100
+"""The most characters of a run folder's name before its seed; file systems take 255."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method with settings of its own, next to those that all runs of a study share.
+
+    Attributes
+    ----------
+    label
+        What tables call it: `QFedAvg (q=1)`.
+    method
+        The method as settings have it.
+    settings
+        Its own settings, by their run-config keys.
+    evaluated
+        Which models are judged: "global", or the clients' "personal" ones.
+    """
+
+    label: str
+    method: str
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    evaluated: Literal["global", "personal"] = "global"
+
+    @property
+    def config(self) -> dict[str, Value]:
+        """What a run config has of it."""
+        return {"method": self.method, **self.settings}
+
+    @property
+    def folder(self) -> str:
+        """A name for its run folders that every file system takes: `qfedavg-q=1`.
+
+        It depends on nothing but the arm. Where characters had to give way, or upper case, which some file systems do
+        not distinguish, a digest separates it from others.
+        """
+        words = [self.method, *(f"{short_key(key)}={format_value(value)}" for key, value in self.settings.items())]
+        exact = "-".join(words)
+        plain = exact.replace(":", "-", 1)
+        odd = any(re.search(r"[^\w.]|[A-Z]", v, re.ASCII) for v in self.settings.values() if isinstance(v, str))
+        safe = re.sub(r"[^\w.=+-]", "-", plain, flags=re.ASCII)[:LONGEST_NAME]
+        if safe == plain and not odd:
+            return safe
+        return f"{safe}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+    def is_same(self, other: "Arm") -> bool:
+        """Return whether both say the same, one perhaps by a default."""
+        return self.method == other.method and complete(self) == complete(other)
+
+
+def complete(arm: Arm) -> dict[str, Value | None]:
+    """Return the settings of an arm with the defaults of those that it does not set."""
+    return {key: each.default for key, each in _may_have(arm.method).items()} | dict(arm.settings)
+
+
+Named = str | type[FairStrategy]
+"""A method by its name, perhaps with parameters, or by its class."""
+
+
+def parse_arms(words: Named | Iterable[Named], shared: Mapping[str, Value] | None = None) -> list[Arm]:
+    """Return the methods that words name, each once, with labels that tell them apart.
+
+    "fedavg, qfedavg(q=1), my_module:Mine(share=0.3)" names three; a class stands for its name. No method may set what
+    `shared` has.
+    """
+    texts = [name_of(each) for each in ([words] if isinstance(words, str | type) else words)]
+    found: list[Arm] = []
+    for text in (part for each in texts for part in split_parts(each)):
+        arm = parse_arm(text)
+        for key in arm.settings:
+            if shared and key in shared:
+                raise SettingsError(f"{key} is given twice, in {text} and for all methods: give it in one place")
+        if not any(arm.is_same(other) for other in found):
+            found.append(arm)
+    if not found:
+        said = ", ".join(texts)
+        raise SettingsError(f"methods = {said!r} names no method: write them as in fedavg,qfedavg(q=1)")
+    return label_arms(found)
+
+
+def settings_of_method(method: Named | None, config: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Return a run's method and its parameters, as in qfedavg(q=1), as settings; none without a method."""
+    if method is None:
+        return {}
+    found = parse_arms([method], config)
+    if len(found) > 1:
+        raise SettingsError(f"method = {method!r}: a run has one method; fairbloom compare --methods takes several")
+    return found[0].config
+
+
+def parse_arm(text: str) -> Arm:
+    """Return the method that one of the words names; see `parse_arms`."""
+    match = re.fullmatch(r"([^\s(),=]+)\s*(?:\((.*)\))?", text.strip(), re.DOTALL)
+    if match is None:
+        raise SettingsError(f"methods: {text!r} is no method with parameters: write it as in qfedavg(q=1)")
+    method = canonical(match[1])
+    known = _may_have(method)
+    given: dict[str, Value] = {}
+    for assignment in split_parts(match[2] or ""):
+        name, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals and given:
+            *_, (last, first) = given.items()
+            raise SettingsError(
+                f"{text}: {assignment!r} has no name: write each parameter with its value, as in qfedavg(q=1); "
+                f"fairbloom search --methods {method} --grid {short_key(last)}={format_value(first)},{assignment} "
+                "tries several values of one"
+            )
+        if not equals or not value:
+            raise SettingsError(f"{text}: write {assignment!r} as a parameter with its value, as in qfedavg(q=1)")
+        key = _key(name, text, method)
+        if key in given:
+            raise SettingsError(f"{text}: {name} is given twice: give it once")
+        given[key] = known[key].checked(parsed(value))
+    return make_arm(method, given)
+
+
+def make_arm(method: str, given: Mapping[str, Value]) -> Arm:
+    """Return a method with settings of its own, by their run-config keys, its parameters in their order first."""
+    ordered = {key: given[key] for key in (*_may_have(method), *given) if key in given}
+    return Arm(label_of(title(method), ordered), method, ordered)
+
+
+def baseline_of(name: str, among: Sequence[Arm]) -> str:
+    """Return the label of the arm that a name means; without a name that of FedAvg, or the first."""
+    if not name:
+        plain = [arm for arm in among if arm.method == "fedavg"]
+        return min(plain or among[:1], key=lambda arm: len(arm.settings)).label
+    by_label = [arm.label for arm in among if arm.label.casefold() == name.strip().casefold()]
+    wanted = None if by_label else parse_arm(name)
+    same = by_label or [arm.label for arm in among if wanted and arm.is_same(wanted)]
+    if not same:
+        there = ", ".join(arm.label for arm in among)
+        raise SettingsError(f"baseline = {name!r} is not among the methods: there are {there}")
+    return same[0]
+
+
+def owner_of(method: str) -> str:
+    """Return what the keys of a method's parameters begin with."""
+    return find_method(method).__name__.lower()
+
+
+def method_parameters(method: str) -> Mapping[str, Parameter]:
+    """Return the parameters of a method by their run-config keys."""
+    return {key: each for key, each in parameters(methods=[method]).items() if each.owner == owner_of(method)}
+
+
+def find_key(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of these run-config keys that a name means: as in Python, as a setting, or with its method."""
+    return next((key for key in known if key_of(name) in (key, short_key(key))), None)
+
+
+def _may_have(method: str) -> dict[str, Parameter]:
+    """Return what an arm of a method may set: the parameters of the method, and settings of every method."""
+    return {**method_parameters(method), **COMMON}
+
+
+def _key(name: str, text: str, method: str) -> str:
+    """Return the run-config key of a parameter of an arm."""
+    known = method_parameters(method)
+    key = find_key(name, known) or find_key(name, COMMON)
+    if key is not None:
+        return key
+    if key_of(name) in SETTINGS:
+        raise SettingsError(
+            f"{text}: {key_of(name)} is the same for all methods of a comparison, as clients and draws are then: set "
+            f"it for all by --set {key_of(name)}=…; methods may differ in {', '.join(COMMON)}"
+        )
+    there = ", ".join(map(short_key, known)) or "none of its own"
+    raise SettingsError(
+        f"{text}: {title(method)} has no parameter {name}; there are {there}, and for all {', '.join(COMMON)}"
+    )
+
+
+def label_arms(found: Sequence[Arm]) -> list[Arm]:
+    """Return arms with labels that tell them apart: classes of one name are distinguished by their modules."""
+    labelled = []
+    for arm in found:
+        alike = {other.method for other in found if title(other.method) == title(arm.method)}
+        name = title(arm.method) if len(alike) == 1 else arm.method
+        labelled.append(replace(arm, label=label_of(name, arm.settings)))
+    return labelled
+
+
+def split_parts(text: str) -> list[str]:
+    """Return the parts of a text between commas outside parentheses and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        else:
+            depth += (character == "(") - (character == ")")
+        if depth < 0:
+            break
+        if character == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    if depth or quote:
+        raise SettingsError(f"methods = {text!r}: a parenthesis or quote is open at one end: write fedavg,qfedavg(q=1)")
+    return [part.strip() for part in parts if part.strip()]
+
+
+# What tables call them ----------------------------------------------------------------------------------------------
+
+
+def title(name: str) -> str:
+    """Return a method's name in tables and figures: that of its class.
+
+    Names that are neither among our methods nor import strings, as TorchJD's, stay as they are.
+    """
+    if canonical(name) in METHODS:
+        return METHODS[canonical(name)].__name__
+    return name.rpartition(":")[2] if is_import_string(name) and not name.startswith(TORCHJD) else name
+
+
+def format_value(value: Value | None) -> str:
+    """Return a parameter's value as a user writes it: 5 for 5.0, true for True."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def label_of(name: str, given: Mapping[str, Value]) -> str:
+    """Return a name with parameters as tables have it: `QFedAvg (q=1)`."""
+    words = ", ".join(f"{short_key(key)}={_quoted(format_value(value))}" for key, value in given.items())
+    return f"{name} ({words})" if words else name
+
+
+def _quoted(word: str) -> str:
+    return word if re.fullmatch(r"[\w.+:/-]*", word) else json.dumps(word)
+
+
+def short_key(key: str) -> str:
+    """Return a parameter's name without that of its method."""
+    return key.rpartition(".")[2]

@@ -1,0 +1,103 @@
+"""The page of a search: the best arm of each method, as promised and as tested, and all arms that were tried."""
+
+from functools import partial
+
+from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table
+from ..render.theme import Series
+from ..results.presentation import page_of
+from ..results.run import REPORT
+from ..results.search import Judged, Search
+from . import charts
+from .cells import NONE, Digits
+from .comparison import brief_sections, detailed_sections, lines_of
+from .sections import present
+
+PROMISED, TESTED = "promised by validation", "on test examples"
+"""What the chart calls the two gains of an arm."""
+
+
+@page_of.register
+def page_of_search(search: Search) -> Page:
+    """Return the page of a search; while runs are missing, as far as it is."""
+    headline, *sentences = search.sentences
+    facts = [("arms", str(len(search.judged))), ("criterion", search.study.criterion)]
+    facts += [("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones")]
+    files = [("tables and runs", str(search.folder))]
+    files += [("report", str(search.folder / REPORT))] if (search.folder / REPORT).exists() else []
+    compared = search.comparison
+    blocks: list[Block] = [] if compared is None else [chosen_charts(search)]
+    blocks += [chosen_table(search)] if search.best else [arms_table(search)]
+    chosen = Section("chosen", "The best of each method", "", blocks)
+    figure = None if compared is None else partial(chosen_charts, search)
+    return Page("Search", headline, sentences, facts, [chosen], partial(_details, search), files, figure)
+
+
+def _details(search: Search) -> list[Section]:
+    """Return all arms, and the comparison on test examples, which had no part in the choice."""
+    arms = Section("arms", "What was tried", "", [arms_table(search)])
+    if search.comparison is None:
+        return [arms] if search.best else []
+    compared = search.comparison
+    return present([arms, *brief_sections(compared), *detailed_sections(compared, lines_of(compared))])
+
+
+def chosen_table(search: Search) -> Table:
+    """Return the best arm of each method, the best first: its measure, and what it gains over the baseline."""
+    digits, title = _digits(search), _title(search)
+    cells = []
+    for label in search.found.best:
+        found = search.difference(label)
+        base = label == search.baseline
+        promised = NONE if base else digits.spread(search.promise(label), None, sign="+")
+        gained = NONE if found is None else digits.difference(found)
+        cells.append([Cell(label), digits.cell(search.of(label).mean), promised, gained])
+    headings = ["best of each method", f"{title}, validation", "gain promised", "gain tested"]
+    seeds, fresh = len(search.found.judged), len(search.found.fresh)
+    note = f"gain: by how much better than {search.baseline}; promised: on validation examples, seeds: {seeds}; "
+    note += f"tested: on test examples, fresh seeds: {fresh}"
+    return Table("chosen", f"Chosen by the {title} of {search.score.title}", headings, cells, note)
+
+
+def chosen_charts(search: Search) -> Charts:
+    """Return a chart of what each chosen arm gains: as promised, and as tested."""
+    rows: list[charts.Row] = []
+    others = [label for label in search.found.best if search.difference(label) is not None]
+    for label in others:
+        found = search.difference(label)
+        if found is not None:
+            promised = search.promise(label)
+            low, high = (found.mean, found.mean) if found.low != found.low else (found.low, found.high)
+            rows.append({"row": label, "method": PROMISED, "value": promised, "low": promised, "high": promised})
+            rows.append({"row": label, "method": TESTED, "value": found.mean, "low": low, "high": high})
+    series = [Series(PROMISED, "series-0", "square"), Series(TESTED, "series-1")]
+    what = f"gain in the {_title(search)} over {search.baseline}"
+    spec = charts.clients_by_method(rows, series, others, what, of="row")
+    said = f"The {what} of {len(others)} arms, as validation promised it and as test examples show it."
+    return Charts([Chart("gains", "Promised and tested", said, spec)], series)
+
+
+def arms_table(search: Search) -> Table:
+    """Return what each arm is worth on validation examples, the best first."""
+    digits, title = _digits(search), _title(search)
+    measure, score = search.measure, search.score
+
+    def order(each: Judged) -> tuple[bool, float]:
+        return not each.values, measure.better(0.0, each.mean, score) if each.values else 0.0
+
+    cells = []
+    for each in sorted(search.judged, key=order):
+        state = "chosen" if each.arm.label in search.found.best else each.fault or ("" if each.values else "unfinished")
+        numbers = [digits.cell(each.mean), digits.cell(each.error)] if each.values else [NONE, NONE]
+        cells.append([Cell(each.arm.label), *numbers, Cell(state, tone="worse" if each.fault else "")])
+    seeds = len(search.found.judged)
+    note = f"Mean over {seeds} seed{'s' if seeds != 1 else ''} on validation examples."
+    caption = f"Arms by the {title} of {search.score.title}"
+    return Table("arms", caption, ["arm", title, "standard error", "state"], cells, note)
+
+
+def _digits(search: Search) -> Digits:
+    return Digits.of(search.score, (each.mean for each in search.judged if each.values))
+
+
+def _title(search: Search) -> str:
+    return search.measure.title(search.comparison.client_count if search.comparison else 0)

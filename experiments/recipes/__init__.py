@@ -1,1 +1,0 @@
-"""What can be run: published experiments as TOML files, and methods with parameters as a comparison takes them."""

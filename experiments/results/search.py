@@ -1,0 +1,310 @@
+"""A search: arms judged on validation examples, and the best of each method tested with fresh seeds."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
+
+from ..arms import Arm
+from ..study import Found, Study
+from .comparison import Comparison, read_comparison
+from .differences import Difference
+from .measures import Measure, Served, find_measure
+from .presentation import Shown
+from .run import Run, load
+
+NAMED = 3
+"""Of at most so many arms that failed a sentence says why."""
+
+# How arms are judged --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What an arm is worth by a measure, over the seeds by which it is judged.
+
+    Attributes
+    ----------
+    arm
+        The arm.
+    values
+        The measure by seed; empty where it cannot be chosen.
+    means
+        The mean over the clients by seed.
+    fault
+        Why it cannot be chosen though its runs are finished, or which of them failed; "" where it can.
+    """
+
+    arm: Arm
+    values: Sequence[float] = ()
+    means: Sequence[float] = ()
+    fault: str = ""
+
+    @property
+    def mean(self) -> float:
+        """The mean of the measure over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of `mean`; None with one seed."""
+        count = len(self.values)
+        return statistics.stdev(self.values) / math.sqrt(count) if count > 1 else None
+
+
+def judge_arms(measure: Measure, arms: Sequence[Arm], runs: Sequence[Sequence[Run | None]]) -> list[Judged]:
+    """Return what arms are worth by a measure on validation examples; `runs` has those of each arm, one a seed.
+
+    An arm that lacks a run, or the score of a client that others have, cannot be chosen. Test examples are read only
+    of runs that set no validation examples apart, as recipes of papers do that say no more.
+    """
+    served: list[list[Served] | str] = []
+    for arm, by_seed in zip(arms, runs, strict=True):
+        finished = [run for run in by_seed if run is not None]
+        try:
+            served.append([serve(run, arm.evaluated) for run in finished] if len(finished) == len(by_seed) else [])
+        except FairbloomError as error:
+            served.append(str(error))
+    there = [by_seed for by_seed in served if by_seed and not isinstance(by_seed, str)]
+    wanted = [set[str]().union(*(each.values for each in of_seed)) for of_seed in zip(*there, strict=True)]
+    return [_judge(measure, arm, by_seed, wanted) for arm, by_seed in zip(arms, served, strict=True)]
+
+
+def serve(run: Run, evaluated: str) -> Served:
+    """Return how a run serves its clients on validation examples, or on test examples where it set none apart."""
+    model, split = run.serves if evaluated == "global" else evaluated, "validation"
+    if float(run.settings.get("validation-share", 0.0)) > 0.0:
+        scores = run.final(model=model, split=split)
+    else:
+        scores, split = run.final(model=model, hostile=True), "test"
+    if not scores:
+        of_which = " of personal models" if model == "personal" else ""
+        raise FairbloomError(
+            f"{CLIENTS.path_in(run.folder)} has no {split} {run.score.name}{of_which}: give clients more examples, so "
+            "that validation-share leaves each of them some, or set validation-share = 0 where a recipe has it"
+        )
+    return Served(scores, run.score, groups=run.by_group(model, split))
+
+
+def _judge(measure: Measure, arm: Arm, by_seed: Sequence[Served] | str, wanted: Sequence[set[str]]) -> Judged:
+    if isinstance(by_seed, str) or not by_seed:
+        return Judged(arm, fault=str(by_seed or ""))
+    score = by_seed[0].score
+    lacking = {name for mine, clients in zip(by_seed, wanted, strict=True) for name in clients - {*mine.values}}
+    if lacking:
+        return Judged(
+            arm,
+            fault=f"it lacks the validation {score.name} of {', '.join(sorted(lacking))}, which others have: see what "
+            f"was refused or missing in {ROUNDS.name} of its runs",
+        )
+    values, mean = [measure.of(each) for each in by_seed], find_measure("mean")
+    if not all(map(math.isfinite, values)):
+        return Judged(arm, fault=f"there is no {measure.name} of so few validation examples")
+    return Judged(arm, values, [mean.of(each) for each in by_seed])
+
+
+def choose(
+    measure: Measure, score: Score, among: Sequence[Judged], within: float | None = None, base: Judged | None = None
+) -> Judged | None:
+    """Return the best of the arms that can be chosen, of equals the first; None where there is none.
+
+    With `within`, the mean over the clients may be at most so many points below that of `base`.
+    """
+    best: Judged | None = None
+    for each in (each for each in among if each.values):
+        if within is not None and base is not None:
+            lost = score.better(statistics.fmean(base.means), statistics.fmean(each.means))
+            if lost > within:
+                continue
+        if best is None or measure.better(each.mean, best.mean, score) > 0.0:
+            best = each
+    return best
+
+
+# What was found -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Search(Shown):
+    """What a search has found.
+
+    Attributes
+    ----------
+    study
+        What was searched.
+    judged
+        What each arm is worth by the criterion on validation examples.
+    score
+        The score that fairness is measured in.
+    comparison
+        The best arm of each method on the test examples of fresh seeds; None while runs are missing.
+    folder
+        Where tables, figure and runs lie.
+    notes
+        What limits the search, in sentences.
+    """
+
+    study: Study
+    judged: Sequence[Judged]
+    score: Score
+    comparison: Comparison | None = None
+    folder: Path = field(default_factory=Path)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> Found:
+        """Which arms were chosen, by which seeds, and with which they are tested; empty before."""
+        return self.study.found or Found()
+
+    @property
+    def measure(self) -> Measure:
+        """The criterion."""
+        return find_measure(self.study.criterion)
+
+    @property
+    def best(self) -> str:
+        """The label of the arm that is best on validation examples; "" before anything was chosen."""
+        return next(iter(self.found.best), "")
+
+    @property
+    def baseline(self) -> str:
+        """The label of the best arm of the baseline; "" before anything was chosen."""
+        methods = {arm.label: arm.method for arm in self.study.arms}
+        return next((label for label in self.found.best if methods[label] == self.study.baseline), "")
+
+    def of(self, label: str) -> Judged:
+        """Return what an arm is worth."""
+        return next(each for each in self.judged if each.arm.label == label)
+
+    def promise(self, label: str) -> float:
+        """Return by how much better than the baseline an arm is on validation examples."""
+        return self.measure.better(self.of(label).mean, self.of(self.baseline).mean, self.score)
+
+    def tested(self, label: str) -> str:
+        """Return what the comparison calls an arm: its personal models where these are judged."""
+        personal = self.comparison.personal_row(label) if self.comparison else ""
+        return personal if personal and self.of(label).arm.evaluated == "personal" else label
+
+    def difference(self, label: str) -> Difference | None:
+        """Return by how much better than the baseline an arm is on test examples; None where it was not tested."""
+        method = self.tested(label)
+        if self.comparison is None or method not in self.comparison.methods or method == self.comparison.baseline:
+            return None
+        return self.comparison.differences(self.measure.name)[method]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The answer in words, and what limits it."""
+        if not self.best:
+            return ("Nothing is chosen yet: the same command continues.", *self.notes)
+        measure = self.measure
+        title = measure.title(self.comparison.client_count if self.comparison else 0)
+        said = f"{self.best} is best by the {title} on validation examples"
+        if (found := self.difference(self.best)) is None:
+            return (f"{said}{'' if self.best == self.baseline else ': it is not tested yet'}.", *self.notes)
+        unit = f" {self.score.unit}" if measure.unit and self.score.unit else ""
+        interval = "" if math.isnan(found.low) else f" ({found.low:+.3g} to {found.high:+.3g})"
+        verb = "loses" if found.mean < 0.0 else "gains"
+        return (
+            f"{said}; on the test examples of {len(self.found.fresh)} fresh seeds it {verb} {abs(found.mean):.3g}{unit}"
+            f"{interval} against {self.baseline}, where validation had promised {self.promise(self.best):+.3g}.",
+            *self.notes,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row an arm: what it is worth on validation examples, and by how much it gains on test examples."""
+        rows = []
+        for each in self.judged:
+            label = each.arm.label
+            chosen = label in self.found.best
+            found = self.difference(label) if chosen else None
+            rows.append(
+                {
+                    "arm": label,
+                    "method": each.arm.method,
+                    "settings": dict(each.arm.settings),
+                    "validation": each.mean if each.values else None,
+                    "error": each.error if each.values else None,
+                    "chosen": chosen,
+                    "promised": self.promise(label) if chosen else None,
+                    "gained": None if found is None else found.mean,
+                    "fault": each.fault,
+                }
+            )
+        return rows
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "criterion": self.study.criterion,
+            "best": self.best,
+            "baseline": self.baseline,
+            "judged": list(self.found.judged),
+            "fresh": list(self.found.fresh),
+            "sentences": list(self.sentences),
+            "arms": self.rows(),
+            "comparison": None if self.comparison is None else self.comparison.as_json,
+            "folder": str(self.folder),
+        }
+
+    def __repr__(self) -> str:
+        """Return the search in a line."""
+        best = f"best {self.best}" if self.best else "nothing chosen"
+        return f"Search({str(self.folder)!r}: {len(self.judged)} arms, {best})"
+
+
+def read_search(folder: Path, study: Study) -> Search:
+    """Return a search from the runs that are finished."""
+    found = study.found or Found(study.seeds)
+    runs = [[_load(folder, study, arm, seed) for seed in found.judged] for arm in study.arms]
+    judged = [
+        Judged(arm, fault=next(iter(failed.values()))) if (failed := study.failures(arm)) else each
+        for arm, each in zip(study.arms, judge_arms(find_measure(study.criterion), study.arms, runs), strict=True)
+    ]
+    first = next((run for by_seed in runs for run in by_seed if run is not None), None)
+    if first is None:
+        return Search(study, judged, ACCURACY, folder=folder)
+    search = Search(study, judged, first.score, None, folder, tuple(_describe_limits(study, judged, first)))
+    return replace(search, comparison=_test(search))
+
+
+def _test(search: Search) -> Comparison | None:
+    """Return the best arm of each method on the test examples of fresh seeds; None where runs are missing."""
+    study, folder = search.study, search.folder
+    if not search.best:
+        return None
+    tested = study.of(search.found.best, search.found.fresh)
+    if tested.unfinished(folder):
+        return None
+    return read_comparison(folder, replace(tested, kind="compare", baseline=search.baseline))
+
+
+def _describe_limits(study: Study, judged: Sequence[Judged], run: Run) -> list[str]:
+    """Return what limits a search: seeds that time did not allow, arms that failed, clients that had no part in it."""
+    said = []
+    if study.found and len(study.found.judged) < len(study.seeds):
+        said.append(
+            f"Judged by {len(study.found.judged)} of {len(study.seeds)} seeds, which all arms finished in "
+            f"{study.minutes:g} minutes; a higher --budget goes on."
+        )
+    failed = [each for each in judged if each.fault]
+    said += [f"{each.arm.label} was not judged: {each.fault}." for each in failed[:NAMED]]
+    if len(failed) > NAMED:
+        said.append(f"{len(failed) - NAMED} more arms were not judged; the table of the report says why.")
+    if lacking := sorted({*run.final()} - {*run.final(split="validation")}):
+        said.append(
+            f"Without a validation {run.score.name}, and so without a part in the choice: {', '.join(lacking)}. Give "
+            "more examples, or raise validation-share."
+        )
+    return said
+
+
+def _load(folder: Path, study: Study, arm: Arm, seed: int) -> Run | None:
+    return load(folder / study.folder(arm, seed)) if study.is_done(arm, seed, folder) else None

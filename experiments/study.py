@@ -1,0 +1,188 @@
+"""A study: arms that are each run with several seeds, as study.json in its folder has them."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Self
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.errors import (
+    RunFolderError,
+    explain_access_errors,
+    explain_read_errors,
+    explain_write_errors,
+)
+from fairbloom.server.run_folder.files import CONFIG, is_finished
+from fairbloom.server.settings import Settings
+from fairbloom.strategies import METHODS
+from fairbloom.system.files import write_whole
+from fairbloom.system.values import decode_as
+
+from .arms import Arm, owner_of
+
+STUDY = "study.json"
+"""The file that makes a folder that of a study."""
+
+Kind = Literal["compare", "search", "reproduce"]
+
+NOUNS: Mapping[str, str] = {"compare": "comparison", "search": "search", "reproduce": "reproduction"}
+"""What sentences call a study of each kind."""
+
+RunKey = tuple[str, int]
+"""What a run is called among several: the label of its arm, and the seed."""
+
+Runs = Mapping[RunKey, Settings]
+"""The settings of each run."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found on validation examples.
+
+    Attributes
+    ----------
+    judged
+        The seeds that all arms have finished, by which they were judged.
+    best
+        The labels of the best arm of each method, the best of all first; the baseline's is among them.
+    fresh
+        The seeds with which these are tested.
+    """
+
+    judged: Sequence[int] = ()
+    best: Sequence[str] = ()
+    fresh: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """Arms that are each run with several seeds.
+
+    Attributes
+    ----------
+    kind
+        The command that runs it.
+    arms
+        What is run.
+    seeds
+        The seeds of each arm.
+    baseline
+        The label of the arm that the others are compared with; in a search, the name of its method.
+    settings
+        The settings of all runs beside those of their arm, but for the seed and the folder.
+    failed
+        Why runs failed, by their folders in the study's.
+    criterion, mean_within, minutes
+        In a search: the name of the measure by which arms are judged, how far their mean may be below the baseline's,
+        and how long the search may take.
+    found
+        In a search: what it has found; None before it has ended.
+    recipe, quick, overrides
+        In a reproduction: the name or file of the recipe, whether its runs are cut short, and the settings that the
+        user has set.
+    """
+
+    kind: Kind
+    arms: Sequence[Arm]
+    seeds: Sequence[int]
+    baseline: str = ""
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    criterion: str = ""
+    mean_within: float | None = None
+    minutes: float | None = None
+    found: Found | None = None
+    recipe: str = ""
+    quick: bool = False
+    overrides: Mapping[str, Value] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write it into its folder, which is made if it is not there."""
+        content = json.dumps(asdict(self), indent=2, ensure_ascii=False)
+        with explain_write_errors(f"the {NOUNS[self.kind]}", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / STUDY, content.encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return what was written; raise RunFolderError when the folder holds no study or its file is damaged."""
+        file = folder / STUDY
+        with explain_access_errors(folder):
+            there = file.exists()
+        if not there:
+            raise RunFolderError(f"{folder} holds no study: it has no {STUDY}")
+        with explain_read_errors(file, "Run the same command again, which writes it again"):
+            return decode_as(cls, json.loads(file.read_bytes()), finite=False)
+
+    def of(self, labels: Iterable[str], seeds: Sequence[int]) -> Self:
+        """Return the study of some of its arms with these seeds, the arms in the order of their labels."""
+        by_label = {arm.label: arm for arm in self.arms}
+        return replace(self, arms=[by_label[label] for label in labels], seeds=list(seeds))
+
+    def config(self, arm: Arm) -> dict[str, Value]:
+        """Return the settings of an arm's runs, without those of other methods."""
+        mine = owner_of(arm.method)
+        others = {*METHODS, *(owner_of(each.method) for each in self.arms)} - {mine}
+        return {key: v for key, v in self.settings.items() if key.partition(".")[0] not in others} | arm.config
+
+    def folder(self, arm: Arm, seed: int) -> str:
+        """Return the folder of a run in the study's."""
+        return f"runs/{arm.folder}-seed{seed}"
+
+    def run(self, arm: Arm, seed: int, out: Path) -> Settings:
+        """Return the settings of a run, where the study lies in `out`."""
+        return Settings.of({**self.config(arm), "seed": seed, "out": str(out / self.folder(arm, seed))})
+
+    def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
+        """Return whether a run is finished, with as many rounds as it is to have; nothing is imported for this."""
+        folder = out / self.folder(arm, seed)
+        default = Settings.model_fields["num_rounds"].default
+        rounds = arm.settings.get("num-rounds", self.settings.get("num-rounds", default))
+        return is_finished(folder) and CONFIG.read(folder).num_rounds == rounds
+
+    def runs(self, out: Path) -> dict[RunKey, Settings]:
+        """Return the settings of all runs, each once, seed by seed, so that every arm has a number early on."""
+        return self.runs_of([(arm, seed) for seed in self.seeds for arm in self.arms], out)
+
+    def runs_of(self, keys: Iterable[tuple[Arm, int]], out: Path) -> dict[RunKey, Settings]:
+        """Return the settings of runs, each folder once."""
+        once: dict[str, tuple[Arm, int]] = {}
+        for arm, seed in keys:
+            once.setdefault(self.folder(arm, seed), (arm, seed))
+        return {(arm.label, seed): self.run(arm, seed, out) for arm, seed in once.values()}
+
+    def failures(self, arm: Arm) -> dict[int, str]:
+        """Return why runs of an arm failed, by their seeds."""
+        folders = {seed: self.folder(arm, seed) for seed in self.seeds}
+        return {seed: self.failed[folder] for seed, folder in folders.items() if folder in self.failed}
+
+    def unfinished(self, out: Path) -> list[Path]:
+        """Return the run folders that hold no finished run, but for those of runs that failed."""
+        folders = dict.fromkeys(self.folder(arm, seed) for seed in self.seeds for arm in self.arms)
+        return [out / each for each in folders if each not in self.failed and not is_finished(out / each)]
+
+    @property
+    def finished(self) -> Self:
+        """The study without the seeds that the baseline failed with, and without arms that failed with others.
+
+        A method is not compared over the seeds that it happens to have survived, which would flatter it.
+        """
+        base = next(arm for arm in self.arms if arm.label == self.baseline)
+        lost = self.failures(base)
+        seeds = [seed for seed in self.seeds if seed not in lost]
+        if not seeds:
+            seed, reason = next(iter(lost.items()))
+            raise FairbloomError(
+                f"{base.label} with seed {seed}: {reason}. All runs of the baseline failed, so nothing can be compared "
+                "with it: choose another one by --baseline"
+            )
+        return replace(self, seeds=seeds, arms=[arm for arm in self.arms if not {*self.failures(arm)} & {*seeds}])
+
+
+def kind_of(folder: Path) -> str:
+    """Return what kind of study a folder holds, as sentences call it; "" for none."""
+    with explain_access_errors(folder):
+        there = (folder / STUDY).exists()
+    return NOUNS[Study.read(folder).kind] if there else ""
