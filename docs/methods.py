@@ -8,7 +8,7 @@ from pathlib import Path
 from torchjd import aggregation
 
 from fairbloom.experiments.arms import format_value
-from fairbloom.experiments.commands.described import MethodDoc, default_of, describe
+from fairbloom.experiments.commands.lists import default_of
 from fairbloom.protocol.names import (
     ACCURACY_AFTER,
     ACCURACY_BEFORE,
@@ -25,6 +25,7 @@ from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
 
 from . import toy
+from .docstrings import MethodDoc, describe
 
 NEEDS = {
     LOSS_BEFORE: ("loss", "reports `loss-before`, the loss of the received model on its whole training set"),

@@ -9,8 +9,7 @@ from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS, find_task
 
-from .described import about, describe
-from .lists import show_methods, show_settings, show_tasks, show_torchjd
+from .lists import describe_method, describe_task, show_list, show_settings, show_torchjd
 from .options import JsonOption
 
 NamesArgument = Annotated[
@@ -20,24 +19,22 @@ NamesArgument = Annotated[
 
 def methods(names: NamesArgument = None, as_json: JsonOption = False) -> None:
     """List the methods with their parameters, ranges, defaults and source."""
-    described = [describe(name) for name in names or METHODS]
+    described = [describe_method(name) for name in names or METHODS]
     if as_json:
-        print(
-            json.dumps([{**vars(each), "parameters": [*map(about, each.parameters)]} for each in described], indent=2)
-        )
-    else:
-        show_methods(described)
-        if not names:
-            show_torchjd()
+        print(json.dumps(described, indent=2))
+        return
+    show_list(described)
+    if not names:
+        show_torchjd()
 
 
 def tasks(names: NamesArgument = None, as_json: JsonOption = False) -> None:
     """List the tasks with their models, partitions and settings."""
-    described = [find_task(name) for name in names or TASKS]
+    described = [describe_task(find_task(name)) for name in names or TASKS]
     if as_json:
-        print(json.dumps([{**vars(each), "settings": [*map(about, each.settings)]} for each in described], indent=2))
+        print(json.dumps(described, indent=2))
     else:
-        show_tasks(described)
+        show_list(described)
 
 
 def settings(as_json: JsonOption = False) -> None:

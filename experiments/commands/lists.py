@@ -1,6 +1,8 @@
 """What the command line lists: recipes, methods, tasks, data, settings and runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +12,23 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from fairbloom.protocol.parameters import Parameter, Value
+from fairbloom.protocol.parameters import Parameter, Value, parameters_of
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.server.settings import parameters
+from fairbloom.strategies import FromTorchJD, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import OWN_PARTITION, Described
 
+from ..arms import format_value
 from ..render.page import Cell, Table
 from ..render.terminal import console, show_table
-from .described import REQUIRED, MethodDoc, default_of, describe
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
+
+REQUIRED = "required"
+"""What is said in place of a default where there is none."""
 
 
 def show_recipes(recipes: Sequence["Recipe"]) -> None:
@@ -35,46 +41,69 @@ def show_recipes(recipes: Sequence["Recipe"]) -> None:
     show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
 
 
-# Lists --------------------------------------------------------------------------------------------------------------
+# Methods and tasks --------------------------------------------------------------------------------------------------
 
 
-def show_methods(methods: Iterable[MethodDoc]) -> None:
-    """Print each method with its parameters and source."""
-    for method in methods:
-        console.print(f"[b]{escape(method.name)}[/]  {escape(method.summary)}")
-        for parameter in method.parameters:
-            _show_parameter(parameter)
-        if method.needs:
-            _indented(f"needs from clients: {escape(', '.join(method.needs))}")
-        if method.source:
-            _indented(f"[dim]{escape(method.source)}[/]")
+def describe_method(name: str) -> dict[str, Any]:
+    """Return what a list says of a method: name, summary, parameters and source, as its docstring has them."""
+    method = find_method(name)
+    text = inspect.getdoc(method) or ""
+    own = () if issubclass(method, FromTorchJD) else parameters_of(method.__name__.lower(), method)
+    source = re.search(r"^Source: (.+?)(?:\n\n|\n[A-Z][a-z ]+: |\Z)", text, re.MULTILINE | re.DOTALL)
+    return {
+        "name": canonical(name),
+        "summary": " ".join(text.partition("\n\n")[0].split()),
+        "parameters": [*map(_describe, own)],
+        "source": " ".join(source[1].split()) if source else "",
+    }
+
+
+def describe_task(task: TaskInfo) -> dict[str, Any]:
+    """Return what a list says of a task: name, summary, models, partitions, parameters and source."""
+    folder = {"key": "data-dir", "range": "folder", "default": REQUIRED, "description": "Folder of the data"}
+    return {
+        "name": task.name,
+        "summary": task.summary,
+        "models": list(task.models),
+        "partitions": [*task.partitions, *([OWN_PARTITION] if task.deals else [])],
+        "parameters": [*([folder] if task.reads_folder else []), *map(_describe, task.settings)],
+        "source": task.source,
+    }
+
+
+def default_of(parameter: Parameter) -> str:
+    """Return a parameter's default as a user writes it, "required" where there is none."""
+    return REQUIRED if parameter.default is None else format_value(parameter.default)
+
+
+def _describe(parameter: Parameter) -> dict[str, str]:
+    words = {"key": parameter.key, "range": parameter.range}
+    return words | {"default": default_of(parameter), "description": parameter.description}
+
+
+def show_list(described: Sequence[Mapping[str, Any]]) -> None:
+    """Print methods or tasks: what each is, its choices and parameters, and its source."""
+    for each in described:
+        console.print(f"[b]{escape(each['name'])}[/]  {escape(each['summary'])}")
+        for what in ("models", "partitions"):
+            if each.get(what):
+                _indented(f"{what}: {escape(', '.join(each[what]))}")
+        for one in each["parameters"]:
+            default = one["default"] if one["default"] == REQUIRED else f"default {one['default'] or repr('')}"
+            about = f"({one['range']}, {default}) {one['description']}"
+            _indented(f"[cyan]{one['key']}[/] {escape(about)}")
+        if each["source"]:
+            _indented(f"[dim]{escape(each['source'])}[/]")
         console.print()
 
 
 def show_torchjd() -> None:
     """Print by what names TorchJD's weightings come beside the methods."""
-    console.print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(describe(f'{TORCHJD}upgrad').summary)}")
+    summary = (inspect.getdoc(FromTorchJD) or "").partition("\n\n")[0]
+    console.print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(' '.join(summary.split()))}")
 
 
-def show_tasks(tasks: Iterable[TaskInfo]) -> None:
-    """Print each task with its models, partitions, settings and source."""
-    for task in tasks:
-        console.print(f"[b]{escape(task.name)}[/]  {escape(task.summary)}")
-        partitions = (*task.partitions, *([OWN_PARTITION] if task.deals else []))
-        for what, choices in (("models", task.models), ("partitions", partitions)):
-            if choices:
-                _indented(f"{what}: {escape(', '.join(choices))}")
-        if task.reads_folder:
-            _indented("[cyan]data-dir[/] (required) Folder of the data")
-        for parameter in task.settings:
-            _show_parameter(parameter)
-        _indented(f"[dim]{escape(task.source)}[/]")
-        console.print()
-
-
-def _show_parameter(parameter: Parameter) -> None:
-    default = REQUIRED if parameter.default is None else f"default {default_of(parameter)}"
-    _indented(f"[cyan]{parameter.key}[/] {escape(f'({parameter.range}, {default}) {parameter.description}')}")
+# Data, settings, runs -----------------------------------------------------------------------------------------------
 
 
 def show_data(described: Described) -> None:

@@ -12,10 +12,10 @@ from flwr.clientapp import ClientApp
 from typer.testing import CliRunner
 
 from docs import toy
+from docs.docstrings import describe
 from docs.methods import example, formula, needs, page, scripts
 from fairbloom.cli import app
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.commands.described import describe
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -24,7 +24,7 @@ from fairbloom.tasks import TASKS, load_task
 
 from .pages import ROOT
 
-ALWAYS = ("title", "summary", "explanation", "formula", "source", "weighting")
+ALWAYS = ("title", "explanation", "source", "weighting")
 JUDGED = ("objective", "good_for", "hurts_when", "memory", "cost")
 
 each_method = pytest.mark.parametrize("name", METHODS)

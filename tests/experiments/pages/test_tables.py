@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from fairbloom.experiments.commands.described import default_of, describe
+from fairbloom.experiments.commands.lists import describe_method
 from fairbloom.experiments.pages.comparison import client_table, method_table
 from fairbloom.experiments.render import terminal
 from fairbloom.experiments.render.page import Cell, Table
@@ -204,10 +204,9 @@ def test_lists_are_printed_whole_at_any_width(
             for key, value in default_config().items():
                 assert re.search(rf"^ *{re.escape(key)}(?: =)? +{re.escape(repr(value))}", text, re.MULTILINE), key
         if command == "methods":
-            for name in METHODS:
-                for parameter in describe(name).parameters:
-                    about = f"({parameter.range}, default {default_of(parameter)}) {parameter.description}"
-                    assert re.sub(r"\s", "", f"{parameter.key} {about}") in together
+            for each in (each for name in METHODS for each in describe_method(name)["parameters"]):
+                about = f"{each['key']} ({each['range']}, default {each['default'] or repr('')}) {each['description']}"
+                assert re.sub(r"\s", "", about) in together
         if command == "tasks":
             assert "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages" in together
 

@@ -1,4 +1,4 @@
-"""The methods and their parameters as their docstrings describe them."""
+"""What the docstrings of methods say, for their pages."""
 
 import inspect
 import re
@@ -8,11 +8,6 @@ from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.rounds.fits import SERVER_MOMENTUM, misfit
 from fairbloom.rounds.server_optimizer import AVGM
 from fairbloom.strategies import FairStrategy, FromTorchJD, canonical, find_method
-
-from ..arms import format_value
-
-REQUIRED = "required"
-"""What is said in place of a default where there is none."""
 
 LABELS = ("Source", "Reductions", "Departures", "Objective", "Good for", "Hurts when", "Memory", "Cost")
 """The words, followed by a colon, that a paragraph of a method's docstring may begin with."""
@@ -27,9 +22,7 @@ class MethodDoc:
 
     name: str
     title: str
-    summary: str
     explanation: str
-    formula: str
     source: str
     needs: tuple[str, ...]
     weighting: str
@@ -44,17 +37,6 @@ class MethodDoc:
     server_optimizer: str
 
 
-def default_of(parameter: Parameter) -> str:
-    """Return a parameter's default as a user writes it, "required" where there is none."""
-    return REQUIRED if parameter.default is None else format_value(parameter.default)
-
-
-def about(parameter: Parameter) -> dict[str, str]:
-    """Return what lists of methods and tasks say of a parameter, by headings."""
-    words = {"key": parameter.key, "range": parameter.range}
-    return words | {"default": default_of(parameter), "description": parameter.description}
-
-
 def describe(name: str) -> MethodDoc:
     """Return what the docstring of a method says; "torchjd" stands for all of TorchJD's weightings."""
     method = FromTorchJD if name == "torchjd" else find_method(name)
@@ -62,9 +44,7 @@ def describe(name: str) -> MethodDoc:
     return MethodDoc(
         name=canonical(name),
         title=method.__name__,
-        summary=_one_line(text.partition("\n\n")[0]),
         explanation=text.partition("\n\nSource: ")[0],
-        formula="\n".join(_one_line(block) for block in re.findall(r"\.\. math::((?:.+\n|\n(?= ))+)", text)),
         needs=tuple(sorted(method.needs)),
         weighting=method.default_weighting or "no prior",
         parameters=() if method is FromTorchJD else parameters_of(method.__name__.lower(), method),
