@@ -168,7 +168,6 @@ BOTH: Mapping[str, Case] = {
         },
         replace(PERSONAL, **BASELINE, proximal_mu=0.5, measure=("loss-baseline", "loss-before")),
     ),
-    "gradient-clip of personal models": Case({"gradient-clip": 0.1}, PERSONAL),
     "adam with all that can be set beside it": Case(
         {
             **{"optimizer": "adam", "optimizer-parameters": "betas=(0.8,0.95) eps=1e-4 amsgrad=true"},
@@ -177,21 +176,12 @@ BOTH: Mapping[str, Case] = {
         },
         Terms(server_round=3, proximal_mu=0.5, measure=("update-norm", "loss-after", "learning-rate")),
     ),
-    "adamw of personal models": Case(
-        {
-            **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.1, "class-weights": "balanced"},
-            **{"schedule": "cosine", "model": "mlp", "num-rounds": 4},
-        },
-        replace(PERSONAL, server_round=2, personal_epochs=2),
-    ),
     **{
         f"{name} of clients with different numbers of steps": Case(
             {"optimizer": name, "learning-rate": 0.01, "batch-size": 3, "dirichlet-alpha": 0.1, "local-epochs": 2}
         )
         for name in ("adamw", "adamax", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "asgd", "rprop")
     },
-    "sgd with nesterov's momentum": Case({"optimizer-parameters": "nesterov=true", "momentum": 0.9}),
-    "an optimizer that looks at a whole array": Case({"optimizer": "adafactor", "learning-rate": 0.01}),
     **{
         f"{name} and a schedule over different numbers of steps": Case(
             {"optimizer": name, "learning-rate": 0.01, "schedule": "cosine", "warmup": 2, "schedule-over": "steps"}
@@ -203,15 +193,10 @@ BOTH: Mapping[str, Case] = {
         {"schedule": "linear", "schedule-over": "steps", "momentum": 0.9, "model": "mlp", "dirichlet-alpha": 0.1},
         replace(PERSONAL, proximal_mu=0.5, snapshot_step=2),
     ),
-    "a schedule over steps of personal models": Case(
-        {"schedule": "linear", "warmup": 3, "schedule-over": "steps", "optimizer": "adam", "learning-rate": 0.01},
-        PERSONAL,
-    ),
     "bfloat16 of a network": Case(
         {"precision": "bfloat16", "task": "tests.rounds.agreeing:single", "model": "mlp", "class-weights": "balanced"},
         PERSONAL,
     ),
-    "gradient-clip of a convolutional network": Case({"gradient-clip": 0.1, "model": "cnn", "batch-size": 50}),
     "groups under personal models": Case(
         {"task": "tests.rounds.agreeing:grouped", "smallest-group": 1}, replace(PERSONAL, measure=("train-loss",))
     ),
@@ -515,11 +500,10 @@ def test_optimizers_and_precision_are_honoured_side_by_side(
     engines.close("stacked")
     with caplog.at_level(logging.WARNING, "flwr"):
         of_a_round(engines.of("stacked", CASES[case]), CASES[case])
-    why = {
-        "an optimizer that looks at a whole array": "optimizer = adafactor",
-        "asgd and a schedule over different numbers of steps": "warm-up of 2 over steps of optimizer = asgd",
-    }.get(case, "")
-    assert (why in caplog.text) if why else caplog.text == ""
+    if case == "asgd and a schedule over different numbers of steps":
+        assert "warm-up of 2 over steps of optimizer = asgd" in caplog.text
+    else:
+        assert caplog.text == ""
 
 
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]

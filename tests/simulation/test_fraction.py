@@ -29,18 +29,14 @@ def fraction_in(folder: Path) -> float:
     return float(tomllib.loads((folder / "config.toml").read_text())["fraction"])
 
 
-@pytest.mark.parametrize(("clients", "trained", "fraction"), [(2, 2, 1.0), (9, 9, 1.0), (10, 5, 0.5), (11, 6, 0.5)])
-def test_all_of_up_to_nine_clients_train_and_half_of_more(
-    clients: int, trained: int, fraction: float, tmp_path: Path
-) -> None:
-    folder = run(tmp_path / "a", clients=clients)
-    assert participants(folder) == [str(trained)]
-    assert fraction_in(folder) == fraction
-
-
-def test_clients_that_only_evaluate_are_not_counted(tmp_path: Path) -> None:
-    folder = run(tmp_path / "a", clients=12, training_clients="client-01,client-02,client-03")
-    assert participants(folder) == ["3"]
+def test_all_of_up_to_nine_clients_train_and_half_of_more(tmp_path: Path) -> None:
+    """Clients that only evaluate are not counted, and pooled data train one."""
+    for clients, trained, fraction in ((2, "2", 1.0), (9, "9", 1.0), (10, "5", 0.5), (11, "6", 0.5)):
+        folder = run(tmp_path / str(clients), clients=clients)
+        assert participants(folder) == [trained]
+        assert fraction_in(folder) == fraction
+    assert participants(run(tmp_path / "some", clients=12, training_clients="client-01,client-02,client-03")) == ["3"]
+    assert participants(run(tmp_path / "pooled", clients=4, pooled=True, num_rounds=2)) == ["1", "1"]
 
 
 def test_a_run_goes_on_with_the_fraction_that_it_was_begun_with(tmp_path: Path) -> None:
@@ -51,8 +47,3 @@ def test_a_run_goes_on_with_the_fraction_that_it_was_begun_with(tmp_path: Path) 
     assert fraction_in(folder) == 0.5
     with pytest.raises(RunFolderError, match=r"fraction = 0\.5 there and 1\.0 here"):
         run(folder, clients=4, num_rounds=4, fraction=1.0)
-
-
-def test_pooled_data_train_one_client(tmp_path: Path) -> None:
-    assert participants(run(tmp_path / "a", clients=4, pooled=True)) == ["1"]
-    assert participants(run(tmp_path / "a", clients=4, pooled=True, num_rounds=2)) == ["1", "1"]

@@ -13,9 +13,8 @@ from .helpers import run
 ODD = "tests.simulation.odd"
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_a_single_logit_is_thresholded_at_0(tmp_path: Path, engine: str) -> None:
-    for name in ("one_logit", "column"):
+def test_a_single_logit_is_thresholded_at_0(tmp_path: Path) -> None:
+    for name, engine in (("one_logit", "loop"), ("column", "stacked")):
         folder = run(tmp_path / name, task=f"{ODD}:{name}", num_rounds=25, learning_rate=0.5, engine=engine)
         assert np.mean([*fairbloom.load(folder).final().values()]) > 90.0
 
@@ -40,10 +39,9 @@ def test_places_that_are_left_out_and_soft_labels_are_learned(tmp_path: Path) ->
     np.testing.assert_allclose(models["soft", "loop"], models["soft_partial", "loop"], atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fedfv", "qfedavg", "term"])
-def test_a_loss_that_is_nan_at_all_clients_is_named(tmp_path: Path, method: str) -> None:
+def test_a_loss_that_is_nan_at_all_clients_is_named(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match=r"loss-before is NaN at all \d clients in round 1") as refused:
-        run(tmp_path / "run", task=f"{ODD}:nan_loss", method=method, num_rounds=3)
+        run(tmp_path / "run", task=f"{ODD}:nan_loss", method="fedfv", num_rounds=3)
     assert "division" in str(refused.value)
     for words in ("fair(", "learning-rate"):
         assert words not in str(refused.value)

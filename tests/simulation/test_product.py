@@ -66,17 +66,3 @@ def test_a_run_repeats_and_resumes_to_the_same_bits(method: str, objective: str,
     assert bits(simulate(resumed)) == expected
     has_personal_models = "personal" in objective or method in ("ditto", "local")
     assert bool(expected["personal"]) == has_personal_models
-
-
-@pytest.mark.parametrize("lam", [0.0, 0.5, 100.0])
-def test_dittos_global_model_is_fedavgs_for_every_lambda(lam: float, tmp_path: Path) -> None:
-    fedavg = simulate(Settings.of({**SMALL, "method": "fedavg", "out": str(tmp_path / "fedavg")}))
-    ditto = simulate(Settings.of({**SMALL, "method": "ditto", "ditto.lam": lam, "out": str(tmp_path / "ditto")}))
-    assert (ditto / "model.safetensors").read_bytes() == (fedavg / "model.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("method", ["fedfv", "semivred", "fedmgdaplus"])
-def test_a_personal_model_leaves_the_global_one_as_it_is(method: str, tmp_path: Path) -> None:
-    alone = simulate(Settings.of({**SMALL, "method": method, "out": str(tmp_path / "alone")}))
-    both = simulate(Settings.of({**SMALL, "method": method, "personal-lambda": 1.0, "out": str(tmp_path / "both")}))
-    assert (both / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()

@@ -105,12 +105,6 @@ def test_every_engine_draws_the_same_clients_of_unordered_names() -> None:
 # Evaluation ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("share", "clients"), [(1.0, 5), (0.5, 3), (0.01, 1)])
-def test_a_share_of_the_clients_evaluates(tmp_path: Path, share: float, clients: int) -> None:
-    folder = run(tmp_path / "run", fraction_evaluate=share, num_rounds=2)
-    assert [int(row["round"]) for row in table(folder / "clients.csv")] == [1] * clients + [2] * clients
-
-
 def test_a_run_without_any_evaluation_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"fraction-evaluate = 0\.0: allowed is float in \(0, 1\]"):
         Settings.of({"fraction-evaluate": 0.0})
