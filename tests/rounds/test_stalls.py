@@ -92,15 +92,9 @@ class Day(Clock):
     def __init__(self) -> None:
         super().__init__()
         self._began = time.time()
-        self.then: Callable[[], None] = lambda: None
-        """Called whenever someone sleeps."""
 
     def time(self) -> float:
         return self._began + self.now
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        self.then()
 
 
 @pytest.fixture
@@ -262,37 +256,6 @@ def test_an_evaluation_that_all_miss_is_not_a_round(run: Callable[..., list[Roun
     rounds = run(Nodes(clock, everyone((1.7, 50.0))), fraction_evaluate=1.0)
     assert [len(each.evaluations) for each in rounds] == [3, 0, 3, 3, 3, 3]
     assert used(rounds) == [3, 3, 3, 3, 3, 3]
-
-
-class KilledError(Exception):
-    """Stands for the end of the server's process."""
-
-
-def test_a_run_killed_in_a_stall_resumes_to_the_same_bits(clock: Day) -> None:
-    whole = own(Nodes(clock, everyone((1.2, 60.0))))
-    clock.now, states = 0.0, list[tuple[Round, dict[str, Any]]]()
-    method = FedAvg(buffers=BUFFERS, fraction_evaluate=0.0)
-
-    def kill() -> None:
-        if clock.now > 30.0:
-            raise KilledError
-
-    clock.then = kill
-    with pytest.raises(KilledError):
-        method.start(
-            Nodes(clock, everyone((1.2, 60.0))),
-            record(initial_model()),
-            6,
-            LIVES,
-            on_round=lambda each: states.append((each, method.state_dict())),
-        )
-    clock.then = lambda: None
-    last, state = states[-1]
-    assert last.number == 3
-    again = FedAvg(buffers=BUFFERS, fraction_evaluate=0.0)
-    rest: list[Round] = []
-    again.start(Nodes(clock), last.arrays, 6, LIVES, on_round=rest.append, resume=state)
-    assert [unpack_bits(each) for each in rest] == [unpack_bits(each) for each in whole[3:]]
 
 
 def unpack_bits(finished: Round) -> dict[str, bytes]:

@@ -3,11 +3,13 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedAvg, FedFV, Round
 from tests.strategies.helpers import (
+    ARGUMENTS,
     BUFFERS,
     CASES,
     MemoryGrid,
@@ -20,7 +22,7 @@ from tests.strategies.helpers import (
     unpack,
 )
 
-from .helpers import OPTIONS, bits, run
+from .helpers import KINDS, OPTIONS, bits, run
 
 
 class Counting(FedAvg):
@@ -44,8 +46,11 @@ def assert_plain(value: Any) -> None:
         assert all(type(key) is str for key in value)
 
 
-def test_a_run_resumed_from_its_state_ends_with_the_same_bits() -> None:
-    for name, arguments in CASES:
+@pytest.mark.parametrize(
+    "cases", [[(name, ARGUMENTS[name][0]) for name in KINDS], pytest.param(CASES, marks=pytest.mark.slow)]
+)
+def test_a_run_resumed_from_its_state_ends_with_the_same_bits(cases: list[tuple[str, dict[str, Any]]]) -> None:
+    for name, arguments in cases:
         states, finished, strategy = list[dict[str, Any]](), list[Round](), make(name, arguments, **OPTIONS)
 
         def on_round(r: Round, strategy: Any = strategy, finished: Any = finished, states: Any = states) -> None:

@@ -16,11 +16,9 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import arrays_of
-from tests.strategies.helpers import MemoryGrid, metrics
+from tests.strategies.helpers import MemoryGrid, arrays, error, metrics, no_reply
 from tests.strategies.keeping import Keeping, keeping, minimiser
-from tests.strategies.stateful import PLAIN, Course, rest, row, run
-from tests.strategies.test_feddyn import excess
-from tests.strategies.test_scaffold import deviations
+from tests.strategies.stateful import PLAIN, Course, Joining, inconsistency, rest, row, run, used_states
 
 METHODS: dict[str, Callable[..., FairStrategy]] = {"scaffold": SCAFFOLD, "feddyn": lambda **o: FedDyn(alpha=1.0, **o)}
 
@@ -31,9 +29,40 @@ def made(name: str, **options: Any) -> FairStrategy:
     return METHODS[name](**{**PLAIN, **options})
 
 
-def inconsistency(method: FairStrategy, clients: Mapping[str, Keeping]) -> float:
-    """Return how far what the clients keep and what the server keeps are from agreeing."""
-    return float(np.abs((excess if isinstance(method, FedDyn) else deviations)(method, clients)).max())
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *(("scaffold", {"weighting": each, "fraction_train": 0.4}) for each in ("examples", "uniform")),
+    *((name, {"fraction_train": fraction}) for name, fraction in (("scaffold", 1.0), ("feddyn", 1.0), ("feddyn", 0.4))),
+]
+
+
+def test_what_clients_and_the_server_keep_agrees_after_each_round() -> None:
+    """Also where clients join, and where one takes no step."""
+    for name, options in CASES:
+        clients, wrong = keeping(6), list[float]()
+        clients["site-3"].rates = []
+        joining, method = Joining(clients, {"site-4": 3, "site-5": 6}), made(name, seed=2, **options)
+
+        def after(finished: Any, method: Any = method, clients: Any = clients, into: list[float] = wrong) -> None:
+            into.append(inconsistency(method, clients))
+
+        run(method, clients, 12, grid=joining.grid, before=joining, after=after)
+        np.testing.assert_allclose(wrong, np.zeros(12), atol=1e-11)
+        assert any(np.abs(state).max() > 0.1 for state in used_states(method, clients).values())
+
+
+@both
+def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(name: str) -> None:
+    """As if the client had not been asked: its state goes on from the round of its last used reply."""
+    for fault in (error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})):
+        clients = keeping(3)
+        faults = {("site-1", number): fault for number in (3, 4, 5)}
+        course = run(made(name), clients, 8, faults=faults)
+        asked = [course.sent[number]["site-1"] for number in (3, 4, 5, 6) if "site-1" in course.sent[number]]
+        assert {config["state-round"] for config in asked} == {2}
+        assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
+        assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)  # not asked for a while then
+        assert not any(finished.lost_states for finished in course.rounds)
+        assert inconsistency(course.method, clients) < 1e-10
 
 
 def losing(clients: Mapping[str, Keeping], losses: Mapping[int, str]) -> Callable[[int, MemoryGrid], None]:

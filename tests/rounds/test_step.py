@@ -33,7 +33,7 @@ from tests.strategies.helpers import (
 )
 from tests.strategies.reference import WEIGHTING, Seen, expected_step
 
-from .helpers import KINDS, OPTIONS, bits, run
+from .helpers import KINDS, OPTIONS, bits, run, undisturbed
 
 GROUP_COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 
@@ -285,6 +285,13 @@ def test_a_shared_parameter_changes_no_bit_of_a_run() -> None:
         model = bits(result.arrays)
         assert model.pop("twin") == model[first]
         assert model == bits(expected.arrays), name
+
+
+def test_personal_models_change_no_bit_of_the_global_one() -> None:
+    for name in KINDS:
+        if name != "ditto":
+            ours, _ = run(make(name, ARGUMENTS[name][0], personal_lambda=0.5, **OPTIONS))
+            assert bits(ours.arrays) == bits(undisturbed(name, ARGUMENTS[name][0])[0].arrays), name
 
 
 def test_a_buffer_that_is_no_float_array_is_refused_by_name() -> None:

@@ -13,7 +13,7 @@ from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import FloatArray, Model
-from fairbloom.strategies import FairStrategy
+from fairbloom.strategies import FairStrategy, FedDyn
 from tests.strategies.helpers import Fault, MemoryGrid, record, unpack
 from tests.strategies.keeping import Keeping
 
@@ -144,3 +144,31 @@ def used_states(method: FairStrategy, clients: Mapping[str, Keeping]) -> dict[st
     """Return each client's state as the server knows it: that after its last reply that was used."""
     rounds = method.progress.states.of(clients)
     return {name: client.state(rounds[name]) for name, client in clients.items()}
+
+
+def inconsistency(method: FairStrategy, clients: Mapping[str, Keeping]) -> float:
+    """Return how far what the clients keep and what the server keeps are from agreeing.
+
+    Of FedDyn that is Σ h_k − alpha R; else Σ n_k (c − c_k) / Σ n_k over all clients that the server has known, where
+    those never used have c_k = 0.
+    """
+    states, kept = used_states(method, clients), row(method) if method.progress.kept else np.zeros(1)
+    if isinstance(method, FedDyn):
+        return float(np.abs(sum(states.values()) - method.alpha * kept).max())
+    n = {name: size if method.weighting == "examples" else 1.0 for name, size in method.progress.roster.items()}
+    total = sum(n.values())
+    return float(np.abs(sum(n[name] * (kept / total - states[name]) for name in n) / total).max())
+
+
+class Joining:
+    """Clients of which some come online only later."""
+
+    def __init__(self, clients: Mapping[str, Keeping], rounds: Mapping[str, int]) -> None:
+        self.grid = MemoryGrid({name: client for name, client in clients.items() if name not in rounds})
+        self.grid.clients = clients
+        self._rounds = rounds
+
+    def __call__(self, number: int, grid: MemoryGrid) -> None:
+        for name, joins in self._rounds.items():
+            if joins == number and name not in grid.nodes.values():
+                grid.nodes[1000 + sum(map(ord, name))] = name

@@ -75,17 +75,6 @@ def test_the_history_is_that_of_the_definition(weighting: str, rounds: list[dict
     assert weights(strategy) == pytest.approx(after, abs=1e-9)
 
 
-@given(rounds=histories(), gamma=st.sampled_from((0.1, 1.0, 1e30)))
-def test_weights_of_all_clients_ever_seen_stay_in_the_simplex(rounds: list[dict[str, float]], gamma: float) -> None:
-    strategy = AFL(gamma=gamma)
-    for step in play(strategy, rounds, COUNTS):
-        assert min(step.values()) >= 0.0
-        assert sum(step.values()) == pytest.approx(1.0, abs=1e-12)
-    assert sorted(weights(strategy)) == sorted({name for losses in rounds for name in losses})
-    assert min(weights(strategy).values()) >= 0.0
-    assert sum(weights(strategy).values()) == pytest.approx(1.0, abs=1e-12)
-
-
 # Edge cases ---------------------------------------------------------------------------------------------------------
 
 

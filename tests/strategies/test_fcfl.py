@@ -218,19 +218,6 @@ def flat(length_l: float, length_g: float, *, rate: float = 0.1, disparity: floa
     return {"U": U, "seconds": V, "losses": [1.0], "disparities": [disparity], "rates": [rate]}
 
 
-@pytest.mark.parametrize("disparity", [0.0, 0.9])
-def test_a_temperature_falls_where_its_own_gradient_is_short(disparity: float) -> None:
-    """Within the budget and beyond it; the length is the gradient's, not the update's."""
-    for lengths, expected in (
-        ((4.9, 4.9), (0.005, 0.005)),
-        ((5.1, 4.9), (0.5, 0.005)),
-        ((4.9, 5.1), (0.005, 0.5)),
-        ((5.1, 5.1), (0.5, 0.5)),
-    ):
-        cohort = cohort_of(**flat(*lengths, disparity=disparity))
-        assert remembered(FCFL(), cohort) == pytest.approx(expected)
-
-
 def test_temperatures_fall_twice_and_then_stay() -> None:
     method, seen = FCFL(), []
     for number in range(1, 5):

@@ -1,28 +1,16 @@
 """FedDyn: clients that keep the linear term of their loss, and a server that keeps the sum of all updates."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.rounds.cohort import Kept
-from fairbloom.rounds.updates import FloatArray
-from fairbloom.strategies import FairStrategy, FedAvg, FedDyn
-from tests.strategies.helpers import cohort_of, error, metrics, no_reply
-from tests.strategies.keeping import Keeping, keeping, minimiser
-from tests.strategies.stateful import PLAIN, rest, row, run, used_states
-from tests.strategies.test_scaffold import Joining
+from fairbloom.strategies import FedAvg, FedDyn
+from tests.strategies.helpers import cohort_of
+from tests.strategies.keeping import keeping, minimiser
+from tests.strategies.stateful import PLAIN, rest, run
 
 ALPHA = 0.3
-
-
-def excess(method: FairStrategy, clients: Mapping[str, Keeping]) -> FloatArray:
-    """Return Σ h_k − alpha R."""
-    assert isinstance(method, FedDyn)
-    kept = row(method) if method.progress.kept else 0.0
-    return np.asarray(sum(used_states(method, clients).values()) - method.alpha * kept)
 
 
 # Reductions and closed forms ----------------------------------------------------------------------------------------
@@ -61,40 +49,3 @@ def test_its_step_is_the_papers_with_all_known_clients(seed: int, m: int, absent
     ((kept, mix),) = method.remember(cohort, coefficients, {}).items()
     assert kept.round == 4
     np.testing.assert_allclose(mix @ rows, total, atol=1e-12)
-
-
-def test_linear_terms_sum_to_alpha_times_the_servers_state() -> None:
-    for fraction in (1.0, 0.4):
-        clients = keeping(6)
-        joining = Joining(clients, {"site-4": 3, "site-5": 6})
-        method, sums = FedDyn(alpha=ALPHA, fraction_train=fraction, seed=2, **PLAIN), list[FloatArray]()
-
-        def after(finished: Any, method: Any = method, clients: Any = clients, into: Any = sums) -> None:
-            into.append(excess(method, clients))
-
-        run(method, clients, 12, grid=joining.grid, before=joining, after=after)
-        np.testing.assert_allclose(sums, np.zeros((12, 3)), atol=1e-11)
-        assert np.abs(row(method)).max() > 0.1
-
-
-def test_a_joiner_and_one_that_has_gone_count_among_all_clients() -> None:
-    """The sum of the updates is divided by the roster, and not by the participants."""
-    clients = keeping(5)
-    joining = Joining(clients, {"site-4": 3})
-    course = run(FedDyn(alpha=ALPHA, fraction_train=0.5, **PLAIN), clients, 3, grid=joining.grid, before=joining)
-    for finished, known in zip(course.rounds, (4, 4, 5), strict=True):
-        m = len(finished.participants)
-        assert set(finished.coefficients.values()) == {1.0 / m + 1.0 / known}
-
-
-# Edge cases ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind() -> None:
-    for fault in (error, no_reply, metrics({"num-examples": 0})):
-        clients = keeping(3)
-        faults = {("site-1", number): fault for number in (3, 4, 5)}
-        course = run(FedDyn(alpha=1.0, **PLAIN), clients, 8, faults=faults)
-        assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
-        assert not any(finished.lost_states for finished in course.rounds)
-        np.testing.assert_allclose(excess(course.method, clients), 0.0, atol=1e-10)

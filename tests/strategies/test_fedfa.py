@@ -11,30 +11,14 @@ from fairbloom.rounds.updates import FloatArray
 from fairbloom.strategies import FedFa
 
 from .helpers import (
-    BUFFERS,
-    MemoryGrid,
     client_names,
     cohort_of,
-    error,
-    flat,
-    initial_model,
-    quadratics,
-    record,
-    unpack,
 )
 from .reference import Seen, fedfa
 
 
 def first_round(accuracies: Sequence[float], **arguments: Any) -> FloatArray:
     return FedFa(**arguments).weigh(cohort_of(np.eye(len(accuracies)), accuracies=accuracies))
-
-
-# Reductions ---------------------------------------------------------------------------------------------------------
-
-
-@given(m=st.integers(1, 8), accuracy=st.floats(1e-6, 1.0), alpha=st.floats(0.1, 5.0), beta=st.floats(0.0, 5.0))
-def test_equal_accuracies_and_participation_are_the_mean(m: int, accuracy: float, alpha: float, beta: float) -> None:
-    np.testing.assert_allclose(first_round([accuracy] * m, alpha=alpha, beta=beta), 1.0 / m, rtol=1e-12)
 
 
 # Closed forms -------------------------------------------------------------------------------------------------------
@@ -97,23 +81,3 @@ def test_one_client_has_weight_one_and_still_its_momentum() -> None:
     for accuracy in (0.0, 0.5, 1.0):
         c = FedFa(server_momentum=0.5).weigh(cohort_of(np.array([[1.0, 1.0]]), accuracies=[accuracy], memory=kept))
         assert c.tolist() == [1.0, 0.5]
-
-
-def test_a_skipped_round_leaves_participation_and_velocity() -> None:
-    states: list[dict[str, Any]] = []
-    clients = quadratics(3)
-    strategy = FedFa(buffers=BUFFERS)
-    grid = MemoryGrid(clients, faults={(name, 2): error for name in clients})
-    models = []
-
-    def on_round(finished: Any) -> None:
-        states.append(strategy.state_dict())
-        models.append(flat(unpack(finished.arrays)))
-
-    strategy.start(grid, record(initial_model()), num_rounds=3, on_round=on_round)
-    assert states[0]["memory"] == states[1]["memory"] == {"rounds": dict.fromkeys(clients, 1)}
-    assert states[2]["memory"] == {"rounds": dict.fromkeys(clients, 2)}
-    np.testing.assert_array_equal(models[0], models[1])
-    rows = [state["rows"][0]["values"] for state in states]
-    np.testing.assert_array_equal(rows[0], rows[1])
-    np.testing.assert_allclose(models[1] - models[2], rows[2].astype(np.float64), rtol=1e-4, atol=1e-6)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
@@ -75,6 +75,7 @@ def test_every_method_has_its_cases_and_its_reference() -> None:
     assert set(CORNERS) == set(METHODS) == set(REFERENCES) == set(WEIGHTING)
 
 
+@settings(max_examples=40)
 @given(U=generic_updates())
 def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))
@@ -123,6 +124,7 @@ SUM_TO_ONE = [
 ]
 
 
+@settings(max_examples=40)
 @given(U=edgy_updates())
 def test_coefficients_sum_to_one(U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))
