@@ -300,7 +300,6 @@ PREPROCESSING = Preprocessing(
     columns=(InputColumn("age", "number", center=50.0, scale=2.5), InputColumn("ward", "category", ("a", "b"), True)),
     target="y",
     classes=("no", "yes"),
-    sheets=("one",),
 )
 SPLIT = {
     "clients": np.array(["site-a", "site-b"]),
