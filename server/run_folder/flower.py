@@ -30,8 +30,8 @@ from ..fallen import warn_of_fall
 from ..observability import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
-from .errors import said_in_app
-from .files import MODEL
+from .errors import explain_other_state, said_in_app
+from .files import CHECKPOINTS, MODEL
 from .lock import locked_folder
 from .recorder import RunRecorder
 
@@ -149,6 +149,8 @@ class RunFolder:
             state: Mapping[str, Any] | None = None
             if continued is not None:
                 arguments["initial_arrays"], state = record_of(continued[0]), continued[1]
+                with explain_other_state(CHECKPOINTS.path_in(self.path)):
+                    inner.load_state_dict(state)
             writer = RoundWriter(recorder, self.scores, self.loss, on_round)
             if "evaluate_fn" in arguments:
                 arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])

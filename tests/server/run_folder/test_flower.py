@@ -21,6 +21,7 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
+from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import DRFA, FairStrategy, FedAvg, FedAvgN, FedFV, FedMGDAPlus
@@ -183,6 +184,17 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path: P
             os.kill(process.pid, signal.SIGKILL)
     start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=60)
     assert without_seconds(tmp_path / "run" / "clients.csv") == without_seconds(tmp_path / "whole" / "clients.csv")
+
+
+def test_a_checkpoint_without_a_key_of_the_method_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", FedAvg(), 3, on_round=stop_after(1))
+    path = tmp_path / "run" / "checkpoint" / "1.safetensors"
+    arrays, state = load_checkpoint(path)
+    del state["strategy"]["skipped"]
+    save_checkpoint(path, arrays, state)
+    with pytest.raises(FairbloomError, match=r"has no 'skipped'.*\(RunFolder\(path\)\)"):
+        start(tmp_path / "run", FedAvg(), 3)
 
 
 def test_a_finished_run_is_not_run_again_and_gives_its_final_arrays(tmp_path: Path) -> None:
