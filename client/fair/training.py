@@ -157,7 +157,7 @@ class ModelSteps:
 
 def refuse_noise(optimizer: Optimizer) -> None:
     """Raise ReportableError where an optimizer adds noise, or another that calls its step: hooks do not see Opacus'."""
-    callers = (frame.f_locals.get("self") for frame, _ in islice(traceback.walk_stack(None), 8))
+    callers = (frame.f_locals.get("self") for frame, _ in islice(traceback.walk_stack(inspect.currentframe()), 10))
     for each in (optimizer, *callers):
         if isinstance(each, Optimizer) and getattr(each, "noise_multiplier", False):
             raise ReportableError(

@@ -1,129 +1,149 @@
-"""What `fair` takes for the model and the training data of a call, what it refuses, and what a client draws."""
+"""What `fair` makes of small functions, against closed forms, and what it refuses."""
 
+import copy
+import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim import optimizer as hooks
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
+from fairbloom.client import fair as fair_package
 from fairbloom.client.fair import fair
-from fairbloom.rounds.round import Round
+from fairbloom.client.fair.training import HONOURED
+from fairbloom.client.rules.steps import ClientMomentum
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedProx, QFedAvg
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedProx, QFedAvg, Round
 
-from .test_fair import BATCHES, EXAMPLES, RATE, Point, app_of, ask, context, loss_at, steps, train_point, trained
-from .test_fair import test_point as measure_point
+from .points import (
+    EXAMPLES,
+    LOADER,
+    POINTS,
+    RATE,
+    Point,
+    app_of,
+    ask,
+    context,
+    descend,
+    loss_at,
+    measure_point,
+    measured,
+    steps,
+    train_point,
+    trained,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
-POINTS = TensorDataset(EXAMPLES)
-LOADER = DataLoader(POINTS, batch_size=2)
 MEASURED = {"measure": ["loss-before"]}
+MEASURES = [
+    "loss-before",
+    "loss-after",
+    "accuracy-before",
+    "accuracy-after",
+    "learning-rate",
+    "update-norm",
+    "step-sum",
+]
+EXACTLY = partial(pytest.approx, rel=1e-12)
 
 
-def app_with(*data: Any, train: Callable[..., Any], test: Callable[..., Any] = measure_point, **how: Any) -> ClientApp:
-    """Return an app whose training function is called with a model and these arguments."""
-    app = fair(train, test, **how)
-
-    @app.train()
-    def on_train(message: Message, _: Any) -> Message:
-        model = Point()
-        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        app.train_fn(model, *data)
-        metrics = MetricRecord({"num-examples": 5})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
-
-    return app
+def rounds_of(method: FairStrategy, app: ClientApp, config: dict[str, Any] | None = None) -> list[Round]:
+    found: list[Round] = []
+    train_config = ConfigRecord(config or {})
+    start = ArrayRecord(Point().state_dict())
+    method.start(InProcessGrid(app, {}, 2), start, 1, train_config=train_config, on_round=found.append)
+    return found
 
 
-# The training data ----------------------------------------------------------------------------------------------------
+# Measures -------------------------------------------------------------------------------------------------------------
 
 
-def train_on_examples(model: nn.Module, dataset: Any, other: Any = None) -> float:
-    return train_point(model, DataLoader(dataset, batch_size=2), 1)
+def test_measures_are_means_over_all_examples() -> None:
+    content = ask(app_of(), {"measure": [*MEASURES, "blood-pressure"]})
+    x, metrics = trained(content), dict(content.metric_records["metrics"])
+    assert x == EXACTLY(steps())
+    assert metrics.pop("returned") == 3.0
+    assert metrics.pop("num-examples") == 5
+    assert metrics == dict(
+        zip(MEASURES, map(EXACTLY, (loss_at(0), loss_at(x), 0.5, 0.5, RATE, x, 3 * RATE)), strict=True)
+    )
+    assert set(ask(app_of(), {"measure": ["loss-after"]}).metric_records["metrics"]) == {
+        *("returned", "num-examples", "loss-after")
+    }
+    rounds = rounds_of(FedAvg(), app_of(), {"measure": ["update-norm"]})
+    assert [report["update-norm"] for report in rounds[0].train_metrics.values()] == EXACTLY([x, x])
+    assert {"eval_loss", "eval_acc"} <= set(rounds[0].evaluations["client-0"])
 
 
-ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])})()
+def test_whatever_a_loader_drops_the_whole_set_is_measured() -> None:
+    for loader in (
+        DataLoader(POINTS, batch_size=2, shuffle=True, drop_last=True),
+        DataLoader(POINTS, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1)),
+        DataLoader(POINTS, 2, sampler=WeightedRandomSampler([1.0, 0.0, 0.0, 0.0, 0.0], 5)),
+        DataLoader(POINTS, batch_sampler=[[0, 1, 2], [3, 4]]),
+    ):
+        assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
 
 
-def test_training_data_of_the_user_are_measured() -> None:
-    seen: list[Any] = []
+class Noisy(nn.Module):
+    """A model with what measuring could disturb."""
 
-    def load(where: Context) -> DataLoader[Any]:
-        seen.append(where.node_config["name"])
-        return LOADER
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Linear(1, 4)
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self.frozen = nn.BatchNorm1d(4).eval()
 
-    app = app_with(POINTS, train=train_on_examples, training_data=load)
-    content = ask(app, told={"measure": ["loss-before", "loss-after"]}, where=context(name="a"))
-    metrics = content.metric_records["metrics"]
-    assert metrics["loss-before"] == pytest.approx(loss_at(0.0), rel=1e-12)
-    assert metrics["loss-after"] == pytest.approx(loss_at(trained(content)), rel=1e-12)
-    assert set(seen) == {"a"}
-
-
-@pytest.mark.parametrize(
-    ("data", "how", "words"),
-    [
-        ((POINTS,), {}, "measure = loss-before needs one DataLoader .* there is none: give .*training_data="),
-        ((LOADER, DataLoader(POINTS)), {}, "there is dataset, other: .*training_data="),
-        ((POINTS,), {"training_data": lambda where: POINTS}, "there is none"),
-        ((DataLoader(ITERABLE),), {}, "there is dataset: "),
-        ((DataLoader(POINTS, batch_size=None),), {}, "there is dataset: "),
-        ((DataLoader(TensorDataset(EXAMPLES[:0])),), {}, "a dataset with a length above 0"),
-    ],
-)
-def test_data_that_cannot_be_found_are_asked_for(data: Any, how: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ask(app_with(*data, train=train_on_examples, **how), told=MEASURED)
+    def forward(self, examples: Tensor) -> Tensor:
+        outputs: Tensor = self.drop(self.frozen(self.norm(self.x(examples.float()[:, None]))))
+        return outputs.square().mean()
 
 
-def test_two_loaders_suffice_where_nothing_is_measured() -> None:
-    def train(model: nn.Module, loader: Any, other: Any) -> float:
-        return train_point(model, loader, 1)
-
-    content = ask(app_with(LOADER, DataLoader(POINTS), train=train), told={"proximal-mu": 0.7})
-    assert trained(content) == pytest.approx(steps(BATCHES, mu=0.7), rel=1e-12)
-
-
-# The test function ----------------------------------------------------------------------------------------------------
-
-
-def means(model: nn.Module, loader: Any) -> list[Tensor]:
-    return [model(batch) for (batch,) in loader]
+def test_measuring_changes_no_statistics_modes_or_draws() -> None:
+    start, generator = Noisy(), torch.Generator()
+    loader = DataLoader(POINTS, batch_size=3, shuffle=True, generator=generator)
+    replies = []
+    for told in ({}, {"measure": MEASURES}):
+        generator.manual_seed(1)
+        replies.append(ask(app_of(data=[loader], net=Noisy), told, model=start).array_records["arrays"])
+    assert all(array.data == replies[1][name].data for name, array in replies[0].items())
 
 
-TESTS: dict[str, Callable[..., tuple[float, float]]] = {
-    "mean over examples": lambda model, loader: (
-        float(sum(model(batch) * len(batch) for (batch,) in loader)) / len(loader.dataset),
-        0.5,
-    ),
-    "mean over batches": lambda model, loader: (float(sum(means(model, loader))) / len(loader), 0.5),
-    "sum over batches": lambda model, loader: (float(sum(means(model, loader))), 0.5),
-}
+def means(model: nn.Module, loader: Any) -> float:
+    return math.fsum(model(batch).item() for (batch,) in loader)
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_each_kind_of_mean_is_the_mean_over_all_examples(name: str) -> None:
-    found = ask(app_of(test=TESTS[name]), told=MEASURED).metric_records["metrics"]["loss-before"]
-    assert found == pytest.approx(loss_at(0.0), rel=1e-12)
+def of_examples(model: nn.Module, loader: Any) -> float:
+    return math.fsum(model(batch).item() * len(batch) for (batch,) in loader)
 
 
-@pytest.mark.parametrize("factor", [lambda n: n, lambda n: 1 / n], ids=["sum over examples", "divided twice"])
-def test_a_loss_that_is_no_mean_is_refused_with_both_numbers(factor: Callable[[int], float]) -> None:
-    def test(model: nn.Module, loader: Any) -> tuple[float, float]:
-        return float(sum(means(model, loader))) * factor(len(loader.dataset)), 0.5
+def test_each_kind_of_mean_is_the_mean_over_all_examples() -> None:
+    for test in (
+        lambda model, loader: (of_examples(model, loader) / len(loader.dataset), 0.5),
+        lambda model, loader: (means(model, loader) / len(loader), {"accuracy": 0.5}),
+        lambda model, loader: {"loss": torch.tensor(means(model, loader)), "accuracy": 0.5, "f1": 0.1},
+    ):
+        assert measured(app_of(test=test), "loss-before", "accuracy-before") == [pytest.approx(loss_at(0.0)), 0.5]
 
-    once, twice = (loss_at(0.0) * factor(n) for n in (5, 10))
-    with pytest.raises(ValueError, match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}"):
-        ask(app_of(test=test), told=MEASURED)
+
+def test_a_loss_that_is_no_mean_is_refused_with_both_numbers() -> None:
+    for power in (1, -1):
+        once, twice = (loss_at(0.0) * n**power for n in (5, 10))
+        app = app_of(test=lambda model, data, power=power: (means(model, data) * len(data.dataset) ** power, 0.5))
+        with pytest.raises(ValueError, match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}"):
+            ask(app, MEASURED)
 
 
 def test_the_mean_is_checked_once_for_each_client() -> None:
@@ -135,11 +155,88 @@ def test_the_mean_is_checked_once_for_each_client() -> None:
 
     app = app_of(test=test)
     for name in ("a", "a", "b"):
-        ask(app, told=MEASURED, where=context(name=name))
+        ask(app, MEASURED, where=context(name=name))
     assert sizes == [5, 10, 2, 2, 1, 2, 2, 1, 5, 10, 2, 2, 1]
 
 
-# The model ------------------------------------------------------------------------------------------------------------
+def test_what_a_test_function_may_not_return() -> None:
+    for returned, words in (
+        (None, "must return .* not NoneType"),
+        ((1.0, 2.0, 3.0), "not tuple"),
+        ({"accuracy": 0.5}, "not dict"),
+        ((1.0, {"f1": 0.5}), "a dict with accuracy"),
+        ((1.0, 87.5), r"the accuracy 87.5: it must be in \[0, 1\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            measured(app_of(test=lambda model, loader, returned=returned: returned), "accuracy-before")
+    with pytest.raises(ValueError, match="loss-before is NaN at all 2 clients"):
+        rounds_of(QFedAvg(q=1.0, lipschitz=1.0), app_of(test=lambda model, loader: (math.nan, 0.5)))
+
+
+def test_a_test_function_takes_training_values_by_their_names() -> None:
+    seen: list[Any] = []
+
+    def train(net: nn.Module, data: Any, device: str = "here", *more: Any, **options: Any) -> float:
+        return train_point(net, data)
+
+    def test(data: Any, net: nn.Module, device: str, depth: int, verbose: bool = False) -> tuple[float, float]:
+        seen.append((type(net), device, depth, verbose))
+        return measure_point(net, data)
+
+    app = fair(train, test)
+    app.train()(lambda message, where: reply(message, app.train_fn(Point(), LOADER, "there", 7, depth=3)))
+    assert measured(app, "loss-before") == [EXACTLY(loss_at(0.0))]
+    assert set(seen) == {(Point, "there", 3, False)}
+    for wrong, words in (
+        (lambda model, loader, criterion: (0.0, 0.0), "it takes model, loader, criterion"),
+        (lambda model: (1.0, 1.0), "must take the model, a loader"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask(app_of(test=wrong), MEASURED)
+
+
+def reply(message: Message, told: float = 0.0) -> Message:
+    content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 5, "told": told})}
+    return Message(RecordDict(content), reply_to=message)
+
+
+# The training data and the model --------------------------------------------------------------------------------------
+
+
+def train_on_examples(model: nn.Module, dataset: Any, other: Any = None) -> float:
+    return train_point(model, dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=2))
+
+
+def test_training_data_of_the_user_are_measured() -> None:
+    seen = set[Any]()
+
+    def load(where: Context) -> DataLoader[Any]:
+        seen.add(where.node_config["name"])
+        return LOADER
+
+    app = app_of(train_on_examples, data=[POINTS], training_data=load)
+    after = loss_at(steps())
+    assert measured(app, "loss-before", "loss-after", where=context(name="a")) == [
+        EXACTLY(loss_at(0.0)),
+        EXACTLY(after),
+    ]
+    assert seen == {"a"}
+    two = app_of(train_on_examples, data=[LOADER, DataLoader(POINTS)])  # they suffice where nothing is measured
+    assert trained(ask(two, {"proximal-mu": 0.7})) == EXACTLY(steps(mu=0.7))
+
+
+def test_data_that_cannot_be_found_are_asked_for() -> None:
+    iterable = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])})()
+    for data, load, words in (
+        ([POINTS], None, "measure = loss-before needs one DataLoader .* there is none: give .*training_data="),
+        ([LOADER, DataLoader(POINTS)], None, "there is dataset, other: .*training_data="),
+        ([POINTS], lambda where: POINTS, "there is none"),
+        ([DataLoader(iterable)], None, "there is dataset: "),
+        ([DataLoader(POINTS, batch_size=None)], None, "there is dataset: "),
+        ([DataLoader(TensorDataset(EXAMPLES[:0]))], None, "a dataset with a length above 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask(app_of(train_on_examples, data=data, training_data=load), MEASURED)
 
 
 class Wide(Point):
@@ -150,48 +247,96 @@ class Wide(Point):
         self.y = nn.Parameter(torch.zeros(3))
 
 
-@pytest.mark.parametrize("other", [Wide(), Point().requires_grad_(False), nn.MSELoss()])
-def test_the_model_is_the_one_that_fits_and_is_trained(other: nn.Module) -> None:
-    def train(student: nn.Module, loader: Any, other: nn.Module) -> float:
-        return train_point(student, loader, 1)
-
-    content = ask(app_with(LOADER, other, train=train), told={"proximal-mu": 0.7, **MEASURED})
-    assert trained(content) == pytest.approx(steps(BATCHES, mu=0.7), rel=1e-12)
-    assert content.metric_records["metrics"]["loss-before"] == pytest.approx(loss_at(0.0), rel=1e-12)
+def distil(student: nn.Module, loader: Any, teacher: nn.Module) -> float:
+    return train_point(student, loader)
 
 
-def test_models_that_cannot_be_told_apart_are_named() -> None:
-    def train(student: nn.Module, loader: Any, teacher: nn.Module) -> float:
-        return train_point(student, loader, 1)
-
+def test_the_model_is_the_one_that_fits_and_is_trained() -> None:
+    for other in (Wide(), Point().requires_grad_(False), nn.MSELoss()):
+        content = ask(app_of(distil, data=[LOADER, other]), {"proximal-mu": 0.7, **MEASURED})
+        assert trained(content) == EXACTLY(steps(mu=0.7))
+        assert content.metric_records["metrics"]["loss-before"] == EXACTLY(loss_at(0.0))
     with pytest.raises(ValueError, match=r"was called with the models student, teacher"):
-        ask(app_with(LOADER, Point(), train=train), told=MEASURED)
+        ask(app_of(distil, data=[LOADER, Point()]), MEASURED)
     with pytest.raises(ValueError, match=r"no torch\.nn\.Module with trained parameters"):
-        ask(app_of(lambda model, loader, epochs: 0.0, model=lambda: Point().requires_grad_(False)), told=MEASURED)
+        ask(app_of(net=lambda: Point().requires_grad_(False)), MEASURED)
 
 
-@pytest.mark.parametrize("name", ["a ViT's head", "a ViT's head by Trainer", "peft, own loop", "peft by Trainer"])
-def test_a_part_of_a_model_travels_under_any_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from .hugging_face import CASES
+def test_a_part_of_a_model_travels_under_any_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from .hugging_face import app_by, by_own_loop, by_trainer, vit
 
     monkeypatch.chdir(tmp_path)  # Trainer makes a folder for its outputs
-    case = CASES[name]
-    start = ArrayRecord(dict(case.sent(case.net())))
+    start = ArrayRecord(vit().classifier.state_dict())
+    for train in (by_own_loop, by_trainer):
 
-    def moved(method: FairStrategy) -> float:
-        rounds: list[Round] = []
-        method.start(InProcessGrid(case.app(), {}, 2), start, num_rounds=1, on_round=rounds.append)
-        assert rounds[0].refused == {}
-        assert list(rounds[0].arrays) == list(start)
-        return sum(
-            float(np.square(array.numpy() - start[key].numpy()).sum()) for key, array in rounds[0].arrays.items()
-        )
+        def moved(method: FairStrategy, train: Any = train) -> float:
+            rounds: list[Round] = []
+            method.start(InProcessGrid(app_by(train), {}, 2), start, num_rounds=1, on_round=rounds.append)
+            assert rounds[0].refused == {}
+            assert list(rounds[0].arrays) == list(start)
+            arrays = rounds[0].arrays.items()
+            return sum(float(np.square(array.numpy() - start[key].numpy()).sum()) for key, array in arrays)
 
-    assert 0.0 < moved(FedProx(mu=1.0)) < moved(FedAvg())
-    assert moved(FedFV()) > 0.0
+        assert 0.0 < moved(FedProx(mu=1.0)) < moved(FedAvg())
+        assert moved(FedFV()) > 0.0
 
 
-# The proximal term of the user's own ----------------------------------------------------------------------------------
+# Terms ----------------------------------------------------------------------------------------------------------------
+
+
+def with_closures(model: nn.Module, loader: Any, kind: Any = SGD) -> float:
+    """Train as Lightning does, which gives every step a closure."""
+    optimizer = kind(model.parameters(), lr=RATE)
+    for (batch,) in loader:
+
+        def closure(batch: Tensor = batch) -> float:
+            optimizer.zero_grad()
+            loss = model(batch)
+            loss.backward()
+            return float(loss.item())
+
+        optimizer.step(closure)
+    return 0.0
+
+
+def with_a_scaler(model: nn.Module, loader: Any, fused: bool = False) -> float:
+    optimizer, scaler = SGD(model.parameters(), lr=RATE, fused=fused), torch.amp.GradScaler("cpu")
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return 0.0
+
+
+def test_proximal_term_and_momentum_are_added_to_each_step() -> None:
+    start = Point()
+    start.x.data.fill_(3.0)
+    assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(steps(mu=0.7, x=3.0))
+    for train in (
+        with_closures,
+        with_a_scaler,
+        partial(with_a_scaler, fused=True),
+        partial(train_with_noise, noise=0.0),
+    ):
+        assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(steps(mu=0.7), rel=1e-6)
+    for own in (0.0, 0.9):
+        app = app_of(lambda m, loader, own=own: descend(m, loader, SGD(m.parameters(), lr=RATE, momentum=own)))
+        assert trained(ask(app, {"client-momentum": 0.6})) == EXACTLY(steps(beta=0.6))
+
+
+def test_terms_are_kept_for_the_users_model_alone() -> None:
+    other = Point()
+    others = SGD(other.parameters(), lr=RATE)
+
+    def train(model: nn.Module, loader: Any) -> float:
+        other.x.grad = torch.ones_like(other.x)
+        others.step()  # a teacher, say
+        return train_point(model, loader)
+
+    ask(app_of(train), {"proximal-mu": 5.0, "client-momentum": 0.9})
+    assert other.x.item() == EXACTLY(-RATE)
+    assert others.param_groups[0]["momentum"] == 0.0
 
 
 def test_a_client_with_its_own_proximal_term_adds_it_once() -> None:
@@ -200,54 +345,158 @@ def test_a_client_with_its_own_proximal_term_adds_it_once() -> None:
     @app.train()
     def on_train(message: Message, _: Any) -> Message:
         model, mu = Point(), float(message.content.config_records["config"]["proximal-mu"])  # type: ignore[arg-type]
-        received = model.x.detach().clone()
-        model.forward = lambda batch: Point.forward(model, batch) + mu / 2 * (model.x - received).square().sum()  # type: ignore[method-assign]
-        app.train_fn(model, LOADER, 2)
+        model.forward = lambda batch: Point.forward(model, batch) + mu / 2 * model.x.square().sum()  # type: ignore[assignment, method-assign]
+        app.train_fn(model, LOADER)
         metrics = MetricRecord({"num-examples": 5, "mu": mu})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
-    content = ask(app, told={"proximal-mu": 0.7})
-    assert trained(content) == pytest.approx(steps(BATCHES * 2, mu=0.7), rel=1e-12)
+    content = ask(app, {"proximal-mu": 0.7})
+    assert trained(content) == EXACTLY(steps(mu=0.7))
     assert content.metric_records["metrics"]["mu"] == 0.0
 
 
-# What a client draws ----------------------------------------------------------------------------------
+def by_hand(model: nn.Module, loader: Any) -> float:
+    for (batch,) in loader:
+        model(batch).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=RATE)  # type: ignore[arg-type] # it has one
+    return 0.0
 
 
-def drawing(model: nn.Module, loader: Any, epochs: int) -> float:
-    DRAWN.append((random.random(), float(np.random.rand()), float(torch.rand(1))))
-    return train_point(model, loader, epochs)
+def on_a_copy(model: nn.Module, loader: Any) -> float:
+    other = copy.deepcopy(model)
+    train_point(other, loader)
+    model.load_state_dict(other.state_dict())
+    return 0.0
 
 
-DRAWN: list[tuple[float, float, float]] = []
+def with_two_rates(model: nn.Module, loader: Any) -> float:
+    groups: Any = [{"params": list(model.parameters())}, {"params": [torch.zeros(1, requires_grad=True)], "lr": 7.0}]
+    return descend(model, loader, SGD(groups, lr=RATE))
 
 
-def draws(told: dict[str, Any], name: str = "a", **how: Any) -> tuple[float, float, float]:
-    ask(app_of(drawing, **how), told=told, where=context(name=name))
-    return DRAWN[-1]
+def test_a_term_that_a_function_cannot_keep_is_named() -> None:
+    lbfgs = partial(with_closures, kind=torch.optim.LBFGS)
+    adam = lambda model, loader: descend(model, loader, Adam(model.parameters(), lr=RATE))  # noqa: E731
+    rate = {"measure": ["learning-rate"]}
+    for train, told, words in (
+        (adam, {"client-momentum": 0.9}, "client-momentum = 0.9: Adam has no momentum"),
+        (lbfgs, {"proximal-mu": 0.1}, "proximal-mu = 0.1: LBFGS"),
+        (by_hand, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer of torch.optim took a step"),
+        (by_hand, rate, "measure = learning-rate: no optimizer"),
+        (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model"),
+        (with_two_rates, rate, "the optimizer has several learning rates, .0.1, 7.0."),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask(app_of(train), told)
+    for calls in (0, 2):
+        assert trained(ask(app_of(calls=calls))) == EXACTLY(steps(epochs=calls))
+        with pytest.raises(ValueError, match=rf"proximal-mu = 0.1, measure = loss-before, .*called it {calls} times"):
+            ask(app_of(calls=calls), {"proximal-mu": 0.1, **MEASURED})
 
 
-def test_draws_depend_on_client_round_and_the_strategys_seed() -> None:
-    places = [({}, "a"), ({}, "b"), ({"server-round": 2}, "a"), ({"seed": 1}, "a"), ({"seed": 2}, "a")]
+def test_what_only_a_task_can_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told in (
+        {"local-only": True},
+        {"personal-lambda": 0.5, "personal-epochs": 1},
+        {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2},
+        {"full-batch-step": True},
+        {"local-steps": 7.5},
+        {"disparity": "demographic-parity"},
+        {"baseline-epochs": 200},
+        {"control-variates": True},
+        {"dynamic-alpha": 0.1},
+        {"measure": ["hits-0"]},
+        {"measure": ["loss-baseline"]},
+    ):
+        with pytest.raises(ValueError, match=f"{next(iter(told))}.*: .*own client with a task of yours"):
+            ask(app_of(), told)
+    with pytest.raises(ValueError, match=r"measure = train-loss: .*own client with a task of yours"):
+        ask(app_of(), {"measure": ["train-loss"]}, MessageType.EVALUATE)
+    # As if a term had been added to the protocol and forgotten here:
+    monkeypatch.setattr(fair_package, "HONOURED", replace(HONOURED, rules=frozenset({ClientMomentum})))
+    with pytest.raises(ValueError, match=r"proximal-mu = 0\.5: this client does not know it"):
+        ask(app_of(), {"proximal-mu": 0.5})
+
+
+def test_a_train_function_that_raises_leaves_nothing_behind() -> None:
+    def failing(model: nn.Module, loader: Any) -> float:
+        train_point(model, loader)
+        raise OSError("the disk is full")
+
+    before = torch.get_rng_state()
+    with pytest.raises(OSError, match="disk is full"):
+        ask(app_of(failing), {"proximal-mu": 0.1, **MEASURED})
+    assert not hooks._global_optimizer_pre_hooks
+    assert torch.equal(torch.get_rng_state(), before)
+    train_fn, model = fair(train_point, measure_point).train_fn, Point()
+    assert train_fn.__name__ == "train_point"
+    train_fn(model, LOADER)  # outside a message it is the user's
+    assert model.x.item() == EXACTLY(steps())
+
+
+def test_a_plain_client_is_told_of_honours_first() -> None:
+    app = ClientApp()
+    app.train()(lambda message, where: reply(message))
+    with pytest.raises(ValueError, match="a client that acts on it lists 'proximal-mu' under 'honours'"):
+        rounds_of(FedProx(mu=0.1), app)
+
+
+# What a client draws, and who it is -----------------------------------------------------------------------------------
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+
+def test_draws_depend_on_client_round_and_the_seeds() -> None:
+    drawn: list[Any] = []
+
+    def draws(told: dict[str, Any], name: str = "a", seed: int = 0, **how: Any) -> Any:
+        app = app_of(lambda model, loader: drawn.append(draw()) or train_point(model, loader), **how)  # type: ignore[func-returns-value]
+        ask(app, told, where=context({"seed": seed}, name=name))
+        return drawn[-1]
+
+    places: list[Any] = [
+        ({}, "a"),
+        ({}, "b"),
+        ({"server-round": 2}, "a"),
+        ({"seed": 1}, "a"),
+        ({"seed": 2}, "a"),
+        ({}, "a", 5),
+    ]
     assert len({draws(*place) for place in places}) == len(places)
-    assert draws({"seed": 1}) == draws({"seed": 1})
+    assert draws({"seed": 1}) == draws({"seed": 1, "proximal-mu": 3.0, **MEASURED})
     assert draws({}, seeded=False) != draws({}, seeded=False)
 
 
 def test_the_strategys_seed_reaches_the_clients() -> None:
     seen: list[Any] = []
-
-    def handler(message: Message, where: Context) -> Message:
-        seen.append(message.content.config_records["config"].get("seed"))
-        content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 5})}
-        return Message(RecordDict(content), reply_to=message)
-
     app = ClientApp()
-    app.train()(handler)
+    app.train()(lambda message, where: seen.append(message.content["config"].get("seed")) or reply(message))  # type: ignore[func-returns-value]
     for seed in (0, 3):
         strategy = FedAvg(seed=seed, fraction_evaluate=0.0)
         strategy.start(InProcessGrid(app, {}, 1), ArrayRecord(Point().state_dict()), 1)
     assert seen == [None, 3]
+
+
+def test_a_handler_draws_alike_in_the_whole_run_and_no_further() -> None:
+    app, drawn = fair(train_point, measure_point), list[Any]()
+    handler = lambda message, where: drawn.append(draw()) or reply(message)  # type: ignore[func-returns-value]  # noqa: E731
+    app.train()(handler)
+    app.evaluate()(handler)
+    outside = []
+    for number in (1, 2):
+        for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+            random.seed(1), np.random.seed(1), torch.manual_seed(1)
+            ask(app, {"server-round": number}, kind)
+            outside.append(draw())
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    assert {*outside} == {draw()}
+    assert len({*drawn}) == 1
+    ask(app, where=context(name="another"))
+    assert drawn[-1] != drawn[0]
 
 
 class NoisySGD(Optimizer):
@@ -265,54 +514,63 @@ class NoisySGD(Optimizer):
         return self.inner.step()
 
 
-def train_with_noise(model: nn.Module, loader: Any, epochs: int, noise: float = 1.0) -> float:
-    optimizer = NoisySGD(SGD(model.parameters(), lr=RATE), noise)
-    for (batch,) in loader:
-        optimizer.zero_grad()
-        model(batch).backward()
-        optimizer.step()
-    return 0.0
+def train_with_noise(model: nn.Module, loader: Any, noise: float = 1.0) -> float:
+    return descend(model, loader, NoisySGD(SGD(model.parameters(), lr=RATE), noise))
 
 
-@pytest.mark.parametrize("told", [{}, MEASURED, {"proximal-mu": 0.7}])
-def test_noise_is_refused_where_the_server_knows_the_seed(told: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"):
-        ask(app_of(train_with_noise), told=told)
-    found = {trained(ask(app_of(train_with_noise, seeded=False), told=told)) for _ in range(2)}
-    assert len(found) == 2
+def test_noise_is_refused_where_the_server_knows_the_seed() -> None:
+    for told in ({}, MEASURED, {"proximal-mu": 0.7}):
+        with pytest.raises(ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"):
+            ask(app_of(train_with_noise), told)
+        assert len({trained(ask(app_of(train_with_noise, seeded=False), told)) for _ in range(2)}) == 2
 
 
 def test_the_server_cannot_draw_the_noise_of_an_unseeded_app() -> None:
     """The server runs the step on examples of its own: with a known seed, the difference is the noise-free gradient."""
 
-    def update(examples: Tensor, **how: Any) -> float:
+    def update(examples: Tensor) -> float:
         loader = DataLoader(TensorDataset(examples), batch_size=len(examples))
-        return trained(ask(app_of(train_with_noise, loader=loader, **how), where=context(name="a")))
+        return trained(ask(app_of(train_with_noise, data=[loader], seeded=False), where=context(name="a")))
 
-    secret, mine = EXAMPLES, torch.zeros_like(EXAMPLES)
-    differences = [update(secret, seeded=False) - update(mine, seeded=False) for _ in range(3)]
+    differences = [update(EXAMPLES) - update(torch.zeros_like(EXAMPLES)) for _ in range(3)]
     assert all(abs(each - RATE * float(EXAMPLES.mean())) > 1e-9 for each in differences)
 
 
-def test_an_optimizer_without_noise_gets_the_proximal_term() -> None:
-    def train(model: nn.Module, loader: Any, epochs: int) -> float:
-        return train_with_noise(model, loader, epochs, noise=0.0)
-
-    assert trained(ask(app_of(train), told={"proximal-mu": 0.7})) == pytest.approx(steps(BATCHES, mu=0.7), rel=1e-12)
-
-
-def test_a_plain_client_is_told_of_honours_first() -> None:
-    app = ClientApp()
-    app.train()(lambda message, where: Message(message.content, reply_to=message))
-    with pytest.raises(ValueError, match="a client that acts on it lists 'proximal-mu' under 'honours'"):
-        FedProx(mu=0.1).start(InProcessGrid(app, {}, 2), ArrayRecord(Point().state_dict()), 1)
+def test_a_client_is_called_by_its_name_partition_or_node() -> None:
+    for node, name in (
+        ({"name": "clinic-north", "partition-id": 3, "num-partitions": 4}, "clinic-north"),
+        ({"partition-id": 3, "num-partitions": 4}, "client-3"),
+        ({"partition-id": 3, "num-partitions": 101}, "client-003"),
+        ({"partition-id": 3}, "client-3"),
+        ({}, "77"),
+    ):
+        content = ask(app_of(), kind=MessageType.QUERY, where=context(**node))
+        assert dict(content.config_records["client"]) == {"name": name, "honours": HONOURED.keys}
 
 
-def test_measures_of_an_app_equal_those_of_one_message_each() -> None:
-    rounds: list[Round] = []
-    start = ArrayRecord(Point().state_dict())
-    config = ConfigRecord({"measure": ["update-norm"]})
-    QFedAvg(q=0.0, lipschitz=1.0).start(
-        InProcessGrid(app_of(), {}, 2), start, 1, train_config=config, on_round=rounds.append
-    )
-    assert {round(report["loss-before"], 9) for report in rounds[0].train_metrics.values()} == {round(loss_at(0.0), 9)}
+def test_mods_are_around_the_handlers_that_they_are_given_to() -> None:
+    seen: list[tuple[str, str, list[str]]] = []
+
+    def watching(who: str) -> Callable[..., Message]:
+        def watch(message: Message, context: Context, call: Callable[[Message, Context], Message]) -> Message:
+            answer = call(message, context)
+            seen.append((who, message.metadata.message_type, sorted(answer.content.metric_records["metrics"])))
+            return answer
+
+        return watch
+
+    app = app_of(mods=[watching("outer")], handler_mods=[watching("inner")], handler_evaluate_mods=[watching("other")])
+    ask(app, kind=MessageType.QUERY)
+    ask(app, MEASURED)
+    ask(app, kind=MessageType.EVALUATE)
+    assert seen == [
+        ("inner", "train", ["loss-before", "num-examples", "returned"]),
+        ("outer", "train", ["loss-before", "num-examples", "returned"]),
+        ("other", "evaluate", ["eval_acc", "eval_loss", "num-examples"]),
+    ]
+
+
+def test_a_message_of_another_strategy_goes_to_the_users_handler() -> None:
+    content = RecordDict({"arrays": ArrayRecord(Point().state_dict()), "config": ConfigRecord({"lr": 1.0})})
+    answer = app_of()(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), context())
+    assert trained(answer.content) == EXACTLY(steps())

@@ -45,13 +45,6 @@ def apps(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "deployed", tmp_path / "in-process"
 
 
-def with_method(folder: Path, method: str, arguments: str = "") -> None:
-    """Let the server of the app in a folder take another method."""
-    server = folder / "mydigits" / "server_app.py"
-    changed.edit(server, "import FedFV", f"import {method}")
-    changed.edit(server, "FedFV(", f"{method}({arguments}")
-
-
 def run_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-run")
 
@@ -91,18 +84,3 @@ def test_a_run_in_a_run_folder_outlives_the_superlink(there: Deployment, apps: t
     there.wait_for_end(submitted)
     assert there.log(submitted).count("run folder: ") == 1, "the run's process was started again"
     assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2"] * 5
-
-
-def test_personal_models_come_from_devices_too(there: Deployment, apps: tuple[Path, Path]) -> None:
-    config = {**CONFIG, "num-server-rounds": 3}
-    for folder in apps:
-        with_method(folder, "DRFA", "local_steps=3, personal_lambda=1.0, ")
-    deployed, in_process = apps
-    changed.run_in_process(in_process, config, CLIENTS)
-    submitted = there.submitting(config, deployed)
-    there.wait_for_end(submitted)
-    assert_same_run(deployed, in_process)
-    assert [row["refused"] for row in rounds(run_of(deployed))] == [""] * 3
-    assert all(row["test_eval_acc_of_personal_model"] for row in table(run_of(deployed) / "clients.csv"))
-    for name in names(CLIENTS):
-        assert list((there.home / f"state-{name}").glob(f"*/{name}/*.safetensors"))
