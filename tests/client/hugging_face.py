@@ -55,9 +55,9 @@ def by_own_loop(model: nn.Module, loader: Any) -> None:
 
 
 def by_trainer(model: nn.Module, loader: Any) -> None:
-    silent: dict[str, Any] = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    quiet: dict[str, Any] = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
     arguments = TrainingArguments(
-        per_device_train_batch_size=4, num_train_epochs=1, learning_rate=0.05, use_cpu=True, **silent
+        per_device_train_batch_size=4, num_train_epochs=1, learning_rate=0.05, use_cpu=True, **quiet
     )
     Trainer(model=model, args=arguments, train_dataset=loader.dataset, data_collator=default_data_collator).train()
 
