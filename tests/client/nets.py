@@ -197,14 +197,6 @@ class Complex(Net):
         return self.last(torch.relu(linear(images.flatten(1), weight, self.first.bias)))  # type: ignore[no-any-return]
 
 
-class AllFrozen(Net):
-    """Nothing to train."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__(outputs)
-        self.requires_grad_(False)
-
-
 class Auxiliary(Net):
     """A second output in training, as GoogLeNet has."""
 

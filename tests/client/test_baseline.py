@@ -1,7 +1,6 @@
 """What a client reaches alone: found once, from the first model that it receives, and kept."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from torch.nn.functional import cross_entropy
 from fairbloom.client.rules.baseline import Baseline, has_settled
 from fairbloom.client.states import folder_of
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.choice import Choice
 from fairbloom.simulation.run import simulate
-from fairbloom.strategies import EAGLE
 from fairbloom.tasks import load_task
 
 from .helpers import ask, context, fresh, run_config
@@ -190,28 +187,6 @@ def test_it_is_left_out_where_the_terms_have_no_epochs() -> None:
 
 
 # By every engine ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_no_engine_trains_a_client_alone_again_later(tmp_path: Path) -> None:
-    """A number that was made anew from the second round's model would differ from the first one's."""
-    for engine in ("loop", "stacked", "workers"):
-        settings = Settings.of({"clients": 4, "method": "eagle", "device": "cpu", "fraction": 1.0})
-        config = {**settings.run_config(), "state-dir": str(tmp_path / engine)}
-        method, found = EAGLE(), list[list[float]]()
-        clients = Choice(engine, "", workers=2, block=3).clients(method, config)
-        names = sorted(clients.online(1))
-        model = {name: tensor.numpy().copy() for name, tensor in load_task(config).model().state_dict().items()}
-        for server_round in (1, 2, 3):
-            terms = replace(method.terms(server_round), measure=tuple(sorted(EAGLE.needs)))
-            trained = clients.train(names, model, terms)
-            assert trained.refused.reasons == {}
-            found.append([report["loss-baseline"] for report in trained.metrics.values()])
-            clients.keep(server_round - 1)
-            model = {name: array + 0.1 for name, array in model.items()}
-        clients.close()
-        assert found[0] == found[1] == found[2]
-        assert len(set(found[0])) == 4
 
 
 @pytest.mark.slow

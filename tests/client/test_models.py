@@ -1,6 +1,5 @@
-"""Runs of models that users bring: each is trained as torch.optim.SGD does, whoever computes, and resumes."""
+"""Runs of models that users bring."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,17 @@ import torch
 from flwr.app import MessageType
 from torch import nn
 
-from fairbloom.client import local
-from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient
 from fairbloom.client.settings import accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.clients import Clients
-from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.rounds.method import Method
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
 
 from .helpers import ask, context, run_config
-from .nets import USABLE, AllFrozen, Auxiliary, Complex, Dropping, Frozen, Net, Once, Tied
-from .reference import train_by_torch
+from .nets import Auxiliary, Complex, Dropping, Frozen, Net, Once, Tied
 
 Config = dict[str, Any]
 Bits = dict[str, bytes]
@@ -46,63 +37,21 @@ PLAIN: Config = {
 }
 HARDEST: Config = {**PLAIN, "proximal-mu": 0.1, "personal-lambda": 0.5}
 
-IMPLEMENTATIONS: dict[str, Callable[[Method, Config], Clients]] = {
-    "local": LoopClients,
-    "messages": lambda method, config: FlowerClients(method, InProcessGrid(app, config, config["clients"]), 60.0),
-}
-
 
 def named(net: type[nn.Module]) -> str:
     return f"{net.__module__}:{net.__qualname__}"
 
 
-def ran(net: type[nn.Module], out: Path, config: Config = PLAIN, clients: str = "local", **options: Any) -> Bits:
+def ran(net: type[nn.Module], out: Path, config: Config = PLAIN) -> Bits:
     """Run a model, and return the bits of what the run ends with and of its last round's records."""
     settings = Settings.of({**config, "model": named(net), "out": str(out)})
-    made = IMPLEMENTATIONS[clients]
-    path = federate(settings, lambda method: made(method, dict(settings.run_config())), **options)
+    path = federate(settings, lambda method: LoopClients(method, dict(settings.run_config())))
     arrays, _ = load_model(path / "model.safetensors")
     measured = (path / "clients.csv").read_bytes()
     return {**{name: array.tobytes() for name, array in arrays.items()}, "clients.csv": measured}
 
 
-@pytest.mark.slow
-def test_a_run_is_that_of_torch_sgd_to_the_bit_whoever_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And one that was interrupted resumes to the same bits."""
-
-    def kill(recorded: object) -> None:
-        raise KilledError
-
-    for net in USABLE:
-        folder = tmp_path / net.__name__
-        runs = [ran(net, folder / clients, HARDEST, clients) for clients in IMPLEMENTATIONS]
-        with pytest.raises(KilledError):
-            ran(net, folder / "resumed", HARDEST, on_round=kill)
-        torch.rand(3)
-        runs.append(ran(net, folder / "resumed", HARDEST))
-        with monkeypatch.context() as patch:
-            patch.setattr(local, "train", train_by_torch)
-            expected = ran(net, folder / "torch", HARDEST)
-        assert len(expected["clients.csv"].splitlines()) > 20
-        for found in runs:
-            assert [name for name in expected if found[name] != expected[name]] == [], net
-
-
-class KilledError(Exception):
-    """A run ends after a round."""
-
-
 # Frozen layers --------------------------------------------------------------------------------------------------------
-
-
-def test_frozen_layers_keep_their_bits_on_clients_and_server(tmp_path: Path) -> None:
-    initial = LocalClient.of(run_config(**{**HARDEST, "model": named(Frozen)}), 0).task.model().state_dict()
-    for method in ("fedavg", "fedfa"):
-        final = ran(Frozen, tmp_path / method, {**HARDEST, "method": method})
-        for name, tensor in initial.items():
-            assert (final[name] == tensor.numpy().tobytes()) == name.startswith("first"), name
 
 
 def test_a_personal_model_keeps_frozen_layers() -> None:
@@ -165,16 +114,6 @@ def test_what_a_model_draws_depends_on_nothing_and_is_taken_from_nobody() -> Non
 
 
 # What cannot be trained -----------------------------------------------------------------------------------------------
-
-
-def test_an_untrainable_model_stops_the_run_with_the_reason(tmp_path: Path) -> None:
-    for net, words in (
-        (AllFrozen, "the model, AllFrozen, has no parameter to train: all are frozen"),
-        (Auxiliary, "the model, Auxiliary, returns a tuple in training: it must return one tensor"),
-    ):
-        for clients in IMPLEMENTATIONS:
-            with pytest.raises(NothingLearnedError, match=words):
-                ran(net, tmp_path / net.__name__ / clients, {**PLAIN, "num-rounds": 4}, clients)
 
 
 def test_an_unsendable_model_is_refused_before_round_1(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_outputs_that_are_no_tensor_are_refused() -> None:
         measure(model, task, noise(20))
 
 
-def test_momentum_starts_afresh_in_every_call() -> None:
+def test_an_optimizers_state_starts_afresh_in_every_call() -> None:
     task, model = fresh(run_config(model="mlp"))
     examples, todo = task.splits("client-0").train, {"momentum": 0.9, "batch_size": 0}
     for _ in range(2):

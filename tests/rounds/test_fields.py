@@ -378,19 +378,14 @@ def test_every_field_and_every_metric_has_a_case() -> None:
     assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
 
 
-@pytest.mark.parametrize("name", OF_THE_WORK)
-def test_a_case_of_the_work_sets_its_field(name: str) -> None:
-    case = OF_THE_WORK[name]
-    settings: RunSettings = case.settings
-    plain = client_work(global_work(settings, Terms(server_round=1)), settings, Terms(server_round=1), NAMES[0])
-    work = client_work(global_work(settings, case.terms), settings, case.terms, NAMES[0])
-    assert name in set_fields(work)
-    assert plain.learning_rate > 0.0
+def test_a_case_of_the_work_sets_its_field() -> None:
+    for name, case in OF_THE_WORK.items():
+        settings: RunSettings = case.settings
+        work = client_work(global_work(settings, case.terms), settings, case.terms, NAMES[0])
+        assert name in set_fields(work)
 
 
-@pytest.mark.parametrize(
-    "case", [name for name in CASES if name not in ("terms: others", "terms: seed", "metric: loss")]
-)
+@pytest.mark.parametrize("case", [name for name in CASES if name not in ("terms: others", "terms: seed")])
 def test_a_case_changes_the_numbers(case: str, engines: Engines) -> None:
     """Otherwise who overlooks what it sets would not be seen."""
     chosen = CASES[case]
@@ -411,19 +406,14 @@ def test_a_case_changes_the_numbers(case: str, engines: Engines) -> None:
         plain = Case(TWO_GROUPS, PARITY)
     elif case in ("terms: state_round", "terms: state_rounds"):
         plain = asked(dynamic_alpha=0.5)
-    if case == "terms: propfair_epsilon":
-        assert 3.0 - 2.9 < 1.0  # losses are beyond the tangent's beginning
     ours = of_a_round(engines.of(EXPECTED, chosen), chosen)
+    if (name := case.removeprefix("metric: ")) in OF_THE_METRICS:
+        assert any(name in report for key in ("reported", "measured") for report in ours[key].values())
     engines.close(EXPECTED)
     others = of_a_round(engines.of(EXPECTED, plain), plain)
-    with pytest.raises(AssertionError):
-        assert_equal(ours, others, 1e-9)
-
-
-@pytest.mark.parametrize("name", OF_THE_METRICS)
-def test_a_case_of_a_metric_has_its_number(name: str, engines: Engines) -> None:
-    seen = of_a_round(engines.of(EXPECTED, OF_THE_METRICS[name]), OF_THE_METRICS[name])
-    assert any(name in report for key in ("reported", "measured") for report in seen[key].values())
+    if case != "metric: loss":  # which is measured whatever is asked
+        with pytest.raises(AssertionError):
+            assert_equal(ours, others, 1e-9)
 
 
 def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:

@@ -18,16 +18,6 @@ epsilons = st.sampled_from((0.0, 1e-12, 1e-3, 0.05, 0.3, 1.0, 2.0))
 # Closed forms and optimality ----------------------------------------------------------------------------------------
 
 
-@given(U=edgy_updates())
-def test_mgda_weights_are_the_min_norm_point(U: FloatArray) -> None:
-    """KKT of min λᵀGλ on the simplex: Gλ ≥ λᵀGλ, so that d serves every client."""
-    G = U @ U.T
-    lam = FedMGDA().weigh(cohort_of(U))
-    assert lam.min() >= 0.0
-    assert lam.sum() == pytest.approx(1.0, abs=1e-12)
-    assert (G @ lam).min() >= lam @ G @ lam - 1e-6 * np.trace(G)
-
-
 @given(U=edgy_updates(), epsilon=epsilons, weighting=weightings)
 def test_the_objective_is_the_minimum_to_1e_10(U: FloatArray, epsilon: float, weighting: str) -> None:
     cohort = cohort_of(U, counts=1 + np.arange(len(U)), weighting=weighting)

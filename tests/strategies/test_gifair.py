@@ -32,12 +32,6 @@ def test_ties_count_for_nothing_by_hand() -> None:
     assert weigh(0.9, [2.0, 2.0, 1.0]) == pytest.approx([1 / 3 + 0.15, 1 / 3 + 0.15, 1 / 3 - 0.3])
 
 
-@given(strength=strengths, m=st.integers(2, 20))
-def test_uniform_priors_are_evenly_spaced_by_rank(strength: float, m: int) -> None:
-    c = weigh(strength, np.arange(m, dtype=np.float64))
-    np.testing.assert_allclose(c, (1.0 + strength * np.linspace(-1.0, 1.0, m)) / m, rtol=1e-9, atol=1e-15)
-
-
 # Properties ---------------------------------------------------------------------------------------------------------
 
 
