@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich import table as rich_table
 from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
@@ -119,19 +117,10 @@ def show_data(described: Described) -> None:
 def show_settings(defaults: Mapping[str, Value]) -> None:
     """Print every setting with its default, what it means and what it may be."""
     known = {**SETTINGS, **parameters()}
-    meaning = {key: f"{known[key].description} ({known[key].range})" for key in defaults}
-    shown = {key: REQUIRED if known[key].default is None else repr(value) for key, value in defaults.items()}
-    if console.width < 100:  # names and defaults leave little room for what settings mean
-        for key, default in shown.items():
-            console.print(f"[cyan]{key}[/] = {escape(default)}")
-            _indented(escape(meaning[key]))
-        return
-    table = rich_table.Table(box=box.SIMPLE_HEAD)
-    for heading, no_wrap in (("setting", True), ("default", True), ("meaning", False)):
-        table.add_column(heading, no_wrap=no_wrap, overflow="fold")
-    for key, default in shown.items():
-        table.add_row(key, escape(default), escape(meaning[key]))
-    console.print(table)
+    for key, value in defaults.items():
+        default = REQUIRED if known[key].default is None else repr(value)
+        console.print(f"[cyan]{key}[/] = {escape(default)}")
+        _indented(escape(f"{known[key].description} ({known[key].range})"))
 
 
 def _indented(markup: str) -> None:

@@ -33,30 +33,22 @@ class Digits:
             return cls(1)
         return cls(min(9, max(0, 2 - math.floor(math.log10(largest)))))
 
-    def number(self, value: float) -> str:
-        """Return a number."""
-        return self._rounded(value)
+    def number(self, value: float, sign: str = "") -> str:
+        """Return a number, with its sign where that is "+"; what rounds to zero has no minus."""
+        return f"{round(value, self.decimals) + 0.0:{sign}.{self.decimals}f}"
 
     def cell(self, value: float | None) -> Cell:
         """Return a cell of a number, a dash where there is none."""
         return NONE if value is None or value != value else Cell(self.number(value), float(value))
 
-    def signed(self, value: float) -> str:
-        """Return a number with its sign."""
-        return self._rounded(value, "+")
-
-    def _rounded(self, value: float, sign: str = "") -> str:
-        return f"{round(value, self.decimals) + 0.0:{sign}.{self.decimals}f}"  # what rounds to zero has no minus
-
     def difference(self, found: Difference) -> Cell:
         """Return a difference with its interval, where it has one."""
-        text = self.signed(found.mean)
         interval = "" if math.isnan(found.low) else f" ({self.number(found.low)} to {self.number(found.high)})"
-        return Cell(text + interval, found.mean)
+        return Cell(self.number(found.mean, "+") + interval, found.mean)
 
     def spread(self, mean: float, deviation: float | None, sign: str = "") -> Cell:
         """Return a mean and its deviation, where it has one."""
-        text = self._rounded(mean, sign)
+        text = self.number(mean, sign)
         return Cell(text if deviation is None else f"{text} ±{deviation:.{self.decimals}f}", mean)
 
 
@@ -65,8 +57,6 @@ def tone_of(difference: Difference) -> Tone:
     return "" if not difference.clear else "better" if difference.mean > 0.0 else "worse"
 
 
-def mark_clear(cell: Cell, difference: Difference | None) -> Cell:
+def mark_clear(cell: Cell, difference: Difference) -> Cell:
     """Return a cell, marked and coloured where a clear difference is for the better or the worse."""
-    if difference is None or not difference.clear:
-        return cell
-    return replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference))
+    return replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference)) if difference.clear else cell

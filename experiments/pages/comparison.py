@@ -1,18 +1,15 @@
 """The page of a comparison: who gains, who loses, and how sure that is."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fairbloom.errors import FairbloomError
-
-from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table, slug
+from ..render.page import Cell, Chart, Charts, Page, Section, Table, slug
 from ..render.theme import Series
 from ..results.comparison import Comparison, personal_label
 from ..results.differences import FEWEST_SEEDS, Difference
-from ..results.measures import CLIENT, LARGER_CLASS, measure_title
+from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
 from ..results.run import REPORT
 from ..results.verdict import CLAIMED, MEAN, WORST
@@ -245,32 +242,31 @@ def gap_tables(comparison: Comparison) -> list[Table]:
 
 def _differences_section(comparison: Comparison) -> Section | None:
     """Return by how much each method is better than the baseline, with intervals."""
+    base, unit = comparison.baseline, comparison.score.unit
+    if len(comparison.methods) == 1:
+        return None
     panels, cells = [], []
-    unit, base = comparison.score.unit, comparison.baseline
     for measure, score in {**dict.fromkeys(COMPARED, comparison.score), **comparison.gaps_compared}.items():
-        found = _differences(comparison, measure)
-        if not found:
-            continue
-        title = _measure_name(measure, comparison.client_count)
-        title += "" if score.unit == unit else f", {score.unit}"
-        digits, tested = _digits(comparison, measure, found), measure in CLAIMED
+        found, tested = comparison.differences(measure), measure in CLAIMED
+        title = measure_title(measure, comparison.client_count) + ("" if score.unit == unit else f", {score.unit}")
+        digits = Digits.of(score, (each.mean for each in found.values()))
         words = {method: (tone_of(each) or "not clear") if tested else "not tested" for method, each in found.items()}
         rows = [{"method": method, **_ends(each), "clear": words[method]} for method, each in found.items()]
         said = "; ".join(f"{name} {digits.difference(each).text}, {words[name]}" for name, each in found.items())
         what = f"Difference to {base} in {title}, to the right is better: {said}."
         spec = charts.differences(rows, score.unit)
         panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, spec))
-        cells += [
-            [Cell(method), Cell(title), *_difference_cells(each, digits, tested)] for method, each in found.items()
-        ]
-    if not cells:
-        return None
+        for method, each in found.items():
+            p_value = Cell("< 0.001" if each.p_value < 0.001 else f"{each.p_value:.3f}", each.p_value)
+            size = replace(digits.difference(each), tone=tone_of(each) if tested else "")
+            seeds = (Cell.of(each.better), Cell.of(each.worse))
+            cells.append([Cell(method), Cell(title), size, *seeds, p_value if tested else NONE])
     intro = f"How much better than {base} each method is, paired by seed; to the right is better."
     if len(comparison.seeds) >= FEWEST_SEEDS:
         intro += " Lines are 95 % intervals. Grey: not significant, or not tested."
     else:
         intro += f" There are no intervals, because these take {FEWEST_SEEDS} seeds."
-    headings = ["method", "measure", "difference", "95 % from", "to", "seeds better", "seeds worse", "p"]
+    headings = ["method", "measure", "difference", "seeds better", "seeds worse", "p"]
     note = "Positive is better; of the standard deviation, more equal"
     note += "; of a gap between groups, narrower. " if comparison.gaps_compared else ". "
     note += f"The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of the paired t test, "
@@ -278,71 +274,12 @@ def _differences_section(comparison: Comparison) -> Section | None:
     if comparison.shared.test_share:
         split = "are taken to split" if comparison.shared.assumed else "split"
         note += f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the intervals."
-    blocks: list[Block] = [Charts(panels)]
-    blocks.append(Table("differences", f"Differences to {base} in {unit}", headings, cells, note))
-    blocks += [*_client_differences(comparison), *_scores_table(comparison)]
-    return Section("differences", f"Differences to {base}", intro, blocks)
-
-
-def _differences(comparison: Comparison, measure: str) -> Mapping[str, Difference]:
-    """Return the differences of all methods by a measure, none where a seed has no such measure."""
-    try:
-        return comparison.differences(measure)
-    except FairbloomError:
-        return {}
-
-
-def _measure_name(measure: str, clients: int) -> str:
-    names = {MEAN: "mean over clients", "std": "standard deviation over clients"}
-    return names.get(measure) or measure_title(measure, clients)
+    table = Table("differences", f"Differences to {base} in {unit}", headings, cells, note)
+    return Section("differences", f"Differences to {base}", intro, [Charts(panels), table, *_scores_table(comparison)])
 
 
 def _ends(found: Difference) -> dict[str, float | None]:
     return {key: charts.short(value) for key, value in (("mean", found.mean), ("low", found.low), ("high", found.high))}
-
-
-def _difference_cells(found: Difference, digits: Digits, tested: bool) -> list[Cell]:
-    signed = _ends_of(found, digits)
-    p_value = Cell("< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}", found.p_value)
-    return [
-        replace(signed[0], tone=tone_of(found) if tested else ""),
-        *signed[1:],
-        Cell.of(found.better),
-        Cell.of(found.worse),
-        p_value if tested else NONE,
-    ]
-
-
-def _ends_of(found: Difference, digits: Digits) -> list[Cell]:
-    """Return a difference and the ends of its interval."""
-    ends = (found.mean, found.low, found.high)
-    return [NONE if math.isnan(each) else Cell(digits.signed(each), each) for each in ends]
-
-
-def _digits(comparison: Comparison, measure: str, found: Mapping[str, Difference]) -> Digits:
-    """Return how differences are written: those of gaps by their size, the others as the means are."""
-    if measure in comparison.gaps_compared:
-        return Digits.of(comparison.gaps_compared[measure], (each.mean for each in found.values()))
-    means = (measured["mean"] for method in comparison.methods for measured in comparison.measures(method))
-    return Digits.of(comparison.score, means)
-
-
-def _client_differences(comparison: Comparison) -> list[Table]:
-    """Return how much better each method serves single clients, with intervals; nothing where there are none."""
-    order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
-    clients = [client for client in order if client in {*comparison.clients_compared}]
-    if len(comparison.seeds) < FEWEST_SEEDS or not clients or len(comparison.methods) == 1:
-        return []
-    rows = []
-    for client in clients:
-        found = _differences(comparison, f"{CLIENT}{client}")
-        digits = _digits(comparison, "", found)
-        rows += [[Cell(client), Cell(method), *_ends_of(each, digits)] for method, each in found.items()]
-    caption = f"Each client under each method, against {comparison.baseline}"
-    note = "Positive is better. The intervals are of single clients and are not tested: of twenty, one leaves out the "
-    note += "true difference by chance."
-    headings = ["client", "method", "difference", "95 % from", "to"]
-    return [Table("client-differences", caption, headings, rows, note, folded=True)]
 
 
 def _scores_table(comparison: Comparison) -> list[Table]:

@@ -103,7 +103,7 @@ def lines_charts(
 
 def rounds_section(scene: Scene) -> Section | None:
     """Return the mean and the worst-served clients over the rounds."""
-    drawn, tables = list[Charts](), list[Table]()
+    drawn = list[Charts]()
     for measure in ("mean", "worst_10"):
         rows = curves(scene.lines, measure)
         if len({row["round"] for row in rows}) < 2:
@@ -114,7 +114,6 @@ def rounds_section(scene: Scene) -> Section | None:
         said = f"Over the rounds. At the end: {said}."
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
         drawn.append(lines_charts(name, full, said, rows, scene.series, scene.axis, charts.over_rounds, f": {title}"))
-        tables.append(_curve_table(scene, rows, name, full))
     if not drawn:
         return None
     if not drawn[0].narrow:  # beside each other, with one legend
@@ -122,7 +121,7 @@ def rounds_section(scene: Scene) -> Section | None:
     span = any(len(line.runs) > 1 for line in scene.lines)
     intro = f"The {scene.score.name} on the clients' test examples after each evaluated round."
     intro += " Lines are means over the seeds, bands span them from the lowest to the highest." if span else ""
-    return Section("rounds", "Over the rounds", intro, [*drawn, *tables])
+    return Section("rounds", "Over the rounds", intro, drawn)
 
 
 def rounds_section_of_run(run: Run) -> Section | None:
@@ -147,18 +146,6 @@ def rounds_charts_of_run(run: Run) -> Charts:
     said = ", ".join(f"{name} {run.score.written(value)}" for name, value in last.items())
     chart = Chart("rounds", "Best, mean and worst", f"Lines over the rounds; after the last one: {said}.", spec)
     return Charts([chart], series)
-
-
-def _curve_table(scene: Scene, rows: Sequence[charts.Row], name: str, title: str) -> Table:
-    rounds = charts.thin(sorted({row["round"] for row in rows}), most=10)
-    by_place = {(row["round"], row["method"]): row["value"] for row in rows}
-    digits = Digits.of(scene.score, by_place.values())
-    labels = [line.label for line in scene.lines]
-    cells = [
-        [Cell(str(number)), *(digits.cell(by_place.get((number, label))) for label in labels)] for number in rounds
-    ]
-    caption = f"{title} after some of the rounds: test {scene.score.title}"
-    return Table(name, caption, ["round", *labels], cells, folded=True)
 
 
 # Clients over rounds ------------------------------------------------------------------------------------------------
