@@ -44,12 +44,8 @@ COMMANDS = {
     ),
     "show": Place(
         f"{OURS}.show:show",
-        "Show the results, progress and settings of a run or a study.",
+        "Show the results, progress and settings of a run or a study, or list the runs in a folder.",
         "fairbloom show runs/a",
-    ),
-    "list": Place(
-        f"{OURS}.listing:list_runs",
-        "List the runs in a folder with their settings, progress and scores.",
     ),
     "methods": Place(
         f"{OURS}.catalogue:methods",

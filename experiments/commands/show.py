@@ -8,6 +8,8 @@ import typer
 from rich.markup import escape
 
 from fairbloom.command import TrustOption
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.server.run_folder.files import is_run_folder
 
 from .. import api
 from ..render.terminal import console
@@ -22,17 +24,18 @@ from .options import FigureOption, JsonOption
 
 def show(
     folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="The folder of a run or a study.",
-        ),
-    ],
+        Path, typer.Argument(metavar="[FOLDER]", help="The folder of a run or a study, or one that contains runs.")
+    ] = Path("runs"),
     figure: FigureOption = None,
     trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
     as_json: JsonOption = False,
 ) -> None:
-    """Show the results, progress and settings of a run or a study."""
+    """Show the results, progress and settings of a run or a study, or list the runs in a folder."""
+    if folder.is_dir() and not kind_of(folder) and not is_run_folder(folder):
+        if figure is not None:
+            raise SettingsError(f"--figure: {folder} is no run and no study: name one of those in it")
+        list_runs(folder, as_json)
+        return
     if show_unfinished(folder, as_json):
         return
     found = api.load(folder, trust=trust)
@@ -44,6 +47,15 @@ def show(
         files = write_figure(found, figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure)
         if not as_json:
             console.print(f"figure: {escape(', '.join(map(str, files)))}", soft_wrap=True)
+
+
+def list_runs(folder: Path, as_json: bool) -> None:
+    """Print the runs in a folder and below with their settings, progress and scores."""
+    runs = find_runs(folder)
+    if as_json:
+        print(json.dumps(runs, indent=2))
+    else:
+        show_runs(runs, folder)
 
 
 def describe(run: Run) -> dict[str, Any]:

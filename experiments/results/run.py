@@ -528,10 +528,10 @@ def measures(values: Mapping[str, float], score: Score) -> dict[str, float]:
 def settings_in(folder: Path) -> dict[str, Any]:
     """Return the settings of the run in a folder; raise RunFolderError when there is none that can be read."""
     if not folder.exists():
-        raise RunFolderError(f"there is no folder {folder}: fairbloom list names the runs in the folder runs")
+        raise RunFolderError(f"there is no folder {folder}: fairbloom show lists the runs in the folder runs")
     if not is_run_folder(folder):
         raise RunFolderError(
-            f"{folder} is no run folder: it has no {CONFIG.name}; fairbloom list DIR names the runs in a folder"
+            f"{folder} is no run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the runs in one"
         )
     return dict(CONFIG.read(folder).settings)
 

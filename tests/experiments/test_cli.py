@@ -621,7 +621,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "compare",
         "reproduce",
         "show",
-        "list",
         "methods",
         "tasks",
         "data",

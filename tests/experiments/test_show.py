@@ -1,4 +1,4 @@
-"""`fairbloom show` and `fairbloom list`: runs of any state, and damaged ones, as text and as JSON."""
+"""`fairbloom show`: runs of any state, lists of runs, and damaged ones, as text and as JSON."""
 
 import json
 import os
@@ -164,14 +164,12 @@ def test_a_figure_is_called_as_asked_and_where_it_lies_is_said(
         file.unlink()
 
 
-@pytest.mark.parametrize(
-    ("place", "words"), [(".", "is no run folder: it has no config.toml"), ("no-where", "there is no folder")]
-)
 @pytest.mark.usefixtures("there")
-def test_what_is_no_run_is_refused_in_a_line(place: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("show", place) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
+def test_a_folder_that_is_not_there_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, told in ((("no-where",), "there is no folder"), ((".", "--figure", "drawn"), "no run and no study")):
+        assert fairbloom("show", *words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
 
 
 def test_a_damaged_comparison_is_refused_in_a_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,11 +180,11 @@ def test_a_damaged_comparison_is_refused_in_a_line(there: Path, capsys: pytest.C
         assert "study.json cannot be read" in line
 
 
-# list ---------------------------------------------------------------------------------------------------------------
+# Lists --------------------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_listed_with_what_they_are_and_how_far(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    listed = as_json(capsys, "list")
+    listed = as_json(capsys, "show")
     assert [run["name"] for run in listed] == ["a", "cmp/runs/fedavg-seed0", "cmp/runs/qfedavg-q=1-seed0"]
     assert [(run["method"], run["rounds"], run["of_rounds"], run["state"]) for run in listed] == [
         ("FedFV (tau=2)", 3, 3, "finished"),
@@ -195,7 +193,7 @@ def test_runs_are_listed_with_what_they_are_and_how_far(there: Path, capsys: pyt
     ]
     summary = as_json(capsys, "show", "runs/a")
     assert listed[0]["score"]["worst_10"] == summary["worst_10"]
-    assert fairbloom("list") == 0
+    assert fairbloom("show") == 0
     printed = capsys.readouterr().out
     for run in listed:
         row = next(line for line in printed.splitlines() if line.startswith(run["name"]))
@@ -209,11 +207,11 @@ def test_an_interrupted_run_and_one_that_is_running_are_told_apart(
 ) -> None:
     run = there / "runs" / "a"
     (run / "model.safetensors").unlink()
-    assert as_json(capsys, "list")[0]["state"] == "interrupted"
+    assert as_json(capsys, "show")[0]["state"] == "interrupted"
     (run / ".lock").write_text(f"process {os.getpid()} on {socket.gethostname()}")
-    assert as_json(capsys, "list")[0]["state"] == "running"
+    assert as_json(capsys, "show")[0]["state"] == "running"
     (run / ".lock").write_text("process 4194305 on " + socket.gethostname())  # beyond any process's number
-    assert as_json(capsys, "list")[0]["state"] == "interrupted"
+    assert as_json(capsys, "show")[0]["state"] == "interrupted"
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -235,14 +233,14 @@ def test_a_damaged_run_is_listed_with_its_fault_beside_the_others(
         (run / "model.safetensors").unlink()
     damage, words = FAULTS[fault]
     damage(run)
-    damaged, *others = as_json(capsys, "list")
+    damaged, *others = as_json(capsys, "show")
     assert len(others) == 2
     if fault == "no clients" and not finished:  # it is begun anew when the run goes on
         assert (damaged["state"], "score" in damaged) == ("interrupted", False)
         return
     assert damaged["state"] == "damaged"
     assert words in damaged["fault"]
-    assert fairbloom("list") == 0
+    assert fairbloom("show") == 0
     assert "damaged: " in capsys.readouterr().out
     assert fairbloom("show", "runs/a") == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -250,9 +248,8 @@ def test_a_damaged_run_is_listed_with_its_fault_beside_the_others(
 
 
 def test_a_folder_without_runs_says_so(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for place in ("no-where", "runs/a/checkpoint"):
-        assert fairbloom("list", place) == 0
-        assert capsys.readouterr().out == f"there are no runs in {place}\n"
+    assert fairbloom("show", "runs/a/checkpoint") == 0
+    assert capsys.readouterr().out == "there are no runs in runs/a/checkpoint\n"
     (there / "runs" / "other").mkdir()
     (there / "runs" / "other" / "config.toml").write_text("of = 'another program'")
-    assert len(as_json(capsys, "list")) == 3
+    assert len(as_json(capsys, "show")) == 3
