@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.scores import Score
@@ -112,8 +112,8 @@ def run(
     progress
         Whether to show a progress bar, in a terminal or notebook.
     debug
-        Whether the first error of a client ends the run with its traceback. Clients are computed one after the other in
-        this process, whatever the engine, and no progress is shown, so that a debugger works.
+        End the run with the traceback of a client's first error. Clients are computed one after the other in this
+        process, whatever the engine, and no progress is shown, so that a debugger works.
 
     Returns
     -------
@@ -177,8 +177,8 @@ def compare(
     Parameters
     ----------
     methods
-        The methods, with their parameters in parentheses: "fedavg,qfedavg(q=1),my_module:Mine(share=0.3)", or a
-        list of such and of classes.
+        The methods, separated by commas, with their parameters in parentheses: 'fedavg,qfedavg(q=1),my_module:Mine'. In
+        Python also a list of such and of classes.
     baseline
         The one that the others are compared with; by default FedAvg, or the first.
     seeds
@@ -191,10 +191,10 @@ def compare(
         The number of runs at a time, each in a process of its own; by default one a processor. They share the
         processors, and the numbers do not depend on it.
     pool
-        Where runs go on: "processes" of this machine, or "ray", an existing Ray cluster of which each run is a task. As
+        Where runs go on: processes of this machine, or ray, an existing Ray cluster of which each run is a task. As
         many go on as there is room for; all hosts need the folders under the same path.
     gpus_per_run
-        With pool="ray": how many GPUs each run gets, or which part of one, as 0.25.
+        With the pool ray: how many GPUs each run gets, or which part of one, as 0.25.
     settings
         Any other settings of all runs, by their names on the command line.
     progress
@@ -253,8 +253,8 @@ def search(
     methods
         The methods, as in `compare`, or "all". One without parameters tries the values that it declares in `tries`.
     grid
-        The values of each setting: {"alpha": [0, 0.1]}, or ["alpha=0,0.1"]. Every combination is tried, by the methods
-        that have the setting.
+        Values of a parameter or setting: alpha=0,0.1. Every combination of several is tried, by the methods that have
+        them. In Python a list of such, or {"alpha": [0, 0.1]}.
     criterion
         The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst or another of those
         that recipes name.
@@ -273,8 +273,10 @@ def search(
         The folder of the tables, the report and the runs.
     jobs
         The number of runs at a time, each in a process of its own; by default one a processor.
-    pool, gpus_per_run
-        Where runs go on, as for `compare`.
+    pool
+        Where runs go on: processes of this machine, or ray, an existing Ray cluster.
+    gpus_per_run
+        With the pool ray: how many GPUs each run gets, or which part of one.
     settings
         Any other settings of all runs, by their names on the command line.
     progress
@@ -353,10 +355,10 @@ def evaluate(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     client: str = "",
-    model: str = "last",
+    model: Literal["last", "best"] = "last",
     trust: Sequence[str] = (),
 ) -> Evaluation:
-    """Measure a finished run's model on the data of a site that took no part in it.
+    """Evaluate a run's model on the data of a site that did not take part.
 
     The site's data are split as those of the run's clients were, by `test-share` and the seed, and standardised by its
     own training rows where theirs were by their own. Nothing is trained.
@@ -370,7 +372,7 @@ def evaluate(
     client
         Which client's data to take, where there are those of several.
     model
-        "last" for the model after the last round, "best" for the one with the best mean score.
+        The model after the last round, or the one with the best mean score.
     trust
         The modules that may be imported, where the run's settings name them and they are no installed packages.
 

@@ -23,22 +23,22 @@ OURS = "fairbloom.experiments.commands"
 
 COMMANDS = {
     "run": Place(
-        f"{OURS}.run:run",
+        f"{OURS}.studies:run",
         "Train with one method, all clients on this machine.",
         "fairbloom run --method fedfv --set fedfv.alpha=0.2 --rounds 50 --out runs/a",
     ),
     "compare": Place(
-        f"{OURS}.compare:compare",
+        f"{OURS}.studies:compare",
         "Train with several methods and seeds, and show which clients gain or lose.",
         "fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp",
     ),
     "search": Place(
-        f"{OURS}.search:search",
+        f"{OURS}.studies:search",
         "Try methods with several values of their parameters, and test the best of each with fresh seeds.",
         "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --budget 10 --out runs/search",
     ),
     "reproduce": Place(
-        f"{OURS}.reproduce:reproduce",
+        f"{OURS}.studies:reproduce",
         "Repeat a published experiment, and print its numbers next to the published ones.",
         "fairbloom reproduce fedfv-table3 --seeds 5",
     ),
@@ -80,7 +80,7 @@ COMMANDS = {
         "fairbloom predict runs/a new.csv --out predictions.csv",
     ),
     "evaluate": Place(
-        f"{OURS}.evaluate:evaluate",
+        f"{OURS}.studies:evaluate",
         "Evaluate a run's model on the data of a site that did not take part.",
         "fairbloom evaluate runs/a --data-dir new-hospital",
     ),

@@ -1,10 +1,9 @@
 """The options that several commands have, each with its help; `fairbloom.cli` makes commands of functions with them."""
 
-import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import click
 import typer
@@ -16,7 +15,7 @@ from fairbloom.server.settings import default_config
 from fairbloom.simulation.dispatch.processes import processors_here
 
 from ..api import Evaluation, Reproduction, Search
-from ..options import Function, merge_settings, optional, without_options
+from ..options import merge_settings
 
 
 class SettingsCommand(TyperCommand):
@@ -98,13 +97,6 @@ SetOption = Annotated[
 ]
 DEFAULT_JOBS = processors_here()
 JobsOption = Annotated[int, typer.Option(min=1, help="The number of runs at the same time; they share the processors.")]
-PoolOption = Annotated[
-    Literal["processes", "ray"],
-    typer.Option(help="Where runs go on: processes of this machine, or tasks of an existing Ray cluster."),
-]
-GpusOption = Annotated[
-    float, typer.Option("--gpus-per-run", min=0.0, help="With --pool ray, the GPUs of each run, or the part of one.")
-]
 FigureOption = Annotated[
     Path | None, typer.Option("--figure", metavar="PATH", help="Also draw a figure into PATH.png and PATH.svg.")
 ]
@@ -125,24 +117,3 @@ def show_result(result: Evaluation | Reproduction | Search, as_json: bool) -> No
         print(json.dumps(result.as_json, indent=2))
     else:
         result.show()
-
-
-def offer_common_options(**after: str) -> Callable[[Function], Function]:
-    """Let a command have the common options in place of its `**options`; typer reads its signature.
-
-    The command's other parameters stand first; those from one that is named here on stand after a common option: with
-    `seed="fraction", out="memory"`, those from `seed` on follow the option `fraction`, and from `out` on `memory`.
-    """
-
-    def expand(command: Function) -> Function:
-        parameters = [*map(optional, COMMON, COMMON.values())]
-        place = 0
-        for own in without_options(inspect.signature(command)):
-            if own.name in after:
-                place = 1 + [each.name for each in parameters].index(after[own.name])
-            parameters.insert(place, own.replace(kind=own.KEYWORD_ONLY))
-            place += 1
-        vars(command)["__signature__"] = inspect.Signature(parameters)
-        return command
-
-    return expand

@@ -107,18 +107,18 @@ def reproduce(
     run: bool = True,
     progress: bool = True,
 ) -> Reproduction:
-    """Run what is missing of a published experiment, and compare what comes out with what was printed.
+    """Repeat a published experiment, and print its numbers next to the published ones.
 
     The same call continues what was interrupted. Table and figure are written where no rows are left out.
 
     Parameters
     ----------
     name
-        The recipe: a name that `fairbloom reproduce --list` has, or the path of a TOML file of one's own.
+        The recipe: a name that `fairbloom reproduce --list` has, or the path of your TOML file.
     seeds
         The number of seeds, from 0; by default the recipe's, and one with `quick`.
     quick
-        Whether to run a tenth of the rounds, at most 20: a trial, whose numbers mean nothing.
+        Run a tenth of the rounds, at most 20: a trial, whose numbers cannot be compared.
     rows
         Parts of names: only rows whose name has one of them are run.
     settings
@@ -129,8 +129,10 @@ def reproduce(
         The folder of the table, the figure and the runs; by default runs/reproduce/NAME.
     jobs
         The number of runs at a time; by default one a processor.
-    pool, gpus_per_run
-        Where runs go on, as for `fairbloom.compare`.
+    pool
+        Where runs go on: processes of this machine, or ray, an existing Ray cluster.
+    gpus_per_run
+        With the pool ray: how many GPUs each run gets, or which part of one.
     run
         Whether to run what is missing; if not, what is finished is read, and nothing is written.
     progress

@@ -602,10 +602,10 @@ def test_options_that_commands_have_in_common_say_what_their_settings_do(command
     [
         (
             "run",
-            "task data_dir method model clients partition rounds fraction seed score engine device memory out",
+            "task method seed out settings debug data_dir model clients partition rounds fraction score engine",
         ),
-        ("compare", "task data_dir methods baseline seeds seed model"),
-        ("search", "task data_dir methods grid criterion"),
+        ("compare", "task methods baseline seeds seed out"),
+        ("search", "task methods grid criterion"),
     ],
 )
 def test_the_help_lists_task_and_method_before_how_they_are_computed(command: str, names: str) -> None:
