@@ -317,7 +317,7 @@ def search(
         return search_arms(study, Path(out), at_a_time, bar.count, bar.expect)
 
 
-def load(folder: str | os.PathLike[str], *, trust: Sequence[str] = ()) -> Any:
+def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:
     """Return what a folder holds: a run, finished or not, a comparison, a search or a reproduction.
 
     Parameters
@@ -325,7 +325,7 @@ def load(folder: str | os.PathLike[str], *, trust: Sequence[str] = ()) -> Any:
     folder
         The folder of a run, also of a deployed one or of a user's ServerApp, or that of a study.
     trust
-        The modules that may be imported, where a reproduction's recipe names them and they are no installed packages.
+        Import the modules that the settings of the run or study name. Importing runs their code.
 
     Returns
     -------
@@ -347,7 +347,7 @@ def load(folder: str | os.PathLike[str], *, trust: Sequence[str] = ()) -> Any:
         case "search":
             return read_search(path, study)
         case "reproduce":
-            return load_reproduction(path, trust)
+            return load_reproduction(path, trust=trust)
 
 
 def evaluate(
@@ -356,7 +356,7 @@ def evaluate(
     data_dir: str | os.PathLike[str] | None = None,
     client: str = "",
     model: Literal["last", "best"] = "last",
-    trust: Sequence[str] = (),
+    trust: bool = False,
 ) -> Evaluation:
     """Evaluate a run's model on the data of a site that did not take part.
 
@@ -374,7 +374,7 @@ def evaluate(
     model
         The model after the last round, or the one with the best mean score.
     trust
-        The modules that may be imported, where the run's settings name them and they are no installed packages.
+        Import the modules that the settings of the run or study name. Importing runs their code.
 
     Raises
     ------

@@ -29,11 +29,9 @@ class Terminal(Console):
 errors = Terminal(stderr=True)
 
 TrustOption = Annotated[
-    list[str],
+    bool,
     typer.Option(
-        metavar="MODULE",
-        help="Allow the import of this module, which the run's settings name and which is not an installed package. "
-        "Importing runs its code. May be repeated.",
+        "--trust", help="Import the modules that the settings of the run or study name. Importing runs their code."
     ),
 ]
 

@@ -1,14 +1,11 @@
 """Objects that a user names by an import string, module:attribute."""
 
 import importlib
-import os
 import re
-import site
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +19,15 @@ def is_import_string(name: str) -> bool:
     return IMPORT_STRING.fullmatch(name) is not None
 
 
-_TRUSTED: ContextVar[Collection[str] | None] = ContextVar("trusted", default=None)
-"""The modules that may be imported beside installed packages; None: any."""
+_TRUSTED: ContextVar[bool] = ContextVar("trusted", default=True)
+"""Whether modules may be imported that this process has not imported already."""
 
 
 @contextmanager
-def only_trusted_imports(trust: Collection[str]) -> Iterator[None]:
-    """Let import strings name nothing but installed packages and these modules, inside: importing runs their code.
+def only_trusted_imports(trust: bool) -> Iterator[None]:
+    """Let import strings name nothing that this process has not imported already, inside, unless there is trust.
 
-    A run folder may come from others. Allowed are packages in site-packages, the modules in `trust` with all that is
-    in them, and modules that this process has imported already.
+    A run folder may come from others, and importing what it names runs their code.
     """
     token = _TRUSTED.set(trust)
     try:
@@ -43,9 +39,9 @@ def only_trusted_imports(trust: Collection[str]) -> Iterator[None]:
 def imported(what: str, name: str) -> Any:
     """Return the object that the import string `name`, the value of the setting `what`, names."""
     module, _, attribute = name.partition(":")
-    here, trust = str(Path.cwd()), _TRUSTED.get()
-    if trust is not None and not any(f"{module}.".startswith(f"{each}.") for each in trust):
-        _check_installed(what, name)
+    here = str(Path.cwd())
+    if not _TRUSTED.get():
+        _check_imported(what, name)
     elif here not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -70,33 +66,15 @@ def imported(what: str, name: str) -> Any:
     return found
 
 
-def _check_installed(what: str, name: str) -> None:
-    """Raise FairbloomError unless an import string's module, if imported now, would come from site-packages."""
+def _check_imported(what: str, name: str) -> None:
+    """Raise FairbloomError unless an import string names a module of Fairbloom, or one that is imported already."""
     module = name.partition(":")[0]
     top = module.partition(".")[0]
-    if top == __package__ or (module in sys.modules and top not in sys.stdlib_module_names):
-        return
-    installed = [os.path.normpath(each) for each in (*site.getsitepackages(), site.getusersitepackages())]
-    for place in _find_sources(module):
-        if not any(Path(place).is_relative_to(each) for each in installed):
-            raise FairbloomError(
-                f"{what} = {name!r}: the run's settings name the module {module}, which is no installed package"
-                f"{place and f' (it is {place})'}, and importing it would run its code: if you trust it, say --trust "
-                f"{top}, or in Python trust=[{top!r}]"
-            )
-
-
-def _find_sources(module: str) -> Iterator[str]:
-    """Yield the file of each package around a module, then its own, as Python would import them; "" for none."""
-    paths, parts = None, module.split(".")
-    for depth in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:depth]), paths)
-        if spec is None or (spec.origin is None and depth == len(parts)):
-            yield ""
-            return
-        if spec.origin is not None:  # a folder without __init__.py has no code
-            yield os.path.normpath(Path.cwd() / spec.origin)  # not resolved: links in site-packages belong to it
-        paths = spec.submodule_search_locations or []
+    if top != __package__ and (module not in sys.modules or top in sys.stdlib_module_names):
+        raise FairbloomError(
+            f"{what} = {name!r}: the run's settings name the module {module}, and importing it would run its code: if "
+            "you trust it, say --trust, or in Python trust=True"
+        )
 
 
 def check_seen(key: str, name: str, by: str) -> None:

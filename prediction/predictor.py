@@ -171,11 +171,11 @@ class Predictor:
         return columns
 
 
-def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: Collection[str] = ()) -> Predictor:
+def load_predictor(folder: Path, *, client: str = "", model: str = LAST, trust: bool = False) -> Predictor:
     """Return what predicts with a run's model; `folder` is a run folder or a client's own folder of a run.
 
-    `model` is "last", "best" (by mean score) or "personal"; `trust` names modules outside installed packages that the
-    run's settings may import.
+    `model` is "last", "best" (by mean score) or "personal"; `trust` lets modules be imported that the run's settings
+    name.
     """
     folder = Path(folder).absolute()
     if model not in MODELS:

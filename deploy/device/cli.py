@@ -127,7 +127,7 @@ def predict(
     run_name: Annotated[
         str, typer.Option("--run", metavar="NAME", help="The run, as fairbloom client models lists it; or the latest.")
     ] = "",
-    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    trust: TrustOption = False,
 ) -> None:
     """Predict on this device with a stored model. Data and predictions stay on the device."""
     from fairbloom.client.kept import choose_kept

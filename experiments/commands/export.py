@@ -26,7 +26,7 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="The file to write. The default is a file in exports/ in the run folder."),
     ] = None,
-    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    trust: TrustOption = False,
 ) -> None:
     """Export the trained model with its preprocessing as an ONNX file for other programs.
 

@@ -39,7 +39,7 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The CSV file to write. It must not exist yet.")],
     client: ClientOption = "",
     model: ModelChoice = "last",
-    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    trust: TrustOption = False,
 ) -> None:
     """Predict for new data, and write a CSV file with predictions and class probabilities.
 

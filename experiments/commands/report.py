@@ -19,7 +19,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help=f"The file; by default {REPORT} in the folder.")
     ] = None,
-    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    trust: TrustOption = False,
 ) -> None:
     """Write a report with charts and tables as one HTML file.
 

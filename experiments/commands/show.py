@@ -27,7 +27,7 @@ def show(
         Path, typer.Argument(metavar="[FOLDER]", help="The folder of a run or a study, or one that contains runs.")
     ] = Path("runs"),
     figure: FigureOption = None,
-    trust: TrustOption = [],  # noqa: B006 (typer reads it, nothing changes it)
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the results, progress and settings of a run or a study, or list the runs in a folder."""

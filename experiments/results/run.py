@@ -387,7 +387,7 @@ class Run(Shown):
                 usual = {**collect_options(find_method(method)()), "method": ""}
         return {key: value for key, value in self.settings.items() if key != "out" and value != usual.get(key)}
 
-    def predictor(self, client: str = "", model: str = "last", *, trust: Sequence[str] = ()) -> "Predictor":
+    def predictor(self, client: str = "", model: str = "last", *, trust: bool = False) -> "Predictor":
         """Return what predicts with the run's model for new data: the module, and how data become its inputs.
 
         Parameters
@@ -397,7 +397,7 @@ class Run(Shown):
         model
             "last" for the model after the last round, "best" for the one with the best mean score, or "personal".
         trust
-            The modules that may be imported, where the run's settings name them and they are no installed packages.
+            Import the modules that the run's settings name. Importing runs their code.
 
         Raises
         ------
@@ -427,7 +427,7 @@ class Run(Shown):
         client: str = "",
         model: str = "last",
         out: str | os.PathLike[str] | None = None,
-        trust: Sequence[str] = (),
+        trust: bool = False,
     ) -> Path:
         """Export the trained model with its preprocessing as ONNX; return the file.
 

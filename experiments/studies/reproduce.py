@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -315,7 +315,7 @@ def _outcome(case: Case, row: Sequence[Arm], plan: Plan) -> Outcome:
     return Outcome.of(case, point, runs, frozenset(plan.out / each for each in missing), fault)
 
 
-def load_reproduction(folder: Path, trust: Collection[str] = ()) -> Reproduction:
+def load_reproduction(folder: Path, *, trust: bool = False) -> Reproduction:
     """Return what a reproduction has measured, by its folder; nothing is run."""
     study = Study.read(folder)
     try:

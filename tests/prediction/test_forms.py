@@ -302,4 +302,4 @@ def test_a_module_that_is_gone_is_named(mine: Path) -> None:
     mine.unlink()
     forget_module()
     with pytest.raises(FairbloomError, match="there is no module points_of_mine"):
-        run.predictor(trust=["points_of_mine"])
+        run.predictor(trust=True)
