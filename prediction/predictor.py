@@ -272,20 +272,20 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str) -> Path 
 
 def _own_preprocessing(folder: Path, client: str, own: Path | None) -> Preprocessing:
     """Return the preprocessing of one client from its own folder; raise FairbloomError if it is not on this machine."""
-    if not client:
+    if own is None:
         raise PredictionError(
             f"in {folder} each client standardises numbers by its own means and deviations: say whose the new rows "
             f"are, by --client with one of {join_names(_clients_of(folder))}; rows of others need a run with "
             "csv.standardise = together"
         )
-    found = None if own is None else PREPROCESSING.read(own)
+    found = PREPROCESSING.read(own)
     if found is None:
         where = (
             "predict on its own device, which alone has them"
             if KNOWN.exists_in(folder)
             else "restore the folder clients from a copy, or train again"
         )
-        raise PredictionError(f"the means and deviations of client {client} are not in {folder}: {where}")
+        raise PredictionError(f"the means and deviations of client {client or own.name} are not in {folder}: {where}")
     return found
 
 

@@ -105,19 +105,16 @@ def check_parameters(subject: MethodUnderTest) -> str:
 
 def _check_options(subject: MethodUnderTest) -> None:
     """Raise Failure where the common options do not reach FairStrategy."""
-    found = "it is not accepted."
     try:
         seed = subject.create(seed=5).seed
-    except Failure as failure:
-        found += f" {failure}"
-    else:
-        if seed == 5:
-            return
         found = f"the method has seed = {seed!r}."
-    raise Failure(
-        f"Runs give the common option seed=5, and {found} Write def __init__(self, *, share: float = 0.5, **options: "
-        "Unpack[Options]) and begin it with super().__init__(**options)."
-    )
+    except Failure as failure:
+        seed, found = 0, f"it is not accepted. {failure}"
+    if seed != 5:
+        raise Failure(
+            f"Runs give the common option seed=5, and {found} Write def __init__(self, *, share: float = 0.5, "
+            "**options: Unpack[Options]) and begin it with super().__init__(**options)."
+        )
 
 
 def _try_values(subject: MethodUnderTest, parameter: Parameter) -> Iterator[str]:
@@ -441,12 +438,12 @@ def check_learns(subject: MethodUnderTest) -> str:
     plain = run_rounds(FedAvg(fraction_evaluate=0.0), LEARNING_ROUNDS, first, **LEARNING, **task)[-1].arrays
     last = rounds[-1].arrays
     before, after, under_fedavg = (client_losses(method, model) for model in (first, last, plain))
-    sums = sorted(float(np.atleast_2d(c).sum(axis=1)[0]) for c in coefficients)
+    sums = [float(np.atleast_2d(c).sum(axis=1)[0]) for c in coefficients]
     losses = (
         f"In {LEARNING_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from {before.mean():.3g} "
         f"to {after.mean():.3g} (FedAvg: {under_fedavg.mean():.3g}), and that of the worst served from "
         f"{before.max():.3g} to {after.max():.3g} (FedAvg: {under_fedavg.max():.3g}). The coefficients sum to "
-        f"{sums[0]:.3g} to {sums[-1]:.3g} (FedAvg: 1)."
+        f"{_range(sums)} (FedAvg: 1)."
     )
     signs = {_sign(c) for c in coefficients}
     if max(signs) <= 0:
@@ -465,12 +462,18 @@ def check_learns(subject: MethodUnderTest) -> str:
     lowers_disparity = method.second == ARRAYS_DISPARITY  # which costs loss
     if not lowers_disparity and falls[0] < LEAST_DESCENT * falls[1]:
         remarks.append(
-            f"With steps of equal length, the loss of the client that FedAvg serves worst falls by {falls[0]:.2g}, and "
-            f"under FedAvg by {falls[1]:.2g}: the method goes for others."
+            f"With steps of equal length, the loss of the client that FedAvg serves worst changes by {-falls[0]:+.2g}, "
+            f"and under FedAvg by {-falls[1]:+.2g}: the method goes for others."
         )
     if remarks:
         raise Remark(" ".join([losses, *remarks]))
     return losses
+
+
+def _range(values: list[float]) -> str:
+    """Return the least and the largest value in words, or the one that both are."""
+    ends = f"{min(values):.3g}", f"{max(values):.3g}"
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 def _walk(first: Model, last: Model, plain: Model) -> Model:

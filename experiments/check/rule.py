@@ -149,7 +149,7 @@ def check_determinism(subject: RuleUnderTest) -> str:
 
 def check_kept(subject: RuleUnderTest) -> str:
     """What is kept comes back from a file as it was, and does not grow for ever."""
-    kept: Arrays = {}
+    kept: dict[str, Tensor] = {}
     sizes = dict[int, int]()
     for number in range(1, GROWTH[-1] + 1):
         _, kept = subject.run_client(kept, number)

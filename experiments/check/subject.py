@@ -190,14 +190,16 @@ class MethodUnderTest:
         asked = method.probe(cohort, coefficients) is not None
         probed = dict(zip(cohort.names, np.linspace(0.5, 1.5, cohort.size).tolist(), strict=True)) if asked else {}
         rows = method.remember(cohort, coefficients, probed)
-        for key, row in rows.items() if isinstance(rows, Mapping) else [(None, None)]:
-            wrong = row is not None and (np.shape(row) != (cohort.rows,) or not np.isfinite(row).all())
-            if wrong or not isinstance(key, Kept):
-                raise Failure(
-                    f"remember returned {rows!r}: it must return {{Kept(key, cohort.round): row}}, where a row has one "
-                    f"finite number for each update and kept row, shape {(cohort.rows,)}, and {{}} to keep none.",
-                    "memory",
-                )
+        right = isinstance(rows, Mapping) and all(
+            isinstance(key, Kept) and (row is None or (np.shape(row) == (cohort.rows,) and np.isfinite(row).all()))
+            for key, row in rows.items()
+        )
+        if not right:
+            raise Failure(
+                f"remember returned {rows!r}: it must return {{Kept(key, cohort.round): row}}, where a row has one "
+                f"finite number for each update and kept row, shape {(cohort.rows,)}, and {{}} to keep none.",
+                "memory",
+            )
         return rows
 
     def run_rounds(

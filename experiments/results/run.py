@@ -43,6 +43,7 @@ from fairbloom.server.run_folder.rows import ABSENT, HOSTILE, SHARE_OF_LARGER_CL
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
+from fairbloom.tasks.files.targets import join_names
 
 from ..arms import COMMON, label_of, title
 from ..study import kind_of
@@ -79,9 +80,9 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     """
     path = Path(folder).absolute()
     if kind := kind_of(path):
-        runs = sorted(each.parent for each in path.glob(f"runs/*/{CONFIG.name}"))
-        which = f"{runs[0]} for example" if runs else f"one in {path / 'runs'}, once there is one"
-        raise RunFolderError(f"{path} holds a {kind}, of several runs: name one run, {which}")
+        runs = sorted(each.parent.name for each in path.glob(f"runs/*/{CONFIG.name}"))
+        which = f": {join_names(runs)}" if runs else ", once there is one"
+        raise RunFolderError(f"{path} holds a {kind}, of several runs: name one in {path / 'runs'}{which}")
     return Run(path, settings_in(path), tuple(SCORES.read(path)))
 
 

@@ -164,7 +164,7 @@ def test_an_unfinished_run_is_loaded_as_far_as_it_is(ran: api.Run, tmp_path: Pat
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, compared: api.Comparison) -> None:
     with pytest.raises(api.FairbloomError, match=r"is no run folder: it has no config\.toml"):
         api.load(tmp_path)
-    with pytest.raises(api.FairbloomError, match="holds a comparison, of several runs: name one run"):
+    with pytest.raises(api.FairbloomError, match="holds a comparison, of several runs: name one in"):
         load_run(compared.folder)
 
 

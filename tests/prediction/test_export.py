@@ -22,12 +22,10 @@ from fairbloom.server.run_folder.values import Recorded
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from tests.experiments.helpers import fairbloom as command
 
+from .made import CLASSES, patients
+
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
-
-SITES = ("north", "south", "old town")
-CLASSES = ("ja, sicher", 'kein "Befund"', "ä/ö=€")
-"""Names of classes with all that a file, or a format, has to quote."""
 
 AGE = InputColumn("age", "number", center=50.0, scale=10.0, fill=True)
 WARD = InputColumn("ward", "category", ("1", "20", "other"), other=True, fill=True)
@@ -52,48 +50,9 @@ def predict(file: Path, given: Any) -> tuple[list[Any], Any]:
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def patients(place: int, count: int = 80, *, quantity: bool = False, missing: bool = False) -> pandas.DataFrame:
-    """Return the patients of a site, as texts; ages and doses are its own, so that its means and deviations are."""
-    random = np.random.default_rng(place)
-    age, dose = random.normal(40 + 10 * place, 5 + place, count), random.normal(0.5, 0.1 * (1 + place), count)
-    ward, smoker = random.integers(0, 3, count), random.integers(0, 2, count)
-    score = (age - 40 - 10 * place) / (5 + place) + 3.0 * (dose - 0.5) + 0.7 * (ward == 1) - 0.5 * smoker
-    frame = pandas.DataFrame(
-        {
-            "age": [f"{each:.1f}" for each in age],
-            "dose": [f"{each:.3f}" for each in dose],
-            "ward": np.array(["A 1", "B, left", "Ü"], object)[ward],
-            "smoker": np.array(["no", "yes"], object)[smoker],
-            "outcome": [f"{120 + 25 * each:.2f}" for each in score]
-            if quantity
-            else np.array(CLASSES, object)[np.digitize(score, [-0.6, 0.6])],
-        }
-    )
-    if missing:
-        for row, column in ((3, "age"), (17, "dose"), (30, "ward"), (31, "smoker"), (60, "age")):
-            frame.loc[row % count, column] = ("", "?", "NA")[row % 3]
-    return frame
-
-
-def train(folder: Path, settings: dict[str, Any], **rows: bool) -> fairbloom.Run:
-    """Return a run with personal models on the sites, whose files and run folder lie in `folder`."""
-    (folder / "data").mkdir()
-    for place, name in enumerate(SITES):
-        patients(place, **rows).to_csv(folder / "data" / f"{name}.csv", index=False)
-    shared = {"csv.target": "outcome", "learning-rate": 0.1, "personal-lambda": 0.1}
-    out = {"out": folder / "run", "device": "cpu", "progress": False}
-    return fairbloom.run("csv", data_dir=folder / "data", rounds=4, settings={**shared, **settings}, **out)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
-    """Each site standardises by its own rows."""
-    return train(tmp_path_factory.mktemp("own"), {})
-
-
-def held_out(**options: bool) -> pandas.DataFrame:
-    """Return rows that no site has trained on, one of an unknown ward; in another order of columns."""
-    frame = patients(1, 400, **options).tail(60).drop(columns="outcome").reset_index(drop=True)
+def held_out(*, quantity: bool = False) -> pandas.DataFrame:
+    """Return rows that no hospital has trained on, one of an unknown ward; in another order of columns."""
+    frame = pandas.DataFrame(patients(1, 400, quantity=quantity)).tail(60).reset_index(drop=True)
     frame.loc[3, "ward"] = "Z 9"
     return frame[["smoker", "dose", "ward", "age"]]
 
@@ -116,18 +75,16 @@ def test_classes_and_probabilities_are_ours(run: fairbloom.Run, tmp_path: Path) 
         check(run, tmp_path / "model.onnx", held_out(), "south", model)
 
 
-def test_missing_values_are_filled_in_as_we_do(tmp_path: Path) -> None:
-    run = train(tmp_path, {"csv.standardise": "together", "csv.missing": "fill"}, missing=True)
+def test_missing_values_are_filled_in_as_we_do(together: fairbloom.Run, tmp_path: Path) -> None:
     frame = held_out()
     frame.loc[[4, 9], "age"] = np.nan
     frame.loc[[5, 9], "ward"] = ""
     frame.loc[[6, 9], "smoker"] = "NA"
-    check(run, tmp_path / "model.onnx", frame, "", "last")
+    check(together, tmp_path / "model.onnx", frame, "", "last")
 
 
-def test_a_quantity_is_in_its_own_unit(tmp_path: Path) -> None:
-    run = train(tmp_path, {"model": "mlp"}, quantity=True)
-    check(run, tmp_path / "model.onnx", held_out(quantity=True), "south", "last")
+def test_a_quantity_is_in_its_own_unit(quantity: fairbloom.Run, tmp_path: Path) -> None:
+    check(quantity, tmp_path / "model.onnx", held_out(quantity=True), "south", "last")
 
 
 def test_images_are_given_as_the_model_takes_them(tmp_path: Path) -> None:
@@ -148,7 +105,7 @@ def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == f"exported: {file}\n"
     assert len(predict(file, held_out())[0]) == 60
     assert command("export", run.folder) == 2
-    assert "--client with one of north, old town, south" in capsys.readouterr().err
+    assert "--client with one of north, old town, south, west" in capsys.readouterr().err
     assert command("export", run.folder, "--client", "south", "--out", run.folder) == 2
     assert f"cannot be written to {run.folder.parent}" in capsys.readouterr().err
 
@@ -298,18 +255,17 @@ class Disagreeing(Layer):
         return outputs.flip(1) if torch.compiler.is_exporting() else outputs
 
 
-@pytest.mark.parametrize(("model", "cause"), [(Branching, "data-dependent"), (Eigenvalues, "linalg_eigh")])
 def test_a_module_that_cannot_be_exported_has_its_cause_named(
-    model: type[nn.Module], cause: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    predictor = predictor_of(tmp_path, model(), AGE)
-    with pytest.raises(FairbloomError, match=rf"cannot be exported: .*{cause}.*run\.model\(\)") as caught:
-        export_onnx(predictor)
-    assert "\n" not in str(caught.value)
-    if model is Branching:
-        assert "test_export.py, line " in str(caught.value)  # where in the module
-    assert capfd.readouterr().err == ""  # PyTorch prints half of a graph
-    assert [path.name for path in predictor.run.iterdir()] == ["config.toml"]
+    for model, cause in ((Branching, r"data-dependent.*test_export\.py, line "), (Eigenvalues, "linalg_eigh")):
+        (tmp_path / cause[:4]).mkdir()
+        predictor = predictor_of(tmp_path / cause[:4], model(), AGE)
+        with pytest.raises(FairbloomError, match=rf"cannot be exported: .*{cause}.*run\.model\(\)") as caught:
+            export_onnx(predictor)
+        assert "\n" not in str(caught.value)
+        assert capfd.readouterr().err == ""  # PyTorch prints half of a graph
+        assert [path.name for path in predictor.run.iterdir()] == ["config.toml"]
 
 
 def test_an_export_that_predicts_something_else_writes_nothing(tmp_path: Path) -> None:

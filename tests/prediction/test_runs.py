@@ -92,8 +92,14 @@ def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) ->
 
 def test_a_folder_of_several_runs_names_them(tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Study("compare", [], []).write(tmp_path)
+    for name in ("fedavg-0", "fedfv-0"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").touch()
     assert command("predict", tmp_path, new, "--out", tmp_path / "out.csv") == 2
-    assert "holds a comparison, of several runs: name one run, " in capsys.readouterr().err
+    assert (
+        f"holds a comparison, of several runs: name one in {tmp_path}/runs: fedavg-0, fedfv-0"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -517,7 +517,7 @@ REMARKED = [
     (AsksForAMetricOfItsOwn, "needs", "do not report blood-pressure"),
     (TakesMinusOne, "parameters", "share = -1 is taken"),
     (Overshoots, "learns", "The mean loss did not fall"),
-    (PrefersTheBest, "learns", "the loss of the client that FedAvg serves worst falls by -"),
+    (PrefersTheBest, "learns", "the loss of the client that FedAvg serves worst changes by +"),
 ]
 
 
@@ -531,7 +531,7 @@ def test_what_may_be_meant_is_remarked() -> None:
 def test_a_shorter_step_is_no_remark() -> None:
     with silence():
         message = PROPERTIES["learns"](MethodUnderTest(Halves, {}))
-    assert "sum to 0.5 to 0.5 (FedAvg: 1)" in message
+    assert "sum to 0.5 (FedAvg: 1)" in message
 
 
 def test_no_round_is_run_where_real_clients_lack_a_metric() -> None:
