@@ -69,11 +69,8 @@ def _rows_section(done: Reproduction) -> Section:
     if done.printed:
         intro += " A row agrees where it is within two combined standard errors of what was printed, or one point "
         intro += "where no ± is printed."
-    return Section("rows", _rows_title(done), intro, [_rows_table(done), _rows_charts(done)])
-
-
-def _rows_title(done: Reproduction) -> str:
-    return "Printed and measured" if done.printed else "What was measured"
+    title = "Printed and measured" if done.printed else "What was measured"
+    return Section("rows", title, intro, [_rows_table(done), _rows_charts(done)])
 
 
 def _rows_charts(done: Reproduction) -> Charts:
@@ -119,7 +116,7 @@ def _rows_table(done: Reproduction) -> Table:
     if printed:
         note += f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
     headings += ["agrees", "seeds"] if done.printed else ["seeds"]
-    return Table("rows", _rows_title(done), headings, cells, note)
+    return Table("rows", "Each row", headings, cells, note)
 
 
 def _measured(outcome: Outcome, measure: str, digits: Digits) -> Cell:
