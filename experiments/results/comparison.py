@@ -1,7 +1,6 @@
 """What several methods make of the same clients over several seeds: who gains, who loses."""
 
 import math
-import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.run_folder.rows import MEASURES
 
-from ..study import NOUNS, Study
+from ..study import Study
 from .caveats import caveats_of_comparison
 from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .groups import GroupReport
@@ -34,22 +33,6 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, float]
 """A score by client."""
-
-
-def load_comparison(folder: str | os.PathLike[str]) -> "Comparison":
-    """Return a comparison by its folder.
-
-    Raises
-    ------
-    FairbloomError
-        When the folder holds no comparison, a run of it is not finished or damaged, or the final models of a method
-        were not evaluated by all clients.
-    """
-    path = Path(folder).absolute()
-    study = Study.read(path)
-    if study.kind != "compare":
-        raise RunFolderError(f"{path} holds a {NOUNS[study.kind]}, which fairbloom.load reads")
-    return read_comparison(path, study)
 
 
 def read_comparison(folder: Path, study: Study) -> "Comparison":

@@ -112,27 +112,6 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     return [float(each) for each in corrected]
 
 
-def prediction_interval(differences: Sequence[float], *, count: int, test_share: float = 0.0) -> tuple[float, float]:
-    """Return the interval that holds the mean difference of `count` fresh seeds in 95 % of cases.
-
-    It is NaN with a single seed. `test_share` is as in `difference_of`, for fresh seeds that bring fresh data; it is 0
-    where they re-split the same data set.
-    """
-    x = _checked(differences, test_share)
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
-    if x.size == 1:
-        return math.nan, math.nan
-    mean = float(x.mean())
-    if _is_constant(x):
-        return mean, mean
-    from scipy.stats import t
-
-    scale = float(x.std(ddof=1)) * math.sqrt(1.0 / x.size + 1.0 / count + test_share)
-    reach = float(t.isf(LEVEL / 2.0, x.size - 1)) * scale
-    return mean - reach, mean + reach
-
-
 def _checked(differences: Sequence[float], test_share: float) -> NDArray[np.float64]:
     x = np.asarray(differences, np.float64)
     if not x.size or not np.isfinite(x).all():

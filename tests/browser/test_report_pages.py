@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments import api
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.experiments.results.run import REPORT, load
 from tests.experiments.made_up import make_comparison, make_run
@@ -45,7 +45,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     methods = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair"]
     make_comparison(folder / "many", methods, range(2), many, 20)
     make_run(folder / "run", "fedfv", 0, FOUR, 12, np.random.default_rng(0))
-    results = {name: load_comparison(folder / name) for name in ("few", "many")} | {"run": load(folder / "run")}
+    results = {name: api.load(folder / name) for name in ("few", "many")} | {"run": load(folder / "run")}
     for name, result in results.items():
         write_report(result, folder / name / REPORT)
     return {name: folder / name / REPORT for name in results}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom import Comparison
-from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments import api
 from tests.commands import forked
 
 from .pages import ROOT
@@ -38,13 +38,13 @@ def test_the_commands_of_the_page_work(runs: Path) -> None:
 def test_an_own_model_helps_the_client_that_is_unlike_others(runs: Path) -> None:
     gains = {}
     for name in ("alike", "unlike"):
-        comparison = load_comparison(runs / name)
+        comparison = api.load(runs / name)
         gains[name] = worst(comparison, "Local") - worst(comparison, "FedAvg")
     assert gains["unlike"] > 5.0 > gains["alike"]
 
 
 def test_with_one_class_local_is_right_and_there_is_no_auc(runs: Path) -> None:
-    rows = [row for row in load_comparison(runs / "one-class").client_rows() if row["client"] == "island"]
+    rows = [row for row in api.load(runs / "one-class").client_rows() if row["client"] == "island"]
     assert {row["accuracy"] for row in rows if row["method"] == "Local"} == {100.0}
     assert {row["auc"] for row in rows} == {""}
     assert [row for row in rows if row["balanced-accuracy"] != row["accuracy"]] == []

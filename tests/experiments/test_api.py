@@ -20,7 +20,6 @@ import pytest
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.options import CommonOptions
-from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import load as load_run
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import summarize
@@ -299,7 +298,7 @@ def test_local_is_shown_by_its_personal_models_and_never_by_the_global_one_that_
     assert compared.methods == ("FedAvg", "Local")
     assert compared.personal == ("Local",)
     assert compared.values["Local"][0] == by_model["personal"]
-    assert load_comparison(tmp_path / "cmp").values == compared.values
+    assert api.load(tmp_path / "cmp").values == compared.values
 
 
 # Notebooks ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 
 import fairbloom as api
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.server.fairness import summarize
 from tests.simulation.helpers import table
 
@@ -75,7 +74,7 @@ def test_a_run_shows_all_scores_and_says_which_way_is_better(capsys: pytest.Capt
 
 
 def test_a_comparison_gains_where_an_error_falls(capsys: pytest.CaptureFixture[str]) -> None:
-    comparison = load_comparison("cmp")
+    comparison = api.load("cmp")
     for method in comparison.methods:
         worst = {m: comparison.spread(m, "worst_10")[0] for m in (method, "FedAvg")}
         assert comparison.gain(method, "worst_10")[0] == pytest.approx(worst["FedAvg"] - worst[method])

@@ -14,7 +14,6 @@ import fairbloom as api
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipe import load_shipped
-from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.protocol.names import FLOOR
 from fairbloom.protocol.scores import F1, Score
@@ -267,7 +266,7 @@ def test_a_client_that_lacks_a_score_under_one_method_is_named(unbalanced: Path,
     assert "healthy" not in found.values["FedAvg"][0]
     healthy = [row for row in table(tmp_path / "cmp" / "clients.csv") if row["client"] == "healthy"]
     assert [row["auc"] for row in healthy] == [""]
-    assert load_comparison(tmp_path / "cmp").left_out == found.left_out
+    assert api.load(tmp_path / "cmp").left_out == found.left_out
 
 
 # The larger class -----------------------------------------------------------------------------------------------------

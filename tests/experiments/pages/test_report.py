@@ -22,7 +22,6 @@ from fairbloom.experiments import api
 from fairbloom.experiments.pages.rows import Line
 from fairbloom.experiments.pages.sections import in_bytes, in_seconds
 from fairbloom.experiments.render.html import as_script_data
-from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.experiments.results.run import REPORT, load
 from fairbloom.experiments.study import Study
@@ -251,7 +250,7 @@ def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:
 
 
 def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
-    verdict = load_comparison(hospitals).verdict
+    verdict = api.load(hospitals).verdict
     text = " ".join(report.text.split())
     assert text.index(verdict.headline) < text.index("Each client under each method", text.index(verdict.headline))
     assert all(sentence in text for sentence in verdict.sentences)

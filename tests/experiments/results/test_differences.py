@@ -15,7 +15,6 @@ from fairbloom.experiments.results.differences import (
     correct_by_holm,
     difference_of,
     differences_of,
-    prediction_interval,
 )
 
 FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
@@ -84,24 +83,6 @@ def test_a_difference_is_as_sure_as_its_mirror_image(differences: Sequence[float
     assert found.p_value == pytest.approx(mirrored.p_value)
     assert (found.better, found.worse) == (mirrored.worse, mirrored.better)
     assert found.clear == (found.low > 0.0 or found.high < 0.0) or found.p_value == pytest.approx(0.05)
-
-
-def test_the_mean_of_fresh_seeds_is_predicted_as_often_as_promised() -> None:
-    rng = np.random.default_rng(2)
-    inside = 0
-    for _ in range(400):
-        low, high = prediction_interval(rng.normal(3.0, 2.0, 5).tolist(), count=10)
-        inside += low <= rng.normal(3.0, 2.0, 10).mean() <= high
-    assert stats.binomtest(inside, 400, 0.95).pvalue > 0.001
-
-
-def test_a_prediction_is_wider_than_an_interval_of_the_mean_and_narrower_for_more_seeds() -> None:
-    found = difference_of(FIVE)
-    widths = [high - low for low, high in (prediction_interval(FIVE, count=count) for count in (1, 10, 1_000_000))]
-    assert widths == sorted(widths, reverse=True)
-    assert widths[-1] == pytest.approx(found.high - found.low, rel=1e-4)
-    assert math.isnan(prediction_interval([1.0], count=10)[0])
-    assert prediction_interval([2.0, 2.0], count=10) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from sklearn.metrics import accuracy_score
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.caveats import caveats_of_comparison
-from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.groups import ALL, GroupReport
 from fairbloom.experiments.results.run import Run
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -176,7 +175,7 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(here: Path, capsys: p
     assert fairbloom(*words, *settings) == 0
     printed = capsys.readouterr().out
     assert "Gaps between groups over all clients" in printed
-    comparison = load_comparison(out)
+    comparison = api.load(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
     report = report_of(api.load(out / "runs" / "fedavg-seed1"))
     chosen = comparison.groups[(comparison.groups.method == "FedAvg") & (comparison.groups.seed == 1)]

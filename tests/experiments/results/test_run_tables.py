@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments import api
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.experiments.results.tables import read_frame
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -91,5 +91,5 @@ def test_a_number_takes_the_memory_of_a_number(tmp_path: Path) -> None:
     table = load(tmp_path / "made" / "runs" / "fedavg-seed0").clients
     assert len(table) == 1000
     assert table.memory_usage(deep=True).sum() < 150 * len(table)
-    found = load_comparison(tmp_path / "made")
+    found = api.load(tmp_path / "made")
     assert not any(isinstance(value, Run) for value in vars(found).values())

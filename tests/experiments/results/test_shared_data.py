@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fairbloom.experiments import api
 from fairbloom.experiments.results.caveats import caveats_of_data
-from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import Run
 from fairbloom.experiments.results.shared_data import SharedData
 from fairbloom.protocol.scores import ACCURACY
@@ -99,6 +99,6 @@ def test_a_comparison_of_files_knows_that_its_seeds_split_the_same_rows(tmp_path
     words = ("compare", "--task", "csv", "--data-dir", tmp_path / "hospitals", "--set", "csv.target=outcome")
     words += ("--methods", "fedavg,fedfv", "--seeds", 2, "--rounds", 1, "--jobs", 1, "--out", tmp_path / "cmp")
     assert fairbloom(*words) == 0
-    found = load_comparison(tmp_path / "cmp")
+    found = api.load(tmp_path / "cmp")
     assert found.shared == SharedData(test_share=0.25)
     assert any("so they are not independent" in caveat for caveat in found.caveats)

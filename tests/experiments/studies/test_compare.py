@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments import api
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.pages.comparison import method_table
-from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.studies.pool import check_runs
 from fairbloom.protocol.scores import Score
@@ -91,7 +91,7 @@ def test_the_report_is_there_and_the_command_writes_the_same_one(
     compared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = (compared / REPORT).read_text(encoding="utf-8")
-    assert load_comparison(compared).verdict.headline in unescape(written)
+    assert api.load(compared).verdict.headline in unescape(written)
     assert fairbloom("report", compared) == 0
     assert (compared / REPORT).read_text(encoding="utf-8") == written
     assert fairbloom("show", compared) == 0
@@ -508,7 +508,7 @@ def test_differences_are_those_that_plain_numpy_makes_of_the_clients_table(tmp_p
         highest = max(highest, min(1.0, (4 - place) * p_values[key]))
         assert float(rows[key]["p_value"]) == pytest.approx(highest)
     assert not any(row["measure"].startswith("client:") for row in rows.values())  # a seed deals the clients
-    grid = method_table(load_comparison(tmp_path))
+    grid = method_table(api.load(tmp_path))
     for cells in grid.rows:
         values = arrays[cells[0].text]
         numbers = values.mean(), values.std(axis=1).mean(), values.min(axis=1).mean(), values.max(axis=1).mean()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.results.comparison import load_comparison
+from fairbloom.experiments import api
 from tests.simulation.helpers import table
 
 from ..helpers import fairbloom
@@ -30,7 +30,7 @@ def test_the_tables_have_the_methods_that_are_named_and_no_run_is_run_again(comp
     assert fairbloom("compare", "--methods", "qfedavg(q=1),fedavg", *SMALL, "--out", out) == 0
     assert list(dict.fromkeys(row["method"] for row in table(out / "comparison.csv"))) == ["QFedAvg (q=1)", "FedAvg"]
     assert {file: file.stat().st_mtime_ns for file in before} == before
-    assert load_comparison(out).values["FedAvg"] == load_comparison(compared).values["FedAvg"]
+    assert api.load(out).values["FedAvg"] == api.load(compared).values["FedAvg"]
 
 
 def test_a_comparison_whose_plan_is_damaged_is_compared_anew(compared: Path, tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_a_comparison_whose_plan_is_damaged_is_compared_anew(compared: Path, tmp
     del about["arms"]
     (out / "study.json").write_text(json.dumps(about))
     with pytest.raises(FairbloomError, match=r"arms: Field required\. Run the same command again"):
-        load_comparison(out)
+        api.load(out)
     assert fairbloom("compare", "--methods", "fedfv", *SMALL, "--out", out) == 0
-    assert load_comparison(out).methods == ("FedFV",)
+    assert api.load(out).methods == ("FedFV",)
 
 
 def test_a_comparison_does_not_write_into_the_folder_of_a_run(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments import api
 from fairbloom.experiments.arms import Arm
-from fairbloom.experiments.results.comparison import load_comparison
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.study import STUDY, Study
 
@@ -78,9 +78,9 @@ def test_runs_that_failed_are_tried_again(compared: Path, tmp_path: Path) -> Non
     shutil.copytree(compared, out)
     before = written(out / "runs")
     note_failures(out, {**DIVERGED, "runs/fedfv-seed1": "No space left on device"})
-    assert load_comparison(out).failed["FedFV"] == "failed with 1 of 2 seeds"
+    assert api.load(out).failed["FedFV"] == "failed with 1 of 2 seeds"
     assert fairbloom(*WORDS, "--baseline", "fedavg", "--out", out) == 0
-    assert set(load_comparison(out).failed) == {FAILING}
+    assert set(api.load(out).failed) == {FAILING}
     kept = {path for path in before if "1e+30" not in str(path)}
     assert {path: path.stat().st_mtime_ns for path in kept} == {path: before[path] for path in kept}
 
@@ -89,7 +89,7 @@ def test_seeds_that_the_baseline_failed_with_are_left_out(compared: Path, tmp_pa
     out = tmp_path / "cmp"
     shutil.copytree(compared, out)
     note_failures(out, {**DIVERGED, "runs/fedavg-seed0": "broken"})
-    found = load_comparison(out)
+    found = api.load(out)
     assert (found.seeds, found.methods) == ((1,), ("FedAvg", "FedFV"))
     assert "FedAvg failed with 1 of 2 seeds, so these seeds are left out." in found.verdict.sentences
     assert f"{FAILING} failed with 2 of 2 seeds, so it is not compared." in found.verdict.sentences
@@ -102,7 +102,7 @@ def test_a_method_that_lacks_a_client_is_left_out_by_name(compared: Path, tmp_pa
     header, *rows = clients.read_text().splitlines()
     kept = [row for row in rows if not row.startswith("2,client-3,")]
     clients.write_text("\n".join([header, *kept]) + "\n")
-    found = load_comparison(out)
+    found = api.load(out)
     assert found.methods == ("FedAvg",)
     assert found.failed["FedFV"] == "has no test accuracy of client-3 with seed 0"
     assert "FedFV has no test accuracy of client-3 with seed 0, so it is not compared." in found.verdict.sentences
