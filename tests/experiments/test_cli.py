@@ -152,7 +152,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
 
 
 @pytest.mark.slow
-def test_several_values_of_a_setting_are_tried_by_the_search_that_the_error_names(
+def test_several_values_are_tried_by_the_search_an_error_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A comparison's method, too: its error has the name of the method."""

@@ -23,7 +23,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_tables_have_the_methods_that_are_named_and_no_run_is_run_again(compared: Path, tmp_path: Path) -> None:
+def test_tables_have_the_named_methods_and_no_run_is_repeated(compared: Path, tmp_path: Path) -> None:
     out = tmp_path / "cmp"
     shutil.copytree(compared, out)
     before = {file: file.stat().st_mtime_ns for file in out.glob("runs/*/model.safetensors")}

@@ -40,7 +40,7 @@ def labels(words: str, grid: dict[str, list[Value]] | None = None, baseline: str
 # What is tried --------------------------------------------------------------------------------------------------------
 
 
-def test_a_method_tries_what_it_declares_or_the_grid_or_what_is_written() -> None:
+def test_a_method_tries_what_is_declared_given_or_written() -> None:
     assert labels("fedfv") == ["FedFV (alpha=0.1)", "FedFV (alpha=0.5)", "FedAvg"]
     assert labels("fedfv,fedavg", {"alpha": [0.0]}) == ["FedFV (alpha=0)", "FedAvg"]
     assert labels("fedfv(alpha=1)") == ["FedFV (alpha=1)", "FedAvg"]
@@ -51,7 +51,7 @@ def test_a_method_tries_what_it_declares_or_the_grid_or_what_is_written() -> Non
     assert labels("fedavg", {"num-rounds": [1, 2]}) == ["FedAvg (num-rounds=1)", "FedAvg (num-rounds=2)"]
 
 
-def test_all_methods_have_arms_and_those_for_groups_only_with_a_gap() -> None:
+def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
     every = {arm.method for arm in arms_of("all", {}, "fedavg", {})}
     assert {"fedavg", "fedfv", "ditto", "local"} <= every
     assert not every & {"fairfed", "fcfl"}
@@ -77,7 +77,7 @@ def test_what_cannot_be_tried_is_refused_with_a_remedy() -> None:
             parse_grid([text])
 
 
-def test_impossible_options_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_impossible_options_are_refused_before_any_training(tmp_path: Path) -> None:
     for options, words in (
         ({"seeds": 0}, "seeds = 0: a search takes at least one"),
         ({"budget": 0.0}, "budget = 0: give a number of minutes above 0"),
@@ -95,7 +95,7 @@ def test_impossible_options_are_refused_before_anything_is_trained(tmp_path: Pat
 # How it is judged -----------------------------------------------------------------------------------------------------
 
 
-def test_the_best_of_each_method_on_validation_is_tested_with_fresh_seeds(found: api.Search) -> None:
+def test_the_best_of_each_method_is_tested_with_fresh_seeds(found: api.Search) -> None:
     study = found.study
     assert (found.found.judged, found.found.fresh) == ([0, 1], [1000, 1001])
     assert study.settings["validation-share"] == 0.2
@@ -129,7 +129,7 @@ def test_the_same_folder_gives_the_same_answer(found: api.Search, capsys: pytest
     assert found.best in capsys.readouterr().out
 
 
-def test_within_a_budget_only_seeds_that_all_arms_have_finished_count(
+def test_with_a_budget_only_seeds_that_all_arms_finished_count(
     found: api.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -155,7 +155,7 @@ def judged(label: str, value: float, mean: float) -> Judged:
     return Judged(Arm(label, label), [value], [mean])
 
 
-def test_an_arm_whose_mean_is_too_far_below_the_baseline_is_not_chosen() -> None:
+def test_an_arm_whose_mean_is_too_low_is_not_chosen() -> None:
     worst, base = find_measure("worst-10"), judged("base", 50.0, 80.0)
     arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), Judged(Arm("c", "c"))]
     for within, label in ((None, "a"), (10.0, "a"), (1.0, "b")):
