@@ -126,11 +126,12 @@ class Recipe(Section):
 
     def _check_measures(self) -> None:
         """Raise ValueError where a measure is unknown, or one is judged that is not measured."""
-        for measure in (*self.measures, self.criterion):
+        for key, names in (("measures", self.measures), ("criterion", [self.criterion])):
             try:
-                find_measure(measure)
+                for measure in names:
+                    find_measure(measure)
             except FairbloomError as error:
-                raise ValueError(f"measures: {error}") from error
+                raise ValueError(f"{key}: {error}") from error
         for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
             for measure in named:
                 if measure not in self.measures:

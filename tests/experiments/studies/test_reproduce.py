@@ -529,7 +529,7 @@ settings = {{ method = "fedfv" }}
         alpha: min(run_with(done, **{"fedfv.alpha": alpha}).final(split="validation").values()) for alpha in (0.0, 1.0)
     }
     assert done.outcomes[0].point == {"fedfv.alpha": max(found, key=lambda alpha: found[alpha])}
-    with pytest.raises(FairbloomError, match="criterion = 'wurst': there is no measure 'wurst': did you mean worst"):
+    with pytest.raises(FairbloomError, match="criterion: unknown measure 'wurst': did you mean worst"):
         reproduce(saved(tmp_path, text.replace("worst", "wurst")), out=tmp_path / "out", progress=False)
 
 
