@@ -101,11 +101,10 @@ class Study:
     def write(self, folder: Path) -> None:
         """Write it into its folder, which is made if it is not there."""
         file, content = folder / STUDY, json.dumps(asdict(self), indent=2, ensure_ascii=False).encode()
-        if file.exists() and file.read_bytes() == content:
-            return
         with explain_write_errors(f"the {NOUNS[self.kind]}", folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(file, content)
+            if not file.exists() or file.read_bytes() != content:
+                write_whole(file, content)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
