@@ -8,15 +8,21 @@ import numpy as np
 import torch
 
 
-def seed_all(number: int) -> None:
-    """Seed the global generators, those of CUDA devices too."""
+def seed_all(number: int | None) -> None:
+    """Seed the global generators, those of CUDA devices too; None: with what nobody knows.
+
+    PyTorch's begin each process in one and the same state.
+    """
     random.seed(number)
-    np.random.seed(number % 2**32)
-    torch.manual_seed(number)
+    np.random.seed(None if number is None else number % 2**32)
+    if number is None:
+        torch.seed()
+    else:
+        torch.manual_seed(number)
 
 
 @contextmanager
-def all_seeded(number: int) -> Iterator[None]:
+def all_seeded(number: int | None) -> Iterator[None]:
     """Seed the global generators, and give them at the end the state that they have now."""
     python, numpy = random.getstate(), np.random.get_state()
     try:

@@ -59,7 +59,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         Flower's mods around the train handlers. `@app.evaluate(mods=[...])` takes those for evaluation.
     seeded
         Whether a client's random numbers are drawn from the seeds of run and strategy, so that runs can be repeated.
-        The server knows these seeds: noise that protects data needs False.
+        The server knows these seeds: noise that protects data needs False, for seeds that nobody knows.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
 
     def _answer(self, message: Message, context: Context, handler: ClientAppCallable) -> Message:
         """Let a handler draw as this client alone does and in every round: it may split its data at random."""
-        if terms_of(message) is None or not self._seeded:
+        if terms_of(message) is None:
             return handler(message, context)
-        with all_seeded(_seed(context, "handler")):
+        with all_seeded(_seed(context, "handler") if self._seeded else None):
             return handler(message, context)
 
 

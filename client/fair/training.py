@@ -42,7 +42,7 @@ class Session:
     """The work for one message: what its terms make of a call of the training function.
 
     `received` has the shapes of the received arrays by their names. `load` makes a loader of the training data; None:
-    they are those of the call's only loader. The training draws from `seed`; None: from generators that nobody seeds.
+    they are those of the call's only loader. The training draws from `seed`; None: from one that nobody knows.
     `is_checked` says whether the test function is known to return a mean. `metrics` are named as on the wire.
     """
 
@@ -67,8 +67,7 @@ class Session:
         model = find_model(arguments, self.received) if self.asked else nn.Identity()
         steps = ModelSteps(model, self._rules, seeded=self.seed is not None)
         self._measure(BEFORE, model, arguments)
-        if self.seed is not None:
-            seed_all(self.seed)
+        seed_all(self.seed)
         with register_optimizer_step_pre_hook(steps.begin):
             outcome = self.train(*args, **kwargs)
         if not steps.rates and (self._rules or LEARNING_RATE in self.terms.measure):
