@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import pytest
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
@@ -31,8 +30,6 @@ def needs_of(name: str) -> tuple[object, ...]:
 
 KINDS = sorted({needs_of(name): name for name in sorted(METHODS, reverse=True)}.values())
 """One method for each set of needs: for what a round does, whatever the coefficients are."""
-
-every_kind = pytest.mark.parametrize(("name", "arguments"), [(name, ARGUMENTS[name][0]) for name in KINDS])
 
 OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
 

@@ -6,24 +6,13 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.strategies import FairStrategy, FedAvg, FedFV, FedMGDA, FedProx
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedMGDA, FedProx
 from tests.strategies.helpers import ARGUMENTS, BUFFERS, Answer, MemoryGrid, error, make, quadratics
 
 from .helpers import run
 
-SENT = {
-    "fedprox": ["proximal-mu"],
-    "mgdaprox": ["proximal-mu"],
-    "propfair": ["loss-transform", "propfair-baseline", "propfair-epsilon"],
-    "eagle": ["baseline-patience", "baseline-tolerance", "baseline-epochs"],
-    "ditto": ["personal-lambda", "personal-epochs"],
-    "local": ["personal-lambda", "personal-epochs"],
-    "fedfa": ["client-momentum"],
-    "qfedsgd": ["full-batch-step"],
-    "fcfl": ["full-batch-step", "disparity", "disparity-sharpness"],
-    "scaffold": ["control-variates"],
-    "feddyn": ["dynamic-alpha"],
-}
+SENT = {name: [*work] for name in METHODS if (work := make(name, ARGUMENTS[name][0]).terms(1).work)}
+"""The terms of each method that clients must act on; test_messages.py has them to the letter."""
 
 
 def client(

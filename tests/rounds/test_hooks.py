@@ -39,18 +39,17 @@ from tests.strategies.helpers import (
     unpack,
 )
 
-from .helpers import OPTIONS, bits, every_kind, run, undisturbed
+from .helpers import KINDS, OPTIONS, bits, run, undisturbed
 
 
-@every_kind
-def test_flowers_own_loop_gives_the_same_model(name: str, arguments: dict[str, Any]) -> None:
-    if arguments.get("decay"):
-        pytest.skip("decay needs the number of rounds")
-    ours, _ = undisturbed(name, arguments)
-    strategy = make(name, arguments, **OPTIONS)
-    theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=4)
-    assert bits(theirs.arrays) == bits(ours.arrays)
-    assert dict(theirs.train_metrics_clientapp[4]) == dict(ours.train_metrics_clientapp[4])
+def test_flowers_own_loop_gives_the_same_model() -> None:
+    for name in KINDS:
+        arguments = ARGUMENTS[name][0]
+        ours, _ = undisturbed(name, arguments)
+        strategy = make(name, arguments, **OPTIONS)
+        theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=4)
+        assert bits(theirs.arrays) == bits(ours.arrays), name
+        assert dict(theirs.train_metrics_clientapp[4]) == dict(ours.train_metrics_clientapp[4]), name
 
 
 def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
@@ -59,24 +58,22 @@ def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
         Strategy.start(strategy, MemoryGrid(quadratics(2)), record(initial_model()), num_rounds=1)
 
 
-@pytest.mark.parametrize("method", [FedAvg, FedMGDA])
-def test_a_foreign_client_with_flowers_usual_metrics_takes_part(method: type[FairStrategy]) -> None:
+def test_a_foreign_client_with_flowers_usual_metrics_takes_part() -> None:
     def foreign(message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
             return error(message, message)[0]
         if message.metadata.message_type == MessageType.EVALUATE:
             numbers = MetricRecord({"eval_loss": 0.5, "eval_acc": 0.9, "num-examples": 10})
             return Message(RecordDict({"metrics": numbers}), reply_to=message)
-        after = {
-            k: np.asarray(a * 0.5).astype(a.dtype) for k, a in unpack(message.content.array_records["arrays"]).items()
-        }
+        after = {k: (0.5 * a).astype(a.dtype) for k, a in unpack(message.content.array_records["arrays"]).items()}
         numbers = MetricRecord({"train_loss": 1.5, "num-examples": 10})
         return Message(RecordDict({"arrays": record(after), "metrics": numbers}), reply_to=message)
 
-    result, (finished,) = run(method(buffers=BUFFERS), MemoryGrid(dict.fromkeys("abc", foreign)), rounds=1)
-    assert finished.refused == {}
-    assert finished.metrics["train_loss"] == pytest.approx(1.5)
-    np.testing.assert_allclose(flat(unpack(result.arrays)), 0.5 * flat(initial_model()), rtol=1e-6)
+    for method in (FedAvg, FedMGDA):
+        result, (finished,) = run(method(buffers=BUFFERS), MemoryGrid(dict.fromkeys("abc", foreign)), rounds=1)
+        assert finished.refused == {}
+        assert finished.metrics["train_loss"] == pytest.approx(1.5)
+        np.testing.assert_allclose(flat(unpack(result.arrays)), 0.5 * flat(initial_model()), rtol=1e-6)
 
 
 def test_a_grid_that_only_sends_and_receives_is_enough() -> None:
@@ -154,17 +151,16 @@ class WrittenOut:
         return [Message(content, node_id, MessageType.EVALUATE) for node_id in grid.get_node_ids()]
 
 
-@every_kind
-def test_hooks_written_out_as_flowers_give_the_same_model(name: str, arguments: dict[str, Any]) -> None:
-    class Own(WrittenOut, METHODS[name]):  # type: ignore[misc]
-        drawn = 6
-
-    grid = MemoryGrid(quadratics(6))
-    result, rounds = run(Own(buffers=BUFFERS, **arguments), grid, rounds=2)
-    if name != "drfa":  # which draws clients by its own weights
-        assert bits(result.arrays) == bits(run(METHODS[name](buffers=BUFFERS, **arguments), rounds=2)[0].arrays)
-    assert [len(each.evaluations) for each in rounds] == [6, 6]
-    assert all(m.content.config_records["config"]["mine"] for _, m in grid.sent_to(MessageType.EVALUATE)[-6:])
+def test_hooks_written_out_as_flowers_give_the_same_model() -> None:
+    for name in KINDS:
+        method: Any = type("Own", (WrittenOut, METHODS[name]), {"drawn": 6})
+        grid, arguments = MemoryGrid(quadratics(6)), ARGUMENTS[name][0]
+        result, rounds = run(method(buffers=BUFFERS, **arguments), grid, rounds=2)
+        if name != "drfa":  # which draws clients by its own weights
+            expected, _ = run(make(name, arguments, buffers=BUFFERS), rounds=2)
+            assert bits(result.arrays) == bits(expected.arrays), name
+        assert [len(each.evaluations) for each in rounds] == [6, 6]
+        assert all(m.content.config_records["config"]["mine"] for _, m in grid.sent_to(MessageType.EVALUATE)[-6:])
 
 
 def test_clients_chosen_by_a_hook_are_the_rounds_participants() -> None:
@@ -237,20 +233,17 @@ def wrapped(wrapper: type[Strategy], method: FairStrategy, norm: float, noise: f
         return private.start(MemoryGrid(clients), record(initial_model()), num_rounds=3)
 
 
-@pytest.mark.parametrize("method", [FedAvg, FedFV, FedMGDA])
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_that_neither_clips_nor_adds_noise_is_exact(
-    wrapper: type[Strategy], method: type[FairStrategy]
-) -> None:
-    alone, _ = run(method(), MemoryGrid(quadratics(4)), rounds=3)
-    assert values(wrapped(wrapper, method(), 1e9)) == pytest.approx(values(alone), rel=1e-5)
+def test_a_wrapper_that_neither_clips_nor_adds_noise_is_exact() -> None:
+    for method in (FedAvg, FedFV, FedMGDA):
+        alone, _ = run(method(), MemoryGrid(quadratics(4)), rounds=3)
+        for wrapper in WRAPPERS:
+            assert values(wrapped(wrapper, method(), 1e9)) == pytest.approx(values(alone), rel=1e-5), wrapper
 
 
-@pytest.mark.parametrize("method", [FedAvg, FedFV, FedMGDA])
-def test_a_wrapper_clips_and_adds_noise(method: type[FairStrategy]) -> None:
-    private, noisy = (wrapped(WRAPPERS[0], method(), 1e-3, noise) for noise in (0.0, 1.0))
+def test_a_wrapper_clips_and_adds_noise() -> None:
+    private, noisy = (wrapped(WRAPPERS[0], FedFV(), 1e-3, noise) for noise in (0.0, 1.0))
     start = flat(initial_model())[:-1]
-    assert 0.0 < np.linalg.norm(values(private) - start) < 0.01 < np.linalg.norm(values(run(method())[0]) - start)
+    assert 0.0 < np.linalg.norm(values(private) - start) < 0.01 < np.linalg.norm(values(run(FedFV())[0]) - start)
     assert not np.array_equal(values(noisy), values(private))
     assert len(noisy.train_metrics_clientapp) == 3
 
@@ -279,7 +272,7 @@ def completes(strategy: Strategy, mod: Callable[..., Message] | None = None) -> 
 
 
 def test_flowers_noise_works_with_the_methods_of_the_page() -> None:
-    methods = [(name, arguments[0]) for name, arguments in ARGUMENTS.items()]
+    methods = [(name, ARGUMENTS[name][0]) for name in (*KINDS, "local")]
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=15.0, delta=1e-5)
     central: dict[str, Any] = {"noise_multiplier": 0.01, "clipping_norm": 1.0, "num_sampled_clients": 4}
     fails = [
@@ -306,11 +299,10 @@ def values(result: Result) -> FloatArray:
 # Arguments of Flower's FedAvg ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", inspect.signature(FlowersFedAvg).parameters)
-@pytest.mark.parametrize("method", [FedAvg, FedMGDA])
-def test_flowers_fedavg_arguments_have_flowers_defaults(method: type[FairStrategy], name: str) -> None:
-    default = inspect.signature(FlowersFedAvg).parameters[name].default
-    assert getattr(method(**{name: default}), name) == default
+def test_flowers_fedavg_arguments_have_flowers_defaults() -> None:
+    for name, parameter in inspect.signature(FlowersFedAvg).parameters.items():
+        for method in (FedAvg, FedMGDA):
+            assert getattr(method(**{name: parameter.default}), name) == parameter.default
 
 
 def extremes(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
@@ -434,18 +426,13 @@ def test_the_summary_has_flowers_lines_and_the_method(caplog: pytest.LogCaptureF
     assert ours[len(flowers) + 1 :] == ["\t\t├── alpha = 0.2", "\t\t├── tau = 1", "\t\t└── order = 'loss'"]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "lines"),
-    [
+def test_the_summary_has_only_options_that_differ(caplog: pytest.LogCaptureFixture) -> None:
+    for strategy, lines in (
         (FedAvg(), ["all options have their defaults"]),
         (FedAvg(weighting="uniform", seed=3), ["seed = 3", "weighting = 'uniform'"]),
         (FedAvg(update_limit=5.0, frozen=["a", "b"]), ["update_limit = 5.0", "frozen = '2 arrays'"]),
-    ],
-)
-def test_the_summary_has_only_options_that_differ(
-    strategy: FairStrategy, lines: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO", "flwr"):
-        strategy.summary()
-    assert [line.lstrip("\t│├└─> ") for line in caplog.messages[-len(lines) :]] == lines
-    assert caplog.messages[-len(lines) - 1] == "\t└──> FedAvg:"
+    ):
+        with caplog.at_level("INFO", "flwr"):
+            strategy.summary()
+        assert [line.lstrip("\t│├└─> ") for line in caplog.messages[-len(lines) :]] == lines
+        assert caplog.messages[-len(lines) - 1] == "\t└──> FedAvg:"

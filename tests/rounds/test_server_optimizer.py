@@ -1,4 +1,4 @@
-"""Server optimizers: the formulas by a second hand and beside Flower's, what leaves them alone, what they survive."""
+"""Server optimizers: the formulas by a second hand, what leaves them alone, what they survive."""
 
 import logging
 import re

@@ -110,7 +110,7 @@ def assert_model(arrays: ArrayRecord, expected: Arrays, case: object) -> None:
 def test_a_run_ends_where_the_papers_vectors_end() -> None:
     for name, arguments in CASES:
         faults = {("site-2", 2): error, ("site-0", 3): no_reply, ("site-4", 1): duplicate}
-        result, rounds = run(make(name, arguments, **OPTIONS), MemoryGrid(quadratics(6), faults=faults), rounds=6)
+        result, rounds = run(make(name, arguments, **OPTIONS), MemoryGrid(quadratics(6), faults=faults), rounds=5)
         assert any(len(r.coefficients) < len(r.participants) for r in rounds) or name == "drfa"
         assert_model(result.arrays, expected_model(name, arguments, rounds), (name, arguments))
 
@@ -189,7 +189,7 @@ def test_no_vector_of_the_models_length_reaches_the_method() -> None:
     """A method sees m or (m + r)² numbers, however large the model, in its cohort and in what it remembers."""
     clients = {client: large(client) for client in quadratics(4)}
     initial = record({"w": np.zeros(D, np.float32)})
-    for name, arguments in CASES:
+    for name, (arguments, *_) in ARGUMENTS.items():
         strategy, seen = make(name, arguments), list[int]()
         weigh, remember = strategy.weigh, strategy.remember
 
@@ -288,10 +288,9 @@ def test_a_shared_parameter_changes_no_bit_of_a_run() -> None:
 
 
 def test_personal_models_change_no_bit_of_the_global_one() -> None:
-    for name in KINDS:
-        if name != "ditto":
-            ours, _ = run(make(name, ARGUMENTS[name][0], personal_lambda=0.5, **OPTIONS))
-            assert bits(ours.arrays) == bits(undisturbed(name, ARGUMENTS[name][0])[0].arrays), name
+    for name in ("fedavg", "fedfv", "drfa", "scaffold"):
+        ours, _ = run(make(name, ARGUMENTS[name][0], personal_lambda=0.5, **OPTIONS))
+        assert bits(ours.arrays) == bits(undisturbed(name, ARGUMENTS[name][0])[0].arrays), name
 
 
 def test_a_buffer_that_is_no_float_array_is_refused_by_name() -> None:

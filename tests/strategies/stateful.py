@@ -113,7 +113,7 @@ class Direct:
 def rest(
     method: FairStrategy,
     clients: Mapping[str, Keeping],
-    rounds: int = 600,
+    rounds: int = 200,
     *,
     joins: Mapping[str, int] | None = None,
     loses: Mapping[int, str] | None = None,

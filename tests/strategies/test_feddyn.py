@@ -30,7 +30,7 @@ def test_it_rests_at_the_mean_minimum_where_fedavg_does_not() -> None:
         clients = keeping(4)
         best = minimiser(clients, by_examples=False)
         np.testing.assert_allclose(rest(FedDyn(alpha=1.0, **options, **PLAIN), clients), best, atol=1e-8)
-    assert np.abs(rest(FedAvg(weighting="uniform", **PLAIN), keeping(4), 200) - best).max() > 0.03
+    assert np.abs(rest(FedAvg(weighting="uniform", **PLAIN), keeping(4), 60) - best).max() > 0.03
 
 
 # Properties ---------------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_gram_form_equals_the_papers_vectors(U: FloatArray, losses: list[float],
     assert_as_in_vectors(step(FedLF(guidance=guidance), U, LAYERS, losses=F), expected, groups_of(U, F, guidance))
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1), history=st.booleans(), guidance=GUIDANCE)
 def test_absent_clients_are_respected_as_in_the_paper(seed: int, history: bool, guidance: str) -> None:
     """Random participation over ten rounds, one of them skipped; the memory goes through `remember` alone."""

@@ -53,7 +53,7 @@ def test_it_rests_at_the_minimum_where_fedavg_does_not() -> None:
         clients = keeping(4)
         best = minimiser(clients, by_examples="weighting" not in options)
         np.testing.assert_allclose(rest(SCAFFOLD(**options, **PLAIN), clients), best, atol=1e-8)
-    assert np.abs(rest(FedAvg(**PLAIN), keeping(4), 200) - best).max() > 0.03
+    assert np.abs(rest(FedAvg(**PLAIN), keeping(4), 60) - best).max() > 0.03
 
 
 # Properties ---------------------------------------------------------------------------------------------------------
