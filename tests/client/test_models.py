@@ -102,7 +102,7 @@ def trained(config: Config, partition: int = 1, number: int = 1) -> Bits:
 DROPPING = run_config(**{**PLAIN, "model": named(Dropping)})
 
 
-def test_what_a_model_draws_depends_on_nothing_and_is_taken_from_nobody() -> None:
+def test_what_a_model_draws_comes_from_a_stream_of_its_own() -> None:
     first = trained(DROPPING)
     torch.rand(5)
     before = torch.get_rng_state()

@@ -35,7 +35,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_what_clients_and_the_server_keep_agrees_after_each_round() -> None:
+def test_what_clients_and_server_keep_agrees_after_each_round() -> None:
     """Also where clients join, and where one takes no step."""
     for name, options in CASES:
         clients, wrong = keeping(6), list[float]()
