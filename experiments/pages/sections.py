@@ -112,12 +112,13 @@ def rounds_section(scene: Scene) -> Section | None:
         ends = {row["method"]: row["value"] for row in rows}
         said = "; ".join(f"{label} {scene.score.written(value)}" for label, value in ends.items())
         said = f"Over the rounds. At the end: {said}."
+        series = [each for each in scene.series if each.label in ends]
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
-        drawn.append(lines_charts(name, full, said, rows, scene.series, scene.axis, charts.over_rounds, f": {title}"))
+        drawn.append(lines_charts(name, full, said, rows, series, scene.axis, charts.over_rounds, f": {title}"))
     if not drawn:
         return None
     if not drawn[0].narrow:  # beside each other, with one legend
-        drawn = [Charts([chart for each in drawn for chart in each.charts], scene.series)]
+        drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
     span = any(len(line.runs) > 1 for line in scene.lines)
     intro = f"The {scene.score.name} on the clients' test examples after each evaluated round."
     intro += " Lines are means over the seeds, bands span them from the lowest to the highest." if span else ""
