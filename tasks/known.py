@@ -99,18 +99,6 @@ KNOWN = (
         files=(DataFile("shakespeare/input.txt", "6fb458f1232090904fb40fe944165e91"),),
     ),
     TaskInfo(
-        "shakespeare-leaf",
-        summary="all of Shakespeare's plays in LEAF's edition, by who speaks: which character is the next",
-        source="LEAF: Caldas et al., 2018; from the Hugging Face hub, flwrlabs/shakespeare",
-        loader="fairbloom.tasks.datasets.shakespeare:load_leaf",
-        models=("lstm",),
-        partitions=("speaker",),
-        classes=80,
-        natural=("speaker",),
-        tests="fixed",
-        files=(DataFile("shakespeare-leaf/shakespeare.csv", ""),),
-    ),
-    TaskInfo(
         "synthetic",
         summary="Synthetic(α, β): devices that differ in their models by α and in their inputs by β; 60 inputs; drawn "
         "by the seed, nothing to download",

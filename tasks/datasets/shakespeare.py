@@ -1,11 +1,5 @@
-"""Shakespeare's plays, by who speaks: the next character is predicted from 80.
+"""Shakespeare's plays, by who speaks: the next character is predicted from 80. A million characters of them."""
 
-Two editions: that of a million characters known as tiny Shakespeare, and LEAF's of all plays, of which the papers'
-numbers are.
-"""
-
-import csv
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
@@ -24,16 +18,11 @@ from ..known import TASKS
 from ..partition import Indices, Parts, splits_of
 from ..task import Setup, Splits, Task
 from .classification import classify
-from .clients import draw_clients, group_rows
-from .downloads import fetch_from_address, fetch_from_hub
+from .clients import draw_clients
+from .downloads import fetch_from_address
 from .store import locate
 
-TINY, LEAF = "shakespeare", "shakespeare-leaf"
-"""The two editions' tasks."""
-
 ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
-
-REPOSITORY = "flwrlabs/shakespeare"
 
 LENGTH = 80
 """The number of characters of an example, after which one is predicted."""
@@ -43,9 +32,6 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 
 CODES = bytes(CHARACTERS.find(chr(byte)) % len(CHARACTERS) for byte in range(256))
 """The number of each character of Latin-1, as bytes.translate takes it."""
-
-FOREIGN = re.compile(r"[^\x00-\xff]")
-"""What Latin-1 has no byte for."""
 
 
 class Lines(NamedTuple):
@@ -60,26 +46,16 @@ class Lines(NamedTuple):
 
 
 def load(setup: Setup) -> Task:
-    """Return tiny Shakespeare, a speaker a client."""
-    info = TASKS[TINY]
+    """Return the task, a speaker a client."""
+    info = TASKS["shakespeare"]
     path = locate(info, setup, partial(fetch_from_address, info, ADDRESS)) / info.files[0].path
     lines = make_lines(read_speeches(path))
-    return _task(lines._replace(rows=_draw_speakers(lines, setup)), setup)
+    rows = _draw_speakers(lines, setup)
 
-
-def load_leaf(setup: Setup) -> Task:
-    """Return LEAF's edition, a speaker in one of the plays a client."""
-    info = TASKS[LEAF]
-    path = locate(info, setup, partial(fetch_from_hub, info, REPOSITORY)) / info.files[0].path
-    lines = read_lines(path)
-    return _task(_keep_speakers(lines, _draw_speakers(lines, setup)), setup)
-
-
-def _task(lines: Lines, setup: Setup) -> Task:
     def splits(client: str) -> Splits:
-        return splits_of(lines.inputs, lines.targets, split_in_time(lines.rows[client], setup))
+        return splits_of(lines.inputs, lines.targets, split_in_time(rows[client], setup))
 
-    return classify(setup, tuple(lines.rows), (LENGTH,), len(CHARACTERS), splits, dtype=torch.int64)
+    return classify(setup, tuple(rows), (LENGTH,), len(CHARACTERS), splits, dtype=torch.int64)
 
 
 # Who is a client ------------------------------------------------------------------------------------------------------
@@ -93,14 +69,6 @@ def _draw_speakers(lines: Lines, setup: Setup) -> dict[str, Indices]:
         return min(train, test, validation if setup.validation_share else 1) > 0
 
     return draw_clients(lines.rows, setup, "speakers", enough)
-
-
-def _keep_speakers(lines: Lines, rows: Mapping[str, Indices]) -> Lines:
-    """Return the lines of these speakers alone, which are far fewer than all of LEAF's, as a network takes them."""
-    kept = np.concatenate(list(rows.values()))
-    ends = np.cumsum([0, *map(len, rows.values())])
-    inputs, targets = (each[torch.from_numpy(kept)].long() for each in (lines.inputs, lines.targets))
-    return Lines(inputs, targets, dict(zip(rows, (np.arange(*pair) for pair in pairwise(ends)), strict=True)))
 
 
 def split_in_time(rows: Indices, setup: Setup) -> Parts:
@@ -132,33 +100,9 @@ def read_speeches(path: Path) -> dict[str, str]:
 
 def make_lines(texts: Mapping[str, str]) -> Lines:
     """Return every 80 characters of each speaker's text that one more follows, as windows of one tensor."""
-    text = torch.tensor(list(_encode("".join(texts.values()))), dtype=torch.int64)
+    text = torch.tensor(list("".join(texts.values()).encode("latin-1").translate(CODES)), dtype=torch.int64)
     if len(text) <= LENGTH:
         return Lines(text.new_empty(0, LENGTH), text.new_empty(0), dict.fromkeys(texts, np.empty(0, np.intp)))
     ends = np.cumsum([0, *map(len, texts.values())])
     rows = (np.arange(start, max(end - LENGTH, start)) for start, end in pairwise(ends))
     return Lines(text.unfold(0, LENGTH, 1)[:-1], text[LENGTH:], dict(zip(texts, rows, strict=True)))
-
-
-def read_lines(path: Path) -> Lines:
-    """Return the examples of a CSV file with the columns character_id, x and y, as bytes."""
-    speakers, codes = [], bytearray()
-    with path.open(newline="", encoding="utf-8") as content:
-        rows = csv.DictReader(content)
-        if lacking := {"character_id", "x", "y"} - {*(rows.fieldnames or ())}:
-            raise FairbloomError(f"{path} lacks the column {min(lacking)}: put the original in its place")
-        for number, row in enumerate(rows, 1):
-            if len(row["x"] or "") != LENGTH or len(row["y"] or "") != 1:
-                raise FairbloomError(f"{path}: example {number} must have {LENGTH} characters in x and one in y")
-            speakers.append(row["character_id"])
-            codes += _encode(row["x"] + row["y"])
-    if not codes:
-        raise FairbloomError(f"{path} has no example: put the original in its place")
-    both = torch.frombuffer(codes, dtype=torch.uint8).reshape(-1, LENGTH + 1)
-    return Lines(both[:, :LENGTH], both[:, LENGTH], group_rows(speakers))
-
-
-def _encode(text: str) -> bytes:
-    if not text.isascii():
-        text = FOREIGN.sub("\0", text)
-    return text.encode("latin-1").translate(CODES)

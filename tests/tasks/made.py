@@ -1,6 +1,5 @@
 """Small data sets that are made up, in the files of the real ones: the loaders that read these read the originals."""
 
-import csv
 import pickle
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -143,16 +142,4 @@ def shakespeare(root: Path, speeches: Sequence[tuple[str, str]]) -> Path:
     path = root / "shakespeare" / "input.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(f"{name}:\n{speech}" for name, speech in speeches) + "\n", "latin-1")
-    return path
-
-
-def shakespeare_leaf(root: Path, texts: Mapping[str, str]) -> Path:
-    """Write plays as the hub has LEAF's edition: 80 characters and the next one in each row."""
-    path = root / TASKS["shakespeare-leaf"].files[0].path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["character_id", "x", "y"])
-        for name, text in texts.items():
-            rows.writerows([name, text[i : i + 80], text[i + 80]] for i in range(len(text) - 80))
     return path

@@ -1,4 +1,4 @@
-"""Shakespeare's plays by their speakers, in both editions."""
+"""Shakespeare's plays by their speakers."""
 
 import os
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ def text(length: int, seed: int = 0) -> str:
 PLAY = {"ROMEO": text(700, 1), "First Citizen": text(900, 2), "NURSE": text(300, 3)}
 
 
-def load(task: str, folder: Path, **settings: Value) -> Task:
+def load(folder: Path, **settings: Value) -> Task:
     own = {key.replace("_", "-"): value for key, value in settings.items()}
-    return load_task({"task": task, "data-dir": str(folder), **UNVERIFIED, **own})
+    return load_task({"task": "shakespeare", "data-dir": str(folder), **UNVERIFIED, **own})
 
 
 def read(examples: Examples) -> list[tuple[str, str]]:
@@ -55,14 +55,11 @@ def setup_of(test: float = 0.2, validation: float = 0.0) -> Setup:
     return Setup.of({"model": "lstm", "partition": "speaker", "test-share": test, "validation-share": validation})
 
 
-@pytest.fixture(params=["shakespeare", "shakespeare-leaf"])
-def edition(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
-    """Write the same play in both editions."""
-    if request.param == "shakespeare":
-        made.shakespeare(tmp_path, list(PLAY.items()))
-    else:
-        made.shakespeare_leaf(tmp_path, PLAY)
-    return request.param, tmp_path
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Write a play."""
+    made.shakespeare(tmp_path, list(PLAY.items()))
+    return tmp_path
 
 
 # What is learned ------------------------------------------------------------------------------------------------------
@@ -75,8 +72,8 @@ def test_there_are_80_characters_and_others_become_the_last() -> None:
         assert code == expected
 
 
-def test_an_example_is_80_characters_and_the_speakers_next(edition: tuple[str, Path]) -> None:
-    task = load(*edition)
+def test_an_example_is_80_characters_and_the_speakers_next(folder: Path) -> None:
+    task = load(folder)
     assert task.clients == ("First Citizen", "ROMEO")  # the nurse has too little text to be tested on
     for name in task.clients:
         spoken = PLAY[name]
@@ -87,8 +84,8 @@ def test_an_example_is_80_characters_and_the_speakers_next(edition: tuple[str, P
         assert read(splits.test) == windows[count + 79 :]
 
 
-def test_both_editions_give_the_network_whole_numbers(edition: tuple[str, Path]) -> None:
-    task = load(*edition, clients=1)
+def test_the_network_gets_whole_numbers(folder: Path) -> None:
+    task = load(folder, clients=1)
     inputs, targets = task.splits(task.clients[0]).train[0:4]
     assert inputs.dtype == targets.dtype == torch.int64
     outputs = task.model()(inputs)
@@ -96,18 +93,16 @@ def test_both_editions_give_the_network_whole_numbers(edition: tuple[str, Path])
     assert task.loss(outputs, targets).shape == (4,)
 
 
-def test_an_unknown_character_is_read_in_both_editions(tmp_path: Path) -> None:
+def test_an_unknown_character_is_read(tmp_path: Path) -> None:
     spoken = "$é" + text(600)
     made.shakespeare(tmp_path, [("ROMEO", spoken)])
-    made.shakespeare_leaf(tmp_path, {"ROMEO": "$—" + spoken[2:]})
-    for name in ("shakespeare", "shakespeare-leaf"):
-        first, _ = read(load(name, tmp_path).splits("ROMEO").train)[0]
-        assert first == "}}" + spoken[2:80]
+    first, _ = read(load(tmp_path).splits("ROMEO").train)[0]
+    assert first == "}}" + spoken[2:80]
 
 
-def test_the_tiny_editions_examples_take_no_more_memory(tmp_path: Path) -> None:
+def test_the_examples_take_no_more_memory(tmp_path: Path) -> None:
     made.shakespeare(tmp_path, list(PLAY.items()))
-    task = load("shakespeare", tmp_path)
+    task = load(tmp_path)
     splits = [split for name in task.clients for split in task.splits(name)]
     assert len({split.inputs.data_ptr() for split in splits}) == 1
     assert splits[0].inputs.untyped_storage().nbytes() == 8 * sum(map(len, PLAY.values()))
@@ -151,9 +146,9 @@ def test_no_example_has_characters_of_two_speakers(lengths: list[int]) -> None:
         assert set(own.tolist()) <= {CHARACTERS.find(letter) for letter in set(spoken)}
 
 
-def test_too_many_speakers_are_refused(edition: tuple[str, Path]) -> None:
+def test_too_many_speakers_are_refused(folder: Path) -> None:
     with pytest.raises(FairbloomError, match=r"clients = 3: of 3 speakers 2 have enough examples"):
-        load(*edition, clients=3)
+        load(folder, clients=3)
 
 
 # In time --------------------------------------------------------------------------------------------------------------
@@ -178,32 +173,13 @@ def test_without_validation_the_split_is_leafs(count: int) -> None:
     assert parts.test.tolist() == list(range(trained + 80 - 1, count))
 
 
-def test_a_speaker_without_validation_may_be_left_out(
-    edition: tuple[str, Path],
-) -> None:
-    assert load(*edition, validation_share=0.12).clients == ("First Citizen",)
+def test_a_speaker_without_validation_may_be_left_out(folder: Path) -> None:
+    assert load(folder, validation_share=0.12).clients == ("First Citizen",)
     with pytest.raises(FairbloomError, match="0 have enough examples"):
-        load(*edition, validation_share=0.05)
+        load(folder, validation_share=0.05)
 
 
 # The files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "lacks the column character_id"),
-        ("character_id,x,y\n", "has no example"),
-        ("character_id,x\nROMEO,a\n", "lacks the column y"),
-        (f"character_id,x,y\nROMEO,{'a' * 79},b\n", "example 1 must have 80 characters in x and one in y"),
-        (f"character_id,x,y\nROMEO,{'a' * 80},b\nROMEO,{'a' * 80}\n", "example 2 must have 80 characters"),
-        (f"character_id,x,y\nROMEO,{'a' * 80},bc\n", "example 1 must have"),
-    ],
-)
-def test_another_table_than_leafs_is_refused(tmp_path: Path, content: str, words: str) -> None:
-    made.shakespeare_leaf(tmp_path, {}).write_text(content)
-    with pytest.raises(FairbloomError, match=words):
-        load("shakespeare-leaf", tmp_path)
 
 
 def test_another_text_than_the_original_is_refused(tmp_path: Path) -> None:
@@ -225,13 +201,11 @@ def test_the_real_text_has_183_speakers_with_enough_of_it() -> None:
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["shakespeare", "shakespeare-leaf"])
-def test_the_lstm_trains_on_files_of_that_format(tmp_path: Path, name: str) -> None:
+def test_the_lstm_trains_on_files_of_that_format(tmp_path: Path) -> None:
     play = {"ROMEO": text(245, 1), "NURSE": text(250, 2)}
     made.shakespeare(tmp_path, list(play.items()))
-    made.shakespeare_leaf(tmp_path, play)
     ran = api.run(
-        name,
+        "shakespeare",
         data_dir=tmp_path,
         rounds=1,
         fraction=0.5,

@@ -23,7 +23,7 @@ UNVERIFIED: dict[str, Value] = {"verify-data": False}
 
 
 def speakers(root: Path) -> Path:
-    return made.shakespeare_leaf(root, {f"SPEAKER {k:02d}": f"{k:02d} words of no meaning " * 11 for k in range(31)})
+    return made.shakespeare(root, [(f"SPEAKER {k:02d}", f"{k:02d} words of no meaning " * 11) for k in range(31)])
 
 
 def people(root: Path) -> Path:
@@ -53,7 +53,7 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
     "cifar100": lambda root: made.cifar100(root, train=24, test=10),
     "cinic10": lambda root: made.cinic10(root, count=12),
     "femnist": lambda root: made.femnist(root, {f"f{k:04d}_00": 6 for k in range(10)}),
-    "shakespeare-leaf": speakers,
+    "shakespeare": speakers,
     "synthetic": lambda root: root.mkdir(),
 }
 
@@ -120,4 +120,4 @@ def test_a_recipe_runs_on_made_up_data_in_the_real_format(tmp_path: Path, name: 
 def test_every_task_whose_data_are_not_here_has_a_recipe_that_is_run() -> None:
     tasks = {str(load_recipe(name).settings.get("task")) for name in names()}
     run = {str(load_recipe(name).settings["task"]) for name in RECIPES}
-    assert tasks & {"cifar10", "cifar100", "cinic10", "femnist", "shakespeare-leaf"} <= run
+    assert tasks & {"cifar10", "cifar100", "cinic10", "femnist", "shakespeare"} <= run
