@@ -34,7 +34,12 @@ class Images(Dataset[Any]):
 def vit() -> Any:
     """A vision transformer whose head alone is trained."""
     torch.manual_seed(1)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_labels=2, **sizes))
     model.vit.requires_grad_(False)
     return model
