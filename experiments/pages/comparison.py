@@ -64,7 +64,9 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     """Return the methods, the clients, gaps between groups, and what limits the numbers."""
     sections = [_methods_section(comparison), _clients_section(comparison)]
     sections += [Section("gaps", "Gaps between groups", "", gaps)] if (gaps := gap_tables(comparison)) else []
-    return present([*sections, caveats_section([*comparison.caveats, *_left_out(comparison)])])
+    return present(
+        [*sections, caveats_section([*comparison.verdict.further, *comparison.caveats, *_left_out(comparison)])]
+    )
 
 
 def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Section]:

@@ -12,6 +12,9 @@ from .shared_data import SharedData
 FEWEST_EXAMPLES = 10
 """A score over fewer test examples than this says little about a client."""
 
+FEW_CLIENTS = 5
+"""With fewer clients than this, each decides much of what is found."""
+
 
 def caveats_of_run(run: Run) -> list[str]:
     """Return what limits the numbers of one run: an early end, single participants, clients tested on few examples."""

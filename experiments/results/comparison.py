@@ -22,11 +22,11 @@ from .caveats import caveats_of_comparison
 from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .groups import GroupReport
 from .measures import CLIENT, GAP, Served, find_measure
-from .other_scores import Contradiction, find_contradictions, sentences_on
+from .other_scores import Contradiction, find_contradictions
 from .presentation import Shown
 from .run import Run, final_of, frame, load, measures
 from .shared_data import SharedData
-from .verdict import CLAIMED, Verdict, verdict_of
+from .verdict import CLAIMED, MEAN, WORST, Findings, Verdict, verdict_of
 
 if TYPE_CHECKING:
     import pandas
@@ -81,6 +81,7 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
         {label: f"failed with {len(of)} of {len(study.seeds)} seeds" for label, of in failed.items()} | lacking,
         _larger_classes(runs[plan.baseline]),
         {label: tuple(by_seed) for label, by_seed in runs.items()},
+        runs[plan.baseline][0].test_examples(),
     )
 
 
@@ -183,6 +184,8 @@ class Comparison(Shown):
         The share of each client's test examples that are of the larger of two classes, in percent, the mean over seeds.
     runs
         The runs of each method, one a seed.
+    examples
+        The number of each client's test examples with the first seed.
     """
 
     finals: Mapping[str, Sequence[Mapping[str, Values]]]
@@ -198,6 +201,7 @@ class Comparison(Shown):
     failed: Mapping[str, str] = field(default_factory=dict)
     larger_classes: Mapping[str, float] = field(default_factory=dict)
     runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
+    examples: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def score(self) -> Score:
@@ -318,9 +322,22 @@ class Comparison(Shown):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What the comparison shows, in sentences, with what other scores say against it."""
-        found = verdict_of(self)
-        return replace(found, sentences=(*found.sentences, *sentences_on(self.contradictions)))
+        """What the comparison shows, in sentences."""
+        clients = max(self.values[self.baseline], key=len)
+        return verdict_of(
+            Findings(
+                self.baseline,
+                self.score,
+                len(self.seeds),
+                self.claims,
+                {method: self.spread(method, MEAN)[0] for method in self.methods},
+                self.spread(self.baseline, WORST)[0],
+                {client: self.examples.get(client, math.inf) for client in clients},
+                {method: row for method in self.methods if (row := self.personal_row(method))},
+                self.contradictions,
+                self.failed,
+            )
+        )
 
     def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
         """Return a measure under a method and under the baseline, for each seed that has both."""

@@ -153,7 +153,7 @@ def test_a_comparison_goes_by_the_score(tmp_path: Path) -> None:
     assert {row["score"] for row in rows} == {"loss, lower is better"}
     clients = [float(row["loss"]) for row in table(tmp_path / "cmp" / "clients.csv") if row["method"] == "FedAvg"]
     assert max(clients) == max(float(row["worst"]) for row in rows if row["method"] == "FedAvg")
-    assert "test loss of" in found.verdict.sentences[0]
+    assert "test loss of" in found.verdict.headline
 
 
 def test_a_search_chooses_by_the_score(tmp_path: Path) -> None:
