@@ -56,7 +56,7 @@ def words_of(verdict: Verdict) -> int:
 
 def test_first_the_baseline_then_who_gains_without_loss() -> None:
     """First among these is the best mean; who pays with the mean is said to do so."""
-    comparison = made(20, FedFV=(8.0, -3.0), TERM=(6.0, 0.0), AFL=(6.0, 4.0), DRFA=(-9.0, 0.0))
+    comparison = made(20, FedFV=(8.0, -6.0), TERM=(6.0, 0.0), AFL=(6.0, 4.0), DRFA=(-9.0, 0.0))
     verdict = comparison.verdict
     assert verdict.improving == ("AFL", "TERM")
     worst, mean = (comparison.spread("FedAvg", measure)[0] for measure in ("worst_10", "mean"))
@@ -79,7 +79,7 @@ def test_where_nothing_is_separated_no_estimate_is_said() -> None:
 
 
 def test_a_loss_in_the_mean_is_no_answer() -> None:
-    verdict = made(20, FedFV=(8.0, -3.0)).verdict
+    verdict = made(20, FedFV=(8.0, -6.0)).verdict
     assert verdict.improving == ()
     assert verdict.sentences[0].startswith("No method")
 
