@@ -23,6 +23,9 @@ MAX_COLUMNS, MAX_CATEGORIES, MAX_INPUTS, MAX_CLASSES = 10_000, 1_000, 20_000, 1_
 MAX_NUMBERED_CLASSES = 100
 """A target of more different whole numbers is a quantity, unless csv.kind says otherwise."""
 
+SMALLEST_SQUARED = 1e-150
+"""Squares of smaller numbers lose digits, and are 0 from 1e-162 on."""
+
 ALIKE = "write them as the others do, in the same upper and lower case"
 """What to do where clients spell the same classes in different ways; to state all spellings would make each a class."""
 
@@ -125,7 +128,14 @@ def combine_moments(moments: Iterable[Moments | None]) -> Moments:
     if not len(known):
         return 0.0, 0.0
     center = np.median(known[:, 0])
-    return float(center), float(np.sqrt(np.median(known[:, 1] ** 2 + (known[:, 0] - center) ** 2)))
+    apart = np.abs(np.stack([known[:, 1], known[:, 0] - center]))
+    unit = unit_of(apart.max())
+    return float(center), float(unit * np.sqrt(np.median(((apart / unit) ** 2).sum(axis=0))))
+
+
+def unit_of(largest: float) -> float:
+    """Return what numbers are divided by before they are squared: 1, or the largest where the squares would be 0."""
+    return float(largest) if 0.0 < largest < SMALLEST_SQUARED else 1.0
 
 
 def read_summaries(

@@ -18,7 +18,7 @@ from ..partition import MIN_EXAMPLES, split, splits_of
 from ..preprocessing import Preprocessing
 from ..row_digests import Digest, Digests, RowsBehind, digest_table
 from ..task import Setup, Splits
-from .agreement import MAX_CATEGORIES, MAX_NUMBERED_CLASSES, Moments, TargetSummary
+from .agreement import MAX_CATEGORIES, MAX_NUMBERED_CLASSES, Moments, TargetSummary, unit_of
 from .columns import AgreedColumns, Input, describe_difference
 from .reading.cells import MAX_NUMBER, to_cells
 from .reading.identities import look_like_dates, look_like_identifiers, nearly_all_differ
@@ -539,7 +539,8 @@ def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
         return measure_moments(numbers[~np.isnan(numbers)])
     if low == numbers.max():  # the deviation would be a rounding error
         return float(numbers[0]), 0.0
-    return float(numbers.mean()), float(numbers.std())
+    unit = unit_of(np.abs(numbers).max())
+    return float(numbers.mean()), float(unit * (numbers / unit).std())
 
 
 def _values_in(column: Column, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:

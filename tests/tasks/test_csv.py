@@ -265,6 +265,20 @@ def test_a_quantity_is_learned_in_agreed_units(folder: Folder, tmp_path: Path) -
     assert task.scores[R2](targets[:, None], targets) == pytest.approx(1.0)
 
 
+def test_a_quantity_is_scored_whatever_its_unit(folder: Folder) -> None:
+    """The squares of 1e-200 are 0: without care the scale would be 1 and every target 0."""
+    found = []
+    for unit in (1.0, 1e-200, 1e-305):
+        random = np.random.default_rng(1)
+        rows = {client: [f"{a!r},{unit * (5.0 + a)!r}" for a in random.normal(size=40).tolist()] for client in "ab"}
+        task, told = agreed(config(folder(**{client: "\n".join(["x,label", *each]) for client, each in rows.items()})))
+        assert told["target"]["scale"] == pytest.approx(unit, rel=0.5)
+        _, targets = everything(task.splits("a").test)
+        assert task.scores[R2](targets[:, None], targets) == pytest.approx(1.0)
+        found.append(float(torch.as_tensor(task.scores[MAE](targets[:, None] + 0.5, targets)).mean()) / unit)
+    assert found == pytest.approx([found[0]] * 3, rel=1e-3)
+
+
 def test_stated_classes_let_a_client_lack_some(folder: Folder) -> None:
     lacking = csv_of(20).replace(",1\n", ",0\n")
     task, told = agreed(config(folder(a=lacking, b=csv_of(20)), classes="1,0"))
