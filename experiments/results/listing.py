@@ -10,6 +10,9 @@ from fairbloom.server.run_folder.files import CHECKPOINTS, CONFIG, MODEL, ROUNDS
 
 from .run import load
 
+MEASURED = ("mean", "worst_10")
+"""The measures of a run that a list has, from the last row of rounds.csv that has them."""
+
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:
     """Return what is known of each run in a folder and in folders below, by name; of a damaged one its `fault`."""
@@ -37,16 +40,13 @@ def _about(path: Path, folder: Path) -> dict[str, Any]:
     about["when"] = datetime.fromtimestamp(changed).astimezone().isoformat(" ", "minutes")[:16]
     try:
         run = load(path)
-        summary = run.summary
+        last = run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in MEASURED]).dropna().tail(1)
+        about |= {"task": run.settings.get("task", ""), "method": run.label, "seed": run.settings.get("seed")}
+        about |= {"state": run.state, "rounds": run.rounds_done, "of_rounds": run.num_rounds}
     except FairbloomError as error:
         return about | {"state": "damaged", "fault": str(error)}
-    about |= {key: summary[key] for key in ("task", "method", "seed", "state", "rounds", "of_rounds")}
-    if "mean" in summary:
-        lacking = run.without_score
-        about["score"] = {
-            "title": f"{run.score.title} (without {', '.join(lacking)})" if lacking else run.score.title,
-            "without": list(lacking),
-            **{key: summary[key] for key in ("mean", "worst_10")},
-            **{f"{key}_in_words": run.score.written(summary[key]) for key in ("mean", "worst_10")},
-        }
+    if last.size == len(MEASURED):
+        measured = dict(zip(MEASURED, map(float, last.iloc[0]), strict=True))
+        words = {f"{key}_in_words": run.score.written(value) for key, value in measured.items()}
+        about["score"] = {"title": run.score.title, **measured, **words}
     return about

@@ -218,7 +218,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "torn settings": (lambda run: (run / "config.toml").write_text("task = "), "is no valid TOML"),
     "settings of words": (lambda run: (run / "config.toml").write_bytes(b"\xff\xfe"), "is no valid TOML"),
     "a table of words": (lambda run: (run / "rounds.csv").write_text("round\nmany\n"), "rounds.csv cannot be read"),
-    "no clients": (lambda run: (run / "clients.csv").unlink(), "clients.csv cannot be read"),
+    "no rounds": (lambda run: (run / "rounds.csv").unlink(), "rounds.csv cannot be read"),
     "no scores": (lambda run: (run / "scores.json").write_text("{"), "scores.json cannot be read"),
 }
 
@@ -235,7 +235,7 @@ def test_a_damaged_run_is_listed_with_its_fault_beside_the_others(
     damage(run)
     damaged, *others = as_json(capsys, "show")
     assert len(others) == 2
-    if fault == "no clients" and not finished:  # it is begun anew when the run goes on
+    if fault == "no rounds" and not finished:  # it is begun anew when the run goes on
         assert (damaged["state"], "score" in damaged) == ("interrupted", False)
         return
     assert damaged["state"] == "damaged"

@@ -1,11 +1,12 @@
 """The tables of a run as data frames: what is read, what is refused, and how much is kept."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fairbloom.experiments import api
+from fairbloom.experiments.results.listing import find_runs
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.experiments.results.tables import read_frame
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -85,11 +86,19 @@ def test_a_cell_that_is_no_score_is_refused(folder: Path, tmp_path: Path) -> Non
             broken.final()
 
 
+def test_a_list_of_runs_reads_rounds_alone(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint").mkdir()
+    expected = {key: load(folder).summary[key] for key in ("mean", "worst_10")}
+    CLIENTS.path_in(tmp_path / "run").write_text("no table")
+    (found,) = find_runs(tmp_path)
+    assert {key: found["score"][key] for key in expected} == pytest.approx(expected)
+    assert (found["rounds"], found["state"]) == (6, "finished")
+
+
 def test_a_number_takes_the_memory_of_a_number(tmp_path: Path) -> None:
     """A row of clients.csv took 1.1 kB as a dict of texts; here it has nine columns."""
     make_comparison(tmp_path / "made", ["fedavg", "fedfv"], range(2), [f"client-{k}" for k in range(50)], 20)
     table = load(tmp_path / "made" / "runs" / "fedavg-seed0").clients
     assert len(table) == 1000
     assert table.memory_usage(deep=True).sum() < 150 * len(table)
-    found = api.load(tmp_path / "made")
-    assert not any(isinstance(value, Run) for value in vars(found).values())

@@ -1,0 +1,92 @@
+"""Every kind of number in comparison.csv and differences.csv, computed again from the clients.csv of the runs."""
+
+import csv
+import math
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fairbloom.experiments import api
+from fairbloom.protocol.scores import ACCURACY, Score
+
+from ..made_up import make_comparison
+
+METHODS = {"FedAvg": "fedavg", "FedFV": "fedfv", "TERM": "term"}
+SEEDS, CLIENTS, ROUNDS = range(4), [f"client-{k}" for k in range(23)], 3
+SHARE = 0.25  # test by training examples: the seeds split the rows of the same clients' files, a fifth for the test
+
+RECOMPUTED = {
+    "mean": lambda x: x.mean(),
+    "std": lambda x: x.std(),
+    "var": lambda x: x.var(),
+    "worst": lambda x: x[0],
+    "best": lambda x: x[-1],
+    "worst_5": lambda x: x[:2].mean(),  # two of 23 clients
+    "worst_10": lambda x: x[:3].mean(),
+    "worst_20": lambda x: x[:5].mean(),
+    "worst_30": lambda x: x[:7].mean(),
+    "best_5": lambda x: x[-2:].mean(),
+    "best_10": lambda x: x[-3:].mean(),
+    "best_20": lambda x: x[-5:].mean(),
+    "best_30": lambda x: x[-7:].mean(),
+    "gap": lambda x: abs(x[-1] - x[0]),
+    "jain": lambda x: x.sum() ** 2 / (len(x) * (x**2).sum()),
+    "gini": lambda x: np.abs(x[:, None] - x).sum() / (2 * len(x) ** 2 * x.mean()),
+    "entropy": lambda x: stats.entropy(x),
+    "cosine": lambda x: x.sum() / math.sqrt(len(x) * (x**2).sum()),
+}
+"""Measures of the scores of clients, the worst served first."""
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("score", [ACCURACY, Score("mae", higher_is_better=False)], ids=lambda score: score.name)
+def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: Path) -> None:
+    make_comparison(tmp_path, list(METHODS.values()), SEEDS, CLIENTS, ROUNDS, score=score, dealt=False)
+    found = api.load(tmp_path)
+    sign, served = (1.0 if score.higher_is_better else -1.0), {}
+    for method, name in METHODS.items():
+        for seed in SEEDS:
+            (folder,) = (tmp_path / "runs").glob(f"{name}*seed{seed}")
+            rows = [row for row in read(folder / "clients.csv") if row["round"] == str(ROUNDS)]
+            served[method, seed] = {row["client"]: float(row[score.column()]) for row in rows}
+
+    def measured(method: str, seed: int, measure: str) -> float:
+        if measure.startswith("client:"):
+            return served[method, seed][measure.removeprefix("client:")]
+        return float(RECOMPUTED[measure](sign * np.sort(sign * np.array([*served[method, seed].values()]))))
+
+    for row in found.rows():
+        assert {key: row[key] for key in RECOMPUTED} == pytest.approx(
+            {key: measured(row["method"], row["seed"], key) for key in RECOMPUTED}
+        )
+
+    good_low = {"std", "var", "gap", "gini"}
+    good_high = {"jain", "entropy", "cosine"}
+    rows = found.difference_rows()
+    assert {row["measure"] for row in rows} == {*RECOMPUTED, *(f"client:{client}" for client in CLIENTS)}
+    raw = {}
+    for row in rows:
+        method, measure = row["method"], row["measure"]
+        way = -1.0 if measure in good_low else 1.0 if measure in good_high else sign
+        x = way * np.array([measured(method, s, measure) - measured("FedAvg", s, measure) for s in SEEDS])
+        error = x.std(ddof=1) * math.sqrt(1 / len(x) + SHARE)
+        reach = stats.t.ppf(0.975, len(x) - 1) * error
+        expected = [fmean(x), error, x.mean() - reach, x.mean() + reach, (x > 0).sum(), (x < 0).sum(), len(x)]
+        names = ("mean", "error", "low", "high", "better", "worse", "seeds")
+        assert [row[name] for name in names] == pytest.approx(expected), (method, measure)
+        if measure in ("worst_10", "mean"):
+            raw[method, measure] = 2 * stats.t.sf(abs(x.mean()) / error, len(x) - 1)
+        else:
+            assert row["p_value"] == ""
+    largest = 0.0  # by Holm: the smallest of four counts four times, the next three times, and none is smaller
+    for place, (key, p) in enumerate(sorted(raw.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(raw) - place) * p))
+        (row,) = (row for row in rows if (row["method"], row["measure"]) == key)
+        assert row["p_value"] == pytest.approx(largest)
