@@ -1,9 +1,10 @@
 """A run as its folder tells of it: settings, tables, how the model serves each client, and how far it is."""
 
 import contextlib
+import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -286,9 +287,9 @@ class Run(Shown):
             if len(rows) and split == "test" and (self.finished or model == "global"):
                 raise RunFolderError(f"{path} cannot be read: it has no column {column}. Restore it from a copy")
             return {}
-        scores = rows.set_index("client")[column].dropna()
-        _check_scores(scores, score, path)
-        return {str(client): float(value) for client, value in scores.items()}
+        values = self._column(column, rows)
+        _check_scores(values.values(), score, path)
+        return values
 
     @property
     def without_score(self) -> tuple[str, ...]:
@@ -352,7 +353,8 @@ class Run(Shown):
     @staticmethod
     def _column(name: str, rows: "pandas.DataFrame", by: str = "client") -> dict[Any, float]:
         """Return the numbers of a column by client or by round; none where there is no column."""
-        return rows.set_index(by)[name].dropna().to_dict() if name in rows else {}
+        pairs = zip(rows[by].tolist(), rows[name].tolist(), strict=True) if name in rows else ()
+        return {key: value for key, value in pairs if not math.isnan(value)}
 
     def over_rounds(self, client: str, model: str = "") -> dict[int, float]:
         """Return the score of one client after each round that was evaluated; see `final`."""
@@ -544,11 +546,11 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     return pandas.DataFrame([{name: np.nan if cell == "" else cell for name, cell in row.items()} for row in rows])
 
 
-def _check_scores(scores: "pandas.Series[float]", score: Score, path: Path) -> None:
+def _check_scores(scores: Iterable[float], score: Score, path: Path) -> None:
     """Raise RunFolderError where a number of a table is no such score."""
-    wrong = scores[~np.isfinite(scores) | (score.percent & ~scores.between(0.0, 100.0))]
-    if len(wrong):
-        what = f"{score.name} in percent" if score.percent else score.name
-        raise RunFolderError(
-            f"{path} has {wrong.iloc[0]:g} for {what}: restore it from a copy, or run again with another folder (--out)"
-        )
+    for value in scores:
+        if not math.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
+            what = f"{score.name} in percent" if score.percent else score.name
+            raise RunFolderError(
+                f"{path} has {value:g} for {what}: restore it from a copy, or run again with another folder (--out)"
+            )
