@@ -235,7 +235,7 @@ def table_of_shared(trials: int, seeds: Sequence[int] = SEEDS) -> Table:
 def claims(first: Floats, second: Floats, test_share: float = 0.0) -> int:
     """Return in how many trials, a row each with a column a seed, a method is told from itself under other seeds."""
     found = (difference_of(row.tolist(), test_share=test_share) for row in second - first)
-    return sum(each.clear for each in found)
+    return sum(each.significant for each in found)
 
 
 def made_scores(trials: int, seeds: int, rng: np.random.Generator) -> Floats:

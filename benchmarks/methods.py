@@ -342,7 +342,7 @@ def gain(found: Difference, *, brief: bool = False) -> str:
         return words
     words = words if brief else f"{words} ({found.low:+.1f} to {found.high:+.1f})"
     apart = found.low > 0.0 or found.high < 0.0
-    return f"**{words}**{'*' if found.clear else ''}" if apart else words
+    return f"**{words}**{'*' if found.significant else ''}" if apart else words
 
 
 def times(ratios: Iterable[float]) -> str:

@@ -53,10 +53,10 @@ class Digits:
 
 
 def tone_of(difference: Difference) -> Tone:
-    """Return whether a difference is clearly for the better or the worse; "" where it is not clear."""
-    return "" if not difference.clear else "better" if difference.mean > 0.0 else "worse"
+    """Return whether a significant difference is for the better or the worse; "" where it is not significant."""
+    return "" if not difference.significant else "better" if difference.mean > 0.0 else "worse"
 
 
-def mark_clear(cell: Cell, difference: Difference) -> Cell:
-    """Return a cell, marked and coloured where a clear difference is for the better or the worse."""
-    return replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference)) if difference.clear else cell
+def mark_significant(cell: Cell, difference: Difference) -> Cell:
+    """Return a cell, marked and coloured where a significant difference is for the better or the worse."""
+    return replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference)) if difference.significant else cell

@@ -14,7 +14,7 @@ from ..results.presentation import page_of
 from ..results.run import REPORT
 from ..results.verdict import CLAIMED, MEAN, WORST
 from . import charts
-from .cells import CLEAR, NONE, SHOWN, Digits, mark_clear, tone_of
+from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
 from .groups import gaps_table, subgroups_section
 from .rows import Line, Scene, hidden_in_words, mean_and_range, shown_of, worst_first
 from .sections import (
@@ -93,7 +93,7 @@ def lines_of(comparison: Comparison) -> list[Line]:
 
 def _first_only(comparison: Comparison) -> bool:
     """Return whether clients are shown by the first seed alone, because with another one a name means other data."""
-    return comparison.shared.dealt and len(comparison.seeds) > 1
+    return comparison.shared.clients_differ and len(comparison.seeds) > 1
 
 
 def by_name(comparison: Comparison, method: str) -> dict[str, float]:
@@ -163,7 +163,9 @@ def method_table(comparison: Comparison) -> Table:
     means = {method: [comparison.spread(method, key)[0] for key in SHOWN] for method in _labels(comparison)}
     digits = Digits.of(comparison.score, (mean for each in means.values() for mean in each))
     found = [comparison.differences(measure) for measure in (MEAN, WORST)]
-    gains = {method: [mark_clear(digits.difference(of[method]), of[method]) for of in found] for method in found[0]}
+    gains = {
+        method: [mark_significant(digits.difference(of[method]), of[method]) for of in found] for method in found[0]
+    }
     headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
     blank = [NONE] * len(headings)
     rows = [[Cell(name), *map(digits.cell, each), *gains.get(name, blank)] for name, each in means.items()]
@@ -274,7 +276,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
     note += f"The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of the paired t test, "
     note += "with Holm's correction over both and all methods."
     if comparison.shared.test_share:
-        split = "are taken to split" if comparison.shared.assumed else "split"
+        split = "are taken to split" if comparison.shared.unknown else "split"
         note += f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the intervals."
     table = Table("differences", f"Differences to {base} in {unit}", headings, cells, note)
     return Section("differences", f"Differences to {base}", intro, [Charts(panels), table, *_scores_table(comparison)])

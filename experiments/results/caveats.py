@@ -95,14 +95,14 @@ def _attacked(runs: Sequence[Run]) -> list[str]:
 def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
     """Return for which data the differences over several seeds hold, nothing where each seed has clients of its own."""
     shared = SharedData.of(by_seed)
-    if len(by_seed) == 1 or shared.dealt:
+    if len(by_seed) == 1 or shared.clients_differ:
         return []
-    if shared.fixed:
+    if shared.same_test_examples:
         return [
             "All seeds test on the same examples: differences hold for these, and intervals do not say what other "
             "examples would give."
         ]
-    if shared.assumed:
+    if shared.unknown:
         return [
             "What seeds share of this task's data is not known. They are taken for splits of the same clients' "
             "examples, with which intervals are the widest."

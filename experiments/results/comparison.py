@@ -458,7 +458,7 @@ class Comparison(Shown):
     @property
     def clients_compared(self) -> list[str]:
         """The clients of which something is said: the same with all seeds, with a score with three of these or all."""
-        if self.shared.dealt:
+        if self.shared.clients_differ:
             return []
         seeds = Counter(client for by_client in self.values[self.baseline] for client in by_client)
         return sorted(client for client, count in seeds.items() if count >= min(FEWEST_SEEDS, len(self.seeds)))

@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 """The share of intervals that hold the true difference."""
 
 LEVEL = 1.0 - CONFIDENCE
-"""The largest p-value, after Holm's correction, of a difference that counts as clear."""
+"""The largest p-value, after Holm's correction, of a significant difference."""
 
 FEWEST_SEEDS = 3
 """With fewer seeds nothing is tested, and differences have no interval: it would be wider than most scores' range."""
@@ -52,12 +52,12 @@ class Difference:
     p_value: float
 
     @property
-    def clear(self) -> bool:
-        """Whether the difference is clear: whether method and baseline differ significantly."""
+    def significant(self) -> bool:
+        """Whether method and baseline differ significantly."""
         return self.p_value < LEVEL
 
     @property
-    def zero(self) -> bool:
+    def is_zero(self) -> bool:
         """Whether method and baseline are equal with every seed."""
         return not (self.better or self.worse)
 

@@ -17,10 +17,10 @@ from .run import Run
 class SharedData:
     """What seeds have in common."""
 
-    dealt: bool = False  # a seed decides which examples a client has, so names mean other clients
-    fixed: bool = False  # all seeds test on the same examples of the same clients
+    clients_differ: bool = False  # a seed decides which examples a client has, so names mean other clients
+    same_test_examples: bool = False  # all seeds test on the same examples of the same clients
     test_share: float = 0.0  # test by training examples, where seeds split the same clients' data
-    assumed: bool = False  # not known, as of a user-defined task
+    unknown: bool = False  # not known, as of a user-defined task
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "SharedData":
@@ -32,11 +32,11 @@ class SharedData:
         settings = runs[0].settings
         task = runs[0].task
         if task is None:
-            return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings), assumed=True)
+            return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings), unknown=True)
         tests = task.tests_by_seed(settings)
         if tests == "fresh" or _deals_clients(task, runs):
-            return cls(dealt=True)
-        return cls(fixed=True) if tests == "fixed" else cls(test_share=task.test_by_train(settings))
+            return cls(clients_differ=True)
+        return cls(same_test_examples=True) if tests == "fixed" else cls(test_share=task.test_by_train(settings))
 
 
 def _deals_clients(task: TaskInfo, runs: Sequence[Run]) -> bool:

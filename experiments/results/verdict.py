@@ -106,7 +106,7 @@ class Findings:
     def sign(self, method: str, measure: str) -> int:
         """Return 1 where a method is significantly better than the baseline by a measure, -1 if worse, else 0."""
         found = self.claims[method, measure]
-        return 0 if not found.clear else 1 if found.mean > 0.0 else -1
+        return 0 if not found.significant else 1 if found.mean > 0.0 else -1
 
 
 def verdict_of(found: Findings) -> Verdict:
@@ -114,7 +114,7 @@ def verdict_of(found: Findings) -> Verdict:
     methods = [method for method in found.means if method != found.baseline]
     best_first = sorted(methods, key=lambda method: -found.score.better(found.means[method], 0.0))
     improving = [m for m in best_first if found.sign(m, WORST) > 0 and found.sign(m, MEAN) >= 0]
-    claims = tuple(Claim(*key, each.mean) for key, each in found.claims.items() if each.clear)
+    claims = tuple(Claim(*key, each.mean) for key, each in found.claims.items() if each.significant)
     sentences = [
         *_answer(found, improving),
         *_effects(found, [method for method in best_first if method not in improving[:1]]),
@@ -147,11 +147,11 @@ def _answer(found: Findings, improving: Sequence[str]) -> Iterator[str]:
         yield f"{'A single seed does' if found.seeds == 1 else 'Two seeds do'} not show which method is better: use 5."
     elif improving:
         first, also = improving[0], "without a significant loss in the mean"
-        if (mean := found.claims[first, MEAN]).clear:
+        if (mean := found.claims[first, MEAN]).significant:
             also = f"and the mean, by {_points(mean.mean, found.score)}"
         gain = _sized(found.claims[first, WORST], found.score)
         yield f"{first} significantly improves the worst served, by {gain}, {also}."
-    elif any(each.clear for each in found.claims.values()):
+    elif any(each.significant for each in found.claims.values()):
         yield "No method significantly improves the worst served without worsening the mean."
     elif len(found.means) == 2:
         (other,) = (method for method in found.means if method != found.baseline)
@@ -179,7 +179,7 @@ def _list(methods: Sequence[str], said: str) -> Iterator[str]:
 
 def _equals(found: Findings, methods: Sequence[str]) -> Iterator[str]:
     """Yield which methods equal the baseline with every seed, and where their personal models are."""
-    same = [method for method in methods if all(found.claims[method, measure].zero for measure in CLAIMED)]
+    same = [method for method in methods if all(found.claims[method, measure].is_zero for measure in CLAIMED)]
     yield from _list(same, f"{'equals' if len(same) == 1 else 'equal'} {found.baseline} with every seed")
     if rows := [found.personal[method] for method in same if method in found.personal]:
         yield f"Look at {join_all(rows)}."

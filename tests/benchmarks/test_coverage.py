@@ -88,7 +88,7 @@ def test_ten_seeds_find_a_gain_of_two_deviations() -> None:
 def test_runs_of_one_method_under_other_seeds_do_not_differ() -> None:
     scores = real_scores(0, 10).reshape(2, 5, 2)
     assert (scores[0] != scores[1]).any()
-    assert not difference_of((scores[1, :, 1] - scores[0, :, 1]).tolist()).clear
+    assert not difference_of((scores[1, :, 1] - scores[0, :, 1]).tolist()).significant
 
 
 def test_the_page_has_a_row_for_each_shape_of_differences() -> None:

@@ -132,7 +132,7 @@ def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
 
 
 def test_clients_that_seeds_deal_are_those_of_the_first() -> None:
-    comparison = dataclasses.replace(in_five_seeds(Score("auc")), shared=SharedData(dealt=True))
+    comparison = dataclasses.replace(in_five_seeds(Score("auc")), shared=SharedData(clients_differ=True))
     table = client_table(comparison)
     assert "the first seed" in table.caption
     assert [row[2].text for row in table.rows] == ["2.01", "1.01", "3.10"]

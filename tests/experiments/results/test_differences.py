@@ -27,7 +27,7 @@ def test_a_difference_is_that_of_the_paired_t_test() -> None:
     assert found.error == pytest.approx(stats.sem(FIVE))
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
     assert found.p_value == pytest.approx(by_scipy.pvalue)
-    assert (found.better, found.worse, found.seeds, found.clear) == (5, 0, 5, True)
+    assert (found.better, found.worse, found.seeds, found.significant) == (5, 0, 5, True)
 
 
 def test_splits_of_one_data_set_have_the_error_of_nadeau_and_bengio() -> None:
@@ -64,13 +64,13 @@ def test_a_single_seed_says_nothing() -> None:
     found = difference_of([4.0])
     assert (found.mean, found.better, found.seeds) == (4.0, 1, 1)
     assert all(map(math.isnan, (found.error, found.low, found.high)))
-    assert (found.p_value, found.clear) == (1.0, False)
+    assert (found.p_value, found.significant) == (1.0, False)
 
 
 @pytest.mark.parametrize("value", [0.0, 6.25, -1 / 3])
 def test_differences_that_do_not_vary_are_no_claim(value: float) -> None:
     found = difference_of([value, value + value * 1e-15, value])
-    assert not found.clear
+    assert not found.significant
     assert (found.p_value, found.error) == (1.0, 0.0)
     assert math.isnan(found.low)
     assert math.isnan(found.high)
@@ -82,7 +82,7 @@ def test_a_difference_is_as_sure_as_its_mirror_image(differences: Sequence[float
     mirrored = difference_of([-each for each in differences], test_share=test_share)
     assert found.p_value == pytest.approx(mirrored.p_value)
     assert (found.better, found.worse) == (mirrored.worse, mirrored.better)
-    assert found.clear == (found.low > 0.0 or found.high < 0.0) or found.p_value == pytest.approx(0.05)
+    assert found.significant == (found.low > 0.0 or found.high < 0.0) or found.p_value == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_narrower_gap_is_better_with_the_interval_of_others() -> None:
 
 
 def test_where_seeds_deal_the_clients_only_gaps_over_all_of_them_have_rows() -> None:
-    dealt = dataclasses.replace(BY_HAND, shared=dataclasses.replace(BY_HAND.shared, dealt=True))
+    dealt = dataclasses.replace(BY_HAND, shared=dataclasses.replace(BY_HAND.shared, clients_differ=True))
     measures = {row["measure"] for row in dealt.difference_rows()}
     assert {measure for measure in measures if measure.startswith("group-gap:")} == {"group-gap:selection-rate"}
 

@@ -96,7 +96,7 @@ def test_of_many_contradictions_three_are_said() -> None:
 
 def test_of_clients_that_differ_by_seed_nothing_is_said() -> None:
     comparison = compared(THREE, HEART)
-    dealt = Comparison(comparison.finals, "FedAvg", THREE, comparison.seeds, shared=SharedData(dealt=True))
+    dealt = Comparison(comparison.finals, "FedAvg", THREE, comparison.seeds, shared=SharedData(clients_differ=True))
     assert dealt.contradictions == []
 
 

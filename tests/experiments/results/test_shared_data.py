@@ -15,7 +15,7 @@ from fairbloom.tasks import TASKS
 from fairbloom.tasks.datasets.heart_disease import TRAINED
 from tests.experiments.helpers import fairbloom
 
-DEALT, FIXED = SharedData(dealt=True), SharedData(fixed=True)
+DEALT, FIXED = SharedData(clients_differ=True), SharedData(same_test_examples=True)
 
 
 class Recorded(Run):
@@ -58,14 +58,14 @@ def recorded(settings: dict[str, Any], clients: Sequence[str] = ("a", "b")) -> R
 )
 def test_what_seeds_share_by_task_and_settings(settings: dict[str, Any], expected: SharedData) -> None:
     found = SharedData.of([recorded(settings), recorded(settings)])
-    assert (found.dealt, found.fixed) == (expected.dealt, expected.fixed)
+    assert (found.clients_differ, found.same_test_examples) == (expected.clients_differ, expected.same_test_examples)
     assert found.test_share == pytest.approx(expected.test_share)
 
 
 def test_what_is_assumed_of_a_task_is_said_to_be_so() -> None:
     runs = [recorded({"task": "my_module:task"}), recorded({"task": "my_module:task"})]
-    assert SharedData.of(runs).assumed
-    assert not SharedData.of([recorded({"task": "csv"})]).assumed
+    assert SharedData.of(runs).unknown
+    assert not SharedData.of([recorded({"task": "csv"})]).unknown
     assert any("What seeds share of this task's data is not known" in each for each in caveats_of_data(runs))
     assert not caveats_of_data(runs[:1])
 

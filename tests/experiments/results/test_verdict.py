@@ -67,7 +67,7 @@ def test_first_the_baseline_then_who_gains_without_loss() -> None:
     assert "FedFV improves the worst served but worsens the mean." in verdict.sentences
     assert words_of(verdict) <= 60
     claims = {(each.method, each.measure): each.gain for each in verdict.claims}
-    assert claims == {key: each.mean for key, each in comparison.claims.items() if each.clear}
+    assert claims == {key: each.mean for key, each in comparison.claims.items() if each.significant}
 
 
 def test_where_nothing_is_separated_no_estimate_is_said() -> None:
@@ -95,7 +95,7 @@ def test_what_may_be_claimed_is_one_family() -> None:
     for measure in ("client:Switzerland", "std", "best_10"):
         found = comparison.difference("FedFV", measure)
         assert math.isnan(found.p_value)
-        assert not found.clear
+        assert not found.significant
         assert found.low < found.mean < found.high
 
 
@@ -111,7 +111,7 @@ def test_of_equal_methods_nothing_is_said_in_95_percent() -> None:
             for method, by_seed in zip(("FedAvg", "FedFV", "TERM"), draws, strict=True)
         }
         comparison = compared_by_hand(**by_method)
-        claimed += any(found.clear for found in comparison.claims.values())
+        claimed += any(found.significant for found in comparison.claims.values())
         changes.append(comparison.difference("FedFV", "mean").mean)
     assert claimed <= stats.binom.ppf(0.999, trials, 0.05)
     assert abs(fmean(changes)) < 3.3 * stats.sem(changes)
@@ -185,8 +185,8 @@ def test_several_methods_are_corrected_for_each_other() -> None:
     noise = [{"a": 50.0 + gain, "b": 80.0 - gain} for gain in (1.0, -1.2, 0.9, -0.8)]
     alone, both = compared_by_hand(FedAvg=base, FedFV=fair), compared_by_hand(FedAvg=base, FedFV=fair, TERM=noise)
     assert alone.difference("FedFV", "worst_10").low == both.difference("FedFV", "worst_10").low
-    assert alone.difference("FedFV", "worst_10").clear
-    assert not both.difference("FedFV", "worst_10").clear
+    assert alone.difference("FedFV", "worst_10").significant
+    assert not both.difference("FedFV", "worst_10").significant
     assert both.verdict.claims == ()
 
 

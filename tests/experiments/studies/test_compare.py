@@ -446,7 +446,7 @@ def test_equal_measures_are_equal_whatever_rounding_has_made_of_them() -> None:
     others = [{"a": 0.3, "b": 0.7}, {"a": 0.1 + 0.2, "b": 0.7}]
     assert values != others
     found = compared_by_hand(FedAvg=values, FedFV=others).difference("FedFV", "mean")
-    assert (found.mean, found.better, found.worse, found.clear) == (0.0, 0, 0, False)
+    assert (found.mean, found.better, found.worse, found.significant) == (0.0, 0, 0, False)
 
 
 def test_a_client_that_lacks_a_score_with_some_seed_is_compared_over_the_others() -> None:
