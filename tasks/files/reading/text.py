@@ -88,16 +88,12 @@ def find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
 
     A line that ends within quotation marks does not end a row.
     """
-    has_quotes = b'"' in content
-    if not has_quotes and b"\n\n" not in content and content[:1] not in (b"", b"\n"):
-        breaks = content.count(b"\n") + (not content.endswith(b"\n"))
-        return content.find(b"\n") % (len(content) + 1), np.arange(1, breaks + 1)
     text = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(text == LINE_END)
     if not content.endswith(b"\n"):
         ends = np.append(ends, len(text))
     lines = np.arange(1, len(ends) + 1)
-    if has_quotes:
+    if b'"' in content:
         outside = np.searchsorted(np.flatnonzero(text == QUOTE), ends) % 2 == 0
         ends, lines = ends[outside], lines[outside]
     filled = np.diff(ends, prepend=-1) > 1
