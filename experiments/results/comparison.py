@@ -45,7 +45,7 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
         raise RunFolderError(f"{folder} has {whole - len(unfinished)} of {whole} runs: the same command continues")
     plan = study.finished
     runs = {arm.label: [load(folder / plan.folder(arm, seed)) for seed in plan.seeds] for arm in plan.arms}
-    failed = {arm.label: by_seed for arm in study.arms if (by_seed := study.failures(arm))}
+    failed = {arm.label: found for arm in study.arms if (found := study.failures(arm))}
     scores = runs[plan.baseline][0].scores
     lacking = _find_lacking(runs, plan.baseline, plan.seeds)
     runs = {label: by_seed for label, by_seed in runs.items() if label not in lacking}

@@ -171,7 +171,7 @@ def _plan(
     """Return how rows of a recipe are run; what the user has set goes before all others, and is not varied."""
     shared = {**recipe.settings, **overrides}
     if quick:
-        shared = _shorten(shared) | overrides
+        shared = {**_shorten(shared), **overrides}
     rows = [_arms(case, overrides, quick) for case in cases]
     study = Study(
         "reproduce",
