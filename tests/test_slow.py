@@ -5,7 +5,7 @@ import sys
 
 from .docs.pages import ROOT
 
-MIXED, SLOW, QUICK = "tests/client/test_rules.py", "tests/runtimes/test_apps.py", "tests/client/test_app.py"
+MIXED, SLOW, QUICK = "tests/client/test_baseline.py", "tests/runtimes/test_apps.py", "tests/client/test_app.py"
 
 
 def pytest_prints(*arguments: str) -> list[str]:

@@ -52,7 +52,7 @@ def test_predicting_with_a_comparison_names_one_of_its_runs(modules: Path, capsy
     for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")):
         assert fairbloom(*command) == 2
         words = told(capsys)
-        assert str(runs) in words
+        assert f"{runs.parent}: {runs.name}" in words
         assert "load_" not in words
 
 

@@ -137,7 +137,7 @@ def test_a_module_that_raises_keeps_its_traceback_and_a_missing_one_is_a_line(
 
 def test_a_method_of_ones_own_is_checked_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3") == 0
-    assert "10 passed, 2 remark" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("✓") == 8
     assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3") == 2
     error = capsys.readouterr().err
     assert "worsthalf.size = 0.3" in error

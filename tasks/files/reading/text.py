@@ -52,13 +52,17 @@ def read_content(path: Path, given: str) -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
     marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
     possible = [marked] if marked else [given] if b"\0" in content else ["utf-8", given]
+    zeros = DataError(
+        f"{path}: it holds zero bytes: it is in UTF-16 without a mark, or no text: {STATE.format('utf-16-le')}",
+        "utf-16",
+    )
     if possible[0] != "utf-8" or not content.isascii():
-        content = decode(path, content, possible).encode(errors="replace")
+        try:
+            content = decode(path, content, possible).encode(errors="replace")
+        except DataError as error:
+            raise error if marked or b"\0" not in content else zeros from error
     if b"\0" in content:
-        raise DataError(
-            f"{path}: it holds zero bytes: it is in UTF-16 without a mark, or no text: {STATE.format('utf-16-le')}",
-            "utf-16",
-        )
+        raise zeros
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
 
 

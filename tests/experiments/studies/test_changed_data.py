@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import fairbloom as package
+from tests.simulation.helpers import table
 from tests.tasks.tables import csv_of
 
 from ..helpers import fairbloom
@@ -76,10 +77,10 @@ def test_a_run_in_the_same_process_reads_changed_data_of_an_own_task_anew(
 
     def losses(shift: str, out: str) -> list[float]:
         Path("place", "shift.txt").write_text(shift)
-        run = package.run(
+        package.run(
             f"{module}:task", data_dir=place or None, clients=3, rounds=1, device="cpu", out=out, progress=False
         )
-        return [float(row["test_loss_of_global_model"]) for row in run._clients]
+        return [float(row["test_loss_of_global_model"]) for row in table(Path(out, "clients.csv"))]
 
     before = losses("0.0", "a")
     assert losses("9.0", "b") != before
