@@ -42,7 +42,7 @@ ROOMS: Mapping[str, int] = {
 PACKAGES, TESTS = 52_025, 68_445
 """The most lines of Python in all packages, and in the tests."""
 
-DOCS_WORDS, DEPENDENCIES = 55_110, 16
+DOCS_WORDS, DEPENDENCIES = 55_120, 16
 """The most words in docs/, and the most direct dependencies of a bare install."""
 
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
