@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from importlib.util import find_spec
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,12 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
         )
     named = "-".join([predictor.model, *([folder_name(predictor.client)] if predictor.client else [])])
     file = out or EXPORTS.path_in(predictor.run) / f"{named}.onnx"
-    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
-        raise ExportError(f"an export needs {missing[0]}, which is not installed: pip install 'fairbloom[onnx]'")
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            remedy = "which is not installed: pip install 'fairbloom[onnx]'"
+            raise ExportError(f"an export needs {name}, {remedy}") from error
     with _explained():
         raw = _make_rows(how)
         inputs = how.inputs(NewRows.of_frame(raw).table(how)) if how.form == TABLE else torch.from_numpy(raw)

@@ -63,10 +63,10 @@ def test_people_and_patients_of_known_data_sets_are_grouped() -> None:
                 printed.append(said)
     adult, hospitals = printed
     for sex in ("Female", "Male"):
-        assert re.search(rf"^all clients +{sex} ", adult, re.MULTILINE)
+        assert re.search(rf"^FedAvg +sex +{sex} ", adult, re.MULTILINE)
     assert "all 16281 test examples are in groups that are reported" in adult
     for group in ("female", "male", ">=60", "<60"):
-        assert re.search(rf"^all clients +{group} ", hospitals, re.MULTILINE)
+        assert re.search(rf"^FedAvg +\S+ +{group} ", hospitals, re.MULTILINE)
     assert "test examples are left out" in hospitals  # long-beach and switzerland have few women
 
 

@@ -391,7 +391,7 @@ def test_an_error_that_no_user_can_mend_keeps_its_traceback_and_ends_with_1() ->
     """Also a ValueError, which is what a user's own app or method may raise."""
     broken = (
         "from fairbloom import cli; from fairbloom.experiments.commands import catalogue; "
-        "catalogue.describe = lambda name: int('a bug'); cli.main()"
+        "catalogue.describe_method = lambda name: int('a bug'); cli.main()"
     )
     process = subprocess.run([sys.executable, "-c", broken, "methods"], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 1
