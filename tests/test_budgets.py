@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/pages": 1_810,
     "experiments/results": 2_990,
     "experiments/studies": 1_345,
-    "prediction": 1_105,
+    "prediction": 1_110,
     "protocol": 1_670,
     "rounds": 5_410,
     "server": 1_650,
@@ -39,7 +39,7 @@ ROOMS: Mapping[str, int] = {
 }
 """The most lines of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
-PACKAGES, TESTS = 52_025, 68_445
+PACKAGES, TESTS = 52_030, 68_445
 """The most lines of Python in all packages, and in the tests."""
 
 DOCS_WORDS, DEPENDENCIES = 55_120, 16
