@@ -1,9 +1,11 @@
 """Checks of your own methods and client-side rules, for a test of your project.
 
-from fairbloom.check import check_method
+With pytest, for example::
 
-def test_my_method() -> None:
-check_method(MyMethod)
+    from fairbloom.check import check_method
+
+    def test_my_method() -> None:
+        check_method(MyMethod)
 """
 
 from fairbloom.experiments.check.method import check_method as check_method
