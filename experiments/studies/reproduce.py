@@ -79,9 +79,7 @@ class Plan:
         return None if best is None else best.arm
 
     def fault_of(self, row: Sequence[Arm]) -> str:
-        """Return why no arm of a row can be chosen, as far as their scores say; "" where they do not."""
-        if len(row) == 1 or self.choose(row) is not None:
-            return ""
+        """Return why no arm of a row could be chosen, as far as their scores say; "" where they do not."""
         runs = [[self.load(arm, seed) for seed in self.search_seeds] for arm in row]
         judged = judge_arms(find_measure(self.recipe.criterion), row, runs)
         return next((f"{each.arm.label}: {each.fault}" for each in judged if each.fault), "")
@@ -308,7 +306,9 @@ def _outcome(case: Case, row: Sequence[Arm], plan: Plan) -> Outcome:
     found = {study.folder(*key): plan.load(*key) for key in (*searched, *chosen)}
     runs = {seed: run for arm, seed in chosen if (run := found[study.folder(arm, seed)]) is not None}
     folders = [study.folder(*key) for key in chosen or searched]
-    fault = next((study.failed[each] for each in folders if each in study.failed), "") or plan.fault_of(row)
+    fault = next((study.failed[each] for each in folders if each in study.failed), "") or (
+        "" if best else plan.fault_of(row)
+    )
     missing = [each for each, run in found.items() if run is None and each not in study.failed]
     points = {key for whole in case.points() for key in whole}
     point = {} if best is None else {key: value for key, value in best.settings.items() if key in points}
