@@ -52,6 +52,7 @@ ELSEWHERE = {
     "docs/device-tutorial.md": (
         "tests/deploy/test_device_tutorial.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
     ),
+    "docs/trainers.md": "tests/docs/test_trainers.py::test_the_page_runs_and_its_numbers_are_those_printed",
     "docs/few-clients.md": "tests/docs/test_few_clients.py::test_the_commands_of_the_page_work",
     "docs/gallery.md": "tests/docs/test_gallery.py::test_every_command_draws_its_figure",
     "docs/hospitals.md": HOSPITALS,
