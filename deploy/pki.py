@@ -164,6 +164,27 @@ def make_server_certificate(
     _write_certificate(certificate, key, hosts[0][:64], days, extensions, issuer)
 
 
+def issue_device_certificate(
+    authority: Path, authority_key: Path, key: ec.EllipticCurvePublicKey, name: str, days: float = AUTHORITY_DAYS
+) -> bytes:
+    """Return a device's certificate (PEM): for TLS clients alone, so that it can never pass for the server's."""
+    issuer, signer = _load_authority(authority, authority_key)
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(issuer.subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(min(now + timedelta(days=days), issuer.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+
+
 def days_left(certificate: Path) -> float:
     """Return how many days a certificate is still valid; below 0 where it has expired."""
     end = _load_certificate(certificate).not_valid_after_utc

@@ -68,10 +68,17 @@ class Installed:
 
     def __call__(self, bundle: bytes, run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         """Return the installed app, and the settings that a run may set on a device; BundleRefusedError otherwise."""
+        self._check_version(run)
+        return self._accept({**config_of(bundle), **run.override_config}, run, context)
+
+    def take(self, config: Mapping[str, Any], run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
+        """Return the same for a run whose settings came without a bundle."""
+        self._check_version(run)
+        return self._accept(config, run, context)
+
+    def _accept(self, config: Mapping[str, Any], run: Any, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         from fairbloom.client.settings import SettingRefusedError, accepted_settings
 
-        self._check_version(run)
-        config = {**config_of(bundle), **run.override_config}
         try:
             settings = accepted_settings(config, self.allow)
             if self.limits is not None:

@@ -1,0 +1,132 @@
+"""A device's calls to the fleet port, made again after faults."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+
+from ..device.outage import Outage
+from .messages import BEAT_SECONDS, HELD_SECONDS, SERVICE, in_chunks, slices
+from .wire_pb2 import Chunk, Drop, Head, Taken, Working
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+"""First and longest pause in seconds before a call is made again; each is drawn from half of it to one and a half."""
+
+ANSWER_SECONDS = 30.0
+"""How long after the end of a held call its answer may take, and how long a call may be silent."""
+
+OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),  # a head with the run's settings may be longer than a chunk
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", int(1000 * LONGEST_PAUSE)),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+FINAL = (
+    *(grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNIMPLEMENTED),
+    *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED),
+)
+"""Answers that will be the same if the call is made again at once."""
+
+T = TypeVar("T")
+
+
+class RefusedError(Exception):
+    """A call that the server refused; the message is the server's sentence."""
+
+
+class IncompleteError(Exception):
+    """A message that did not come whole."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message to this device: its head, and its content (a serialized RecordDict)."""
+
+    head: Head
+    data: bytes = field(repr=False)
+
+
+class Calls:
+    """The calls of one device. `find_fault` says in words why the server may not be reached, None for no reason."""
+
+    def __init__(
+        self,
+        server: str,
+        credentials: grpc.ChannelCredentials,
+        session: bytes,
+        outage: Outage,
+        find_fault: Callable[[], str | None],
+    ) -> None:
+        self._session, self._outage, self._find_fault = session, outage, find_fault
+        self._channel = grpc.secure_channel(server, credentials, options=OPTIONS)
+        place = f"/{SERVICE}/"
+        self._next: Any = self._channel.unary_stream(f"{place}Next", Working.SerializeToString, Chunk.FromString)
+        self._reply: Any = self._channel.stream_unary(f"{place}Reply", Chunk.SerializeToString, Taken.FromString)
+        self._beat: Any = self._channel.unary_unary(f"{place}Beat", Working.SerializeToString, Drop.FromString)
+
+    def next(self, settings: str) -> Received | None:
+        """Return the next message for this device, None where none came for a while; `settings` is the digest known."""
+
+        def call() -> Received | None:
+            working = Working(session=self._session, settings=settings)
+            return receive(self._next(working, timeout=HELD_SECONDS + ANSWER_SECONDS))
+
+        return self._retry(call)
+
+    def reply(self, head: Head, data: bytes) -> Taken:
+        """Give the reply to a message; return what became of it."""
+        head.session, head.size, head.sha256 = self._session, len(data), hashlib.sha256(data).digest()
+        seconds = ANSWER_SECONDS + len(data) / 10_000  # 10 kB a second are the slowest line that is waited for
+        return self._retry(lambda: self._reply(in_chunks(head, slices(data)), timeout=seconds))
+
+    def beat(self, id: str, run: int) -> str:
+        """Say that this device works on a message; return why it is to drop it, "" where nobody says so."""
+        try:
+            drop = self._beat(Working(session=self._session, id=id, run=run), timeout=BEAT_SECONDS)
+        except grpc.RpcError as error:
+            return str(error.details()) if error.code() in FINAL else ""
+        return str(drop.reason)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+
+    def _retry(self, call: Callable[[], T]) -> T:
+        """Make a call until it succeeds, or is refused."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                result = call()
+            except grpc.RpcError as error:
+                if error.code() in FINAL:
+                    raise RefusedError(error.details()) from None
+                self._outage.fault(self._find_fault() or f"the server does not answer ({error.details()})")
+            except IncompleteError as error:
+                self._outage.fault(str(error))
+            else:
+                self._outage.end()
+                return result
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 (no secret)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def receive(chunks: Iterable[Chunk]) -> Received | None:
+    """Return the message that comes in chunks, None for no chunk; IncompleteError where it is not whole."""
+    rest: Iterator[Chunk] = iter(chunks)
+    first = next(rest, None)
+    if first is None:
+        return None
+    data = b"".join([first.data, *(chunk.data for chunk in rest)])
+    if len(data) != first.head.size or hashlib.sha256(data).digest() != first.head.sha256:
+        raise IncompleteError("a message did not come whole")
+    return Received(first.head, data)

@@ -1,0 +1,120 @@
+"""The clients of a federation, a file each, and whose certificate a call comes with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from fairbloom.logs import log
+
+from .messages import node_id_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A client as the operator knows it, from clients/NAME.toml.
+
+    `key` is the SHA-256 (hex) of its public key in DER. `examples` is 0 where it was not given; `enrolled` and
+    `revoked` are moments (ISO 8601), "" for never.
+    """
+
+    name: str
+    partition: int
+    key: str
+    examples: int = 0
+    enrolled: str = ""
+    revoked: str = ""
+
+
+class NotAdmittedError(Exception):
+    """A caller that is no member; the message says what its owner can do."""
+
+
+class Members:
+    """The members by name, as their files say at the last `look`."""
+
+    def __init__(self, folder: Path, *, pin_keys: bool = True) -> None:
+        self.folder, self._pin_keys = folder, pin_keys
+        self._files: dict[str, tuple[tuple[int, int, int], Member]] = {}
+        self.by_name: dict[str, Member] = {}
+        self.names: dict[int, str] = {}
+        """The names by node id."""
+
+    def look(self) -> set[str]:
+        """Read the files that have changed; return the names of members that are now others than before.
+
+        OSError where the folder cannot be read. A file that cannot be used is logged, and its client is no member.
+        """
+        before, found = self.by_name, dict[str, tuple[tuple[int, int, int], Member]]()
+        with os.scandir(self.folder) as entries:
+            files = [entry for entry in entries if entry.name.endswith(".toml")]
+        for entry in files:
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue
+            version, known = (status.st_mtime_ns, status.st_size, status.st_ino), self._files.get(entry.name)
+            if known is not None and known[0] == version:
+                found[entry.name] = known
+            elif (member := self._read(Path(entry.path))) is not None:
+                found[entry.name] = version, member
+        self._files = found
+        self.by_name = {member.name: member for _, member in found.values()}
+        self.names = {node_id_of(name): name for name in self.by_name}
+        return {name for name in {*before, *self.by_name} if before.get(name) != self.by_name.get(name)}
+
+    def admit(self, certificate: bytes) -> Member:
+        """Return whose certificate (PEM) this is; NotAdmittedError where it is nobody's, or a revoked member's."""
+        name, key = identity_in(certificate)
+        member = self.by_name.get(name)
+        remedy = f"ask the federation's operator to enrol it (fairbloom deploy enroll {name})"
+        if member is None:
+            raise NotAdmittedError(f"client {name!r} is not enrolled here: {remedy}")
+        if member.revoked:
+            raise NotAdmittedError(f"client {name!r} was revoked by the federation's operator: {remedy} again")
+        if self._pin_keys and member.key != key:
+            raise NotAdmittedError(
+                f"client {name!r} is enrolled with another key: use the bundle of its last enrolment, or {remedy} again"
+            )
+        return member
+
+    def _read(self, file: Path) -> Member | None:
+        try:
+            member = member_of(tomllib.loads(file.read_text()))
+            if member.name != file.stem:
+                raise ValueError(f"it is of a client {member.name!r}")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            log.error("%s cannot be used (%s): its client is not let in; enrol it again", file, error)
+            return None
+        return member
+
+
+def member_of(said: Mapping[str, Any]) -> Member:
+    """Return a member from what a file says; TypeError or ValueError where that does not fit."""
+    for each in fields(Member):
+        kind = int if each.name in ("partition", "examples") else str
+        if each.name in said and type(said[each.name]) is not kind:
+            raise ValueError(f"{each.name} = {said[each.name]!r} is of another type")
+    return Member(**said)
+
+
+@lru_cache(maxsize=10_000)
+def identity_in(certificate: bytes) -> tuple[str, str]:
+    """Return the common name and the key's digest of a certificate that TLS has verified."""
+    read = x509.load_pem_x509_certificate(certificate)
+    names = read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    name = str(names[0].value) if len(names) == 1 else ""
+    key = read.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return name, hashlib.sha256(key).hexdigest()

@@ -1,0 +1,41 @@
+"""What both sides of the fleet port agree on: the service, its chunks, and the ids of messages and clients."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+from .wire_pb2 import Chunk, Head
+
+SERVICE = "fairbloom.fleet.v1.Fleet"
+
+CHUNK_BYTES = 1 << 20
+"""Most bytes of content in one chunk."""
+
+LARGEST_CHUNK = CHUNK_BYTES + (64 << 10)
+"""Most bytes of a chunk with its head, settings excepted, which come from the server."""
+
+HELD_SECONDS, BEAT_SECONDS = 50.0, 10.0
+"""How long a call for the next message is held, and how often a working device says that it works."""
+
+
+def slices(data: bytes) -> Iterator[bytes]:
+    """Return content in pieces that fit into a chunk."""
+    view = memoryview(data)
+    return (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
+
+
+def in_chunks(head: Head, pieces: Iterable[bytes]) -> Iterator[Chunk]:
+    """Return a message as it travels: its head with the first piece of its content, then the others."""
+    rest = iter(pieces)
+    yield Chunk(head=head, data=next(rest, b""))
+    for piece in rest:
+        yield Chunk(data=piece)
+
+
+def node_id_of(name: str) -> int:
+    """Return the number by which Flower's apps know a client: the same for this name on every server."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1 | 1
+
+
+def id_of(*parts: object) -> str:
+    """Return the id of a message that is the same whenever it is sent: a hash of what tells it from others."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]

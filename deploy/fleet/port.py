@@ -1,0 +1,259 @@
+"""The fleet port: a gRPC service over mutual TLS by which devices get messages and give replies.
+
+All calls run on one event loop: a held call is a waiting coroutine and no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from fairbloom.logs import log
+from fairbloom.protocol.version import PROTOCOL
+
+from .mailbox import Content, Letter, Mailbox, Reply
+from .members import Member, Members, NotAdmittedError
+from .messages import HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
+from .wire_pb2 import Chunk, Drop, Head, Taken, Working
+
+ONLINE_SECONDS = 30.0
+"""How long a device counts as online after its last sign of life."""
+
+REPLY_BYTES, REPLY_TIMES = 4 << 20, 2
+"""A reply may have so many bytes beyond so many times its message's."""
+
+REFUSED_REPLY = 413
+"""Code of the error that takes the place of a reply which is refused; Flower's own codes are below 100."""
+
+LONGEST_REASON = 4000
+"""Most characters of a reason that are taken from a device."""
+
+OTHER_CONNECTIONS = 1000
+"""Connections beyond four a client: strangers count until their handshake fails."""
+
+OPTIONS = (
+    ("grpc.max_concurrent_streams", 8),
+    ("grpc.max_receive_message_length", LARGEST_CHUNK),
+    ("grpc.per_message_decompression", 0),  # a compressed chunk of 1 MB may hold 1 GB; devices compress nothing
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),  # another server on the same port is an error
+)
+
+
+@dataclass
+class Device:
+    """One client's calls. The newest call of a kind counts: an older one may hang on a connection that is dead."""
+
+    session: bytes = b""
+    seen: float = -math.inf
+    nexts: int = 0
+    held: int = 0
+    """Number of the call of Next that is held, 0 for none."""
+    replies: int = 0
+    others_seen: int = 0
+    """How often a second process with this client's key was refused."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def online(self) -> bool:
+        """Whether a call is held, or there was a sign of life within ONLINE_SECONDS."""
+        return self.held > 0 or monotonic() - self.seen < ONLINE_SECONDS
+
+
+class Port:
+    """The service for devices. `settings` returns the digest and the JSON of a run's settings by its number."""
+
+    def __init__(self, members: Members, mailbox: Mailbox, *, max_reply: int = 0, max_clients: int = 1000) -> None:
+        self._members, self._mailbox, self._max_reply, self._max_clients = members, mailbox, max_reply, max_clients
+        self.devices: dict[str, Device] = {}
+        self.settings: dict[int, tuple[str, str]] = {}
+        """Digest and JSON of the settings of each run that is going on."""
+        self._server: grpc.aio.Server | None = None
+        mailbox.on_message = self.wake
+
+    async def start(self, address: str, key: bytes, certificate: bytes, authority: bytes) -> int:
+        """Listen at HOST:PORT; return the port. RuntimeError where nothing can listen there."""
+        most = 4 * self._max_clients + OTHER_CONNECTIONS
+        options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", most)]
+        self._server = grpc.aio.server(options=options)
+        handlers = {
+            "Next": grpc.unary_stream_rpc_method_handler(self._next, Working.FromString, Chunk.SerializeToString),
+            "Reply": grpc.stream_unary_rpc_method_handler(self._reply, Chunk.FromString, Taken.SerializeToString),
+            "Beat": grpc.unary_unary_rpc_method_handler(self._beat, Working.FromString, Drop.SerializeToString),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        port = self._server.add_secure_port(address, credentials)
+        await self._server.start()
+        return int(port)
+
+    async def stop(self) -> None:
+        """End all calls and listen no longer."""
+        if self._server is not None:
+            await self._server.stop(0.5)
+
+    def wake(self, names: Collection[str]) -> None:
+        """Let the held calls of these clients look again: there is a message, or the client was revoked."""
+        for name in names:
+            if (device := self.devices.get(name)) is not None:
+                device.wake.set()
+
+    def online(self) -> list[tuple[int, str]]:
+        """Return the node ids and names of the clients that are online, those revoked excepted."""
+        found = ((name, self._members.by_name.get(name)) for name, device in self.devices.items() if device.online)
+        return sorted((node_id_of(name), name) for name, member in found if member is not None and not member.revoked)
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    async def _next(self, working: Working, context: Any) -> AsyncIterator[Chunk]:
+        name, device = await self._enter(context, working.session)
+        device.nexts += 1
+        number = device.held = device.nexts
+        device.wake.set()  # an older call ends
+        try:
+            letter = await self._wait(name, device, number, context)
+            if letter is not None:
+                async for chunk in self._hand_out(letter, device, number, working.settings, context):
+                    yield chunk
+            device.seen = monotonic()  # not where the call was cut
+        finally:
+            if device.held == number:
+                device.held = 0
+
+    async def _wait(self, name: str, device: Device, number: int, context: Any) -> Letter | None:
+        """Wait for a message; return None where none comes, or the device calls again."""
+        until = monotonic() + HELD_SECONDS
+        while number == device.nexts:
+            await self._admit(context)
+            if (letter := self._mailbox.next(name)) is not None:
+                return letter
+            device.wake.clear()
+            try:
+                async with asyncio.timeout(until - monotonic()):
+                    await device.wake.wait()
+            except TimeoutError:
+                break
+        return None
+
+    async def _hand_out(
+        self, letter: Letter, device: Device, number: int, has: str, context: Any
+    ) -> AsyncIterator[Chunk]:
+        letter.working = True
+        digest, settings = self.settings.get(letter.run, ("", ""))
+        address = letter.address
+        head = Head(
+            id=address.id,
+            run=letter.run,
+            round=address.group,
+            type=address.type,
+            seconds=max(0.0, letter.until - monotonic()),
+            protocol=PROTOCOL,
+            size=letter.content.size,
+            sha256=letter.content.sha256,
+            settings="" if has == digest else settings,
+        )
+        for chunk in in_chunks(head, letter.content.pieces()):
+            await self._admit(context)
+            if number != device.nexts:
+                return
+            yield chunk
+        letter.times += 1
+
+    async def _reply(self, chunks: AsyncIterator[Chunk], context: Any) -> Taken:
+        first = await anext(aiter(chunks), None)
+        if first is None:
+            return await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "a reply without a head")
+        head = first.head
+        name, device = await self._enter(context, head.session)
+        device.seen = monotonic()
+        device.replies += 1
+        number = device.replies
+        judged, letter = self._mailbox.judge(name, head.id, head.run), self._mailbox.find(name, head.id)
+        if letter is None or judged.answer != Taken.TAKEN:
+            return judged
+        if head.code:
+            self._mailbox.answer(letter, Reply(None, head.code, head.reason[:LONGEST_REASON]))
+            return judged
+        most = max(self._max_reply, REPLY_TIMES * letter.content.size + REPLY_BYTES)
+        if head.size > most:
+            words = f"the reply has {head.size} bytes, and at most {most} are taken (max-reply in federation.toml)"
+            return self._take_refusal(letter, words)
+        content = Content(self._mailbox.room)
+        try:
+            content.append(first.data)
+            async for chunk in chunks:
+                await self._admit(context)
+                device.seen = monotonic()
+                if number != device.replies or content.size + len(chunk.data) > head.size:
+                    break
+                content.append(chunk.data)
+        except OSError as error:
+            content.close()
+            words = f"the server cannot keep the reply now: {error.strerror}"
+            log.error("the reply of client %s is not taken, and the client tries again: %s", name, error)
+            return await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+        except BaseException:  # the call was cut
+            content.close()
+            raise
+        if number != device.replies:
+            content.close()
+            return await self._refuse(context, grpc.StatusCode.ABORTED, "the same client replies in a newer call")
+        if content.size != head.size or content.sha256 != head.sha256:
+            content.close()
+            return self._take_refusal(letter, "the reply's bytes are not those that its head announces")
+        self._mailbox.answer(letter, Reply(content))
+        return judged
+
+    async def _beat(self, working: Working, context: Any) -> Drop:
+        name, device = await self._enter(context, working.session)
+        device.seen = monotonic()
+        judged = self._mailbox.judge(name, working.id, working.run)
+        return Drop(reason=judged.reason if judged.answer == Taken.DROP else "")
+
+    # Who calls ------------------------------------------------------------------------------------------------------
+
+    async def _admit(self, context: Any) -> Member:
+        """Return whose call this is, by the certificate of its connection and the registry of now."""
+        certificate = context.auth_context().get("x509_pem_cert", [b""])[0]
+        try:
+            return self._members.admit(certificate)
+        except NotAdmittedError as error:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
+
+    async def _enter(self, context: Any, session: bytes) -> tuple[str, Device]:
+        """Return the name and the calls of the client that calls; end the call of a second process with its key."""
+        name = (await self._admit(context)).name
+        device = self.devices.setdefault(name, Device())
+        if session != device.session:
+            if device.session and device.online:
+                device.others_seen += 1
+                words = (
+                    f"another process with the key of client {name!r} is connected, from another state folder: end one "
+                    "of the two, or ask the federation's operator for a key of its own"
+                )
+                await self._refuse(context, grpc.StatusCode.ALREADY_EXISTS, words)
+            device.session = session
+        return name, device
+
+    def _take_refusal(self, letter: Letter, words: str) -> Taken:
+        """Let an error take the place of a reply."""
+        self._mailbox.answer(letter, Reply(None, REFUSED_REPLY, words))
+        log.warning("the reply of client %s is refused: %s", letter.address.device, words)
+        return Taken(answer=Taken.TAKEN, reason=words)
+
+    async def _refuse(self, context: Any, code: grpc.StatusCode, words: str) -> NoReturn:
+        await context.abort(code, words)
+        raise AssertionError("abort raises")

@@ -1,0 +1,58 @@
+"""A run's process: it calls the ServerApp with a grid over the pipe to the server, with which it ends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.serverapp import ServerApp
+
+from fairbloom.errors import is_expected
+from fairbloom.flower import identify
+from fairbloom.logs import colour_on_terminals_alone, log
+from fairbloom.system.parents import end_with_parent
+
+from .grid import RunGrid
+
+SERVER_NODE, FAILED = 1, 1
+"""The node id that Flower gives servers, and the exit code of a run that raised."""
+
+
+def load(app: str) -> ServerApp:
+    """Return the ServerApp of an import string, module:attribute; ImportError where there is none."""
+    module, _, path = app.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for attribute in path.split("."):
+            found = getattr(found, attribute)
+    except AttributeError as error:
+        raise ImportError(f"app = {app!r} of this run cannot be loaded: {error}") from error
+    if not isinstance(found, ServerApp):
+        raise ImportError(f"app = {app!r} of this run is of type {type(found).__name__}, no ServerApp")
+    return found
+
+
+def main(parent: int) -> None:
+    """Carry out a run for the server that started this process: `run_process.py FD RUN`."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a server begun in the background leaves it ignored
+    pipe, given = Connection(int(sys.argv[1])), json.loads(sys.argv[2])
+    colour_on_terminals_alone(never=True)
+    logging.getLogger("flwr").setLevel(logging.INFO)
+    run_id = int(given["run"])
+    identify(run_id=run_id, node_id=SERVER_NODE, task_id=0)
+    context = Context(run_id, SERVER_NODE, {}, RecordDict(), given["settings"])
+    try:
+        load(given["app"])(grid=RunGrid(pipe, run_id), context=context)
+    except KeyboardInterrupt:
+        log.error("the run ends: it was stopped")
+        sys.exit(FAILED)
+    except Exception as error:
+        log.error("the run ends: %s", error, exc_info=not is_expected(error))
+        sys.exit(FAILED)

@@ -1,0 +1,271 @@
+"""The runs of a federation: orders in state/runs/ID/run.toml, carried out one after the other, each in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from time import monotonic, time_ns
+from typing import Any
+
+import tomli_w
+
+from fairbloom.logs import log
+from fairbloom.server.arrival import CLIENTS_FOLDER
+from fairbloom.system.files import write_whole
+from fairbloom.system.supervise import exit_reason
+
+from .mailbox import Mailbox
+from .members import Members
+from .port import Port
+
+MOST_STARTS, STARTS_SECONDS = 5, 600.0
+"""How often a run's process that was killed is started again within so many seconds."""
+
+END_SECONDS = 15.0
+"""How long a run's process may take to end in order before it is killed."""
+
+LOOK_SECONDS = 0.5
+"""Pause between two looks at orders and processes."""
+
+STOPPED = 130
+"""Exit status of a run that was stopped by its operator."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run as it was submitted: the ServerApp's import string, the app's distribution, and the settings."""
+
+    app: str
+    distribution: str
+    version: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, file: Path) -> Order:
+        """Return what a run.toml says; OSError, ValueError or KeyError where it is none."""
+        said = tomllib.loads(file.read_text())
+        texts = (said["app"], said["distribution"], said["version"])
+        if not all(isinstance(each, str) for each in texts) or not isinstance(said["settings"], dict):
+            raise ValueError("app, distribution and version are texts, and settings is a table")
+        return cls(*texts, said["settings"])
+
+    def for_devices(self) -> str:
+        """Return what a device is told, as JSON."""
+        told = {"distribution": self.distribution, "version": self.version, "settings": dict(self.settings)}
+        return json.dumps(told, sort_keys=True)
+
+
+class RunFiles:
+    """The files of one run: its order, its log, and how it ended. Its number is the folder's name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.number, self.folder = int(folder.name), folder
+        self.order, self.log = folder / "run.toml", folder / "log"
+        self._status, self._stop = folder / "status", folder / "stop"
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of a run that has ended, None before."""
+        with contextlib.suppress(OSError, ValueError):
+            return int(self._status.read_text())
+        return None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the operator has asked for its end."""
+        return self._stop.exists()
+
+    def end(self, status: int) -> None:
+        """Write how the run ended."""
+        write_whole(self._status, f"{status}\n".encode())
+
+    def say(self, words: str) -> None:
+        """Add a line to the run's log."""
+        with self.log.open("a") as file:
+            file.write(f"fairbloom server: {words}\n")
+
+
+def submit(folder: Path, order: Order) -> RunFiles:
+    """Write a run's order below a folder; its number is the moment, since devices know runs of other servers too."""
+    while True:
+        place = folder / str(time_ns() // 1_000_000)
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        write_whole(place / "run.toml", tomli_w.dumps(asdict(order)).encode(), 0o600)
+        return RunFiles(place)
+
+
+def find_runs(folder: Path) -> list[RunFiles]:
+    """Return all runs that were ever submitted, in order."""
+    found = (each for each in folder.iterdir()) if folder.exists() else iter(())
+    numbers = [each for each in found if each.name.isdecimal() and (each / "run.toml").exists()]
+    return sorted(map(RunFiles, numbers), key=lambda run: run.number)
+
+
+class Runs:
+    """Carries out the runs in a folder, and answers their processes."""
+
+    def __init__(self, folder: Path, members: Members, mailbox: Mailbox, port: Port) -> None:
+        self._folder, self._members, self._mailbox, self._port = folder, members, mailbox, port
+        self._ended: set[int] = set()
+        self._awaited: set[str] = set()
+        self._missing, self._arrived = 0, asyncio.Event()
+        self.current: RunFiles | None = None
+        mailbox.on_reply = self._note_reply
+
+    def waiting(self) -> list[RunFiles]:
+        """Return the runs that have not ended, in order: the first is the one that goes on."""
+        runs = [run for run in find_runs(self._folder) if run.number not in self._ended]
+        self._ended |= {run.number for run in runs if run.status is not None}
+        return [run for run in runs if run.number not in self._ended]
+
+    async def carry_out(self) -> None:
+        """Carry out runs, one after the other, for ever; where this is cancelled, a run that goes on is killed."""
+        while True:
+            for run in self.waiting():
+                self.current = run
+                status = STOPPED if run.is_stopped else await self._carry_out(run)
+                self._mailbox.end(run.number)
+                self._port.settings.pop(run.number, None)
+                run.end(status)
+                self.current = None
+                log.info("run %d ended (%s)", run.number, exit_reason(status))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _carry_out(self, run: RunFiles) -> int:
+        """Carry out a run; return its exit status."""
+        try:
+            order = Order.read(run.order)
+        except (OSError, ValueError, KeyError) as error:
+            run.say(f"{run.order} cannot be used: {error}")
+            return 2
+        told = order.for_devices()
+        self._port.settings[run.number] = hashlib.sha256(told.encode()).hexdigest(), told
+        starts = deque[float]()
+        while True:
+            code = await self._start(run, order)
+            if run.is_stopped:
+                return STOPPED
+            if code >= 0:
+                return code
+            starts.append(monotonic())
+            if len(starts) > MOST_STARTS and starts[-1] - starts.popleft() < STARTS_SECONDS:
+                run.say(f"the run's process was killed {len(starts) + 1} times ({exit_reason(code)}): it is given up")
+                return 128 - code
+            run.say(f"the run's process was {exit_reason(code)}: it is started again")
+
+    async def _start(self, run: RunFiles, order: Order) -> int:
+        """Start a run's process and answer it until it ends; return its exit code."""
+        self._mailbox.begin(run.number)
+        ours, theirs = Pipe()
+        code = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
+        given = json.dumps({"run": run.number, "app": order.app, "settings": dict(order.settings)})
+        with run.log.open("ab") as file:
+            process = subprocess.Popen(  # noqa: S603 (this Python)
+                [sys.executable, "-P", "-c", code, str(theirs.fileno()), given],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, CLIENTS_FOLDER: str(self._members.folder.absolute())},
+                start_new_session=True,
+            )
+        theirs.close()
+        Thread(target=self._serve, args=(ours, run.number, asyncio.get_running_loop()), daemon=True).start()
+        try:
+            return await self._watch(run, process)
+        finally:
+            if process.poll() is None:
+                _kill(process)
+            _kill_group(process)
+
+    async def _watch(self, run: RunFiles, process: subprocess.Popen[bytes]) -> int:
+        """Wait until a run's process ends, and end it where the operator says so; return its exit code."""
+        until: float | None = None
+        while (code := process.poll()) is None:
+            if until is None and run.is_stopped:
+                process.send_signal(signal.SIGINT)
+                until = monotonic() + END_SECONDS
+            if until is not None and monotonic() > until:
+                _kill(process)
+            await asyncio.sleep(LOOK_SECONDS / 5)
+        return code
+
+    # What a run's process asks ---------------------------------------------------------------------------------------
+
+    def _serve(self, pipe: Connection, run: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer a run's process until it ends, in a thread of its own."""
+        with pipe, contextlib.suppress(EOFError, OSError, RuntimeError):  # it was killed, or this process ends
+            while True:
+                name, arguments = pipe.recv()
+                answer = asyncio.run_coroutine_threadsafe(self._answer(run, name, arguments), loop).result()
+                pipe.send(answer)
+
+    async def _answer(self, run: int, name: str, arguments: tuple[Any, ...]) -> Any:
+        match name:
+            case "nodes":
+                return self._port.online()
+            case "names":
+                return {
+                    node_id: self._members.names[node_id] for node_id in arguments[0] if node_id in self._members.names
+                }
+            case "store":
+                try:
+                    self._mailbox.store(arguments[0])
+                except OSError as error:
+                    return error.strerror or str(error)
+            case "send":
+                self._mailbox.send(run, arguments[0])
+            case "collect":
+                return self._mailbox.collect(arguments[0])
+            case "wait":
+                await self._wait(*arguments)
+            case "save":
+                self._mailbox.save(run, arguments[0])
+            case _:
+                raise ValueError(f"a run asks for {name!r}, which is nothing")
+        return None
+
+    async def _wait(self, ids: Collection[str], number: int, seconds: float) -> None:
+        """Wait until so many of these messages are answered, or for some seconds."""
+        self._awaited = {id for id in ids if not self._mailbox.is_answered(id)}
+        self._missing = number - (len(ids) - len(self._awaited))
+        if self._missing > 0:
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._arrived.wait()
+
+    def _note_reply(self, id: str) -> None:
+        if id in self._awaited:
+            self._awaited.discard(id)
+            self._missing -= 1
+            if self._missing <= 0:
+                self._arrived.set()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End what a run's process has started and left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
