@@ -102,7 +102,6 @@ def run(client: FleetClient) -> None:
 def main() -> int:
     """Run the client whose client.toml is named; what it writes is for its own account alone."""
     os.umask(0o077)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     colour_on_terminals_alone()
     for number in STOPPING:
         signal.signal(number, lambda number, frame: sys.exit(0))

@@ -154,7 +154,6 @@ def serve(path: Path) -> None:
 def main() -> int:
     """Serve the folder that is named; what is written is for this account alone."""
     os.umask(0o077)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     colour_on_terminals_alone()
     try:
         serve(Path(sys.argv[1]))
