@@ -109,4 +109,4 @@ def main(parent: int) -> None:
     colour_on_terminals_alone()
     installed = Installed.of(given["app"], tuple(given["allow"]), Limits.of(given["limits"]))
     preload(PRELOADED)
-    serve(pipe, lambda task: answer(installed, given["node"], task))  # type: ignore[arg-type, return-value]
+    serve(pipe, lambda task: answer(installed, given["node"], task))

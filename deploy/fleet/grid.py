@@ -80,9 +80,7 @@ class RunGrid(Grid):
         contents = [serialize(message.content) for message in messages]
         digests = [hashlib.sha256(content).hexdigest() for content in contents]
         for content in dict(zip(digests, contents, strict=True)).values():
-            while (fault := self._call("store", content)) is not None:
-                log.warning("the server cannot keep a message of %d bytes and is asked again: %s", len(content), fault)
-                time.sleep(AGAIN_SECONDS)
+            self._store(content)
         names: dict[int, str] = self._call("names", [message.metadata.dst_node_id for message in messages])
         self._forget_dead()
         addresses = list[Address]()
@@ -133,6 +131,15 @@ class RunGrid(Grid):
             if now >= until:
                 break
         return replies
+
+    def _store(self, content: bytes) -> None:
+        """Give content to the server, again where its disk has no room."""
+        said = False
+        while (fault := self._call("store", content)) is not None:
+            if not said:
+                log.warning("the server cannot keep a message of %d bytes and is asked again: %s", len(content), fault)
+            said = True
+            time.sleep(AGAIN_SECONDS)
 
     def _address(self, message: Message, name: str, digest: str) -> Address:
         about, number = message.metadata, round_of(message.content)

@@ -25,7 +25,9 @@ MOST_TIMES = 3
 """How often a device is given a message that it has received whole and not answered."""
 
 KEPT_SECONDS = 600.0
-"""How long a reply that came in time outlives its message, where nobody collects it."""
+"""How long a message is known after its time: its reply can be collected, and work on it is dropped."""
+
+TIME_OVER = "the message's time is over"
 
 
 class Room:
@@ -234,14 +236,15 @@ class Mailbox:
     def is_answered(self, id: str) -> bool:
         """Return whether nothing more will come for a message: it has its reply, or is unknown."""
         letter = self._letters.get(id)
-        return letter is None or letter.reply is not None
+        return letter is None or letter.reply is not None or letter.until < self._clock()
 
     def collect(self, ids: Iterable[str]) -> tuple[list[Collected], bool]:
         """Return the replies to these messages that are here, up to COLLECT_BYTES, and whether there are more."""
         found, size = list[Collected](), 0
         for id in ids:
-            if (letter := self._letters.get(id)) is None:
-                found.append(Collected(id, None, ErrorCode.MESSAGE_UNAVAILABLE, "the message's time is over"))
+            letter = self._letters.get(id)
+            if letter is None or (letter.reply is None and letter.until < self._clock()):
+                found.append(Collected(id, None, ErrorCode.MESSAGE_UNAVAILABLE, TIME_OVER))
                 continue
             if (reply := letter.reply) is None:
                 continue
@@ -252,7 +255,7 @@ class Mailbox:
                 if size > COLLECT_BYTES and size > reply.content.size:
                     return found, True
                 found.append(Collected(id, b"".join(reply.content.pieces())))
-            if not letter.address.kept or letter.address.round <= self._saved.get(letter.run, 0):
+            if not self._is_kept(letter):
                 self._forget([letter])
         return found, False
 
@@ -271,14 +274,13 @@ class Mailbox:
                 self._settle(letter, Reply(None, ErrorCode.NODE_UNAVAILABLE, reason))
 
     def expire(self) -> None:
-        """Forget messages whose time is over; a reply that has come in time stays for some minutes."""
+        """Forget messages whose time is over, some minutes later where a device works on one or has answered it."""
         now = self._clock()
-        self._forget(
-            letter
-            for letter in self._letters.values()
-            if letter.until < now
-            and (letter.reply is None or (not letter.address.kept and letter.until + KEPT_SECONDS < now))
-        )
+        for letter in [letter for letter in self._letters.values() if letter.until < now]:
+            used = letter.working or letter.reply is not None
+            is_kept = letter.reply is not None and self._is_kept(letter)
+            if not is_kept and (not used or letter.until + KEPT_SECONDS < now):
+                self._forget([letter])
 
     # The device's side ----------------------------------------------------------------------------------------------
 
@@ -315,10 +317,14 @@ class Mailbox:
         if letter is None:
             return Taken(answer=Taken.LATER, reason="the server does not ask for this message now")
         if letter.until < self._clock():
-            return Taken(answer=Taken.DROP, reason="the message's time is over")
+            return Taken(answer=Taken.DROP, reason=TIME_OVER)
         return Taken(answer=Taken.TAKEN)
 
     # Both -----------------------------------------------------------------------------------------------------------
+
+    def _is_kept(self, letter: Letter) -> bool:
+        """Return whether the reply to a message may be asked for again: its round is not saved."""
+        return letter.address.kept and letter.address.round > self._saved.get(letter.run, 0)
 
     def _settle(self, letter: Letter, reply: Reply) -> None:
         letter.reply, letter.working = reply, False

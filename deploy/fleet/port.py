@@ -197,9 +197,9 @@ class Port:
             async for chunk in chunks:
                 await self._admit(context)
                 device.seen = monotonic()
-                if number != device.replies or content.size + len(chunk.data) > head.size:
-                    break
                 content.append(chunk.data)
+                if number != device.replies or content.size > head.size:
+                    break
         except OSError as error:
             content.close()
             words = f"the server cannot keep the reply now: {error.strerror}"
@@ -208,9 +208,10 @@ class Port:
         except BaseException:  # the call was cut
             content.close()
             raise
-        if number != device.replies:
+        if number != device.replies or content.size < head.size:  # a call that is cut may end as a stream does
             content.close()
-            return await self._refuse(context, grpc.StatusCode.ABORTED, "the same client replies in a newer call")
+            words = "the reply broke off" if number == device.replies else "the same client replies in a newer call"
+            return await self._refuse(context, grpc.StatusCode.ABORTED, words)
         if content.size != head.size or content.sha256 != head.sha256:
             content.close()
             return self._take_refusal(letter, "the reply's bytes are not those that its head announces")

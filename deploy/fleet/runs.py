@@ -95,7 +95,8 @@ class RunFiles:
 
     def say(self, words: str) -> None:
         """Add a line to the run's log."""
-        with self.log.open("a") as file:
+        log.warning("run %d: %s", self.number, words)
+        with contextlib.suppress(OSError), self.log.open("a") as file:  # a full disk takes no log
             file.write(f"fairbloom server: {words}\n")
 
 
@@ -126,7 +127,6 @@ class Runs:
         self._ended: set[int] = set()
         self._awaited: set[str] = set()
         self._missing, self._arrived = 0, asyncio.Event()
-        self.current: RunFiles | None = None
         mailbox.on_reply = self._note_reply
 
     def waiting(self) -> list[RunFiles]:
@@ -139,12 +139,14 @@ class Runs:
         """Carry out runs, one after the other, for ever; where this is cancelled, a run that goes on is killed."""
         while True:
             for run in self.waiting():
-                self.current = run
-                status = STOPPED if run.is_stopped else await self._carry_out(run)
+                try:
+                    status = STOPPED if run.is_stopped else await self._carry_out(run)
+                    run.end(status)
+                except OSError as error:  # a full disk, no memory: the run waits for its turn again
+                    log.error("run %d cannot go on, and is tried again: %s", run.number, error)
+                    break
                 self._mailbox.end(run.number)
                 self._port.settings.pop(run.number, None)
-                run.end(status)
-                self.current = None
                 log.info("run %d ended (%s)", run.number, exit_reason(status))
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -81,7 +81,7 @@ def reason_of(error: Exception) -> str:
     return said if NO_HANDLER.fullmatch(said) else reportable(error)
 
 
-def serve(pipe: Connection, answer: Callable[[Task], Answer]) -> None:
+def serve(pipe: Connection, answer: Callable[[Any], object]) -> None:
     """Say that all is loaded, and answer tasks until nobody asks any more."""
     pipe.send(True)
     while True:

@@ -1,0 +1,363 @@
+"""The fleet port: who is let in, and what becomes of messages, replies and calls that go wrong."""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+
+from fairbloom.deploy import pki
+from fairbloom.deploy.device.outage import Outage
+from fairbloom.deploy.errors import DeployError
+from fairbloom.deploy.fleet.calls import Calls, RefusedError
+from fairbloom.deploy.fleet.enrolment import enroll, revoke
+from fairbloom.deploy.fleet.mailbox import Address, Content, Mailbox, Room
+from fairbloom.deploy.fleet.members import Members
+from fairbloom.deploy.fleet.messages import CHUNK_BYTES, SERVICE
+from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES, Port
+from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Taken, Working
+from fairbloom.protocol.version import PROTOCOL
+
+RUN = 7
+T = TypeVar("T")
+
+
+class Served:
+    """A port in this process, on an event loop in a thread, with its mailbox and the run RUN."""
+
+    def __init__(self, place: Path, address: str = "127.0.0.1:0") -> None:
+        self.place, self.loop = place, asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.members = Members(place / "clients")
+        self.members.look()
+        self.mailbox = Mailbox(Room(place))
+        self.mailbox.begin(RUN)
+        self.port = self.do(self._make)
+        self.port.settings[RUN] = ("digest", '{"settings": {}}')
+        parts = [(place / name).read_bytes() for name in ("server.key", "server.crt", "ca.crt")]
+        started = asyncio.run_coroutine_threadsafe(self.port.start(address, *parts), self.loop)
+        self.address = f"{address.rpartition(':')[0]}:{started.result(30)}"
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return function()
+
+    def do(self, function: Callable[[], T]) -> T:
+        """Return what a function gives on the port's loop."""
+        return asyncio.run_coroutine_threadsafe(self._call(function), self.loop).result(30)
+
+    def _make(self) -> Port:
+        return Port(self.members, self.mailbox)
+
+    def send(self, id: str, device: str = "a", data: bytes = b"model") -> None:
+        def push() -> None:
+            digest = self.mailbox.store(data)
+            self.mailbox.send(RUN, [Address(id, device, 1, "group", "train", digest, 600.0, kept=True)])
+
+        self.do(push)
+
+    def collect(self, id: str) -> Any:
+        found = self.do(lambda: self.mailbox.collect([id]))[0]
+        return found[0] if found else None
+
+    def credentials(self, bundle: str, key: str = "key", certificate: str = "certificate") -> grpc.ChannelCredentials:
+        folder = self.place / "bundles" / bundle
+        parts = (self.place / "ca.crt", folder / key, folder / certificate)
+        return grpc.ssl_channel_credentials(*(each.read_bytes() for each in parts))
+
+    def calls(self, name: str = "a", session: bytes = b"1" * 16) -> Calls:
+        outage = Outage(lambda words: None)
+        return Calls(self.address, self.credentials(name), session, outage, lambda: None)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.port.stop(), self.loop).result(30)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+def make_place(place: Path) -> Path:
+    place.mkdir()
+    authority = (place / "ca.crt", place / "ca.key")
+    pki.make_authority(*authority)
+    pki.make_server_certificate(*authority, place / "server.crt", place / "server.key", ["server.example"])
+    for number, name in enumerate("ab"):
+        enroll(place, name, number, "server.example:9092")
+    return place
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    port = Served(make_place(tmp_path / "place"))
+    yield port
+    port.stop()
+
+
+def next_later(calls: Calls) -> "Future[Any]":
+    """Return a call for the next message that is held."""
+    return ThreadPoolExecutor(1).submit(calls.next, "")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        threading.Event().wait(0.05)
+    raise TimeoutError
+
+
+# Messages and replies -----------------------------------------------------------------------------------------------
+
+
+def test_a_message_comes_whole_and_its_reply_too(served: Served) -> None:
+    data = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"rest"
+    calls = served.calls()
+    held = next_later(calls)
+    wait_until(lambda: [name for _, name in served.do(served.port.online)] == ["a"])
+    served.send("1", data=data)
+    message = held.result(30)
+    assert message.data == data
+    head = message.head
+    assert (head.id, head.run, head.round, head.type, head.protocol) == ("1", RUN, "group", "train", PROTOCOL)
+    assert 590.0 < head.seconds <= 600.0
+    assert head.settings == '{"settings": {}}'
+    assert calls.reply(Head(id="1", run=RUN), data[::-1]).answer == Taken.TAKEN
+    assert served.collect("1").data == data[::-1]
+    served.send("2")
+    assert calls.next("digest").head.settings == ""  # the device has them
+    calls.close()
+
+
+def test_a_device_that_comes_back_gets_its_message_again(served: Served) -> None:
+    first, again = served.calls(), served.calls()
+    held = next_later(first)  # its connection still looks alive
+    wait_until(lambda: bool(served.do(served.port.online)))
+    later = next_later(again)
+    assert held.result(30) is None
+    served.send("1")
+    assert later.result(30).head.id == "1"
+    assert again.next("").head.id == "1"  # it was started again
+    for calls in (first, again):
+        calls.close()
+
+
+def test_a_reply_that_nobody_waits_for_is_answered_in_words(served: Served) -> None:
+    calls = served.calls()
+    assert calls.reply(Head(id="x", run=RUN), b"update").answer == Taken.LATER
+    assert calls.reply(Head(id="x", run=RUN + 1), b"update").answer == Taken.DROP
+    assert calls.beat("x", RUN) == ""
+    assert calls.beat("x", RUN + 1) == f"run {RUN + 1} is over"
+    served.send("1", device="b")
+    assert calls.reply(Head(id="1", run=RUN), b"forged").answer == Taken.LATER
+    assert served.collect("1") is None
+    calls.close()
+
+
+def test_a_reply_that_is_too_large_ends_as_an_error(served: Served) -> None:
+    served.send("1")
+    calls = served.calls()
+    calls.next("")
+    taken = calls.reply(Head(id="1", run=RUN), bytes(REPLY_BYTES + 100))
+    assert "max-reply" in taken.reason
+    assert served.collect("1").code == REFUSED_REPLY
+    calls.close()
+
+
+def test_a_reply_that_is_not_what_its_head_says_ends_as_an_error(served: Served) -> None:
+    with grpc.secure_channel(served.address, served.credentials("a")) as channel:
+        reply: Any = channel.stream_unary(f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString)
+        for id, size, data in (("1", 5, b"other"), ("2", 2, b"longer")):
+            served.send(id)
+            head = Head(id=id, run=RUN, size=size, sha256=hashlib.sha256(b"bytes").digest(), session=b"1" * 16)
+            assert "head announces" in reply(iter([Chunk(head=head), Chunk(data=data)])).reason
+            assert served.collect(id).code == REFUSED_REPLY
+        assert served.mailbox.room.used == len(b"model")  # nothing of the replies is left
+
+
+def test_an_error_of_the_app_is_a_reply(served: Served) -> None:
+    served.send("1")
+    calls = served.calls()
+    calls.reply(Head(id="1", run=RUN, code=2, reason="the app raised " * 1000), b"")
+    found = served.collect("1")
+    assert (found.code, found.reason[:14], len(found.reason)) == (2, "the app raised", 4000)
+    calls.close()
+
+
+def test_a_full_disk_refuses_a_reply_until_there_is_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.send("1")
+    append, faults = Content.append, [OSError(28, "No space left on device")]
+
+    def full_once(self: Content, piece: bytes) -> None:
+        if faults:
+            raise faults.pop()
+        append(self, piece)
+
+    monkeypatch.setattr(Content, "append", full_once)
+    calls = served.calls()
+    assert calls.reply(Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
+    assert not faults
+    assert served.collect("1").data == b"update"
+    calls.close()
+
+
+def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
+    served.send("1")
+    cut = threading.Event()
+
+    def pieces() -> Iterator[Chunk]:
+        yield Chunk(head=Head(id="1", run=RUN, size=100, session=b"1" * 16), data=b"begun")
+        cut.wait(30)
+
+    channel = grpc.secure_channel(served.address, served.credentials("a"))
+    reply: Any = channel.stream_unary(f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString)
+    begun = reply.future(pieces())
+    wait_until(lambda: served.mailbox.room.used == len(b"model") + len(b"begun"))
+    begun.cancel()
+    cut.set()
+    channel.close()
+    wait_until(lambda: served.mailbox.room.used == len(b"model"))
+    calls = served.calls()
+    assert calls.reply(Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
+    assert served.collect("1").data == b"update"
+    calls.close()
+
+
+def test_held_calls_hold_no_thread(served: Served) -> None:
+    names = [f"client-{number}" for number in range(20)]
+    for number, name in enumerate(names):
+        enroll(served.place, name, number, "server.example:9092")
+    served.do(served.members.look)
+
+    async def hold() -> list[str]:
+        channels = [grpc.aio.secure_channel(served.address, served.credentials(name)) for name in names]
+        path, makers = f"/{SERVICE}/Next", (Working.SerializeToString, Chunk.FromString)
+        held = [each.unary_stream(path, *makers)(Working(session=b"1" * 16)) for each in channels]
+        reads = [asyncio.ensure_future(each.read()) for each in held]
+        while len(served.port.online()) < len(names):
+            await asyncio.sleep(0.05)
+        threads.append(threading.active_count())
+        for name in names:
+            digest = served.mailbox.store(name.encode())
+            served.mailbox.send(RUN, [Address(name, name, 1, "", "train", digest, 600.0, kept=True)])
+        found = [(await each).data.decode() for each in reads]
+        for channel in channels:
+            await channel.close()
+        return found
+
+    threads = [threading.active_count()]
+    assert asyncio.run_coroutine_threadsafe(hold(), served.loop).result(60) == names
+    assert threads[1] <= threads[0] + 2
+
+
+# Who is let in ------------------------------------------------------------------------------------------------------
+
+
+def refusal(served: Served, credentials: grpc.ChannelCredentials) -> grpc.StatusCode:
+    """Return with which code a call for the next message ends."""
+    with grpc.secure_channel(served.address, credentials) as channel:
+        beat: Any = channel.unary_unary(f"/{SERVICE}/Beat", Working.SerializeToString, Working.FromString)
+        try:
+            beat(Working(), timeout=10)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
+
+
+def test_strangers_reach_no_handler(served: Served, tmp_path: Path) -> None:
+    authority = (served.place / "ca.crt").read_bytes()
+    theirs = make_place(tmp_path / "theirs") / "bundles" / "a"
+    key, certificate = (theirs / "key").read_bytes(), (theirs / "certificate").read_bytes()
+    server = [(served.place / name).read_bytes() for name in ("server.key", "server.crt")]
+    strangers = {
+        "no certificate": grpc.ssl_channel_credentials(authority),
+        "another authority's": grpc.ssl_channel_credentials(authority, key, certificate),
+        "the server's": grpc.ssl_channel_credentials(authority, *server),
+    }
+    for who, credentials in strangers.items():
+        assert refusal(served, credentials) == grpc.StatusCode.UNAVAILABLE, who
+    assert served.port.devices == {}
+    assert refusal(served, served.credentials("a")) == grpc.StatusCode.OK
+
+
+def test_a_device_cannot_pass_for_the_server(served: Served) -> None:
+    bundle = served.place / "bundles" / "b"
+    for file, name in (("key", "server.key"), ("certificate", "server.crt")):
+        (served.place / name).write_bytes((bundle / file).read_bytes())
+    liar = Served(served.place)
+    try:
+        assert refusal(liar, served.credentials("a")) == grpc.StatusCode.UNAVAILABLE
+    finally:
+        liar.stop()
+
+
+def test_a_client_is_known_by_its_key_at_each_call(served: Served) -> None:
+    calls, old = served.calls(), served.credentials("a")
+    held = next_later(calls)
+    wait_until(lambda: bool(served.do(served.port.online)))
+    revoke(served.place, "a")
+    served.do(lambda: served.port.wake(served.members.look()))
+    with pytest.raises(RefusedError, match="client 'a' was revoked by the federation's operator"):
+        held.result(30)
+    enroll(served.place, "a", 0, "server.example:9092")
+    served.do(served.members.look)
+    assert refusal(served, old) == grpc.StatusCode.PERMISSION_DENIED
+    with pytest.raises(RefusedError, match="is enrolled with another key"):
+        calls.next("")
+    assert refusal(served, served.credentials("a")) == grpc.StatusCode.OK
+    (served.place / "clients" / "a.toml").unlink()
+    served.do(served.members.look)
+    assert refusal(served, served.credentials("a")) == grpc.StatusCode.PERMISSION_DENIED
+    calls.close()
+
+
+def test_any_key_of_an_enrolled_name_is_let_in_where_keys_are_not_pinned(served: Served) -> None:
+    old = served.credentials("a")
+    enroll(served.place, "a", 0, "server.example:9092")
+    unpinned = Members(served.place / "clients", pin_keys=False)
+    unpinned.look()
+    served.port._members = unpinned
+    assert refusal(served, old) == grpc.StatusCode.OK
+
+
+def test_a_second_process_with_the_same_key_is_refused_in_words(served: Served) -> None:
+    first, second = served.calls(), served.calls(session=b"2" * 16)
+    held = next_later(first)
+    wait_until(lambda: bool(served.do(served.port.online)))
+    with pytest.raises(RefusedError, match="another process with the key of client 'a' is connected"):
+        second.next("")
+    assert served.port.devices["a"].others_seen == 1
+    served.send("1")
+    assert held.result(30).head.id == "1"
+    served.port.devices["a"].seen -= 60.0  # the first one is away
+    assert second.next("").head.id == "1"
+    for calls in (first, second):
+        calls.close()
+
+
+def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> None:
+    (served.place / "clients" / "a.toml").write_text("name = 'b'\npartition = 'x'")
+    assert served.do(served.members.look) == {"a"}
+    assert refusal(served, served.credentials("a")) == grpc.StatusCode.PERMISSION_DENIED
+    assert refusal(served, served.credentials("b")) == grpc.StatusCode.OK
+
+
+def test_names_that_a_client_cannot_have(served: Served) -> None:
+    for name in ("server.example", "../up"):
+        with pytest.raises(DeployError, match=name):
+            enroll(served.place, name, 0, "server.example:9092")
+
+
+def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:
+    port = Served(make_place(tmp_path / "place"), "[::1]:0")
+    try:
+        assert refusal(port, port.credentials("a")) == grpc.StatusCode.OK
+    finally:
+        port.stop()
+
+
+def test_a_port_that_is_taken_is_an_error(served: Served, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="bind"):
+        Served(served.place, served.address)

@@ -1,0 +1,195 @@
+"""The mailbox: what waits for devices, what they have answered, and for how long either is kept."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fairbloom.deploy.fleet.mailbox import (
+    COLLECT_BYTES,
+    KEPT_SECONDS,
+    MOST_TIMES,
+    Address,
+    Content,
+    Letter,
+    Mailbox,
+    Reply,
+    Room,
+)
+from fairbloom.deploy.fleet.wire_pb2 import Taken
+
+RUN = 7
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def mailbox(tmp_path: Path, clock: Clock) -> Mailbox:
+    box = Mailbox(Room(tmp_path), clock)
+    box.begin(RUN)
+    return box
+
+
+def send(
+    box: Mailbox, id: str, *, device: str = "a", number: int = 1, kept: bool = True, data: bytes = b"model"
+) -> None:
+    digest = box.store(data)
+    box.send(RUN, [Address(id, device, number, "", "train", digest, 10.0, kept)])
+
+
+def taken(box: Mailbox, device: str = "a") -> Letter:
+    """Hand a message out, as the port does."""
+    letter = box.next(device)
+    assert letter is not None
+    letter.working, letter.times = True, letter.times + 1
+    return letter
+
+
+def answer(box: Mailbox, letter: Letter, data: bytes = b"update") -> None:
+    box.answer(letter, Reply(Content.of(box.room, data)))
+
+
+def collected(box: Mailbox, *ids: str) -> dict[str, bytes | int]:
+    return {each.id: each.data if each.data is not None else each.code for each in box.collect(ids)[0]}
+
+
+def test_a_message_is_given_until_it_is_answered(mailbox: Mailbox) -> None:
+    send(mailbox, "1")
+    send(mailbox, "2")
+    assert mailbox.next("b") is None
+    assert taken(mailbox).address.id == "1"
+    letter = taken(mailbox)  # a device that asks works on nothing: it was started again
+    assert letter.address.id == "1"
+    answer(mailbox, letter)
+    assert taken(mailbox).address.id == "2"
+    assert collected(mailbox, "1", "2") == {"1": b"update"}
+
+
+def test_a_message_that_kills_its_device_ends_as_an_error(mailbox: Mailbox) -> None:
+    send(mailbox, "1")
+    for _ in range(MOST_TIMES):
+        taken(mailbox)
+    assert mailbox.next("a") is None
+    assert collected(mailbox, "1") == {"1": 8}  # Flower's code for an app that crashed
+
+
+def test_the_first_answer_counts(mailbox: Mailbox) -> None:
+    send(mailbox, "1")
+    letter = taken(mailbox)
+    answer(mailbox, letter, b"first")
+    answer(mailbox, letter, b"second")
+    assert collected(mailbox, "1") == {"1": b"first"}
+
+
+def test_replies_of_a_round_stay_until_it_is_saved(mailbox: Mailbox) -> None:
+    send(mailbox, "1")
+    send(mailbox, "fresh", device="b", kept=False)
+    answer(mailbox, taken(mailbox))
+    answer(mailbox, taken(mailbox, "b"))
+    assert collected(mailbox, "1", "fresh") == {"1": b"update", "fresh": b"update"}
+    mailbox.begin(RUN)  # the run's process was killed, and another one sends the same
+    send(mailbox, "1")
+    assert mailbox.next("a") is None
+    assert collected(mailbox, "1", "fresh") == {"1": b"update", "fresh": 3}
+    mailbox.save(RUN, 1)
+    assert collected(mailbox, "1") == {"1": 3}  # Flower's code for a message that is not there
+    assert mailbox.room.used == 0
+
+
+def test_what_nobody_has_begun_is_taken_back_when_a_round_is_saved(mailbox: Mailbox) -> None:
+    send(mailbox, "1", device="away")
+    send(mailbox, "2", device="slow")
+    letter = taken(mailbox, "slow")
+    mailbox.save(RUN, 1)
+    assert mailbox.next("away") is None
+    assert collected(mailbox, "1", "2") == {"1": 5}  # Flower's code for a node that is not there
+    answer(mailbox, letter)
+    assert collected(mailbox, "2") == {"2": b"update"}
+    assert collected(mailbox, "2") == {"2": 3}
+
+
+def test_work_on_an_unknown_message_goes_on_while_its_run_does(mailbox: Mailbox, clock: Clock) -> None:
+    send(mailbox, "1")
+    taken(mailbox)
+    assert mailbox.judge("a", "1", RUN).answer == Taken.TAKEN
+    assert mailbox.judge("b", "1", RUN).answer == Taken.LATER  # another device's message
+    assert mailbox.judge("a", "2", RUN).answer == Taken.LATER
+    assert mailbox.judge("a", "2", RUN + 1).answer == Taken.DROP
+    clock.now = 11.0
+    mailbox.expire()
+    assert mailbox.judge("a", "1", RUN).reason == "the message's time is over"
+    assert collected(mailbox, "1") == {"1": 3}
+    mailbox.end(RUN)
+    assert mailbox.judge("a", "1", RUN).reason == f"run {RUN} is over"
+    assert mailbox.room.used == 0
+
+
+def test_messages_expire_and_replies_some_minutes_later(mailbox: Mailbox, clock: Clock) -> None:
+    send(mailbox, "1", kept=False)
+    send(mailbox, "2", device="b")
+    answer(mailbox, taken(mailbox))
+    clock.now = 5.0
+    send(mailbox, "2", device="b")  # sent again, it lives on
+    clock.now = 12.0
+    mailbox.expire()
+    assert mailbox.next("b") is not None
+    clock.now = 16.0
+    mailbox.expire()
+    assert mailbox.next("b") is None
+    assert collected(mailbox, "2") == {"2": 3}
+    clock.now = 11.0 + KEPT_SECONDS
+    mailbox.expire()
+    assert collected(mailbox, "1") == {"1": 3}
+    assert mailbox.room.used == 0
+
+
+def test_equal_content_is_stored_once(mailbox: Mailbox) -> None:
+    for number in range(5):
+        send(mailbox, str(number), device=f"client-{number}", data=b"x" * 1000)
+    assert mailbox.room.used == 1000
+
+
+def test_more_than_the_memory_goes_to_files_without_names(tmp_path: Path) -> None:
+    room = Room(tmp_path, memory=3 << 20)
+    small, large = Content.of(room, b"s" * (1 << 20)), Content.of(room, bytes(range(256)) * (20 << 10))
+    assert room.used == 1 << 20
+    assert [*tmp_path.iterdir()] == []
+    pieces = large.pieces()
+    first = next(pieces)
+    large.close()  # while it is on its way to a device
+    assert b"".join([first, *pieces]) == bytes(range(256)) * (20 << 10)
+    small.close()
+    assert room.used == 0
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    box = Mailbox(Room(tmp_path, memory=1 << 20))
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(OSError, match="No space left"):
+        box.store(b"x" * (5 << 20))
+    assert box.room.used == 0
+
+
+def test_replies_are_collected_in_parts(mailbox: Mailbox) -> None:
+    ids = [str(number) for number in range(3)]
+    for id in ids:
+        send(mailbox, id, device=id)
+        answer(mailbox, taken(mailbox, id), b"x" * (COLLECT_BYTES * 2 // 3))
+    mailbox.save(RUN, 0)
+    first, more = mailbox.collect(ids)
+    assert [each.id for each in first] == ["0"]
+    assert more
