@@ -1,0 +1,211 @@
+"""A run's grid over the pipe to its server, and a device's session: what is sent again and what is not computed twice."""
+
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+from fairbloom.deploy.device.contexts import Contexts
+from fairbloom.deploy.fleet import grid as grids
+from fairbloom.deploy.fleet.app_process import Answer, Task
+from fairbloom.deploy.fleet.calls import Received
+from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid
+from fairbloom.deploy.fleet.mailbox import Address, Collected
+from fairbloom.deploy.fleet.messages import node_id_of
+from fairbloom.deploy.fleet.session import KeptReply, Session, load_session
+from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
+from fairbloom.deploy.flower.device.worker import DroppedError
+from fairbloom.flower import serialize
+from fairbloom.protocol.version import PROTOCOL
+
+NODE = node_id_of("a")
+
+
+class Server:
+    """What a run's process asks, answered by this test."""
+
+    def __init__(self) -> None:
+        self.ours, theirs = Pipe()
+        self.grid = RunGrid(theirs, 7)
+        self.sent: list[Address] = []
+        self.full, self.replies, self.online = 0, list[Collected](), [(NODE, "a")]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                name, arguments = self.ours.recv()
+            except EOFError:
+                return
+            self.ours.send(self._answer(name, arguments))
+
+    def _answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        if name == "store" and self.full:
+            self.full -= 1
+            return "No space left on device"
+        if name == "send":
+            self.sent += arguments[0]
+        if name == "collect":
+            found, self.replies = [each for each in self.replies if each.id in arguments[0]], []
+            return found, False
+        return {"nodes": self.online, "names": {NODE: "a"}}.get(name)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.ours.close()
+
+
+def message(kind: str = MessageType.TRAIN, number: int = 1, node: int = NODE) -> Message:
+    config = ConfigRecord({"server-round": number} if number else {})
+    return Message(RecordDict({"arrays": ArrayRecord(), "config": config}), node, kind)
+
+
+def test_ids_are_the_same_in_each_process_of_a_run_that_saves(server: Server) -> None:
+    other = Server()
+    for each in (server, other):
+        each.grid.save(0)
+    assert server.grid.push_messages([message()]) == other.grid.push_messages([message()])
+    first, *others = [
+        (message(), True),
+        (message(number=2), True),
+        (message(MessageType.EVALUATE), True),
+        (message(number=0), False),
+        (message(MessageType.QUERY), False),
+    ]
+    ids = {server.grid.push_messages([each])[0] for each, _ in (first, *others)}
+    assert len(ids) == 5
+    assert [address.kept for address in server.sent[1:]] == [kept for _, kept in (first, *others)]
+    twice = [server.grid.push_messages([message(MessageType.QUERY)])[0] for _ in range(2)]
+    assert twice[0] != twice[1]
+
+
+def test_ids_are_new_in_a_run_that_saves_nothing(server: Server) -> None:
+    ids = server.grid.push_messages([message(), message(), message(node=5)])
+    assert ids[0] != ids[1]
+    assert ids[2] == ""  # not enrolled
+    assert [address.kept for address in server.sent] == [False, False]
+
+
+def test_replies_are_flowers_messages(server: Server) -> None:
+    ids = server.grid.push_messages([message(), message(), message()])
+    good = serialize(RecordDict({"config": ConfigRecord({"x": 1})}))
+    server.replies = [Collected(ids[0], good), Collected(ids[1], b"\xff\xff"), Collected(ids[2], None, 8, "it crashed")]
+    server.replies.append(Collected("unknown", good))
+    replies = server.grid.pull_messages([*ids, "unknown"])
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids
+    assert {reply.metadata.src_node_id for reply in replies} == {NODE}
+    assert replies[0].content.config_records["config"]["x"] == 1
+    assert [reply.error.code for reply in replies[1:]] == [UNREADABLE_REPLY, 8]
+
+
+def test_a_full_disk_of_the_server_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grids, "AGAIN_SECONDS", 0.01)
+    server.full = 3
+    assert server.grid.push_messages([message()]) != [""]
+    assert len(server.sent) == 1
+
+
+def test_a_client_that_is_away_too_long_ends_as_an_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grids, "AWAY_SECONDS", 0.1)
+    server.online = []
+    (reply,) = server.grid.send_and_receive([message()])
+    assert reply.error.code == 5  # Flower's code for a node that is not there
+    server.online = [(NODE, "a")]
+    assert server.grid.send_and_receive([message()], timeout=0.3) == []  # it is there, and silent
+
+
+# The device ---------------------------------------------------------------------------------------------------------
+
+
+class EndedError(Exception):
+    """No further message comes."""
+
+
+class FakeCalls:
+    """Gives messages, and notes replies."""
+
+    def __init__(self, *messages: Received) -> None:
+        self.messages, self.replies, self.known = list(messages), list[tuple[str, bytes, int]](), list[str]()
+
+    def next(self, settings: str) -> Received:
+        self.known.append(settings)
+        if not self.messages:
+            raise EndedError
+        return self.messages.pop(0)
+
+    def reply(self, head: Head, data: bytes) -> Taken:
+        self.replies.append((head.id, data, head.code))
+        return Taken()
+
+
+class FakeWorker:
+    """Answers by a function of the task."""
+
+    runs = False
+
+    def __init__(self, answer: Callable[[Task], Answer]) -> None:
+        self._answer, self.asked = answer, list[Task]()
+
+    def answer(self, task: Task, name: str) -> Answer:
+        self.asked.append(task)
+        return self._answer(task)
+
+
+def received(id: str, data: bytes = b"model", protocol: int = PROTOCOL, settings: str = "") -> Received:
+    return Received(Head(id=id, run=7, type="train", protocol=protocol, settings=settings), data)
+
+
+def serve(state: Path, worker: Any, *messages: Received) -> FakeCalls:
+    """Let a device that has just been started answer messages; return what it called."""
+    calls: Any = FakeCalls(*messages)
+    with pytest.raises(EndedError):
+        Session("a", calls, worker, Contexts(str(state)), KeptReply(str(state))).serve()
+    made: FakeCalls = calls
+    return made
+
+
+def test_a_restarted_device_gives_its_last_reply_again(tmp_path: Path) -> None:
+    worker = FakeWorker(lambda task: Answer(task.data[::-1]))
+    assert serve(tmp_path, worker, received("1")).replies == [("1", b"ledom", 0)]
+    calls = serve(tmp_path, worker, received("1"), received("2", b"other"))
+    assert calls.replies == [("1", b"ledom", 0), ("2", b"rehto", 0)]
+    assert [task.data for task in worker.asked] == [b"model", b"other"]
+    (tmp_path / "reply").write_bytes(b"damaged")
+    assert serve(tmp_path, worker, received("2", b"other")).replies == [("2", b"rehto", 0)]
+    assert len(worker.asked) == 3
+
+
+def test_settings_are_known_until_others_come(tmp_path: Path) -> None:
+    worker = FakeWorker(lambda task: Answer(task.settings.encode()))
+    calls = serve(tmp_path, worker, received("1", settings="{}"), received("2"))
+    assert [data for _, data, _ in calls.replies] == [b"{}", b"{}"]
+    assert calls.known[0] != calls.known[1] == calls.known[2]
+
+
+def test_what_the_app_keeps_comes_with_the_next_message(tmp_path: Path) -> None:
+    worker = FakeWorker(lambda task: Answer(b"", state=task.state + b"x"))
+    serve(tmp_path, worker, received("1"), received("2"))
+    serve(tmp_path, worker, received("3"))
+    assert [task.state for task in worker.asked] == [b"", b"x", b"xx"]
+
+
+def test_work_that_fails_is_answered_by_an_error(tmp_path: Path) -> None:
+    def drop(task: Task) -> Answer:
+        raise DroppedError("the run is over")
+
+    assert serve(tmp_path, FakeWorker(drop), received("1")).replies == [("1", b"", 2)]
+    newer = FakeWorker(lambda task: Answer(b"never"))
+    assert serve(tmp_path, newer, received("2", protocol=PROTOCOL + 1)).replies == [("2", b"", 2)]
+    assert newer.asked == []
+
+
+def test_a_state_folder_is_one_session(tmp_path: Path) -> None:
+    assert load_session(str(tmp_path)) == load_session(str(tmp_path))
+    assert load_session("") != load_session("")
