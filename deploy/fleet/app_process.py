@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +10,10 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
+from fairbloom.logs import log
 from fairbloom.system.parents import end_with_parent
 
 from .wire_pb2 import Head
-
-log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import colour_on_terminals_alone
 from fairbloom.system.files import make_folder
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.supervise import STOPPING
@@ -33,8 +32,6 @@ from .session import KeptReply, Session, load_session
 
 AGAIN_SECONDS = 15.0
 """Pause until a client that the server has refused asks again."""
-
-log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +99,7 @@ def run(client: FleetClient) -> None:
 def main() -> int:
     """Run the client whose client.toml is named; what it writes is for its own account alone."""
     os.umask(0o077)
-    colour_on_terminals_alone()
+    logging.basicConfig(format="fairbloom client: %(message)s", level=logging.INFO)
     for number in STOPPING:
         signal.signal(number, lambda number, frame: sys.exit(0))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import colour_on_terminals_alone, log
+from fairbloom.logs import log
 from fairbloom.system.files import make_folder, write_whole
 from fairbloom.system.lock import LockedError, exclusive_lock
 
@@ -154,7 +155,7 @@ def serve(path: Path) -> None:
 def main() -> int:
     """Serve the folder that is named; what is written is for this account alone."""
     os.umask(0o077)
-    colour_on_terminals_alone()
+    logging.basicConfig(format="fairbloom server: %(message)s", level=logging.INFO)
     try:
         serve(Path(sys.argv[1]))
     except FairbloomError as error:

@@ -10,9 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairbloom.flower import ErrorCode
-
-from .messages import CHUNK_BYTES, slices
+from .messages import APP_CRASHED, CHUNK_BYTES, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, slices
 from .wire_pb2 import Taken
 
 MEMORY_BYTES = 256 << 20
@@ -244,7 +242,7 @@ class Mailbox:
         for id in ids:
             letter = self._letters.get(id)
             if letter is None or (letter.reply is None and letter.until < self._clock()):
-                found.append(Collected(id, None, ErrorCode.MESSAGE_UNAVAILABLE, TIME_OVER))
+                found.append(Collected(id, None, MESSAGE_UNAVAILABLE, TIME_OVER))
                 continue
             if (reply := letter.reply) is None:
                 continue
@@ -271,7 +269,7 @@ class Mailbox:
         for letter in old:
             if letter.reply is None and not letter.working:
                 reason = f"round {letter.address.round} ended before this client was there"
-                self._settle(letter, Reply(None, ErrorCode.NODE_UNAVAILABLE, reason))
+                self._settle(letter, Reply(None, NODE_UNAVAILABLE, reason))
 
     def expire(self) -> None:
         """Forget messages whose time is over, some minutes later where a device works on one or has answered it."""
@@ -294,7 +292,7 @@ class Mailbox:
             if letter.times < MOST_TIMES:
                 return letter
             reason = f"the client received this message {MOST_TIMES} times and was started again each time"
-            self._settle(letter, Reply(None, ErrorCode.CLIENT_APP_CRASHED, reason))
+            self._settle(letter, Reply(None, APP_CRASHED, reason))
         return None
 
     def find(self, device: str, id: str) -> Letter | None:

@@ -16,6 +16,9 @@ LARGEST_CHUNK = CHUNK_BYTES + (64 << 10)
 HELD_SECONDS, BEAT_SECONDS = 50.0, 10.0
 """How long a call for the next message is held, and how often a working device says that it works."""
 
+APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, APP_CRASHED = 2, 3, 5, 8
+"""Flower's codes (ErrorCode) of errors that take the place of replies: server and session do not load Flower."""
+
 
 def slices(data: bytes) -> Iterator[bytes]:
     """Return content in pieces that fit into a chunk."""

@@ -24,7 +24,6 @@ from typing import Any
 import tomli_w
 
 from fairbloom.logs import log
-from fairbloom.server.arrival import CLIENTS_FOLDER
 from fairbloom.system.files import write_whole
 from fairbloom.system.supervise import exit_reason
 
@@ -40,6 +39,9 @@ END_SECONDS = 15.0
 
 LOOK_SECONDS = 0.5
 """Pause between two looks at orders and processes."""
+
+CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
+"""Environment variable by which a run knows the registry: server/arrival.py, whose libraries are not loaded here."""
 
 STOPPED = 130
 """Exit status of a run that was stopped by its operator."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairbloom.flower import ErrorCode
+from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
 
@@ -18,14 +17,12 @@ from ..device.contexts import Contexts
 from ..flower.device.worker import CrashedError, DroppedError, Worker
 from .app_process import Answer, Task
 from .calls import Calls, Received
-from .messages import BEAT_SECONDS, node_id_of
+from .messages import APP_CRASHED, APP_RAISED, BEAT_SECONDS, node_id_of
 from .wire_pb2 import Head, Taken
 
 SESSION_BYTES = 16
 IDLE_SECONDS = 60.0
 """A worker that has had nothing to do for so long is ended."""
-
-log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -120,16 +117,16 @@ class Session:
         if head.protocol != PROTOCOL:
             side = "this client" if head.protocol > PROTOCOL else "the server"
             words = f"the server speaks protocol {head.protocol} and this client {PROTOCOL}: upgrade {side}"
-            return Answer.failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, words)
+            return Answer.failed(APP_RAISED, words)
         state = self._contexts.load(head.run)
         task = Task(self._node, head.SerializeToString(), self._settings, message.data, state)
         try:
             answer: Answer = self._worker.answer(task, head.id)
         except DroppedError as error:
-            code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"the client has dropped this work: {error}"
+            code, reason = APP_RAISED, f"the client has dropped this work: {error}"
             return Answer.failed(code, reason)
         except CrashedError as error:
-            return Answer.failed(ErrorCode.CLIENT_APP_CRASHED, str(error))
+            return Answer.failed(APP_CRASHED, str(error))
         if answer.state is not None:
             self._contexts.save(head.run, answer.state)
         return answer

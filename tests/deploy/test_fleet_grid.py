@@ -1,4 +1,4 @@
-"""A run's grid over the pipe to its server, and a device's session: what is sent again and what is not computed twice."""
+"""A run's grid over its pipe, and a device's session: what is sent again and what is not computed twice."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,9 +20,17 @@ from fairbloom.deploy.fleet.calls import Calls, RefusedError
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
 from fairbloom.deploy.fleet.mailbox import Address, Content, Mailbox, Room
 from fairbloom.deploy.fleet.members import Members
-from fairbloom.deploy.fleet.messages import CHUNK_BYTES, SERVICE
+from fairbloom.deploy.fleet.messages import (
+    APP_CRASHED,
+    APP_RAISED,
+    CHUNK_BYTES,
+    MESSAGE_UNAVAILABLE,
+    NODE_UNAVAILABLE,
+    SERVICE,
+)
 from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES, Port
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Taken, Working
+from fairbloom.flower import ErrorCode
 from fairbloom.protocol.version import PROTOCOL
 
 RUN = 7
@@ -348,6 +358,18 @@ def test_names_that_a_client_cannot_have(served: Served) -> None:
     for name in ("server.example", "../up"):
         with pytest.raises(DeployError, match=name):
             enroll(served.place, name, 0, "server.example:9092")
+
+
+def test_the_codes_of_errors_are_flowers() -> None:
+    theirs = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+    assert theirs == (APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE)
+    assert APP_CRASHED == ErrorCode.CLIENT_APP_CRASHED
+
+
+def test_server_and_device_load_neither_flower_nor_pytorch() -> None:
+    for module in ("daemon", "client"):
+        code = f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} & {{*sys.modules}})"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n", module
 
 
 def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:
