@@ -96,7 +96,8 @@ def _serve(settings: Settings, grid: Grid) -> None:
             check_sizes(method.progress.first_counts, method.enrolled_sizes)
         return clients
 
-    save: Callable[[int], None] = getattr(grid, "save", lambda last: None)  # a grid that keeps a round's replies until then
+    # A grid may keep the replies of a round until it is saved.
+    save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
     save(0)
     federate(settings, wait_for_them, lambda recorded: save(recorded.number), deployed=True)
     if settings.state_dir or not is_simulated(grid):  # clients in a simulation have no other place to keep it

@@ -175,7 +175,7 @@ def test_a_reply_that_is_too_large_ends_as_an_error(served: Served) -> None:
     calls.close()
 
 
-def test_a_reply_that_is_not_what_its_head_says_ends_as_an_error(served: Served) -> None:
+def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
     with grpc.secure_channel(served.address, served.credentials("a")) as channel:
         reply: Any = channel.stream_unary(f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString)
         for id, size, data in (("1", 5, b"other"), ("2", 2, b"longer")):
@@ -323,7 +323,7 @@ def test_a_client_is_known_by_its_key_at_each_call(served: Served) -> None:
     calls.close()
 
 
-def test_any_key_of_an_enrolled_name_is_let_in_where_keys_are_not_pinned(served: Served) -> None:
+def test_any_key_of_an_enrolled_name_does_where_none_is_pinned(served: Served) -> None:
     old = served.credentials("a")
     enroll(served.place, "a", 0, "server.example:9092")
     unpinned = Members(served.place / "clients", pin_keys=False)

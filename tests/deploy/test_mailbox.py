@@ -107,7 +107,7 @@ def test_replies_of_a_round_stay_until_it_is_saved(mailbox: Mailbox) -> None:
     assert mailbox.room.used == 0
 
 
-def test_what_nobody_has_begun_is_taken_back_when_a_round_is_saved(mailbox: Mailbox) -> None:
+def test_a_saved_round_takes_back_what_nobody_has_begun(mailbox: Mailbox) -> None:
     send(mailbox, "1", device="away")
     send(mailbox, "2", device="slow")
     letter = taken(mailbox, "slow")
@@ -119,7 +119,7 @@ def test_what_nobody_has_begun_is_taken_back_when_a_round_is_saved(mailbox: Mail
     assert collected(mailbox, "2") == {"2": 3}
 
 
-def test_work_on_an_unknown_message_goes_on_while_its_run_does(mailbox: Mailbox, clock: Clock) -> None:
+def test_unknown_work_goes_on_while_its_run_does(mailbox: Mailbox, clock: Clock) -> None:
     send(mailbox, "1")
     taken(mailbox)
     assert mailbox.judge("a", "1", RUN).answer == Taken.TAKEN
