@@ -1,11 +1,13 @@
 """Run the app in this process, with all its clients: python -m my_app, or python -m my_app num-rounds=5."""
 
+import logging
 import sys
 import tomllib
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
 
+from fairbloom import load
 from fairbloom.errors import FairbloomError
 from fairbloom.simulation.grid import InProcessGrid
 from my_app import client_app, server_app
@@ -18,8 +20,11 @@ for word in sys.argv[1:]:
         config[key] = type(config[key])(text)
     except (KeyError, ValueError):
         sys.exit(f"{word}: write it as KEY=VALUE, with one of {config}")
+logging.getLogger("flwr").setLevel(logging.WARNING)
+print(f"{config['num-rounds']} rounds with {config['clients']} clients", flush=True)
 grid = InProcessGrid(client_app.app, config, config["clients"])
 try:
     server_app.app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config))
 except FairbloomError as error:
     sys.exit(f"error: {error}")
+load(config["out"]).show()
