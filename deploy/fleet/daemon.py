@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import ssl
 import sys
 import time
 import tomllib
@@ -16,9 +17,10 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.system.files import make_folder, write_whole
+from fairbloom.system.files import make_folder
 from fairbloom.system.lock import LockedError, exclusive_lock
 
+from .. import pki
 from ..errors import DeployError
 from .mailbox import MEMORY_BYTES, Mailbox, Room
 from .members import Members
@@ -86,8 +88,7 @@ class Daemon:
         self._look()
         for run in self._runs.waiting():
             self._mailbox.begin(run.number)
-        names = ("server.key", "server.crt", "ca.crt")
-        key, certificate, authority = ((self._place.path / name).read_bytes() for name in names)
+        key, certificate, authority = read_identity(self._place.path)
         try:
             port = await self._port.start(self._place.listen, key, certificate, authority)
         except RuntimeError as error:
@@ -128,8 +129,10 @@ class Daemon:
         devices = self._port.devices
         there = {name: devices[name].others_seen for _, name in self._port.online()}
         now = {"at": time.time(), "online": there, "seen": sorted(devices), "runs": waiting}
+        draft = self._place.state / ".now.json"
         try:
-            write_whole(self._place.state / "now.json", json.dumps(now).encode(), 0o600)
+            draft.write_text(json.dumps(now))  # not to outlive a power cut: waiting for the disk would hold up calls
+            draft.replace(self._place.state / "now.json")
         except OSError as error:
             self._complain(f"{self._place.state / 'now.json'} cannot be written: {error.strerror}")
 
@@ -137,6 +140,30 @@ class Daemon:
         if words != self._fault:
             log.error("%s", words)
         self._fault = words
+
+
+def read_identity(path: Path) -> tuple[bytes, bytes, bytes]:
+    """Return the server's key and certificate, and the authority's certificate; DeployError where they do not fit."""
+    renew_if_due(path)
+    key, certificate, authority = path / "server.key", path / "server.crt", path / "ca.crt"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise DeployError(f"{key} is not the key of {certificate} ({error.reason}): take both from a copy") from error
+    return key.read_bytes(), certificate.read_bytes(), authority.read_bytes()
+
+
+def renew_if_due(path: Path) -> None:
+    """Make a new server certificate where under a third of its life is left; without the authority's key, warn."""
+    key, certificate, authority, signer = (path / name for name in ("server.key", "server.crt", "ca.crt", "ca.key"))
+    days, left = pki.lifetime(certificate), pki.days_left(certificate)
+    if left >= days / 3:
+        return
+    if signer.exists():
+        pki.make_server_certificate(authority, signer, certificate, key, pki.read_hosts(certificate), days)
+        log.info("%s is renewed, for %.0f days", certificate, days)
+    else:
+        log.warning("%s ends in %.0f days: renew it where %s is", certificate, left, signer.name)
 
 
 def serve(path: Path) -> None:

@@ -68,6 +68,8 @@ class Members:
                 found[entry.name] = known
             elif (member := self._read(Path(entry.path))) is not None:
                 found[entry.name] = version, member
+        if found == self._files:
+            return set()
         self._files = found
         self.by_name = {member.name: member for _, member in found.values()}
         self.names = {node_id_of(name): name for name in self.by_name}

@@ -1,0 +1,122 @@
+"""The server's runs and its folder, without processes: orders that are carried out, and files that cannot be used."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.deploy import pki
+from fairbloom.deploy.errors import DeployError
+from fairbloom.deploy.fleet.daemon import Place, read_identity
+from fairbloom.deploy.fleet.mailbox import Address, Mailbox, Reply, Room
+from fairbloom.deploy.fleet.members import Members
+from fairbloom.deploy.fleet.port import Port
+from fairbloom.deploy.fleet.runs import MOST_STARTS, Order, RunFiles, Runs, submit
+
+ORDER = Order("fairbloom.serverapp:app", "fairbloom", "0.1.0", {"clients": 2, "device": "cpu"})
+
+
+def make_runs(folder: Path, codes: Callable[[], int]) -> tuple[Runs, list[int]]:
+    """Return runs whose processes end with these exit codes, and which were started."""
+    started = list[int]()
+
+    class Made(Runs):
+        async def _start(self, run: RunFiles, order: Order) -> int:
+            assert order == ORDER
+            started.append(run.number)
+            self._mailbox.begin(run.number)
+            return codes()
+
+    members, mailbox = Members(folder), Mailbox(Room(folder))
+    return Made(folder, members, mailbox, Port(members, mailbox)), started
+
+
+def carry_out(runs: Runs, *awaited: RunFiles) -> None:
+    """Let runs be carried out until these have ended."""
+
+    async def until_over() -> None:
+        task = asyncio.create_task(runs.carry_out())
+        async with asyncio.timeout(30):
+            while any(run.status is None for run in awaited):
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(until_over())
+
+
+def test_runs_are_carried_out_in_order_and_once(tmp_path: Path) -> None:
+    first, stopped, damaged, last = (submit(tmp_path, ORDER) for _ in range(4))
+    (stopped.folder / "stop").touch()
+    damaged.order.write_text("app = 3")
+    runs, started = make_runs(tmp_path, iter([0, 1]).__next__)
+    assert [run.number for run in runs.waiting()] == [first.number, stopped.number, damaged.number, last.number]
+    carry_out(runs, first, stopped, damaged, last)
+    assert [run.status for run in (first, stopped, damaged, last)] == [0, 130, 2, 1]
+    assert started == [first.number, last.number]
+    assert "run.toml cannot be used" in damaged.log.read_text()
+    again, _ = make_runs(tmp_path, iter([]).__next__)
+    assert again.waiting() == []
+
+
+def test_a_run_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> None:
+    run = submit(tmp_path, ORDER)
+    runs, started = make_runs(tmp_path, lambda: -9)
+    carry_out(runs, run)
+    assert run.status == 128 + 9
+    assert len(started) == MOST_STARTS + 1
+    assert f"was killed {MOST_STARTS + 1} times (killed by SIGKILL): it is given up" in run.log.read_text()
+
+
+def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
+    runs, _ = make_runs(tmp_path, lambda: 0)
+    mailbox = runs._mailbox
+    mailbox.begin(1)
+    digest = mailbox.store(b"model")
+    ids = ["a", "b", "c"]
+    mailbox.send(1, [Address(id, id, 1, "", "train", digest, 60.0, kept=True) for id in ids])
+
+    async def wait(number: int, answered: str) -> float:
+        loop = asyncio.get_running_loop()
+        began, letter = loop.time(), mailbox.find(answered, answered)
+        assert letter is not None
+        waiting: Coroutine[Any, Any, None] = runs._answer(1, "wait", (ids, number, 30.0))
+        task = asyncio.create_task(waiting)
+        await asyncio.sleep(0.01)
+        mailbox.answer(letter, Reply(None, 2, "an error counts"))
+        await task
+        return loop.time() - began
+
+    async def wait_for_each() -> list[float]:
+        return [await wait(number, answered) for number, answered in enumerate(ids, 1)]
+
+    assert max(asyncio.run(wait_for_each())) < 20.0
+
+
+def test_settings_of_the_server_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match=r"federation\.toml cannot be read"):
+        Place.of(tmp_path)
+    for line in ("max-reply = -1", 'pin-keys = "no"', "listen = 9092"):
+        (tmp_path / "federation.toml").write_text(line)
+        with pytest.raises(DeployError, match=line.partition(" ")[0]):
+            Place.of(tmp_path)
+    (tmp_path / "federation.toml").write_text("max-reply = 1000")
+    assert (Place.of(tmp_path).max_reply, Place.of(tmp_path).pin_keys) == (1000, True)
+
+
+def test_the_servers_certificate_is_renewed_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority, server = (tmp_path / "ca.crt", tmp_path / "ca.key"), (tmp_path / "server.crt", tmp_path / "server.key")
+    pki.make_authority(*authority)
+    pki.make_server_certificate(*authority, *server, ["server.example"], days=30.0)
+    first = read_identity(tmp_path)
+    assert read_identity(tmp_path) == first
+    pki.make_server_certificate(*authority, *server, ["server.example"], days=-1.0)
+    hidden = authority[1].rename(tmp_path / "elsewhere")
+    read_identity(tmp_path)
+    assert "renew it where ca.key is" in caplog.text
+    hidden.rename(authority[1])
+    pki.make_server_certificate(*authority, tmp_path / "other.crt", server[1], ["server.example"])
+    (tmp_path / "server.crt").write_bytes(first[1])
+    with pytest.raises(DeployError, match=r"server\.key is not the key of"):
+        read_identity(tmp_path)
