@@ -311,7 +311,7 @@ class Mailbox:
         """Return what becomes of work on a message: wanted (TAKEN), unknown as yet (LATER), or to be dropped."""
         letter = self.find(device, id)
         if run not in self._saved:
-            return Taken(answer=Taken.DROP, reason=f"run {run} is over")
+            return Taken(answer=Taken.DROP, reason="the run is over")
         if letter is None:
             return Taken(answer=Taken.LATER, reason="the server does not ask for this message now")
         if letter.until < self._clock():
