@@ -62,7 +62,8 @@ class Device:
     nexts: int = 0
     held: int = 0
     """Number of the call of Next that is held, 0 for none."""
-    replies: int = 0
+    receiving: Content | None = None
+    """What has come of the reply that is on its way."""
     others_seen: int = 0
     """How often a second process with this client's key was refused."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -179,8 +180,6 @@ class Port:
         head = first.head
         name, device = await self._enter(context, head.session)
         device.seen = monotonic()
-        device.replies += 1
-        number = device.replies
         judged, letter = self._mailbox.judge(name, head.id, head.run), self._mailbox.find(name, head.id)
         if letter is None or judged.answer != Taken.TAKEN:
             return judged
@@ -193,30 +192,42 @@ class Port:
             return self._take_refusal(letter, words)
         content = Content(self._mailbox.room)
         try:
-            content.append(first.data)
-            async for chunk in chunks:
-                await self._admit(context)
-                device.seen = monotonic()
-                content.append(chunk.data)
-                if number != device.replies or content.size > head.size:
-                    break
+            await self._receive(content, first, chunks, device, context)
         except OSError as error:
             content.close()
             words = f"the server cannot keep the reply now: {error.strerror}"
             log.error("the reply of client %s is not taken, and the client tries again: %s", name, error)
             return await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
-        except BaseException:  # the call was cut
+        except BaseException:  # the call was cut, or refused
             content.close()
             raise
-        if number != device.replies or content.size < head.size:  # a call that is cut may end as a stream does
-            content.close()
-            words = "the reply broke off" if number == device.replies else "the same client replies in a newer call"
-            return await self._refuse(context, grpc.StatusCode.ABORTED, words)
         if content.size != head.size or content.sha256 != head.sha256:
             content.close()
             return self._take_refusal(letter, "the reply's bytes are not those that its head announces")
         self._mailbox.answer(letter, Reply(content))
         return judged
+
+    async def _receive(
+        self, content: Content, first: Chunk, chunks: AsyncIterator[Chunk], device: Device, context: Any
+    ) -> None:
+        """Append what comes, at most what the head says; a call that breaks off, or is not the newest, is refused."""
+        if device.receiving is not None:
+            device.receiving.close()  # of an older call, which may never end
+        device.receiving = content
+        content.append(first.data)
+        async for chunk in chunks:
+            await self._admit(context)
+            if device.receiving is not content:
+                break
+            device.seen = monotonic()
+            content.append(chunk.data)
+            if content.size > first.head.size:
+                break
+        if device.receiving is not content:
+            await self._refuse(context, grpc.StatusCode.ABORTED, "the same client replies in a newer call")
+        device.receiving = None
+        if content.size < first.head.size:  # a call that is cut may end as a stream does
+            await self._refuse(context, grpc.StatusCode.ABORTED, "the reply broke off")
 
     async def _beat(self, working: Working, context: Any) -> Drop:
         name, device = await self._enter(context, working.session)

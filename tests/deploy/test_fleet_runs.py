@@ -1,5 +1,6 @@
 """Runs over the fleet port, as real processes: what they give, and that a kill of each process costs no bit."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,9 @@ def test_a_kill_of_each_process_costs_no_bit(
     assert "killed by SIGKILL" in run.log.read_text()
     assert [row["missing"] for row in rounds(tmp_path / "run")] == [""] * ROUNDS
     assert bits(tmp_path / "run") == undisturbed
+    for name in (CLIENTS[0], *CLIENTS[2:]):  # what they had answered, or worked on, was not computed again
+        ids = re.findall(r"received train message (\w+) of run \d+$", (there.place / f"{name}.log").read_text(), re.M)
+        assert len(ids) == len({*ids})
 
 
 def test_all_are_killed_at_once_and_nothing_is_lost(
