@@ -114,13 +114,6 @@ def submit(folder: Path, order: Order) -> RunFiles:
         return RunFiles(place)
 
 
-def find_runs(folder: Path) -> list[RunFiles]:
-    """Return all runs that were ever submitted, in order."""
-    found = (each for each in folder.iterdir()) if folder.exists() else iter(())
-    numbers = [each for each in found if each.name.isdecimal() and (each / "run.toml").exists()]
-    return sorted(map(RunFiles, numbers), key=lambda run: run.number)
-
-
 class Runs:
     """Carries out the runs in a folder, and answers their processes."""
 
@@ -133,7 +126,9 @@ class Runs:
 
     def waiting(self) -> list[RunFiles]:
         """Return the runs that have not ended, in order: the first is the one that goes on."""
-        runs = [run for run in find_runs(self._folder) if run.number not in self._ended]
+        folders = self._folder.iterdir() if self._folder.exists() else ()
+        numbers = sorted({int(each.name) for each in folders if each.name.isdecimal()} - self._ended)
+        runs = [run for number in numbers if (run := RunFiles(self._folder / str(number))).order.exists()]
         self._ended |= {run.number for run in runs if run.status is not None}
         return [run for run in runs if run.number not in self._ended]
 
