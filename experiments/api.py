@@ -387,14 +387,4 @@ def evaluate(
     folder = Path(run)
     with only_trusted_imports(trust):
         found = evaluate_site(folder, "" if data_dir is None else os.fspath(data_dir), client, model)
-    return Evaluation(
-        run=folder,
-        site=found.site,
-        model=model,
-        train_examples=found.train_examples,
-        test_examples=found.test_examples,
-        scores=found.scores,
-        values=found.values,
-        interval=found.interval,
-        clients=scores_of_clients(folder, found.scores),
-    )
+    return Evaluation(**vars(found), run=folder, model=model, clients=scores_of_clients(folder, found.scores))

@@ -1,7 +1,6 @@
 """A site that took no part in a run: how the run's model serves it on its own data."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.names import AGREED as AGREEMENT
 from fairbloom.protocol.names import NUM_EXAMPLES, PERSONAL
-from fairbloom.protocol.scores import ACCURACY, Score, put_first
+from fairbloom.protocol.scores import ACCURACY, put_first
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import AGREED, BEST, CONFIG, MODEL, is_finished
 from fairbloom.strategies import served_model
@@ -23,27 +22,13 @@ from fairbloom.tasks.files.targets import join_names
 from fairbloom.tasks.score import decide_score
 
 from .predictor import settings_in
+from .scores import SiteScores
 
 MODELS = {"last": MODEL, "best": BEST}
 
 
 class SiteError(FairbloomError):
     """A run that cannot be evaluated on a site's data; the message says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class SiteScores:
-    """How a model serves a site: `values` are the finite test scores by name, in the unit of tables.
-
-    `interval` is Wilson's 95 % interval of the accuracy, None where that is no score.
-    """
-
-    site: str
-    train_examples: int
-    test_examples: int
-    scores: tuple[Score, ...]
-    values: Mapping[str, float]
-    interval: tuple[float, float] | None
 
 
 def evaluate_site(run: Path, data_dir: str = "", client: str = "", model: str = "last") -> SiteScores:

@@ -23,15 +23,20 @@ class Score:
     percent: bool = False
 
     @property
+    def words(self) -> str:
+        """Its ordinary name: "balanced accuracy", or "AUC"."""
+        return {"auc": "AUC", "mae": "mean absolute error", "r2": "R²"}.get(self.name, self.name.replace("-", " "))
+
+    @property
     def title(self) -> str:
-        """What tables and figures call it: "accuracy, %", or "mae, lower is better"."""
+        """What tables and figures call it: "accuracy, %", or "loss, lower is better"."""
         unit = ", %" if self.percent else ""
-        return f"{self.name}{unit}" if self.higher_is_better else f"{self.name}{unit}, lower is better"
+        return f"{self.words}{unit}" if self.higher_is_better else f"{self.words}{unit}, lower is better"
 
     @property
     def unit(self) -> str:
         """What differences of it are in: points, or the score itself."""
-        return "points" if self.percent else self.name
+        return "points" if self.percent else self.words
 
     def better(self, value: float, than: float) -> float:
         """Return by how much a number is better than another; negative where it is worse."""

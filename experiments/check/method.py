@@ -3,7 +3,7 @@
 import difflib
 import math
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from fairbloom.strategies import FairStrategy, FedAvg
 from .replies import extreme_replies, ordinary_replies
 from .report import CheckReport, Failure, Remark, check_properties
 from .subject import (
-    EVALUATED,
     MEASURED,
     ROUNDS,
     TAKING_PART,
@@ -97,8 +96,8 @@ def check_parameters(subject: MethodUnderTest) -> str:
             raise Failure(f"{parameter.argument} has no default: give it by --set {parameter.key}=…, or give it one.")
     subject.create()
     _check_options(subject)
-    if remarks := [remark for parameter in declared for remark in _try_values(subject, parameter)]:
-        raise Remark(" ".join(remarks))
+    for parameter in declared:
+        _check_impossible(subject, parameter)
     names = ", ".join(parameter.argument for parameter in declared)
     return f"{names}: impossible values are refused by name." if declared else "It has no parameters."
 
@@ -117,23 +116,21 @@ def _check_options(subject: MethodUnderTest) -> None:
         )
 
 
-def _try_values(subject: MethodUnderTest, parameter: Parameter) -> Iterator[str]:
-    """Yield remarks on the values that a parameter takes; raise Failure where it takes an impossible one."""
+def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:
+    """Raise Failure where a parameter takes a value that no run can work with."""
     name = parameter.argument
-    helper = f"annotate it with its range, as in {name}: Annotated[float, Range('(0, 1]')] = 0.5"
+    impossible: list[object] = []
     if parameter.kind in (float, int):
-        unbounded = "inf" in parameter.range
-        impossible = [math.nan, "many", *([] if unbounded else [math.inf]), *([0.5] if parameter.kind is int else [])]
-        for value in impossible:
-            if _accepts(subject, name, value):
-                raise Failure(
-                    f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing: refuse "
-                    f"it by a ValueError that names {name}; {helper}."
-                )
-        if _accepts(subject, name, parameter.kind(-1)) and not parameter.description:
-            yield f"{name} = -1 is taken: if that makes no sense, {helper}."
-    if parameter.kind is str and _accepts(subject, name, "no such word"):
-        yield f"{name} takes any word: where there are choices, annotate them: Annotated[str, Choices('this', 'that')]."
+        impossible = [math.nan, "many"]
+        impossible += [] if "inf" in parameter.range else [math.inf]
+        impossible += [0.5] if parameter.kind is int else []
+        _accepts(subject, name, parameter.kind(-1))  # it may make sense; where it is refused, this is by name
+    for value in impossible:
+        if _accepts(subject, name, value):
+            raise Failure(
+                f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing: refuse it by a "
+                f"ValueError that names {name}, or annotate it: {name}: Annotated[float, Range('(0, 1]')] = 0.5."
+            )
 
 
 def _accepts(subject: MethodUnderTest, name: str, value: object) -> bool:
@@ -159,11 +156,6 @@ def check_needs(subject: MethodUnderTest) -> str:
         raise Failure(f"needs = {method.needs!r} is no set of names: write needs = frozenset({{'loss-before'}}).")
     unknown = unknown_metrics(method)
     for metric in unknown:
-        if metric in EVALUATED:
-            raise Failure(
-                f"needs asks for {metric!r}, which clients report when they evaluate, and not when they train: choose "
-                f"among {', '.join(MEASURED)}."
-            )
         if close := difflib.get_close_matches(metric, MEASURED, n=1, cutoff=0.8):
             raise Failure(f"needs asks for {metric!r}, which no client reports: {close[0]!r} is meant?")
     _check_terms(subject, method)
@@ -185,23 +177,20 @@ def _check_terms(subject: MethodUnderTest, method: FairStrategy) -> None:
     replies = ordinary_replies(4)
     cohort = subject.show(method, replies).cohort
     coefficients = subject.weigh(method, cohort, replies.description)
-    with subject.explain_errors(f"Given {replies.description}, ", method=method):
+    with subject.explain_errors(f"Given {replies.description}, "):
         mix = method.probe(cohort, coefficients)
-    if method.second == SNAPSHOT and terms.snapshot_step is None:
-        raise Failure(
-            "second = 'snapshot' awaits each client's model in the midst of its work, and terms do not ask for it: set "
-            "snapshot_step and local_steps there."
-        )
+    snapshots = method.second == SNAPSHOT
+    if snapshots and terms.snapshot_step is None:
+        raise Failure("second = 'snapshot' awaits models in mid-work: set snapshot_step and local_steps in terms.")
     if (method.second == ARRAYS_DISPARITY) != bool(terms.disparity):
         raise Failure(
-            f"second = {method.second!r}, and terms have disparity = {terms.disparity!r}: a model after a step down "
-            f"the difference between two groups needs both, second = {ARRAYS_DISPARITY!r} and a disparity."
+            f"second = {method.second!r}, and terms have disparity = {terms.disparity!r}: a step down the difference "
+            f"between two groups needs both, second = {ARRAYS_DISPARITY!r} and a disparity."
         )
-    if mix is not None and method.second != SNAPSHOT:
-        raise Failure("probe returns a mix of the clients' snapshots, and there are none: set second = 'snapshot'.")
-    if mix is not None and np.shape(mix) != (cohort.size,):
+    if mix is not None and not (snapshots and np.shape(mix) == (cohort.size,)):
         raise Failure(
-            f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each, shape (4,)."
+            f"probe returned shape {np.shape(mix)} for 4 clients: it must return a number for each snapshot, shape "
+            "(4,), and snapshots need second = 'snapshot'."
         )
 
 
@@ -218,17 +207,13 @@ def check_finite(subject: MethodUnderTest) -> str:
     for replies in extremes:
         method = subject.create()
         seen = subject.show(method, replies)
-        coefficients = subject.weigh(method, seen.cohort, replies.description)
-        if not np.isfinite(seen.step(coefficients)).all():
+        if not np.isfinite(seen.step(subject.weigh(method, seen.cohort, replies.description))).all():
             raise Failure(
-                f"Given {replies.description}, the coefficients are up to {np.abs(coefficients).max():.0e} and the "
-                "step is beyond all numbers. Such a round is skipped: bound what you divide by."
+                f"Given {replies.description}, the step is beyond all numbers. Such a round is skipped: bound what you "
+                "divide by."
             )
-    rows = f", with {kept} kept rows" if kept else ""
-    return (
-        f"One finite number per client, with {', '.join(map(str, SIZES))} of them{rows}, and in {len(extremes)} "
-        "extremes, as zero updates, zero losses and huge ones."
-    )
+    counts = ", ".join(map(str, SIZES))
+    return f"One finite number per client, with {counts} of them, {kept} kept rows, and in {len(extremes)} extremes."
 
 
 def check_permutation(subject: MethodUnderTest) -> str:
@@ -284,20 +269,10 @@ def check_memory(subject: MethodUnderTest) -> str:
             "run that is continued begins without it. Keep it in self.memory, if weigh, terms or remember use it.",
         )
     (bytes_then, rows_then), (bytes_now, rows_now) = sizes[ROUNDS // 2], sizes[ROUNDS]
-    if rows_now > rows_then:
-        raise Remark(
-            f"It keeps more old updates with every round, {rows_now} after {ROUNDS} rounds, each of the model's size: "
-            "drop those that weigh uses no longer.",
-        )
-    if bytes_now > 1.1 * bytes_then + 64:
-        raise Remark(
-            f"Its memory grows with every round, to {bytes_now} bytes after {ROUNDS} rounds: keep a moving average, or "
-            "the last rounds, where that will do.",
-        )
-    remembered = [f"{rows_now} old updates"] if rows_now else []
-    remembered += [f"{bytes_now} bytes"] if method.memory else []
-    what = f"After {ROUNDS} rounds it keeps {' and '.join(remembered)}." if remembered else "It has no memory."
-    return f"weigh changes nothing. {what}"
+    kept = f"After {ROUNDS} rounds it keeps {rows_now} old updates and {bytes_now} bytes"
+    if rows_now > rows_then or bytes_now > 1.1 * bytes_then + 64:
+        raise Remark(f"{kept}, more with every round: drop what weigh uses no longer, or keep a moving average.")
+    return f"weigh changes nothing. {kept}."
 
 
 def _check_weigh_changes_nothing(subject: MethodUnderTest, method: FairStrategy, number: int) -> None:

@@ -1,7 +1,8 @@
 """What is found of each property of a method or a client-side rule."""
 
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -100,23 +101,26 @@ class NotApplicable(Verdict):
     status = Status.NOT_APPLICABLE
 
 
-class Raised(NamedTuple):
-    """An error: the function of the code under test that raised, "" for none, its line there, and a sentence on it."""
+@contextmanager
+def explain_errors(
+    given: str, consequence: str, files: Collection[str], find_reporters: Callable[[Exception, str], Sequence[str]]
+) -> Iterator[None]:
+    """Turn what is raised inside into Failure: `given` begins the message, `consequence` ends it.
 
-    function: str
-    line: str
-    sentence: str
-
-    @classmethod
-    def of(cls, error: Exception, files: Collection[str]) -> "Raised":
-        """Return what is known of an error where the code under test lies in these files."""
+    `files` are those of the code under test. `find_reporters` is given the error and the name of the function of this
+    code that raised it, "" for none, and returns the properties that report it.
+    """
+    try:
+        yield
+    except Failure:
+        raise
+    except Exception as error:  # whatever code of the user's raises
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-        what = f"{type(error).__name__}: {error}".removesuffix(".")
-        if not frames:
-            return cls("", "", f"this came up: {what}.")
-        function, last = frames[0].name, frames[-1]
-        place = f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`"
-        return cls(function, last.line or "", f"{function} raised {what} ({place}).")
+        function, said = frames[0].name if frames else "", str(error).removesuffix(".")
+        if not isinstance(error, FairbloomError):  # which says itself where it comes from
+            said = f"{function or 'it'} raised {type(error).__name__}: {said}"
+            said += "".join(f" ({Path(at.filename).name}, line {at.lineno}: `{at.line}`)" for at in frames[-1:])
+        raise Failure(f"{given}{said}. {consequence}", *find_reporters(error, function)) from error
 
 
 def check_properties(name: str, properties: Mapping[str, Callable[[T], str]], subject: T) -> CheckReport:

@@ -1,8 +1,8 @@
 """What a client-side rule must keep to: each property has a function that checks it and says what it found."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,6 @@ from fairbloom.client.rules.at_work import RuleAtWork
 from fairbloom.client.rules.base import Arrays, StepsTaken
 from fairbloom.client.rules.own import OwnRule
 from fairbloom.client.states import load_version, save_version
-from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
@@ -24,7 +23,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model
 from fairbloom.strategies import FairStrategy, FedAvg
 
-from .report import CheckReport, Failure, Raised, Remark, check_properties
+from .report import CheckReport, Failure, Remark, check_properties, explain_errors
 from .subject import differs_when_stopped, run_rounds, silence
 
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
@@ -84,18 +83,10 @@ class RuleUnderTest:
                 raise Failure(f"In rounds with real clients, the reply of {name} was refused: {reason}.", "arrays")
         return finished
 
-    @contextmanager
-    def explain_errors(self, given: str) -> Iterator[None]:
+    def explain_errors(self, given: str) -> AbstractContextManager[None]:
         """Turn what is raised inside into Failure; `given` begins the message."""
-        try:
-            yield
-        except Failure:
-            raise
-        except FairbloomError as error:
-            raise Failure(f"{given}{error}. A client's reply would be refused.", "arrays") from error
-        except Exception as error:
-            raised = Raised.of(error, [str(inspect.getsourcefile(type(OwnRule(ROUND, self.name).users)))])
-            raise Failure(f"{given}{raised.sentence} A client's reply would be refused.", "arrays") from error
+        file = str(inspect.getsourcefile(type(OwnRule(ROUND, self.name).users)))
+        return explain_errors(given, "A client's reply would be refused.", [file], lambda *_: ["arrays"])
 
 
 def is_rule(name: str) -> bool:

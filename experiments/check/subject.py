@@ -5,7 +5,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fairbloom.client.metrics import OF_EVALUATION, OF_TRAINING, WORK_METRICS
+from fairbloom.client.metrics import OF_TRAINING, WORK_METRICS
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
@@ -34,7 +34,7 @@ from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import load_task
 
 from .replies import Replies, ordinary_replies
-from .report import Failure, NotApplicable, Raised
+from .report import Failure, NotApplicable, explain_errors
 
 ROUNDS = 50
 """T, the rounds of the run that a method under test believes to be in."""
@@ -47,9 +47,6 @@ MEASURED = (
     *(*WORK_METRICS, *sorted(wire.BETWEEN_GROUPS), wire.NUM_EXAMPLES),
 )
 """What Fairbloom's own clients report of their training, of every task of classes, where a method asks for it."""
-
-EVALUATED = tuple(each.pattern.format(score) for each in OF_EVALUATION for score in (wire.LOSS, wire.ACCURACY))
-"""What Fairbloom's clients report when they evaluate, and not when they train."""
 
 EVEN = "fairbloom.experiments.check.even:task"
 """The task of real clients whose examples are in two groups."""
@@ -137,7 +134,7 @@ class MethodUnderTest:
 
     def _factors_sent(self, method: FairStrategy) -> dict[str, float]:
         """Return the factors of the kept rows that a method sends, by record."""
-        with self.explain_errors("After a round, ", "memory", method=method):
+        with self.explain_errors("After a round, ", "memory"):
             sends = method.sends()
             if unknown := [row for row, _ in sends.values() if row not in method.progress.kept]:
                 raise Failure(
@@ -149,7 +146,7 @@ class MethodUnderTest:
 
     def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
         """Return the coefficients of a cohort, by the code that asks for them in a run."""
-        with self.explain_errors(f"Given {description}, ", "finite", method=method):
+        with self.explain_errors(f"Given {description}, ", "finite"):
             return compute_coefficients(method, cohort).copy()
 
     def weigh_fresh(self, replies: Replies, **options: Any) -> Outcome:
@@ -179,7 +176,7 @@ class MethodUnderTest:
             description = f"{cohort.size} ordinary clients{kept} in round {number}"
             coefficients = self.weigh(method, cohort, description)
             yield cohort, coefficients
-            with self.explain_errors(f"Given {description}, ", "memory", method=method):
+            with self.explain_errors(f"Given {description}, ", "memory"):
                 rows = self._remember(method, cohort, coefficients)
                 method.progress.kept = rows_after(method, rows, seen.vectors)
             method.progress.finished_rounds = number
@@ -214,33 +211,21 @@ class MethodUnderTest:
             raise NotApplicable(words)
         method.update_limit = math.inf  # every step is taken, so that it shows where one is too long
         reporters = ("needs", "finite", "memory")
-        with self.explain_errors("In rounds with real clients, ", *reporters, method=method):
+        with self.explain_errors("In rounds with real clients, ", *reporters):
             finished = run_rounds(method, rounds, model, **settings)
         if refused := sorted({why for each in finished for why in each.refused.values()}):
             raise Failure(f"In rounds with real clients, replies were refused: {refused[0]}.", *reporters)
         return finished
 
-    @contextmanager
-    def explain_errors(self, given: str, *reporters: str, method: FairStrategy | None = None) -> Iterator[None]:
+    def explain_errors(self, given: str, *reporters: str) -> AbstractContextManager[None]:
         """Turn what is raised inside into Failure, reported by REPORTING_PROPERTY or else by `reporters`."""
-        try:
-            yield
-        except Failure:
-            raise
-        except MethodError as error:
-            raise Failure(f"{given}{error}. A run would end there.", "finite") from error
-        except Exception as error:
-            raised = Raised.of(error, self._files)
-            if method and isinstance(error, UnneededMetricError):
-                needs = ", ".join(map(repr, sorted({*method.needs, error.metric})))
-                raise Failure(
-                    f"{raised.function} reads the metric {error.metric!r} (`{raised.line}`), which `needs` does not "
-                    f"ask for: write needs = {{{needs}}}.",
-                    "needs",
-                ) from error
-            end = " A run would end there." if raised.function else ""
-            by = (REPORTING_PROPERTY[raised.function],) if raised.function in REPORTING_PROPERTY else reporters
-            raise Failure(f"{given}{raised.sentence}{end}", *by) from error
+
+        def find_reporters(error: Exception, function: str) -> Sequence[str]:
+            if isinstance(error, MethodError | UnneededMetricError):
+                return ["finite" if isinstance(error, MethodError) else "needs"]
+            return [REPORTING_PROPERTY[function]] if function in REPORTING_PROPERTY else reporters
+
+        return explain_errors(given, "A run would end there.", self._files, find_reporters)
 
     @property
     def _files(self) -> set[str]:

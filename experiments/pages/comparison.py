@@ -106,7 +106,7 @@ def by_name(comparison: Comparison, method: str) -> dict[str, float]:
 def _left_out(comparison: Comparison) -> list[str]:
     """Return which clients are left out because they have no score under some method, a sentence a seed."""
     return [
-        f"Left out with seed {seed} (no test {comparison.score.name} under some method): {', '.join(clients)}."
+        f"Left out with seed {seed} (no test {comparison.score.words} under some method): {', '.join(clients)}."
         for seed, clients in zip(comparison.seeds, comparison.left_out, strict=False)
         if clients
     ]
@@ -188,7 +188,7 @@ def _clients_section(comparison: Comparison) -> Section:
     named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
     finals = {label: comparison.values[label] for label in _labels(comparison)}
     drawn = named_charts(finals, _series(comparison), order, comparison.score) if named else sorted_charts(comparison)
-    intro = f"The {comparison.score.name} of the final models on each client's own test examples."
+    intro = f"The {comparison.score.words} of the final models on each client's own test examples."
     if len(comparison.seeds) > 1:
         marks = "Points are means over the seeds, lines" if named else "Lines are means over the seeds, bands"
         intro += f" {marks} span them from the lowest to the highest."

@@ -53,7 +53,7 @@ def _group_charts(scene: Scene, reports: Reports, grouping: str, scores: Sequenc
         series = [each for each in scene.series if each.label in reports]
         spec = charts.clients_by_method(rows, series, list(dict.fromkeys(row["client"] for row in rows)), score.title)
         said = "; ".join(f"{row['client']} under {row['method']} {score.written(row['value'])}" for row in rows)
-        title = f"{score.name.capitalize()} by {grouping}, over all clients"
+        title = f"{score.words.capitalize()} by {grouping}, over all clients"
         drawn.append(Chart(f"{name}-{slug(score.name)}", title, f"{title}: {said}.", spec))
     return Charts(drawn, scene.series)
 

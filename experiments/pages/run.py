@@ -89,11 +89,11 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
         return f"{run.label} has not been evaluated yet.", unfinished
     score, found, order = run.score, measures(final, run.score), worst_first(final, run.score)
     lower = "" if score.higher_is_better else ", lower is better"
-    headline = f"{run.label} serves its clients with a mean test {score.name} of {score.written(found['mean'])}{lower}"
+    headline = f"{run.label} serves its clients with a mean test {score.words} of {score.written(found['mean'])}{lower}"
     if len(final) > 1:
         worst, best = order[0], order[-1]
         headline += f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])} ({best})"
-    left = [f"Without a test {score.name}: {', '.join(run.without_score)}."] if run.without_score else []
+    left = [f"Without a test {score.words}: {', '.join(run.without_score)}."] if run.without_score else []
     return f"{headline}.", [*unfinished, *left, ONE_SEED]
 
 
@@ -108,7 +108,7 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
         else ordered_charts(finals, scene.series, scene.score)
     )
     run = scene.lines[0].runs[0]
-    intro = f"The {scene.score.name} of the final model on each client's own test examples."
+    intro = f"The {scene.score.words} of the final model on each client's own test examples."
     blocks: list[Block] = [drawn, _measures_table(run), _clients_table(scene, run, columns)]
     return Section("clients", "How each client is served", intro, blocks)
 

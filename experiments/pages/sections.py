@@ -120,7 +120,7 @@ def rounds_section(scene: Scene) -> Section | None:
     if not drawn[0].narrow:  # beside each other, with one legend
         drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
     span = any(len(line.runs) > 1 for line in scene.lines)
-    intro = f"The {scene.score.name} on the clients' test examples after each evaluated round."
+    intro = f"The {scene.score.words} on the clients' test examples after each evaluated round."
     intro += " Lines are means over the seeds, bands span them from the lowest to the highest." if span else ""
     return Section("rounds", "Over the rounds", intro, drawn)
 
@@ -130,7 +130,7 @@ def rounds_section_of_run(run: Run) -> Section | None:
     drawn = rounds_charts_of_run(run)
     if len({row["round"] for row in drawn.charts[0].spec["data"]["values"]}) < 2:
         return None
-    intro = f"The {run.score.name} on the clients' test examples after each evaluated round."
+    intro = f"The {run.score.words} on the clients' test examples after each evaluated round."
     return Section("rounds", "Over the rounds", intro, [drawn])
 
 

@@ -119,7 +119,7 @@ def _small_tests(run: Run) -> list[str]:
     if not small:
         return []
     shown = join_names([f"{client} {count}" for count, client in small], 5)
-    moved = f": one example moves the {run.score.name} of such a client by {100 / small[-1][0]:.0f} points or more"
+    moved = f": one example moves the {run.score.words} of such a client by {100 / small[-1][0]:.0f} points or more"
     verb = "are" if len(small) > 1 else "is"
     return [
         f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES} examples "

@@ -121,7 +121,7 @@ def _find_lacking(runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Seque
             if label == baseline:
                 final_of(run)  # at the latest here it is noticed that nobody evaluated
             if missing := sorted(scored - {*run.test_examples()}):
-                found.setdefault(label, f"has no test {run.score.name} of {', '.join(missing)} with seed {seed}")
+                found.setdefault(label, f"has no test {run.score.words} of {', '.join(missing)} with seed {seed}")
     if baseline in found:
         rounds = ROUNDS.path_in(runs[baseline][0].folder)
         raise RunFolderError(
@@ -141,7 +141,7 @@ def _left_out(
         shared = scored.intersection(*(by_seed[place] for by_seed in values.values()))
         if not shared:
             raise RunFolderError(
-                f"with seed {seed} no client has a test {next(iter(runs.values()))[place].score.name} under every "
+                f"with seed {seed} no client has a test {next(iter(runs.values()))[place].score.words} under every "
                 "method: compare by another score (--score), in another folder (--out)"
             )
         known = scored.union(*(by_seed[place].without_score for by_seed in runs.values()))

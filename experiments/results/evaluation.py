@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairbloom.prediction.scores import SiteScores
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS
 
@@ -14,17 +15,13 @@ from .run import load
 
 
 @dataclass(frozen=True)
-class Evaluation(Shown):
+class Evaluation(SiteScores, Shown):
     """What a site's test examples say of a run's model.
 
     Attributes
     ----------
-    run
-        The run folder.
     site
         What the site is called.
-    model
-        Which model of the run: "last" or "best".
     train_examples, test_examples
         How many examples the site has to train on and to test on.
     scores
@@ -33,19 +30,17 @@ class Evaluation(Shown):
         The site's scores by name.
     interval
         Wilson's 95 % interval of the site's accuracy, in per cent; None where accuracy is no score.
+    run
+        The run folder.
+    model
+        Which model of the run: "last" or "best".
     clients
         Of each score the numbers of the run's clients under the final model, by their names; empty where the folder
         does not have them.
     """
 
     run: Path
-    site: str
     model: str
-    train_examples: int
-    test_examples: int
-    scores: tuple[Score, ...]
-    values: Mapping[str, float]
-    interval: tuple[float, float] | None
     clients: Mapping[str, Mapping[str, float]]
 
     def range_of(self, score: Score) -> tuple[float, float] | None:
@@ -67,9 +62,9 @@ class Evaluation(Shown):
         """Yield what the numbers mean, in words."""
         score = self.scores[0]
         spread = self.range_of(score)
-        own = f"{self.site} has {score.name} {self.written(score)} by {self.test_examples} test examples"
+        own = f"{self.site} has {score.words} {self.written(score)} by {self.test_examples} test examples"
         if score.name not in self.values:
-            yield f"The {score.name} has no meaning on the test examples of {self.site}."
+            yield f"The {score.words} has no meaning on the test examples of {self.site}."
         elif spread is None:
             yield f"{own}. The folder does not say how the model serves the run's clients: only a run folder does."
         else:

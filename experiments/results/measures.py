@@ -76,7 +76,7 @@ class Measure:
             return self.name.removeprefix(CLIENT)
         if self.name.startswith(GAP):
             score, client = parse_gap(self.name)
-            return f"{score.replace('-', ' ')} gap" + (f", {client}" if client else "")
+            return f"{Score(score).words} gap" + (f", {client}" if client else "")
         end, _, share = self.name.partition("_")
         if end == "percentile":
             return f"{share}th percentile"

@@ -31,7 +31,7 @@ class Move:
     def size(self) -> str:
         """The mean gain without its sign, in words: "10.1 points of balanced accuracy"."""
         size = f"{abs(self.gain):.1f} points" if self.score.percent else f"{abs(self.gain):.3g}"
-        return f"{size} of {score_in_words(self.score)}"
+        return f"{size} of {self.score.words}"
 
     def is_in_most(self, sign: float) -> bool:
         """Return whether the mean gain has a sign, and so have the gains of most seeds."""
@@ -83,8 +83,3 @@ def _find_move(
     pairs = [(mine[score.name], base[score.name]) for mine, base in zip(after, before, strict=True)]
     gains = [score.better(mine[client], base[client]) for mine, base in pairs if client in mine and client in base]
     return Move(score, tuple(gains)) if len(gains) >= FEWEST_SEEDS else None
-
-
-def score_in_words(score: Score) -> str:
-    """Return the ordinary name of a score: "balanced accuracy", "AUC"."""
-    return {"auc": "AUC", "mae": "mean absolute error", "r2": "R²"}.get(score.name, score.name.replace("-", " "))

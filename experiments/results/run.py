@@ -488,7 +488,7 @@ class Run(Shown):
         if final:
             measured = measures(final, self.score)
             mean, worst = (self.score.written(measured[key]) for key in ("mean", "worst_10"))
-            about += f", {self.score.name}: mean {mean}, worst 10 % {worst}"
+            about += f", {self.score.words}: mean {mean}, worst 10 % {worst}"
         return f"Run({str(self.folder)!r}: {about})"
 
     @cached_property
@@ -517,7 +517,7 @@ def final_of(run: Run) -> dict[str, float]:
     final = run.final()
     if not final:
         raise RunFolderError(
-            f"{CLIENTS.path_in(run.folder)} has no test {run.score.name} after the last round: "
+            f"{CLIENTS.path_in(run.folder)} has no test {run.score.words} after the last round: "
             f"{ROUNDS.path_in(run.folder)} says in its columns refused and missing what became of the clients' replies"
         )
     return final
@@ -550,7 +550,7 @@ def _check_scores(scores: Iterable[float], score: Score, path: Path) -> None:
     """Raise RunFolderError where a number of a table is no such score."""
     for value in scores:
         if not math.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
-            what = f"{score.name} in percent" if score.percent else score.name
+            what = f"{score.words} in percent" if score.percent else score.words
             raise RunFolderError(
                 f"{path} has {value:g} for {what}: restore it from a copy, or run again with another folder (--out)"
             )

@@ -33,11 +33,11 @@ class Scored:
 
     def sentences(self) -> Iterator[str]:
         """Yield over which clients it is a mean, a sentence a reason; nothing where all have it."""
-        name = self.score.name if self.model == "global" else f"{self.score.name} of personal models"
+        name = self.score.words if self.model == "global" else f"{self.score.words} of personal models"
         over = f"{name} is the mean of {len(self.values)} of {self.clients} clients"
         for reason in dict.fromkeys(self.lacking.values()):
             names = ", ".join(name for name, why in self.lacking.items() if why == reason)
-            yield f"{over}; without a test {self.score.name} ({reason}): {names}"
+            yield f"{over}; without a test {self.score.words} ({reason}): {names}"
         if self.unasked and not self.lacking:
             yield f"{over}, those that were asked to evaluate"
 

@@ -86,7 +86,7 @@ def serve(run: Run, evaluated: str) -> Served:
     if not scores:
         of_which = " of personal models" if model == "personal" else ""
         raise FairbloomError(
-            f"{CLIENTS.path_in(run.folder)} has no {split} {run.score.name}{of_which}: give clients more examples, so "
+            f"{CLIENTS.path_in(run.folder)} has no {split} {run.score.words}{of_which}: give clients more examples, so "
             "that validation-share leaves each of them some, or set validation-share = 0 where a recipe has it"
         )
     return Served(scores, run.score, groups=run.by_group(model, split))
@@ -100,7 +100,7 @@ def _judge(measure: Measure, arm: Arm, by_seed: Sequence[Served] | str, wanted: 
     if lacking:
         return Judged(
             arm,
-            fault=f"it lacks the validation {score.name} of {', '.join(sorted(lacking))}, which others have: see what "
+            fault=f"it lacks the validation {score.words} of {', '.join(sorted(lacking))}, which others have: see what "
             f"was refused or missing in {ROUNDS.name} of its runs",
         )
     values, mean = [measure.of(each) for each in by_seed], find_measure("mean")
@@ -300,7 +300,7 @@ def _describe_limits(study: Study, judged: Sequence[Judged], run: Run) -> list[s
         said.append(f"{len(failed) - NAMED} more arms were not judged; the table of the report says why.")
     if lacking := sorted({*run.final()} - {*run.final(split="validation")}):
         said.append(
-            f"Without a validation {run.score.name}, and so without a part in the choice: {', '.join(lacking)}. Give "
+            f"Without a validation {run.score.words}, and so without a part in the choice: {', '.join(lacking)}. Give "
             "more examples, or raise validation-share."
         )
     return said

@@ -13,7 +13,7 @@ from fairbloom.tasks.files.targets import join_names
 
 from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
 from .differences import FEWEST_SEEDS, Difference
-from .other_scores import Contradiction, score_in_words
+from .other_scores import Contradiction
 
 WORST, MEAN = "worst_10", "mean"
 CLAIMED = (WORST, MEAN)
@@ -135,8 +135,7 @@ def _level(found: Findings) -> str:
     whom = "the worst-served client has" if found.is_single else "the worst-served 10 % of clients have"
     lower = "" if found.score.higher_is_better else " (lower is better)"
     worst, mean = found.score.written(found.worst), found.score.written(found.means[found.baseline])
-    score = score_in_words(found.score)
-    return f"Under {found.baseline} {whom} a test {score} of {worst}{lower}; the mean is {mean}."
+    return f"Under {found.baseline} {whom} a test {found.score.words} of {worst}{lower}; the mean is {mean}."
 
 
 def _answer(found: Findings, improving: Sequence[str]) -> Iterator[str]:

@@ -185,7 +185,7 @@ def test_the_worst_served_client_comes_first() -> None:
 
 def test_tables_say_what_was_measured_and_which_way_is_better() -> None:
     assert "accuracy, %" in method_table(made_up(2)).caption
-    assert "mae, lower is better" in method_table(made_up(2, MAE)).caption
+    assert "mean absolute error, lower is better" in method_table(made_up(2, MAE)).caption
 
 
 @pytest.mark.parametrize("command", ["settings", "methods", "tasks"])

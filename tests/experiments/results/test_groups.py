@@ -229,9 +229,9 @@ def test_every_score_says_over_which_clients_it_is_a_mean_and_why_others_lack_it
     settings = {"csv.classes": "0,1", "scores": "sensitivity,specificity,brier", "device": "cpu"}
     assert fairbloom(*words, *(word for item in settings.items() for word in ("--set", "=".join(item)))) == 0
     printed = capsys.readouterr().out
-    for score, reason in (("auc", "one class in its test examples"), ("sensitivity", "no positive test example")):
+    for score, reason in (("AUC", "one class in its test examples"), ("sensitivity", "no positive test example")):
         assert f"{score} is the mean of 2 of 3 clients; without a test {score} ({reason}): well" in printed
-    assert re.search(r"^auc +2 of 3 ", printed, re.M)
+    assert re.search(r"^AUC +2 of 3 ", printed, re.M)
     assert "specificity is the mean" not in printed
     assert fairbloom("show", tmp_path / "run", "--json") == 0
     scores = {each["score"]: each for each in json.loads(capsys.readouterr().out)["scores"]}
@@ -241,7 +241,7 @@ def test_every_score_says_over_which_clients_it_is_a_mean_and_why_others_lack_it
     final = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[2])
     assert scores["auc"]["mean"] == pytest.approx(np.mean(list(final.values())))
     assert fairbloom(*words[:-1], tmp_path / "own", "--set", "csv.classes=0,1", "--set", "personal-lambda=0.1") == 0
-    assert capsys.readouterr().out.count("auc is the mean of 2 of 3 clients") == 1  # by global and personal models
+    assert capsys.readouterr().out.count("AUC is the mean of 2 of 3 clients") == 1  # by global and personal models
 
 
 # Worse than the mean --------------------------------------------------------------------------------------------------
