@@ -20,7 +20,7 @@ PROMISED, TESTED = "promised by validation", "on test examples"
 def page_of_search(search: Search) -> Page:
     """Return the page of a search; while runs are missing, as far as it is."""
     headline, *sentences = search.sentences
-    facts = [("arms", str(len(search.judged))), ("criterion", search.study.criterion)]
+    facts = [("arms", str(len(search.judged))), ("criterion", _title(search))]
     facts += [("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones")]
     files = [("tables and runs", str(search.folder))]
     files += [("report", str(search.folder / REPORT))] if (search.folder / REPORT).exists() else []

@@ -22,7 +22,7 @@ from .caveats import caveats_of_comparison
 from .differences import FEWEST_SEEDS, Difference, difference_of, differences_of
 from .groups import GroupReport
 from .measures import CLIENT, GAP, Served, find_measure
-from .other_scores import Contradiction, find_contradictions
+from .other_scores import find_contradictions
 from .presentation import Shown
 from .run import Run, final_of, frame, load, measures
 from .shared_data import SharedData
@@ -316,8 +316,8 @@ class Comparison(Shown):
         return {f"{GAP}{score.name}": score for score in scores if self._has(f"{GAP}{score.name}")}
 
     @cached_property
-    def contradictions(self) -> list[Contradiction]:
-        """The clients of which another score says the opposite, method by method."""
+    def contradictions(self) -> list[str]:
+        """In sentences the clients of which another score says the opposite, those that gain most first."""
         return find_contradictions(self.finals, self.baseline, self.scores, self.clients_compared)
 
     @cached_property
@@ -355,10 +355,6 @@ class Comparison(Shown):
         """Return whether every method has a measure with a seed with which the baseline has it."""
         by_method = [np.isfinite(self._by_seed(measure, method)) for method in (self.baseline, *self.methods)]
         return all((by_method[0] & each).any() for each in by_method)
-
-    def goodness(self, method: str, measure: str) -> float:
-        """Return the mean over the seeds of a measure of fairness, negative where lower is better."""
-        return self._sign_of(measure) * self.spread(method, measure)[0]
 
     def _sign_of(self, measure: str) -> float:
         return 1.0 if find_measure(measure).is_good_high(self.score) else -1.0

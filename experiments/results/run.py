@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.roster import usual_fraction
-from fairbloom.server.checkpoint import load_last
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
-    CHECKPOINTS,
     CLIENTS,
     CONFIG,
     ENGINE,
@@ -146,11 +143,6 @@ class Run(Shown):
     def rounds_done(self) -> int:
         """The number of rounds that are recorded."""
         return int(self.rounds["round"].max()) if len(self.rounds) else 0
-
-    @property
-    def evaluated_rounds(self) -> frozenset[int]:
-        """The rounds after which the model was evaluated."""
-        return frozenset(map(int, self.clients["round"].unique()))
 
     @property
     def engine(self) -> Mapping[str, Any] | None:
@@ -321,23 +313,6 @@ class Run(Shown):
         """Return how many examples each client was tested on after the last evaluated round; see `final`."""
         counts = self._column("test_examples", self._evaluated(after, hostile=hostile))
         return {client: int(count) for client, count in counts.items()}
-
-    def training_examples(self) -> dict[str, int]:
-        """Return how many training examples each client said it had at first.
-
-        Clients that have not trained are left out. There are none where a strategy weighs replies by another metric,
-        and none without a whole checkpoint, as on a device.
-        """
-        if self.settings.get("weighted-by-key", NUM_EXAMPLES) != NUM_EXAMPLES:
-            return {}
-        return {name: int(count) for name, count in self._last_state().get("first-counts", {}).items()}
-
-    def _last_state(self) -> Mapping[str, Any]:
-        """Return the method's memory after the last round that a checkpoint holds, empty where there is none."""
-        with contextlib.suppress(RunFolderError):
-            if last := load_last(CHECKPOINTS.path_in(self.folder)):
-                return dict(last[1]["strategy"])
-        return {}
 
     def larger_classes(self) -> dict[str, float]:
         """Return the share of each client's test examples that are of the larger of two classes, in percent.

@@ -25,12 +25,6 @@ class Scored:
         """How many clients there are, with the score or without."""
         return len(self.values) + len(self.lacking) + self.unasked
 
-    @property
-    def title(self) -> str:
-        """What tables call it; where some clients lack it, with how many have it."""
-        title = self.score.title if self.model == "global" else f"{self.score.title} (personal models)"
-        return f"{title}, {len(self.values)} of {self.clients} clients" if len(self.values) < self.clients else title
-
     def sentences(self) -> Iterator[str]:
         """Yield over which clients it is a mean, a sentence a reason; nothing where all have it."""
         name = self.score.words if self.model == "global" else f"{self.score.words} of personal models"

@@ -13,7 +13,6 @@ from fairbloom.tasks.files.targets import join_names
 
 from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
 from .differences import FEWEST_SEEDS, Difference
-from .other_scores import Contradiction
 
 WORST, MEAN = "worst_10", "mean"
 CLAIMED = (WORST, MEAN)
@@ -82,7 +81,7 @@ class Findings:
     personal
         What the personal models of a method are called, by method.
     contradictions
-        Where another score of a client says the opposite.
+        In sentences where another score of a client says the opposite.
     failed
         In words with how many seeds a method failed, by its label.
     """
@@ -95,7 +94,7 @@ class Findings:
     worst: float
     tested: Mapping[str, float]
     personal: Mapping[str, str]
-    contradictions: Sequence[Contradiction]
+    contradictions: Sequence[str]
     failed: Mapping[str, str]
 
     @property
@@ -119,7 +118,7 @@ def verdict_of(found: Findings) -> Verdict:
         *_answer(found, improving),
         *_effects(found, [method for method in best_first if method not in improving[:1]]),
         *_equals(found, methods),
-        *(each.sentence for each in found.contradictions[:3]),
+        *found.contradictions[:3],
         *_warnings(found),
         *_failures(found),
     ]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pytest
 
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.shared_data import SharedData
@@ -47,14 +46,12 @@ HEART: Gains = {
 
 def test_who_gains_while_auc_or_balanced_accuracy_falls_is_named() -> None:
     comparison = compared(THREE, HEART)
-    (found,) = comparison.contradictions
-    assert (found.method, found.client) == ("Local", "long-beach")
-    assert found.main.gain == pytest.approx(11.6, abs=0.3)
-    assert {move.score.name: round(move.gain, 1) for move in found.others} == {"balanced-accuracy": -10.1, "auc": -0.1}
-    said = (
-        "long-beach gains 11.6 points of accuracy under Local, but loses 10.1 points of balanced accuracy and 0.133 of"
+    (said,) = comparison.contradictions
+    assert said == (
+        "long-beach gains 11.6 points of accuracy under Local, but loses 10.1 points of balanced accuracy and 0.133 of "
+        "AUC."
     )
-    assert any(each.startswith(said) for each in comparison.verdict.sentences)
+    assert said in comparison.verdict.sentences
 
 
 def test_scores_that_agree_and_losses_are_no_contradiction() -> None:
@@ -68,8 +65,8 @@ def test_scores_that_agree_and_losses_are_no_contradiction() -> None:
 
 
 def test_where_lower_is_better_a_fall_is_a_gain() -> None:
-    found = compared((LOSS_SCORE, AUC), {"loss": {"long-beach": -0.1}, "auc": {"long-beach": -0.2}}).contradictions
-    assert (found[0].client, round(found[0].main.gain, 1)) == ("long-beach", 0.1)
+    said, *_ = compared((LOSS_SCORE, AUC), {"loss": {"long-beach": -0.1}, "auc": {"long-beach": -0.2}}).contradictions
+    assert said.startswith("long-beach gains 0.1 of loss")
 
 
 def test_a_contradiction_needs_three_seeds_with_both_scores() -> None:

@@ -136,14 +136,6 @@ def test_a_score_that_is_no_number_leaves_the_client_uncounted(tmp_path: Path) -
     assert (row["clients"], row["clients_scored"]) == ("4", "3")
 
 
-def test_clients_training_rows_are_known_from_their_replies(tmp_path: Path) -> None:
-    start(tmp_path / "run", FedAvg(), 1)
-    run = fairbloom.load(tmp_path / "run")
-    assert run.training_examples() == {f"site-{i}": 10 for i in range(4)}
-    start(tmp_path / "other", FedAvg(weighted_by_key="loss-before"), 1)
-    assert fairbloom.load(tmp_path / "other").training_examples() == {}
-
-
 def test_a_loss_as_the_score_has_its_worst_client_where_it_is_highest(tmp_path: Path) -> None:
     start(tmp_path / "run", FedAvg(), score=Score("eval_loss", higher_is_better=False))
     rows = [row for row in table(tmp_path / "run" / "clients.csv") if row["round"] == str(ROUNDS)]
