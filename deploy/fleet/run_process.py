@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import signal
 import sys
@@ -39,10 +38,11 @@ def load(app: str) -> ServerApp:
 
 
 def main(parent: int) -> None:
-    """Carry out a run for the server that started this process: `run_process.py FD RUN`."""
+    """Carry out the run that the server which started this process sends: `run_process.py FD`."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a server begun in the background leaves it ignored
-    pipe, given = Connection(int(sys.argv[1])), json.loads(sys.argv[2])
+    pipe = Connection(int(sys.argv[1]))
+    given = pipe.recv()
     colour_on_terminals_alone(never=True)
     logging.getLogger("flwr").setLevel(logging.INFO)
     run_id = int(given["run"])

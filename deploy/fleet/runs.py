@@ -63,6 +63,9 @@ class Order:
         texts = (said["app"], said["distribution"], said["version"])
         if not all(isinstance(each, str) for each in texts) or not isinstance(said["settings"], dict):
             raise ValueError("app, distribution and version are texts, and settings is a table")
+        for key, value in said["settings"].items():
+            if not isinstance(value, bool | int | float | str):
+                raise ValueError(f"the setting {key} is neither a number, a text nor true or false")
         return cls(*texts, said["settings"])
 
     def for_devices(self) -> str:
@@ -174,10 +177,9 @@ class Runs:
         self._mailbox.begin(run.number)
         ours, theirs = Pipe()
         code = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
-        given = json.dumps({"run": run.number, "app": order.app, "settings": dict(order.settings)})
         with run.log.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 (this Python)
-                [sys.executable, "-P", "-c", code, str(theirs.fileno()), given],
+                [sys.executable, "-P", "-c", code, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -186,7 +188,8 @@ class Runs:
                 start_new_session=True,
             )
         theirs.close()
-        Thread(target=self._serve, args=(ours, run.number, asyncio.get_running_loop()), daemon=True).start()
+        told = {"run": run.number, "app": order.app, "settings": dict(order.settings)}
+        Thread(target=self._serve, args=(ours, told, asyncio.get_running_loop()), daemon=True).start()
         try:
             return await self._watch(run, process)
         finally:
@@ -208,12 +211,13 @@ class Runs:
 
     # What a run's process asks ---------------------------------------------------------------------------------------
 
-    def _serve(self, pipe: Connection, run: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer a run's process until it ends, in a thread of its own."""
+    def _serve(self, pipe: Connection, told: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Tell a process which run it is, and answer it until it ends, in a thread of its own."""
         with pipe, contextlib.suppress(EOFError, OSError, RuntimeError):  # it was killed, or this process ends
+            pipe.send(told)
             while True:
                 name, arguments = pipe.recv()
-                answer = asyncio.run_coroutine_threadsafe(self._answer(run, name, arguments), loop).result()
+                answer = asyncio.run_coroutine_threadsafe(self._answer(told["run"], name, arguments), loop).result()
                 pipe.send(answer)
 
     async def _answer(self, run: int, name: str, arguments: tuple[Any, ...]) -> Any:

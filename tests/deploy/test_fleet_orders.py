@@ -49,13 +49,13 @@ def carry_out(runs: Runs, *awaited: RunFiles) -> None:
 def test_runs_are_carried_out_in_order_and_once(tmp_path: Path) -> None:
     first, stopped, damaged, last = (submit(tmp_path, ORDER) for _ in range(4))
     (stopped.folder / "stop").touch()
-    damaged.order.write_text("app = 3")
+    damaged.order.write_text(damaged.order.read_text().replace("clients = 2", "clients = 2026-01-01"))
     runs, started = make_runs(tmp_path, iter([0, 1]).__next__)
     assert [run.number for run in runs.waiting()] == [first.number, stopped.number, damaged.number, last.number]
     carry_out(runs, first, stopped, damaged, last)
     assert [run.status for run in (first, stopped, damaged, last)] == [0, 130, 2, 1]
     assert started == [first.number, last.number]
-    assert "run.toml cannot be used" in damaged.log.read_text()
+    assert "run.toml cannot be used: the setting clients is neither a number" in damaged.log.read_text()
     again, _ = make_runs(tmp_path, iter([]).__next__)
     assert again.waiting() == []
 
