@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.optimizers import OptimizerChoice
+from fairbloom.tasks.optimizers import make_optimizer, optimizer_in
 
 THREADS = torch.get_num_threads()
 """The number of threads that PyTorch chooses by itself, read before anything has changed it."""
@@ -63,7 +63,7 @@ def train_round(model: nn.Module, task: Task, parts: list[TensorDataset], settin
     model.train()
     for part in parts:
         model.load_state_dict(received)
-        optimizer = OptimizerChoice.of(settings).make([*model.parameters()], learning_rate=settings.learning_rate)
+        optimizer = make_optimizer(optimizer_in(settings), [*model.parameters()], learning_rate=settings.learning_rate)
         for _ in range(settings.local_epochs):
             for inputs, targets in DataLoader(part, batch_size=settings.batch_size or len(part), shuffle=True):
                 optimizer.zero_grad()

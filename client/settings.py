@@ -11,7 +11,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import AGREED, DEPLOYED, FLOOR
-from fairbloom.protocol.parameters import Choices, Parameter, Pattern
+from fairbloom.protocol.parameters import Choices, Parameter
 from fairbloom.protocol.settings import (
     OWN_SETTINGS,
     SETTINGS,
@@ -86,7 +86,7 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _is_listed(parameter: Parameter) -> bool:
     """Return whether a setting's own check is enough: its words are known, or nothing is opened or imported by it."""
-    return isinstance(parameter.allowed, Choices | Pattern) or parameter.key == "method"
+    return isinstance(parameter.allowed, Choices) or parameter.key == "method"
 
 
 def _is_harmless(key: str, value: object) -> bool:

@@ -22,7 +22,6 @@ from fairbloom.tasks.model_loss import is_of_model
 from fairbloom.tasks.outputs import choose_output
 from fairbloom.tasks.task import AnyExamples
 
-from .class_weights import class_table, mean_loss
 from .device import in_double
 from .groups import Admits, admit_all, measure_groups
 from .linear import linear_step
@@ -104,12 +103,10 @@ def train(
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
     ends = time.monotonic() + work.time_budget
     fewest = fewest_examples(model)
-    steps, rates = count_steps(len(examples), work, fewest), list[float]()
-    table = class_table(work.class_weights, task, examples)
+    steps, taken = count_steps(len(examples), work, fewest), 0
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
-        losses = losses_of(model, task, inputs, targets, work.precision)
-        loss = work.transform(mean_loss(losses, targets, table))
+        loss = work.transform(losses_of(model, task, inputs, targets).mean())
         if not loss.requires_grad:
             raise ReportableError(
                 f"the loss of the model, {_type(model)}, depends on none of its parameters, so there is nothing to "
@@ -117,9 +114,8 @@ def train(
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
-            now = work.at_step(len(rates), steps)
-            corrected = None if correct is None else partial(correct, step=len(rates) + 1)
-            descend(parameters, gradients, received, velocity, now, optimizer=optimizer, correct=corrected)
+            corrected = None if correct is None else partial(correct, step=taken + 1)
+            descend(parameters, gradients, received, velocity, work, optimizer=optimizer, correct=corrected)
 
     step_at_once = None
     if not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor) and correct is None:
@@ -127,36 +123,15 @@ def train(
     take = step_at_once or by_autograd
     order = batches(len(examples), work, fewest)
     with drawing_from(work.draws, parameters[0].device):
-        for step, (inputs, targets) in enumerate(fetch_batches(examples, order), start=1):
+        for inputs, targets in fetch_batches(examples, order):
             take(inputs, targets)
-            rates.append(work.at_step(step - 1, steps).learning_rate)
+            taken += 1
             over = time.monotonic() > ends
             if after_step is not None:
-                after_step(step, ModelNow(model), over or step == steps)
+                after_step(taken, ModelNow(model), over or taken == steps)
             if over:
                 break
-    return StepsTaken(rates)
-
-
-@contextmanager
-def mixed_precision(precision: str, parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Let a model of float32 numbers compute in this precision meanwhile, as torch.autocast does."""
-    if precision == "float32":
-        yield
-        return
-    parameters = list(parameters)
-    if other := {parameter.dtype for parameter in parameters} - {torch.float32}:
-        raise ReportableError(
-            f"precision = {precision!r} computes a model of float32 numbers in {precision}, and this one has "
-            f"{other.pop()}: leave precision out"
-        )
-    with torch.autocast(parameters[0].device.type, getattr(torch, precision)):
-        yield
-
-
-def in_full(outputs: Tensor, precision: str) -> Tensor:
-    """Return a model's outputs as the loss takes them, which is computed in full precision."""
-    return outputs if precision == "float32" else outputs.float()
+    return StepsTaken((work.learning_rate,) * taken)
 
 
 def fetch_batches(examples: AnyExamples, order: Iterator[Tensor]) -> Iterator[tuple[Inputs, Tensor]]:
@@ -239,16 +214,12 @@ def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
     return choose_output(model, _answer(model, inputs), output)
 
 
-def losses_of(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor, precision: str = "float32") -> Tensor:
-    """Return the loss of each example, shape (n,): the task's of the model's outputs, or the model's own.
-
-    The model computes in `precision`, and the task's loss in full.
-    """
-    with mixed_precision(precision, model.parameters()):
-        answer = _answer(model, inputs)
+def losses_of(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> Tensor:
+    """Return the loss of each example, shape (n,): the task's of the model's outputs, or the model's own."""
+    answer = _answer(model, inputs)
     if is_of_model(task.loss):
-        return in_full(_own_losses(model, answer, len(targets)), precision)
-    return task.loss(in_full(choose_output(model, answer, task.output), precision), targets)
+        return _own_losses(model, answer, len(targets))
+    return task.loss(choose_output(model, answer, task.output), targets)
 
 
 def _answer(model: nn.Module, inputs: Inputs) -> object:

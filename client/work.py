@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fairbloom.protocol.schedules import UNCHANGED, Schedule
+from fairbloom.protocol.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
-from fairbloom.tasks.optimizers import PLAIN_SGD, OptimizerChoice
+from fairbloom.tasks.optimizers import SGD, make_optimizer, optimizer_in
 
 Transform = Callable[[Tensor], Tensor]
 """(mean loss of a minibatch, or of several) → what is minimised, of each by itself."""
@@ -33,8 +33,10 @@ class LocalWork:
     ----------
     batch_size
         Examples a step; 0: all of them.
-    schedule
-        How the learning rate changes over the steps.
+    nesterov
+        Whether SGD's momentum is Nesterov's.
+    optimizer
+        A name of `fairbloom.tasks.optimizers`, or an import string.
     gradient_clip
         Largest Euclidean norm of a step's gradient over all parameters, with the pull's and without weight decay's;
         longer ones are shortened to it. 0: none is.
@@ -48,10 +50,6 @@ class LocalWork:
         How many steps are taken, whatever the epochs; None: as many as the epochs have.
     time_budget
         Seconds after which no further step begins.
-    class_weights
-        What the training loss is weighted by, as the setting `class-weights` has it; "": each example counts the same.
-    precision
-        Of a step's forward pass: bfloat16 is autocast to that; with float32 the model computes as it is.
     random
         Draws the order of the examples in each epoch; a step that takes all of them needs none.
     draws
@@ -63,41 +61,27 @@ class LocalWork:
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
-    optimizer: OptimizerChoice = PLAIN_SGD
-    schedule: Schedule = UNCHANGED
+    nesterov: bool = False
+    optimizer: str = SGD
     gradient_clip: float = 0.0
     pull: float = 0.0
     in_full: bool = False
     idle: bool = False
     steps: int | None = None
     time_budget: float = math.inf
-    class_weights: str = ""
-    precision: str = "float32"
     transform: Transform = unchanged
     random: np.random.Generator | None = None
     draws: int = 0
-
-    def at_step(self, done: int, count: int) -> "LocalWork":
-        """Return the work of the step before which `done` of `count` are over: its learning rate is the schedule's."""
-        if self.schedule == UNCHANGED:
-            return self
-        return replace(self, learning_rate=self.learning_rate * self.schedule.factor(done, count))
-
-    def rates(self, count: int) -> tuple[float, ...]:
-        """Return the learning rate of each of `count` steps."""
-        if self.schedule == UNCHANGED:
-            return (self.learning_rate,) * count
-        return tuple(self.at_step(done, count).learning_rate for done in range(count))
 
     def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:
         """Return the optimizer of these parameters; None where `descend` takes the steps by itself, as it does SGD's.
 
         The first optimizer object of a process imports PyTorch's compiler, which takes a second.
         """
-        if self.optimizer.is_plain_sgd:
+        if self.optimizer == SGD:
             return None
         rates = {"momentum": self.momentum, "weight_decay": self.weight_decay}
-        return self.optimizer.make(parameters, learning_rate=self.learning_rate, **rates)
+        return make_optimizer(self.optimizer, parameters, learning_rate=self.learning_rate, **rates)
 
 
 NON_STEP_FIELDS = frozenset({"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"})
@@ -123,8 +107,8 @@ def step_fields(work: LocalWork) -> frozenset[str]:
 
 
 def learning_rate_in(settings: RunSettings, number: int) -> float:
-    """Return the learning rate of round `number`, from 1: by the run's decay, and by its schedule over rounds."""
-    factor = settings.schedule_of_rounds.factor(number - 1, settings.num_rounds)
+    """Return the learning rate of round `number`, from 1: by the run's decay, and by its schedule."""
+    factor = Schedule(settings.schedule, settings.warmup).factor(number - 1, settings.num_rounds)
     return settings.learning_rate * settings.learning_rate_decay ** (number - 1) * factor
 
 
@@ -136,11 +120,9 @@ def run_work(settings: RunSettings, number: int) -> LocalWork:
         learning_rate=learning_rate_in(settings, number),
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
-        optimizer=OptimizerChoice.of(settings),
-        schedule=settings.schedule_of_steps,
+        nesterov=settings.nesterov,
+        optimizer=optimizer_in(settings),
         gradient_clip=settings.gradient_clip,
-        class_weights=settings.class_weights,
-        precision=settings.precision,
         time_budget=settings.time_budget or math.inf,
     )
 
@@ -198,7 +180,7 @@ def descend(
         moving = [velocity[place] for place in places]
         torch._foreach_mul_(moving, work.momentum)
         torch._foreach_add_(moving, directions)
-        directions = moving
+        directions = list(torch._foreach_add(directions, moving, alpha=work.momentum)) if work.nesterov else moving
     torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
 
 

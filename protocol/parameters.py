@@ -88,27 +88,6 @@ class Choices:
         object.__setattr__(self, "words", words)
 
 
-@dataclass(frozen=True, init=False)
-class Pattern:
-    """The texts that a parameter may be: those that a regular expression matches as a whole, and "".
-
-    The examples show them to people. None is a path or an import string, so devices take them.
-    """
-
-    expression: str
-    examples: tuple[str, ...]
-
-    def __init__(self, expression: str, *examples: str) -> None:
-        object.__setattr__(self, "expression", expression)
-        object.__setattr__(self, "examples", examples)
-
-    def __contains__(self, text: object) -> bool:
-        """Return whether a text matches."""
-        if not isinstance(text, str) or len(text) > 500:  # characters
-            return False
-        return not text or re.fullmatch(self.expression, text) is not None
-
-
 @dataclass(frozen=True)
 class Pairs:
     """The texts that mean a mapping of names, as "site-a=1200 site-b=300" does, and "" for none.
@@ -171,7 +150,7 @@ class Parameter:
     kind: type
     default: Value | None
     description: str = ""
-    allowed: Range | Choices | Pattern | Pairs | None = None
+    allowed: Range | Choices | Pairs | None = None
     marks: frozenset[Mark] = frozenset()
     owner: str = ""
     partitions: tuple[str, ...] = ()
@@ -204,8 +183,6 @@ class Parameter:
         if isinstance(self.allowed, Choices):
             *first, last = (word or '""' for word in self.allowed.words)
             return f"{', '.join(first)} or {last}" if first else last
-        if isinstance(self.allowed, Pattern):
-            return f'"" or text as in {" or ".join(map(repr, self.allowed.examples))}'
         if isinstance(self.allowed, Pairs):
             return f'"" or pairs as in {self.allowed.example!r}'
         return self.kind.__name__ + (self.allowed.words if self.allowed else "")
@@ -248,7 +225,7 @@ class Parameter:
             return str(value)
         if self.kind in (bool, str):
             right: Value | None = value if isinstance(value, bool | str) and type(value) is self.kind else None
-            if isinstance(self.allowed, Pattern | Pairs) and right not in self.allowed:
+            if isinstance(self.allowed, Pairs) and right not in self.allowed:
                 return None
             return None if isinstance(self.allowed, Choices) and right not in self.allowed.words else right
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
@@ -294,7 +271,7 @@ def annotated(
     kind, *others = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     if kind not in (int, float, bool, str):
         return None
-    allowed = next((each for each in others if isinstance(each, Range | Choices | Pattern | Pairs)), None)
+    allowed = next((each for each in others if isinstance(each, Range | Choices | Pairs)), None)
     marks = frozenset(each for each in others if isinstance(each, Mark))
     standing_in = next((each.value for each in others if isinstance(each, Default)), default)
     partitions = next((each.names for each in others if isinstance(each, Partitions)), ())

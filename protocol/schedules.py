@@ -1,4 +1,4 @@
-"""Schedules of a learning rate: how it changes over a run's rounds, or over the steps of a round."""
+"""Schedules of a learning rate: how it changes over a run's rounds."""
 
 import math
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 class Schedule:
     """A course of the learning rate, as a factor of its full height.
 
-    After the warm-up it stays (constant) or falls towards zero (linear, cosine). The first `warmup` rounds, or steps,
-    have 1/(warmup + 1), 2/(warmup + 1), … of the full rate.
+    After the warm-up it stays (constant) or falls towards zero (linear, cosine). The first `warmup` rounds have
+    1/(warmup + 1), 2/(warmup + 1), … of the full rate.
     """
 
     shape: str = "constant"
     warmup: int = 0
 
     def factor(self, done: int, count: int) -> float:
-        """Return the factor of a round, or step, before which `done` of `count` are over; above 0 for all of them.
+        """Return the factor of a round before which `done` of `count` are over; above 0 for all of them.
 
         After the warm-up of W it is (1 + cos π x) / 2 or 1 − x, with x = (done − W) / (count − W): the full rate at
         first, and zero just after the last.
@@ -28,11 +28,3 @@ class Schedule:
             return 1.0
         over = (done - self.warmup) / (count - self.warmup)
         return 1.0 - over if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * over))
-
-    def __str__(self) -> str:
-        """Return the schedule in words."""
-        return self.shape + (f" after a warm-up of {self.warmup}" if self.warmup else "")
-
-
-UNCHANGED = Schedule()
-"""The rate stays as it is."""

@@ -9,14 +9,12 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from . import options
-from .assignments import ARGUMENTS, CLASS_WEIGHTS
-from .parameters import Choices, Parameter, Partitions, Pattern, Range, annotated
+from .parameters import Choices, Parameter, Partitions, Range, annotated
 from .parameters import Mark as Mark
 from .parameters import SettingsError as SettingsError
 from .parameters import Value as Value
 from .parameters import key_of as key_of
 from .parameters import parsed as parsed
-from .schedules import UNCHANGED, Schedule
 
 
 class RunSettings(BaseModel):
@@ -139,35 +137,24 @@ class RunSettings(BaseModel):
     schedule: Annotated[str, Choices("constant", "linear", "cosine"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         "constant", description="How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
     )
-    schedule_over: Annotated[str, Choices("rounds", "steps"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = (
-        Field("rounds", description="What schedule and warmup count: the run's rounds, or the steps of each round")
-    )
     warmup: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        0, description="Number of rounds, or steps, in which the clients' learning rate rises to its full height"
+        0, description="Number of rounds in which the clients' learning rate rises to its full height"
     )
     optimizer: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
         "sgd",
-        description="Optimizer of the clients: one of torch.optim's, or my_module:Mine; its state is new in each round",
+        description="Optimizer of the clients: sgd, adam, adamw, or my_module:Mine; its state is new in each round",
     )
-    optimizer_parameters: Annotated[
-        str, Pattern(ARGUMENTS, "betas=(0.9,0.98) eps=1e-6"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP
-    ] = Field("", description="Further parameters of the optimizer, as in 'betas=(0.9,0.98) eps=1e-6'")
     momentum: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
         0.0, description="Momentum of the clients' optimizer, which starts at zero in every round"
+    )
+    nesterov: Annotated[bool, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
+        False, description="Whether the momentum of the clients' SGD is Nesterov's"
     )
     weight_decay: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         0.0, description="Weight decay of the clients' optimizer"
     )
     gradient_clip: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
         0.0, description="Largest norm of a minibatch's gradient; longer ones are shortened; 0 disables it"
-    )
-    class_weights: Annotated[
-        str, Pattern(CLASS_WEIGHTS, "balanced", "no=0.3,yes=1.7"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP
-    ] = Field("", description="Weights of classes in the training loss: balanced, or as in 'no=0.3,yes=1.7'")
-    precision: Annotated[str, Choices("float32", "bfloat16"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = (
-        Field(
-            "float32", description="Precision of a training step's forward pass: bfloat16 is mixed precision (autocast)"
-        )
     )
     client_rule: options.ClientRule = Field(
         options.default_of(options.ClientRule),
@@ -325,19 +312,9 @@ class RunSettings(BaseModel):
         return self.model_extra or {}
 
     @property
-    def schedule_of_rounds(self) -> Schedule:
-        """How the learning rate changes from round to round, in addition to learning-rate-decay."""
-        return Schedule(self.schedule, self.warmup) if self.schedule_over == "rounds" else UNCHANGED
-
-    @property
-    def schedule_of_steps(self) -> Schedule:
-        """How the learning rate changes over the steps of each round."""
-        return Schedule(self.schedule, self.warmup) if self.schedule_over == "steps" else UNCHANGED
-
-    @property
     def paced(self) -> bool:
         """Whether clients' steps depend on how many rounds there are in all, so that a run cannot be extended."""
-        return self.schedule_of_rounds.shape != "constant"
+        return self.schedule != "constant"
 
     @property
     def beyond_plain_sgd(self) -> str:
@@ -347,7 +324,7 @@ class RunSettings(BaseModel):
     @property
     def beyond_corrected_sgd(self) -> str:
         """The first setting, as key = value, by which a step is not SGD's with a gradient that a rule can correct."""
-        return self._first_set(key for key in marked(Mark.CHANGES_STEP) if key not in OF_THE_GRADIENT)
+        return self._first_set(key for key in marked(Mark.CHANGES_STEP) if key != "client-rule")
 
     def _first_set(self, keys: Iterable[str]) -> str:
         """Return the first of these settings that is not at its default, as key = value; "" if all are."""
@@ -365,9 +342,6 @@ class RunSettings(BaseModel):
 
 
 OWN_SETTINGS = "own-settings"
-
-OF_THE_GRADIENT = ("class-weights", "schedule-over", "client-rule")
-"""The settings with which a step is not plain SGD's, and yet a rate times a gradient that a rule can correct."""
 
 
 def digest(config: Mapping[str, Any]) -> str:

@@ -65,7 +65,7 @@ NEEDS: Mapping[str, Requirement] = {
     CLIENT_MOMENTUM: Requirement(
         "asks clients for a momentum, which not every optimizer has",
         "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an optimizer with momentum, "
-        "such as sgd or rmsprop, leave {option} out, or set the method's momentum to 0",
+        "such as sgd, leave {option} out, or set the method's momentum to 0",
     ),
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",

@@ -7,11 +7,9 @@ from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.assignments import BALANCED, weights_by_class
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
 from fairbloom.protocol.rules import check_rule
-from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.scores import FURTHER
 from fairbloom.protocol.settings import (
     SETTINGS,
@@ -30,7 +28,7 @@ from fairbloom.rounds.roster import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
-from fairbloom.tasks.optimizers import OptimizerChoice, check_optimizer
+from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 
 UNSET = ""
 """The value, in a run config, of a parameter without a default that nobody has set: Flower wants every key there."""
@@ -83,7 +81,7 @@ class Settings(RunSettings):
         info.check_parameters(given)
         clients = setup.clients or run.clients  # clients that come with the data may still be waited for
         resolved = {"method": method, "model": setup.model, "partition": setup.partition, "clients": clients}
-        resolved["optimizer"] = OptimizerChoice.of(run).name
+        resolved["optimizer"] = optimizer_in(run)
         if run.score in FURTHER and run.score not in split_names(run.scores):  # clients must measure it
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
@@ -147,14 +145,14 @@ class Settings(RunSettings):
     def check_training(self) -> None:
         """Raise FairbloomError where clients cannot train so, or the method needs them to train otherwise."""
         check_optimizer(self)
-        self._check_schedule()
-        self._check_class_weights()
+        if self.warmup >= max(2, self.num_rounds):
+            raise SettingsError(f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it")
         method = self.strategy()
         try:
             if self.beyond_plain_sgd and PLAIN_SGD in method.requires:
                 key, _, value = self.beyond_plain_sgd.partition(" = ")
                 method.check_fit(OTHER_STEPS, key, value)
-            if CLIENT_MOMENTUM in method.all_needs and "momentum" not in OptimizerChoice.of(self).arguments:
+            if CLIENT_MOMENTUM in method.all_needs and "momentum" not in arguments_of(optimizer_in(self)):
                 method.check_fit(OTHER_STEPS, "optimizer", self.optimizer)
             if self.weight_decay:
                 method.check_fit(WEIGHT_DECAY, "weight-decay", self.weight_decay)
@@ -170,25 +168,6 @@ class Settings(RunSettings):
             check_rule(self, terms)
         except FairbloomError as error:
             raise SettingsError(f"method = {self.method!r}: {error}" if by_method else str(error)) from error
-
-    def _check_schedule(self) -> None:
-        if self.schedule_over == "steps" and self.schedule_of_steps == UNCHANGED:
-            raise SettingsError(
-                "schedule-over = 'steps' has no effect: set schedule, to cosine say, or warmup, or leave it out"
-            )
-        if self.schedule_over == "rounds" and self.warmup >= max(2, self.num_rounds):
-            raise SettingsError(
-                f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it, or count steps by "
-                "schedule-over=steps"
-            )
-
-    def _check_class_weights(self) -> None:
-        if self.class_weights in ("", BALANCED):
-            return
-        try:
-            weights_by_class(self.class_weights)
-        except ValueError as error:
-            raise SettingsError(f"class-weights = {self.class_weights!r}: {error}") from error
 
     def check_early_stopping(self) -> None:
         """Raise SettingsError where a run is to stop early and nothing says when."""

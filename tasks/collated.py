@@ -63,7 +63,7 @@ class CollatedExamples:
         if len({each.shape[1:] for each in parts}) > 1:
             raise ReportableError(
                 "the targets of batches have several lengths, so they are no classes of an example: fill all batches "
-                "up to one length in collate_fn, or leave out what asks for classes, class-weights say"
+                "up to one length in collate_fn, or leave out what asks for classes"
             )
         return torch.cat(parts)
 

@@ -8,7 +8,6 @@ from itertools import accumulate
 import torch
 
 from fairbloom.protocol.names import LOSS
-from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import BaselineTerms
@@ -68,7 +67,6 @@ def lonely_work(settings: RunSettings, client: str, epoch: int) -> LocalWork:
         run_work(settings, 1),
         epochs=1,
         learning_rate=settings.learning_rate,
-        schedule=UNCHANGED,
         time_budget=math.inf,
         random=generator(settings.seed, "lonely batches", epoch, client),
         draws=seed_of(settings.seed, "lonely dropout", epoch, client),

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from fairbloom.protocol.terms import PersonalTerms, Terms
+from fairbloom.tasks.optimizers import SGD
 
 from ..states import PERSONAL, ClientStates, Version
 from ..work import LocalWork
@@ -27,13 +28,14 @@ class PersonalModel(Rule):
     def after(self, work: LocalWork) -> LocalWork:
         """Return the work on the personal model: as on the global one, but pulled to it, and on the plain loss.
 
-        SGD is plain: without momentum and weight decay, which other optimizers keep, and SGD with further parameters.
+        SGD is plain: without momentum and weight decay, which other optimizers keep.
         """
-        kept = 0.0 if work.optimizer.is_plain_sgd else 1.0
+        kept = 0.0 if work.optimizer == SGD else 1.0
         return replace(
             work,
             epochs=self.terms.personal_epochs or 1,
             momentum=kept * work.momentum,
+            nesterov=False,
             weight_decay=kept * work.weight_decay,
             pull=self.terms.personal_lambda or 0.0,
             in_full=True,

@@ -65,18 +65,12 @@ class Step:
         """The memory that the examples take."""
         return count_bytes(self.inputs) + self.targets.nbytes
 
-    def means(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return each client's mean, shape (k,), of values of shape (k, b); `weights` of this shape weight them."""
-        if weights is not None:
-            return self._sums(weights * values) / self._sums(weights)
-        return values.mean(1) if self.counts is None else self._sums(values) / self.counts
-
-    def _sums(self, values: Tensor) -> Tensor:
-        """Return each client's sum, shape (k,), of values of shape (k, b)."""
+    def means(self, values: Tensor) -> Tensor:
+        """Return each client's mean, shape (k,), of values of shape (k, b)."""
         if self.counts is None:
-            return values.sum(1)
+            return values.mean(1)
         counted = torch.arange(values.shape[1], device=values.device) < self.counts.unsqueeze(1)
-        return torch.where(counted, values, 0.0).sum(1)
+        return torch.where(counted, values, 0.0).sum(1) / self.counts
 
     def first(self, count: int) -> "Step":
         """Return the step of the first clients alone."""

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from fairbloom.client.class_weights import class_table
 from fairbloom.client.honoured import Honoured
 from fairbloom.client.local import LocalClient, Metrics, StartedRule, report_all
 from fairbloom.client.metrics import (
@@ -33,12 +31,11 @@ from fairbloom.client.round import ClientRound
 from fairbloom.client.rules.base import Copied, Shift, StepsTaken
 from fairbloom.client.rules.registry import Rules, kinds_of, rules_of
 from fairbloom.client.states import StateDict
-from fairbloom.client.training import AfterStep, measure
+from fairbloom.client.training import measure
 from fairbloom.client.work import LocalWork, batch_order
 from fairbloom.errors import failure_reason
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.schedules import UNCHANGED
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import NOTHING, Replies, Trained
@@ -46,6 +43,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import Refusals
 from fairbloom.rounds.updates import Layout, Model
 from fairbloom.tasks import Examples, Task
+from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from ..clients import LocalClients, Reply, answer_of, refuse_failed, store_reply
 from .blocks import Member, Step, divide_into_blocks, examples_of, full_batch, minibatches, repeat_step, takes_all
@@ -59,23 +57,18 @@ HONOURED = Honoured(
     ),
     work=frozenset(
         {"epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "gradient_clip", "pull", "steps"}
-        | {"in_full", "idle", "transform", "random", "optimizer", "schedule", "class_weights", "precision"}
+        | {"in_full", "idle", "transform", "random", "optimizer", "nesterov"}
     ),
     metrics=ALL_METRICS,
 )
 """What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to those of all clients at
 once. There is no time budget, which is each client's, and nothing that a model draws. `find_unsupported` looks at the
-optimizer, and at its schedule over steps."""
+optimizer: a user's own may look at a whole array, which several clients share."""
 
 
 def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:
     """Return the first thing that is asked for and is not done side by side, as name = value; "" where all is."""
-    apart = [f"optimizer = {work.optimizer}" for work in works if not work.optimizer.is_elementwise]
-    apart += [
-        f"schedule = {work.schedule} over steps of optimizer = {work.optimizer}"
-        for work in works
-        if work.schedule != UNCHANGED and not work.optimizer.is_in_proportion
-    ]
+    apart = [f"optimizer = {work.optimizer}" for work in works if work.optimizer not in OF_PYTORCH]
     return HONOURED.find_unsupported(terms, rules, *works, by_group=by_group) or (apart[0] if apart else "")
 
 
@@ -104,7 +97,7 @@ class Rows:
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
         """Return the work of these steps, which has made the model of a row what it is now."""
-        changes, rate_sum = partial(self._changes, row), lambda: StepsTaken(work.rates(steps)).rate_sum
+        changes, rate_sum = partial(self._changes, row), lambda: taken(work, steps).rate_sum
         return WorkDone(lambda: work.learning_rate, changes, rate_sum)
 
     def _changes(self, row: int) -> Iterable[tuple[Tensor, Tensor]]:
@@ -339,8 +332,7 @@ class _RoundTraining:
         for row, member in enumerate(block):
             if (last := member.local.personal.before(terms.server_round)) is not None:
                 rows.load(row, last)
-        steps, counts = self.engine.steps(block, work, terms, personal=True), [member.steps for member in block]
-        train_together(program, task, rows, steps, work, parts, counts)
+        train_together(program, task, rows, self.engine.steps(block, work, terms, personal=True), work)
         for row, member in enumerate(block):
             member.local.keep_personal(terms.server_round, rows.model(row))
 
@@ -406,14 +398,14 @@ class _Block(ClientRound):
     def take_steps(self) -> None:
         if self._work.idle:
             return
-        training, counts = self._training, [member.steps for member in self._block]
+        training, last = self._training, max(member.steps for member in self._block)
         shifts = [started.rule.shift for started in self._started]
         shift = [torch.stack([each[name] for each in shifts]) for name in training.layout.trainable] if shifts else []
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 
-        def after_step(step: int, parameters: Copied, last: bool) -> None:
+        def after_step(step: int, parameters: Copied) -> None:
             for rule in watching:
-                rule.after_step(step, parameters, last=last)
+                rule.after_step(step, parameters, last=step == last)
 
         first = train_together(
             self._program,
@@ -421,8 +413,6 @@ class _Block(ClientRound):
             self._rows,
             training.engine.steps(self._block, self._work, self._terms, personal=False),
             self._work,
-            self._parts,
-            counts,
             shift,
             after_step if watching else None,
         )
@@ -432,8 +422,7 @@ class _Block(ClientRound):
     def finish(self) -> None:
         for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
             trained = {name: array[row] for name, array in self._named_rows()}
-            steps = StepsTaken(self._work.rates(self._steps_of(member)))
-            member.local.finish_rule(started, trained, steps, self._terms)
+            member.local.finish_rule(started, trained, taken(self._work, self._steps_of(member)), self._terms)
 
     def _steps_of(self, member: Member) -> int:
         return 0 if self._work.idle else member.steps
@@ -470,64 +459,51 @@ class _Block(ClientRound):
             noted |= reported
 
 
+def taken(work: LocalWork, steps: int) -> StepsTaken:
+    """Return so many steps of this work."""
+    return StepsTaken((work.learning_rate,) * steps)
+
+
 def train_together(
     program: Program,
     task: Task,
     rows: Rows,
     steps: Iterable[Step],
     work: LocalWork,
-    parts: Sequence[Examples],
-    counts: Sequence[int],
     shift: Sequence[Tensor] = (),
-    after_step: AfterStep | None = None,
+    after_step: Callable[[int, Rows], None] | None = None,
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
 
-    Return the mean loss of each one's first batch.
-
-    `parts` are the training examples of each, `counts` how many steps each takes, and `shift` is what a rule adds to
-    their gradients, shape (k, *shape). Without steps, there are no losses.
+    Return the mean loss of each one's first batch; without steps, there are none. `shift` is what a rule adds to their
+    gradients, shape (k, *shape); `after_step` is called with the number of the step and the models after it.
     """
     anchor = rows.anchor if work.pull > 0.0 else []
-    optimizer = None if work.optimizer.is_plain_sgd else RowOptimizer(rows.arrays, work)
+    optimizer = None if work.optimizer == SGD else RowOptimizer(rows.arrays, work)
     has_velocity = optimizer is None and work.momentum > 0.0
     velocity = [torch.zeros_like(array) for array in rows.arrays] if has_velocity else []
-    tables = stack_tables(work, task, parts)
     first = None
     take = program.step_of(work, shifted=bool(shift))
     for number, step in enumerate(steps, start=1):
         weights, moving, added = (
             [array[: step.shape[0]] for array in arrays] for arrays in (rows.arrays, velocity, shift)
         )
-        factors = None
-        if work.schedule != UNCHANGED:
-            taking = counts[: step.shape[0]]
-            shares = [work.schedule.factor(number - 1, count) for count in taking]
-            factors = torch.tensor(shares, dtype=torch.float64, device=weights[0].device)
-        arrays = StepArrays(weights, moving, anchor, optimizer, added, factors)
-        losses = take(arrays, step.inputs, partial(minimised_loss, task, step, work, tables))
+        losses = take(
+            StepArrays(weights, moving, anchor, optimizer, added),
+            step.inputs,
+            partial(minimised_loss, task, step, work),
+        )
         if first is None:
             first = step.means(losses.double())
         if after_step is not None:
-            after_step(number, rows, number == max(counts))
+            after_step(number, rows)
     return first
 
 
-def stack_tables(work: LocalWork, task: Task, parts: Sequence[Examples]) -> Tensor | None:
-    """Return the weights of the classes at each client, shape (k, classes); None where no weights are wanted."""
-    if not work.class_weights:
-        return None
-    tables = [class_table(work.class_weights, task, part) for part in parts]
-    return pad_sequence([table for table in tables if table is not None], batch_first=True)
-
-
-def minimised_loss(
-    task: Task, step: Step, work: LocalWork, tables: Tensor | None, outputs: Tensor
-) -> tuple[Tensor, Tensor]:
+def minimised_loss(task: Task, step: Step, work: LocalWork, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each example of a step, shape (k, b), and the sum of what its clients minimise."""
     losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)
-    weights = None if tables is None else tables[: step.shape[0]].gather(1, step.targets).to(losses.dtype)
-    return losses, work.transform(step.means(losses, weights)).sum()
+    return losses, work.transform(step.means(losses)).sum()
 
 
 @torch.no_grad()

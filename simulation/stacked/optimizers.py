@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim over the models of several clients at once."""
+"""Adam and AdamW over the models of several clients at once."""
 
 from collections.abc import Sequence
 

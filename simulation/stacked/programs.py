@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.client.training import (
-    drawing_from,
-    gradients_of,
-    in_full,
-    mixed_precision,
-    outputs_of,
-)
+from fairbloom.client.training import drawing_from, gradients_of, outputs_of
 from fairbloom.client.work import LocalWork, descend, step_fields
 from fairbloom.errors import place_of
 from fairbloom.tasks import Task
@@ -44,7 +38,7 @@ class UnstackableError(Exception):
     """A model that cannot be computed for many clients at once; the message says why."""
 
 
-ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "class_weights", "transform"})
+ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "transform"})
 """The fields of local work with which a gradient can be added to the weights as it is computed."""
 
 Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -55,7 +49,6 @@ class StepArrays(NamedTuple):
     """The arrays that a step of k clients changes, in the model's order, each of shape (k, *shape).
 
     Velocities, the anchor of a pull, shape (1, *shape), and the shift of gradients are empty where there are none.
-    `factors`, shape (k,), are each client's share of the learning rate; None: all of it.
     """
 
     weights: Sequence[Tensor]
@@ -63,7 +56,6 @@ class StepArrays(NamedTuple):
     anchor: Sequence[Tensor]
     optimizer: RowOptimizer | None = None
     shift: Sequence[Tensor] = ()
-    factors: Tensor | None = None
 
 
 TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
@@ -110,12 +102,9 @@ def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, in
         leaves, optimizer = [weight.detach().requires_grad_() for weight in arrays.weights], None
     else:
         leaves, optimizer = arrays.optimizer.of_first(len(arrays.weights[0]))
-    with mixed_precision(work.precision, leaves):
-        outputs = program(leaves, inputs)
-    losses, total = summed(in_full(outputs, work.precision))
+    losses, total = summed(program(leaves, inputs))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
-        before = [] if arrays.factors is None else [leaf.clone() for leaf in leaves]
         correct = partial(torch._foreach_add, arrays.shift) if arrays.shift else None
         descend(
             leaves,
@@ -127,10 +116,6 @@ def step_by_autograd(program: "Program", work: LocalWork, arrays: StepArrays, in
             correct=correct,
             stacked=True,
         )
-        if arrays.factors is not None:
-            for leaf, old in zip(leaves, before, strict=True):
-                shares = arrays.factors.to(leaf.dtype).view(-1, *[1] * (leaf.dim() - 1))
-                leaf.copy_(old.lerp(leaf, shares))
     return losses.detach()
 
 

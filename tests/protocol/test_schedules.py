@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbloom.client.work import learning_rate_in
-from fairbloom.protocol.schedules import UNCHANGED, Schedule
+from fairbloom.protocol.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
 
 
@@ -52,18 +52,9 @@ def test_constant_is_no_schedule() -> None:
     plain = [learning_rate_in(settings(learning_rate_decay=0.9), number) for number in range(1, 20)]
     constant = settings(schedule="constant", warmup=0, learning_rate_decay=0.9)
     assert [learning_rate_in(constant, number) for number in range(1, 20)] == plain
-    assert constant.schedule_of_steps == constant.schedule_of_rounds == UNCHANGED
 
 
-def test_a_schedule_over_rounds_multiplies_the_decay() -> None:
+def test_a_schedule_multiplies_the_decay() -> None:
     chosen = settings(schedule="linear", num_rounds=10, learning_rate_decay=0.5)
     assert learning_rate_in(chosen, 6) == pytest.approx(0.3 * 0.5**5 * 0.5)
     assert chosen.paced
-    assert chosen.schedule_of_steps == UNCHANGED
-
-
-def test_a_schedule_over_steps_leaves_the_rate_of_the_round() -> None:
-    chosen = settings(schedule="cosine", schedule_over="steps", warmup=3)
-    assert learning_rate_in(chosen, 6) == 0.3
-    assert not chosen.paced
-    assert chosen.schedule_of_steps == Schedule("cosine", 3)

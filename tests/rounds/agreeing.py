@@ -29,20 +29,6 @@ def task(setup: Setup) -> Task:
     )
 
 
-def single(setup: Setup) -> Task:
-    """Return the same task in float32, which mixed precision is about."""
-    there = task(setup)
-    return replace(
-        there,
-        model=lambda: there.model().float(),
-        splits=lambda client: there.splits(client).map(lambda part: part.map(to_single)),
-    )
-
-
-def to_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
 def grouped(setup: Setup) -> Task:
     """Return the same task, whose examples are grouped in two ways by what is in a pixel."""
     there = task(setup)

@@ -65,9 +65,9 @@ CASES: dict[str, Config] = {
     "personal convolutional networks": {"model": "cnn", "method": "ditto", "num-rounds": 2},
     "momentum, stragglers, full batch": {"momentum": 0.5, "stragglers": 0.5, "local-epochs": 3, "batch-size": 0},
     "clients of unequal size": {"partition": "dirichlet", "dirichlet-alpha": 0.1, "weight-decay": 0.01},
-    "adamw, clipping, a schedule and class weights": {
+    "adamw, clipping and a schedule": {
         **{"optimizer": "adamw", "learning-rate": 0.01, "weight-decay": 0.01, "gradient-clip": 0.5, "model": "mlp"},
-        **{"schedule": "cosine", "warmup": 1, "num-rounds": 4, "class-weights": "balanced", "personal-lambda": 0.5},
+        **{"schedule": "cosine", "warmup": 1, "num-rounds": 4, "personal-lambda": 0.5},
     },
     "layers beside frozen parameters": {"model": "tests.rounds.adapted:Adapted", "method": "fedlf"},
     "layers of a model with buffers": {"task": "normed", "model": "norm", "method": "fedlf", "batch-size": 20},
@@ -79,7 +79,7 @@ CASES: dict[str, Config] = {
     },
     "control variates, a proximal term, personal models, stragglers": {
         **{"control-variates": True, "proximal-mu": 0.1, "personal-lambda": 0.5, "weighting": "uniform"},
-        **{"stragglers": 0.5, "local-epochs": 3, "schedule": "cosine", "schedule-over": "steps"},
+        **{"stragglers": 0.5, "local-epochs": 3, "schedule": "cosine"},
     },
     "control variates of a model with buffers": {
         **{"task": "normed", "model": "norm", "method": "scaffold", "batch-size": 20},

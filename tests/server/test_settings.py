@@ -453,8 +453,7 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     assert set(marked(Mark.DEVICE)) == {"data-dir", "state-dir"}
     assert set(marked(Mark.ROUNDING)) == {"engine", "device"}
     of_work = {"local-epochs", "batch-size", "learning-rate", "learning-rate-decay"}
-    of_steps = {"optimizer", "optimizer-parameters", "momentum", "gradient-clip", "class-weights", "precision"}
-    of_steps |= {"schedule-over"}
+    of_steps = {"optimizer", "momentum", "nesterov", "gradient-clip"}
     of_methods = {"weighting", "proximal-mu", "personal-lambda", "average-models", "control-variates"}
     of_steps |= {"client-rule"}
     of_methods |= {f"server-optimizer{end}" for end in ("", "-lr", "-beta1", "-beta2", "-tau")}
