@@ -5,8 +5,12 @@
 """
 
 from importlib import import_module
+from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# NumPy's BLAS reads it when it is loaded: with one thread, sums are the same on any number of processor cores.
+environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _here = Path(__file__).parent
 if not (_here / "strategies").is_dir():

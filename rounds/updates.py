@@ -9,13 +9,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
+
+from fairbloom.system.processors import processors_here
 
 from .memory import read, release
 
@@ -140,7 +141,7 @@ class Vectors:
     def each_chunk(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
         """Yield what `work` makes of the chunks, in their order.
 
-        Threads, as many as BLAS may have, compute borrowed updates.
+        Threads, one for each processor core, compute borrowed updates.
         """
         if not any(isinstance(block, Borrowed) for block in self.blocks):
             for place, chunk in self.chunks(exact):
@@ -154,9 +155,7 @@ class Vectors:
                 buffers.own = np.empty((len(self), min(CHUNK_COLUMNS, self.size)), dtype)
             return [work(place, self._columns(place, buffers.own)) for place in several]
 
-        blas = _blas()
-        count = max((library.num_threads for library in blas.lib_controllers), default=1)
-        with ThreadPoolExecutor(count) as threads, blas.limit(limits=1):
+        with ThreadPoolExecutor(processors_here()) as threads:
             for results in threads.map(compute, _in_groups(places(self.size))):
                 yield from results
 
@@ -178,12 +177,6 @@ class Vectors:
         if more or isinstance(only, Borrowed | np.memmap) or only.dtype != dtype:
             return None
         return only
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    """Return what knows, and sets, with how many threads NumPy's BLAS computes; to look for it takes milliseconds."""
-    return ThreadpoolController().select(user_api="blas")
 
 
 def _in_groups(chunks: Iterator[slice]) -> Iterator[Sequence[slice]]:

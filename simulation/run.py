@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from threadpoolctl import threadpool_limits
 
 from fairbloom.client.device import choose_device
 from fairbloom.protocol.names import AGREED
@@ -16,11 +15,11 @@ from fairbloom.server.app import choose_run_folder, federate
 from fairbloom.server.run_folder.files import ENGINE, PERSONAL
 from fairbloom.server.run_folder.recorded import OnRound, ignore
 from fairbloom.server.settings import Settings
+from fairbloom.system.processors import processors_here
 from fairbloom.tasks import check_data
 
 from .choice import Choice, choose
 from .clients import OnTrained
-from .dispatch.processes import processors_here
 from .loop import DebuggedClients, LoopClients
 
 
@@ -74,11 +73,10 @@ def simulate(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch and BLAS compute with one thread in this process."""
+    """Let PyTorch compute with one thread in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
+        yield
     finally:
         torch.set_num_threads(threads)

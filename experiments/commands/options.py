@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from fairbloom.errors import find_nearest
 from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignments, parsed
 from fairbloom.server.settings import default_config
-from fairbloom.simulation.dispatch.processes import processors_here
+from fairbloom.system.processors import processors_here
 
 from ..api import Evaluation, Reproduction, Search
 from ..options import merge_settings

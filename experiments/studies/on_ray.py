@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.dispatch.processes import processors_here
+from fairbloom.system.processors import processors_here
 
 from ..study import Runs
 from .pool import Workers, is_done

@@ -21,8 +21,8 @@ from fairbloom.imports import check_seen
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.dispatch.processes import processors_here
 from fairbloom.system.interrupts import hold_signals, release_signals
+from fairbloom.system.processors import processors_here
 from fairbloom.tasks import check_data, digests
 from fairbloom.tasks.files.reading.reader import FileStamp, keep_tables, kept_tables
 from fairbloom.tasks.files.reading.table import Table

@@ -19,10 +19,10 @@ from fairbloom.rounds.round import Round
 from fairbloom.rounds.updates import Model, Updates
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
-from fairbloom.simulation.dispatch.workers import WorkerClients
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.stacked.clients import StackedClients
+from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import frozen_parameters

@@ -15,8 +15,8 @@ import pytest
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
-from fairbloom.simulation.dispatch.workers import WorkerClients
 from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import DRFA, FedAvg
 
 from .harmed import BUFFERS, FIVE, SHARED

@@ -5,6 +5,7 @@ Which engine computes a run follows a rule, and is recorded.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from safetensors.numpy import load_file
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
+from fairbloom.simulation import choice, trial
 from fairbloom.simulation import run as running
-from fairbloom.simulation.choice import Choice, Effort, choose, choose_fastest
+from fairbloom.simulation.choice import Choice, choose
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.trial import Tried
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
 from tests.rounds.implementations import CASES, Outcome, bits, method_and_model, outcome, settings_of
@@ -247,38 +250,24 @@ def test_a_run_that_continues_keeps_its_engine(tmp_path: Path, monkeypatch: pyte
     assert recorded(run(folder, num_rounds=4)) == begun
 
 
-def effort(**changes: Any) -> Effort:
-    steps = {"cohort": 100, "steps": 10, "most_steps": 10, "bytes": 10_000}
-    seconds = {"arithmetic": 1e-3, "update": 1e-4, "calls": 1e-4, "stacked_calls": 1e-4}
-    return Effort(**steps | seconds | changes)
+def test_small_models_are_stacked_and_slow_others_get_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {}
+    for seconds in (1e-4, 10.0):
+        tried = partial(fixed_time, seconds)
+        monkeypatch.setattr(choice, "try_first_step", tried)
+        for model in ("logistic", "mlp", "cnn"):
+            engines[model, seconds] = choose(small("", model=model), 2).engine
+    assert engines == {
+        **{(model, seconds): "stacked" for model in ("logistic", "mlp") for seconds in (1e-4, 10.0)},
+        **{("cnn", 1e-4): "loop", ("cnn", 10.0): "workers"},
+    }
+    assert choose(small("", model="cnn"), 1).engine == "loop"
+    assert choose(small("", fraction=0.01), 2).engine == "loop"
 
 
-def test_small_models_are_stacked_and_large_ones_get_workers() -> None:
-    assert choose_fastest(effort(arithmetic=1e-6, update=1e-6), "", 2).engine == "stacked"
-    assert choose_fastest(effort(arithmetic=1e-1), "", 2).engine == "workers"
-    assert choose_fastest(effort(arithmetic=1e-1), "", 1).engine == "stacked"
-    assert choose_fastest(effort(arithmetic=1e-6), "it cannot be stacked", 1).engine == "loop"
-    assert "it cannot be stacked" in choose_fastest(effort(), "it cannot be stacked", 2).reason
-    assert choose_fastest(effort(cohort=1), "it cannot be stacked", 2).engine == "loop"
-
-
-def test_two_linear_clients_of_unequal_sizes_are_not_stacked() -> None:
-    linear = {"cohort": 2, "arithmetic": 1e-8, "update": 1e-8, "calls": 4e-5, "steps": 1300}
-    assert choose_fastest(effort(**linear, most_steps=2600), "", 1).engine == "loop"
-    assert choose_fastest(effort(**linear | {"cohort": 100}, most_steps=2600), "", 1).engine == "stacked"
-
-
-def test_the_choice_is_the_same_again_and_knows_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small("").run_config()
-    first = choose(config, 2)
-
-    def clock() -> float:
-        raise AssertionError("the choice looks at the clock")
-
-    monkeypatch.setattr("fairbloom.simulation.choice.check_first_step", lambda *_: None)  # which trains
-    for name in ("time", "perf_counter", "monotonic", "process_time"):
-        monkeypatch.setattr(f"time.{name}", clock)
-    assert choose(config, 2) == first
+def fixed_time(seconds: float, *arguments: Any) -> Tried:
+    """Return what a first step finds, as if a step took so long."""
+    return trial.try_first_step(*arguments)._replace(seconds=seconds)
 
 
 def test_a_run_with_one_core_has_no_workers() -> None:

@@ -26,10 +26,10 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.updates import Vectors
-from fairbloom.simulation.dispatch import processes
-from fairbloom.simulation.dispatch.processes import shared_array
-from fairbloom.simulation.dispatch.workers import WorkerClients
+from fairbloom.simulation import processes
 from fairbloom.simulation.loop import LoopClients
+from fairbloom.simulation.processes import shared_array
+from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import FedAvg
 
 from .harmed import FIVE, tied
@@ -45,7 +45,7 @@ def workers_of(method: Method | None = None, workers: int = 2, **changes: Any) -
 
 
 def processes_of(clients: WorkerClients) -> set[int]:
-    return {worker.pid for worker in clients._pipes.processes.values()} if clients._pipes else set()
+    return {worker.pid for worker in clients.workers.processes.values()} if clients.workers else set()
 
 
 def patched(monkeypatch: pytest.MonkeyPatch, before: Callable[[LocalClient, Terms], None]) -> None:
@@ -122,7 +122,6 @@ def test_what_a_worker_has_handed_over_is_not_computed_again(tmp_path: Path, mon
             os._exit(1)
 
     patched(monkeypatch, dies)
-    monkeypatch.setattr("fairbloom.simulation.dispatch.pipes.REPORT_SECONDS", 0.0)
     with closing(workers_of(workers=1)) as clients:
         assert list(clients.train(FIVE, model_of(config_of()), Terms(server_round=1)).metrics) == FIVE
     assert {name: (tmp_path / name).read_text() for name in FIVE} == dict.fromkeys(FIVE, "x") | {"client-2": "xx"}

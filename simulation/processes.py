@@ -22,11 +22,6 @@ from fairbloom.system.interrupts import hold_signals
 from fairbloom.system.parents import end_with_parent
 
 
-def processors_here() -> int:
-    """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def can_fork() -> bool:
     """Return whether forked processes can compute on this platform; on macOS its own libraries do not survive it."""
     return hasattr(os, "fork") and sys.platform != "darwin"

@@ -1,1 +1,0 @@
-"""Clients on several forked processes: who computes which, and the pipes that carry their models."""

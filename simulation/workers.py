@@ -1,0 +1,328 @@
+"""The engine `workers`: a round's clients on several forked processes with one thread each.
+
+Each client computes as it does in the loop, to the same bits. Workers are forked, so that they have the task, the data
+and the model of this process, also those of a notebook, in the same memory. Models are handed over in shared memory,
+all else through pipes; a worker gets one client at a time, the largest first. It keeps data, and nothing else that
+matters: when it ends in mid-round, killed as memory runs short, another one computes its client, to the same numbers.
+A client that was being computed when two workers ended is refused.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fairbloom.client.local import LocalClient, Metrics
+from fairbloom.client.rules.registry import kinds_of
+from fairbloom.client.states import ClientStates, Made, StateDict, Version
+from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.clients import NOTHING, Replies, Trained, layout_of_second
+from fairbloom.rounds.memory import Memory
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.screening import Refusals
+from fairbloom.rounds.updates import Layout, Model, Updates, Vectors
+from fairbloom.tasks.models import arrays_of
+
+from .clients import LocalClients, PackedStates, Reply, answer_of, refuse_failed, store_reply
+from .processes import Forked, can_fork, shared_array
+
+Work = Literal["train", "evaluate"]
+"""What clients do."""
+
+Starts = Mapping[str, tuple[int, Model]]
+"""What a client goes on from of what it keeps between rounds, as arrays by name, with the round that made it."""
+
+MOST_LOSSES = 2
+"""A client during which so many workers have ended is refused."""
+
+
+class Call(NamedTuple):
+    """What all clients of a call have in common; each is `sent` vectors, by record."""
+
+    work: Work
+    terms: Terms
+    sent: Mapping[str, Model] = {}
+
+
+class Job(NamedTuple):
+    """A client to compute: its row in the matrices, its terms, and what it goes on from."""
+
+    name: str
+    row: int
+    terms: Terms
+    states: Mapping[str, Version]
+
+
+class Unfit(NamedTuple):
+    """Why PyTorch cannot train in a process that is forked here."""
+
+    reason: str
+
+
+class SharedBuffers:
+    """The memory in which this process and its workers hand models over.
+
+    It holds the model that clients get, and up to `rows` trained models and second ones.
+    """
+
+    def __init__(self, layout: Layout, rows: int, memory: Memory, *, second: str) -> None:
+        def updates(layout: Layout) -> Updates:
+            matrix = memory.matrix(rows, layout.size, layout.dtype, of=2 if second else 1)
+            in_file = isinstance(matrix, np.memmap)
+            return Updates(layout, rows, matrix if in_file else shared_array(matrix.shape, matrix.dtype))
+
+        self.rows = rows
+        self.received = {name: shared_array(array.shape, array.dtype) for name, array in layout.arrays.items()}
+        self.updates = updates(layout)
+        self.second = updates(layout_of_second(layout, second)) if second else None
+
+    def fit(self, model: Model, rows: int) -> bool:
+        """Return whether there is room for `rows` clients with such models."""
+        wanted, have = ([(n, a.shape, a.dtype) for n, a in arrays.items()] for arrays in (model, self.received))
+        return wanted == have and rows <= self.rows
+
+
+class Workers:
+    """Forked processes, each of which computes one client at a time; `find_client` returns a client by its name."""
+
+    def __init__(self, count: int, buffers: SharedBuffers, find_client: Callable[[str], LocalClient]) -> None:
+        self.buffers = buffers
+        self.processes: dict[int, Forked] = {}
+        self._count = count
+        self._find_client = find_client
+
+    def answers(
+        self, call: Call, model: Model, jobs: Sequence[Job], on_answers: Callable[[int], None]
+    ) -> dict[str, Reply | str]:
+        """Let the workers compute these clients; return what each replies, or why it cannot, by name.
+
+        `on_answers` is called with how many are answered, whenever one is.
+        """
+        for name, array in model.items():
+            self.buffers.received[name][...] = array
+        waiting, computing = list(reversed(jobs)), dict[int, Job]()
+        found, losses, informed = dict[str, Reply | str](), Counter[str](), set[int]()
+        try:
+            while waiting or computing:
+                for worker in range(self._count):
+                    if waiting and worker not in computing:
+                        computing[worker] = waiting.pop()
+                        self._send(worker, call, computing[worker], first=worker not in informed)
+                        informed.add(worker)
+                worker, answer = self._receive(computing)
+                job = computing.pop(worker)
+                if answer is not None:
+                    found[job.name] = answer
+                    on_answers(len(found))
+                    continue
+                how = self.processes.pop(worker).end()
+                informed.discard(worker)
+                losses[job.name] += 1
+                lost = losses[job.name] >= MOST_LOSSES
+                words = "a worker ended (%s) before it had computed client %s, which %s"
+                log.warning(words, how, job.name, "is refused" if lost else "is computed again")
+                if lost:
+                    found[job.name] = f"computing it has ended {MOST_LOSSES} workers ({how})"
+                else:
+                    waiting.append(job)
+        except BaseException:  # Ctrl-C too: what is still on its way answers no later call
+            self.end()
+            raise
+        return found
+
+    def _send(self, worker: int, call: Call, job: Job, *, first: bool) -> None:
+        """Give a worker a client, with what the clients of the call have in common if it is its first of them."""
+        if worker not in self.processes:
+            self.processes[worker] = Forked(self._serve, self.processes.values())
+        starts: Starts = {name: (version.made, arrays_of(version.state)) for name, version in job.states.items()}
+        with contextlib.suppress(OSError):  # it has ended, which shows when its answer is waited for
+            self.processes[worker].pipe.send((call.sent if first else None, call.work, job._replace(states={}), starts))
+
+    def _receive(self, computing: Mapping[int, Job]) -> tuple[int, Reply | str | None]:
+        """Wait for one of these workers; return which it is, and its answer; None: it has ended."""
+        (ready, *_) = wait([self.processes[worker].pipe for worker in computing])
+        worker = next(worker for worker in computing if self.processes[worker].pipe is ready)
+        try:
+            said: Reply | str | Unfit = self.processes[worker].pipe.recv()
+        except (EOFError, OSError):
+            return worker, None
+        if isinstance(said, Unfit):
+            raise FairbloomError(
+                f"engine = 'workers': a process that is forked here cannot train ({said.reason}): set engine = loop, "
+                "or hide the graphics card from a new process by CUDA_VISIBLE_DEVICES="
+            )
+        return worker, said
+
+    def end(self) -> None:
+        """End the workers; later calls start others."""
+        while self.processes:
+            self.processes.popitem()[1].end()
+
+    # In a worker ------------------------------------------------------------------------------------------------------
+
+    def _serve(self, pipe: Connection) -> None:
+        torch.set_num_threads(1)
+        try:
+            torch.autograd.backward(torch.ones(1, requires_grad=True))
+        except RuntimeError as error:  # PyTorch forbids it where the parent has trained with a graphics card in sight
+            pipe.send(Unfit(str(error)))
+            return
+        received, vectors = tensors_of(self.buffers.received), dict[str, StateDict]()
+        while True:
+            sent, work, job, starts = pipe.recv()
+            if sent is not None:
+                vectors = {record: tensors_of(arrays) for record, arrays in sent.items()}
+            pipe.send(answer_of(self._compute, work, received, vectors, job, starts))
+
+    def _compute(
+        self, work: Work, received: StateDict, vectors: Mapping[str, StateDict], job: Job, starts: Starts
+    ) -> Reply:
+        """Compute a client; leave its models in the shared memory."""
+        kept = {name: {made: tensors_of(arrays)} for name, (made, arrays) in starts.items()}
+        local = replace(self._find_client(job.name), states=ClientStates(None, kept))
+        if work == "evaluate":
+            return Reply(job.row, local.evaluate(received, job.terms), {}, {})
+        update = local.train(received, job.terms, vectors)
+        reply = store_reply(self.buffers.updates, self.buffers.second, job.row, update)
+        return reply._replace(made=pack_made(local.states, job.terms.server_round))
+
+
+class WorkerClients(LocalClients):
+    """All clients of a run, several at a time in forked processes, each as it would be computed by itself."""
+
+    def __init__(self, method: Method, settings: Mapping[str, Any], workers: int) -> None:
+        super().__init__(method, settings)
+        if not can_fork():
+            raise FairbloomError(
+                "engine = 'workers': forked processes cannot compute on this platform: set engine = loop"
+            )
+        if self.device.type != "cpu":
+            raise FairbloomError(
+                f"engine = 'workers': its processes compute on the CPU, and device is {self.device.type}: set "
+                "device = cpu, or engine = auto"
+            )
+        self._count = workers
+        self.workers: Workers | None = None
+        self._seen: tuple[RunSettings, frozenset[str]] = (self.settings, frozenset())
+
+    def close(self) -> None:
+        """End the workers; a later call starts others."""
+        if self.workers is not None:
+            self.workers.end()
+
+    def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
+        """Let these clients train the model on the terms, each on its own data."""
+        self.begin(names, terms)
+        trained = self._room(names, model, terms)
+        replies = self._replies(Call("train", terms, dict(sent)), model, names, names, trained.refused)
+        for name, reply in replies.items():
+            made = {kept: Made(self.on_device(arrays), origin) for kept, (origin, arrays) in (reply.made or {}).items()}
+            self.states(name).keep(terms.server_round, made)
+        self.hand_over(trained, replies)
+        return trained
+
+    def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
+        """Let these clients evaluate the model; only `participants` measure what the terms ask for."""
+        self.begin(names, terms)
+        refused, reports, asked = Refusals(terms.server_round), dict[str, Metrics](), frozenset(participants)
+        trained = None if self.workers is None else self.workers.buffers.rows
+        # Personal models are in memory meanwhile: no more of them than a training has clients.
+        at_once = max(1, len(names) if trained is None or not terms.has_personal_models else trained)
+        for start in range(0, len(names), at_once):
+            some = names[start : start + at_once]
+            replies = self._replies(Call("evaluate", terms), model, some, asked, refused)
+            reports |= {name: reply.metrics for name, reply in replies.items()}
+        return self.evaluated(reports, refused)
+
+    def _replies(
+        self, call: Call, model: Model, names: Sequence[str], asked: Collection[str], refused: Refusals
+    ) -> dict[str, Reply]:
+        """Return what workers compute of these clients, in the order of names; those that fail are refused.
+
+        Those that are `asked` measure what the terms ask for.
+        """
+        training = call.work == "train"
+        kinds = kinds_of(call.terms, self.settings.client_rule)
+
+        def prepare(row: int, name: str) -> tuple[int, Job]:
+            terms = (call.terms if name in asked else replace(call.terms, measure=())).of_client(name)
+            found = {rule.keeps: rule.kept_version(self.states(name), terms, training=training) for rule in kinds}
+            kept = {keeps: version for keeps, version in found.items() if version is not None}
+            splits = self.local(name).splits  # which are read here, for all workers
+            return len(splits.train if training else splits.test), Job(name, row, terms, kept)
+
+        prepared = refuse_failed({name: answer_of(prepare, row, name) for row, name in enumerate(names)}, refused)
+        largest_first = sorted(prepared.values(), key=lambda each: -each[0])
+
+        def on_answers(answered: int) -> None:
+            if training:
+                self.on_trained(answered, len(names))
+
+        workers = self._workers_of(model, list(prepared))
+        answers = workers.answers(call, model, [job for _, job in largest_first], on_answers)
+        return refuse_failed({name: answers[name] for name in prepared}, refused)
+
+    def _room(self, names: Sequence[str], model: Model, terms: Terms) -> Trained:
+        """Return room in the shared memory, which the next training uses again.
+
+        Copy old updates that the method keeps.
+        """
+        layout, record = self.method.layout_of(model), self.method.second
+        self._spare_kept()
+        buffers = self._workers_for(model, len(names)).buffers
+        second = None
+        if buffers.second is not None:
+            second = Updates(layout_of_second(layout, record), len(names), buffers.second.matrix, of=record)
+        updates = Updates(layout, len(names), buffers.updates.matrix)
+        refused = Refusals(terms.server_round)
+        return Trained(metrics={}, refused=refused, updates=updates, second=second, hostile=self._hostile)
+
+    def _workers_of(self, model: Model, names: Collection[str]) -> Workers:
+        """Return workers that were forked when this process had these clients' data already."""
+        settings, seen = self._seen
+        if settings is not self.settings or not seen.issuperset(names):
+            self.close()
+            self._seen = self.settings, frozenset(self._locals)
+        return self._workers_for(model, min(1, len(names)))
+
+    def _workers_for(self, model: Model, rows: int) -> Workers:
+        """Return workers that share enough memory: others, where these do not."""
+        if self.workers is None or not self.workers.buffers.fit(model, rows):
+            self.close()
+            layout = self.method.layout_of(model)
+            buffers = SharedBuffers(layout, rows, Memory(self.settings.memory), second=self.method.second)
+            self.workers = Workers(self._count, buffers, self.local)
+        return self.workers
+
+    def _spare_kept(self) -> None:
+        """Let the method have old updates that it keeps for itself, before the next ones are written to their rows."""
+        if self.workers is None:
+            return
+        kept, buffers = self.method.progress.kept, self.workers.buffers
+        matrices = [each.matrix for each in (buffers.updates, buffers.second) if each is not None]
+        old = {key: row.blocks[0][:] for key, row in kept.items()}
+        lying = [key for key in kept if any(np.may_share_memory(old[key], matrix) for matrix in matrices)]
+        if lying and isinstance(matrices[0], np.memmap):  # they may be more than there is memory: they keep their file
+            self.close()
+            self.workers = None
+            return
+        for key in lying:
+            kept[key] = Vectors((np.array(old[key]),), kept[key].scales)
+
+
+def pack_made(states: ClientStates, number: int) -> PackedStates:
+    """Return what a client has kept in round `number`, as a worker hands it back."""
+    return {name: (made.origin, arrays_of(made.state)) for name, made in states.made_in(number).items()}
+
+
+def tensors_of(arrays: Model) -> StateDict:
+    """Return arrays as tensors, which share their memory."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
