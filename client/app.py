@@ -58,7 +58,6 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Reply this client's name, that it honours all terms, and its number of training examples."""
-    from .frozen import digest_frozen
     from .local import HONOURED, describe_data
 
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
@@ -71,9 +70,6 @@ def query(message: Message, context: Context) -> Message:
     answer = ConfigRecord({wire.NAME: name, wire.NUM_EXAMPLES: int(about["examples"]), wire.HONOURS: HONOURED.keys})
     if config.get(wire.ABOUT):
         answer[wire.ABOUT] = json.dumps(about)
-    if wire.FROZEN in config:
-        with redact_data_errors(context):
-            answer[wire.FROZEN] = digest_frozen(client_of(context, str(config.get(wire.AGREED, ""))).model)
     return Message(RecordDict({wire.CLIENT: answer}), reply_to=message)
 
 
@@ -84,7 +80,7 @@ def train(message: Message, context: Context) -> Message:
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         records = message.content.array_records.items()
-        vectors = {name: _state(each) for name, each in records if name not in (wire.ARRAYS, wire.FROZEN)}
+        vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
         update = local.train(received, terms, vectors)
         save_states(context, local.states.in_memory)
         metrics = MetricRecord({**update.metrics})
@@ -109,14 +105,17 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _answer(message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]) -> Message:
-    """Reply with what a client makes of the received model, or ask for the frozen parameters that it lacks."""
+    """Reply with what a client makes of the received model, and which frozen parameters it has then, if it is asked."""
+    from .frozen import digest_frozen
+
     with redact_data_errors(context):
         terms = _terms(message)
         local = client_of(context, terms.agreed, terms.server_round)
-        received = _received(message, local)
-        if received is None:
-            return Message(RecordDict({wire.CLIENT: ConfigRecord({**_lacking(local)})}), reply_to=message)
-        return Message(work(local, received, terms), reply_to=message)
+        content = work(local, _received(message, local), terms)
+        if wire.FROZEN in message.content.config_records[wire.CONFIG]:
+            said = content.config_records.get(wire.CLIENT, {})
+            content[wire.CLIENT] = ConfigRecord({**said, wire.FROZEN: digest_frozen(local.model)})
+        return Message(content, reply_to=message)
 
 
 @lru_cache(maxsize=1)
@@ -186,10 +185,7 @@ def keep_final(message: Message, context: Context) -> dict[str, str]:
     client = client_of(context, terms.agreed)
     folder = runs / folder_name(client.key)
     if wire.ARRAYS in message.content.array_records:
-        received = _received(message, client)
-        if received is None:
-            return _lacking(client)
-        arrays = arrays_of(received)
+        arrays = arrays_of(_received(message, client))
         check_fits(arrays, client.model)
         try:
             keep_model(folder, settings, terms.agreed, arrays, about)
@@ -220,23 +216,17 @@ def _terms(message: Message) -> Terms:
     return Terms.of(config)
 
 
-def _received(message: Message, local: LocalClient) -> StateDict | None:
-    """Return the model of a message, None where it leaves out frozen parameters that are not here."""
+def _received(message: Message, local: LocalClient) -> StateDict:
+    """Return the model of a message, with the client's own frozen parameters where it leaves them out."""
+    from fairbloom.tasks.models import frozen_parameters
+
     from .frozen import complete
 
-    records, digest = message.content.array_records, message.content.config_records[wire.CONFIG].get(wire.FROZEN)
-    arrays = _state(records[wire.ARRAYS])
-    if digest is None:
+    arrays = _state(message.content.array_records[wire.ARRAYS])
+    digest = message.content.config_records[wire.CONFIG].get(wire.FROZEN)
+    if digest is None or arrays.keys() >= set(frozen_parameters(local.model)):
         return arrays
-    sent = _state(records[wire.FROZEN]) if wire.FROZEN in records else None
-    return complete(arrays, local.model, str(digest), sent)
-
-
-def _lacking(local: LocalClient) -> dict[str, str]:
-    """Return what a client says of itself to ask for the frozen parameters, since those that it has are others."""
-    from .frozen import digest_frozen
-
-    return {wire.FROZEN: digest_frozen(local.model)}
+    return complete(arrays, local.model, str(digest))
 
 
 def _reply(state: StateDict, message: Message) -> ArrayRecord:

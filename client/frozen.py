@@ -42,19 +42,11 @@ def digest_frozen(model: nn.Module) -> str:
     return digest_arrays(arrays_of(frozen_of(model)))
 
 
-def complete(arrays: StateDict, model: nn.Module, digest: str, sent: StateDict | None) -> StateDict | None:
-    """Return the whole model with these changing arrays.
+def complete(arrays: StateDict, model: nn.Module, digest: str) -> StateDict:
+    """Return the whole model with these changing arrays, and the frozen parameters that are here.
 
-    None where the frozen parameters of this `digest` are not here.
-
-    They may have been `sent` with the message, or be those of the client's `model`.
+    ReportableError says that the server's, of this `digest`, are others.
     """
-    if sent is None:
-        return {**frozen_of(model), **arrays} if digest_frozen(model) == digest else None
-    ours = frozenset(frozen_parameters(model))
-    if other := sorted(ours.symmetric_difference(sent)):
-        where = "here, and not on the server" if other[0] in ours else "on the server, and not here"
-        raise ReportableError(
-            f"the parameter {other[0]!r} of the model is frozen {where}: the task must be the same code on both"
-        )
-    return {**sent, **arrays}
+    if digest_frozen(model) != digest:
+        raise ReportableError("the frozen parameters here are not the server's, which its next message will bring")
+    return {**frozen_of(model), **arrays}

@@ -1,45 +1,21 @@
 """Clients behind a Flower grid: messages, and what becomes of them. The one file of this package that knows Flower."""
 
-import json
 import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
-from numpy.typing import NDArray
 
 from fairbloom.flower import is_simulated
 from fairbloom.protocol.frozen import digest_arrays
-from fairbloom.protocol.helper import ADVICE, advice_on
-from fairbloom.protocol.names import (
-    ABOUT,
-    AGREED,
-    ARRAYS,
-    CLIENT,
-    CONFIG,
-    FROZEN,
-    HONOURS,
-    KEEP,
-    KEEPS_NONE,
-    KEPT,
-    LONGEST_NAME,
-    METRICS,
-    NAME,
-    NUM_EXAMPLES,
-    PROTOCOL,
-    SNAPSHOT,
-    TRAIN_LOSS,
-    is_usable_name,
-)
+from fairbloom.protocol.helper import ADVICE
+from fairbloom.protocol.names import ABOUT, ARRAYS, CONFIG, FROZEN, KEEP, PROTOCOL, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import recalled_rows
@@ -47,19 +23,34 @@ from .clients import NOTHING, Replies, Reports, Trained
 from .fits import GRAM, GRAM_BY_ARRAY
 from .method import Method
 from .quorum import MAX_LISTED, Quorum, SimulationError, listed
+from .records import (
+    LACKS,
+    check_honoured,
+    examples_in,
+    frozen_digest,
+    has_no_query,
+    is_expired,
+    model_of,
+    name_in,
+    read_honoured,
+    record_of,
+    reported,
+    size_of_record,
+    usable_about,
+    usable_arrays,
+    usable_second,
+    why_not_kept,
+)
 from .roster import Roster
 from .round import size_on_the_wire
-from .screening import LARGEST_COUNT, MissingSecondError, Refusals, one_line, usable_evaluation, usable_metrics
-from .updates import Layout, Model, Updates
+from .screening import Refusals, one_line, usable_evaluation, usable_metrics
+from .updates import Layout, Model
 
 FLOWER = logging.getLogger("flwr")
 log = FLOWER.getChild("fairbloom")
 
 WAIT_SECONDS = 0.5
 """Seconds between two looks at the roster while too few clients are online."""
-
-EXPIRED = (3, 4)
-"""Flower's error codes for a message, or a reply, that has outlived its deadline."""
 
 PATIENCE_SECONDS = 3600.0
 """How long a user's own ServerApp waits, where all clients were silent, until they are online and owe nothing."""
@@ -73,15 +64,6 @@ FAILED_QUERY = (
     "without arrays: give them to @app.train(mods=[...]), or to fair(..., mods=[...])"
 )
 """A warning: how many nodes, one of them, and its reason."""
-
-NO_QUERY = ("No query function registered", "Invalid message type: query")
-"""An app without a query function answers with an error that has one of these texts; the second is of a NumPyClient."""
-
-LACKS = "it does not keep this model"
-"""What is said of a client that keeps models, and has not this one."""
-
-MAX_ABOUT_CHARACTERS = 1_000_000
-"""The longest text that a client may report about its data."""
 
 
 class FlowerClients:
@@ -122,12 +104,11 @@ class FlowerClients:
         self._roster = Roster()
         self._layout = Layout({})
         self._training, self._evaluation = Exchange(), Exchange()
-        self._sent: OutgoingModel | None = None
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
-        self._questions = dict[str, int]()  # by message id, the nodes that are asked if they are free
         self._answers_query: bool | None = None  # not known before a node has answered
-        self._have_frozen: dict[int, bool | None] = {}  # by node; None: its app takes whole models alone
+        self._digest = ""  # of the model's frozen parameters, once it is known
+        self._have_frozen = set[int]()  # the nodes that have said that they have these
         self._honours: dict[int, frozenset[str]] = {}  # by node, the terms that it says it honours when asked
         self._sizes: dict[int, int] = {}  # by node, the examples that it says it trains on when asked; 0: none
         self._not_finite = set[str]()  # the metrics of which some client replied no finite number
@@ -159,61 +140,22 @@ class FlowerClients:
 
     def free(self) -> Sequence[str]:
         """Return the names of those online that owe no reply, in order; late replies are looked for first."""
-        self._hear_late(self._roster.unpaid)
+        if owed := self._roster.owed:
+            with suppress(NotImplementedError):  # a grid that answers by send_and_receive alone
+                self._roster.strike_off(
+                    reply.metadata.reply_to_message_id for reply in self._grid().pull_messages(owed)
+                )
         return self._roster.free
 
     def wait_until_free(self, fewest: int) -> None:
         """Wait until this many training clients are online and owe nothing.
 
-        Ask nodes that owe a reply if they are free.
-
-        Meanwhile no pause ends a debt. QuorumError ends a wait that takes longer than the patience.
+        QuorumError ends a wait that takes longer than the patience.
         """
         of_training = min(fewest, len(self._method.training_clients) or fewest)
-        enough = False
-        while True:
-            self._look()
-            self._hear_late(self._roster.debts)
-            self._ask_if_free()
-            before = enough
-            enough = self._quorum.holds_without_debts(self._roster.clear, of_training)
-            enough = enough and len(self._roster.online) >= fewest
-            if enough and before:  # a moment later, so that those who come back together all take part
-                return
+        while not self._quorum.holds_without_debts(self.free(), of_training) or len(self._roster.online) < fewest:
             time.sleep(WAIT_SECONDS)
-
-    def _ask_if_free(self) -> None:
-        """Send a QUERY to each node online that owes a reply and was not sent one: it answers once it is free."""
-        nodes = self._roster.owing.intersection(self._roster.online.values()).difference(self._questions.values())
-        asked = [Message(RecordDict(), node_id, MessageType.QUERY, ttl=self._timeout) for node_id in sorted(nodes)]
-        if asked:
-            sent = zip(self._grid().push_messages(asked), asked, strict=True)
-            self._questions |= {message_id: each.metadata.dst_node_id for message_id, each in sent if message_id}
-
-    def _hear_late(self, debts: Collection[str]) -> None:
-        """Strike off those of these debts, by message, that are paid by now, and all of a node that says it is free."""
-        if not debts and not self._questions:
-            return
-        try:
-            replies = list(self._grid().pull_messages([*debts, *self._questions]))
-        except NotImplementedError:  # a grid that answers by send_and_receive alone
-            return
-        for reply in replies:
-            message_id = reply.metadata.reply_to_message_id
-            free = self._questions.pop(message_id, None)  # asked again if it has no answer
-            if is_expired(reply):
-                continue
-            if is_unavailable(reply):
-                self._roster.forgive([message_id])
-                continue
-            if free is None:
-                self._roster.mark_answered([message_id])
-                continue
-            self._roster.pay(free)
-            if reply.has_error() and not has_no_query(reply):
-                name = next((name for name, node_id in self._roster.online.items() if node_id == free), str(free))
-                words = "client %s owed a reply and answers with error %d: %s"
-                log.warning(words, name, reply.error.code, one_line(str(reply.error.reason)), extra={"client": name})
+            self._look()
 
     def _look(self) -> None:
         nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
@@ -231,14 +173,13 @@ class FlowerClients:
         replies: dict[int, Message] = {}
         if self._answers_query is None:
             first, node_ids = node_ids[:1], node_ids[1:]
-            with quiet_simulation() as hidden:
+            with quiet_simulation():
                 replies = self._query(first)
-                if any(map(has_no_query, replies.values())):
-                    self._answers_query = False
-                    log.info("the clients' app answers no QUERY: %s", UNNAMED)
-                else:
-                    self._answers_query = True if replies else None
-                    hidden.show()
+            if any(map(has_no_query, replies.values())):
+                self._answers_query = False
+                log.info("the clients' app answers no QUERY: %s", UNNAMED)
+            else:
+                self._answers_query = True if replies else None
         if self._answers_query is False:
             return {node_id: str(node_id) for node_id in (*replies, *node_ids)}
         replies |= self._query(node_ids)
@@ -248,20 +189,18 @@ class FlowerClients:
             log.warning(FAILED_QUERY, len(failed), node_id, str(reply.error.reason)[:500])
         return {node_id: name_in(reply) or str(node_id) for node_id, reply in replies.items()}
 
-    def _query(self, node_ids: list[int], config: Mapping[str, Any] | None = None) -> dict[int, Message]:
+    def _query(self, node_ids: list[int]) -> dict[int, Message]:
         """Ask nodes for their names; return their replies by node, and note which terms they honour."""
         asked = Exchange()
         for node_id in node_ids:
-            content = RecordDict() if config is None else RecordDict({CONFIG: ConfigRecord({**config, **self._fits})})
-            message = Message(content, dst_node_id=node_id, message_type=MessageType.QUERY, ttl=self._timeout)
-            asked.messages[str(node_id)] = message
+            asked.messages[str(node_id)] = Message(RecordDict(), node_id, MessageType.QUERY, ttl=self._timeout)
         replies, delivered = dict[int, Message](), self.deliver(asked.messages.values())
         sender = asked.senders()  # by the ids that the grid has given the messages
         for reply in delivered:
             node = sender(reply)
             if node is not None and not is_expired(reply):
                 replies.setdefault(int(node), reply)
-        asked.answered = asked.heard = set(map(str, replies))
+        asked.answered = set(map(str, replies))
         self._note_debts(asked)
         for node_id, reply in replies.items():
             if reply.has_content() or has_no_query(reply):
@@ -306,17 +245,16 @@ class FlowerClients:
         lacking = [name for name, reason in said.items() if reason == LACKS]
         if lacking:
             log.info("sending the final model to %s", listed(lacking))
-            said |= self._ask_to_keep(lacking, terms, self._prepare(lacking, model, terms))
+            said |= self._ask_to_keep(lacking, terms, model)
         return said
 
-    def _ask_to_keep(self, names: Sequence[str], terms: Terms, sent: "OutgoingModel | None" = None) -> dict[str, str]:
-        """Ask clients whether they keep a model, which they get with the question where it is `sent`."""
+    def _ask_to_keep(self, names: Sequence[str], terms: Terms, model: Model | None = None) -> dict[str, str]:
+        """Ask clients whether they keep a model, which they get with the question where it is given."""
         refused, config = Refusals(terms.server_round), ConfigRecord({**terms.to_config(), **self._fits})
-        asked = self._ask_each(names, {CONFIG: config, **({} if sent is None else {ARRAYS: sent.whole})})
-        replies = self.deliver(asked.messages.values()) if sent is None else self._exchange(asked, sent)
+        asked = self._ask_each(names, {CONFIG: config, **({} if model is None else {ARRAYS: record_of(model)})})
         said = {
             name: why_not_kept(content, str(terms.others[KEEP]))
-            for name, content in asked.sort(replies, self._roster.online, refused)
+            for name, content in asked.sort(self.deliver(asked.messages.values()), self._roster.online, refused)
         }
         self._note_debts(asked)
         refused.log()
@@ -334,9 +272,9 @@ class FlowerClients:
 
     def train(self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING) -> Trained:
         """Let these clients train the model on the terms, each on its data; vectors are `sent` to each, by record."""
-        prepared = self._prepare(names, model, terms)
-        self.ask_to_train(names, prepared.whole, terms, sent)
-        return self.trained(self._exchange(self._training, prepared))
+        self.ask_to_train(names, record_of(model), terms, sent)
+        self._leave_out_frozen(self._training, model)
+        return self.trained(self.deliver(self._training.messages.values()))
 
     def ask_to_train(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, sent: Mapping[str, Model] = NOTHING
@@ -345,7 +283,7 @@ class FlowerClients:
         self.has_asked = True
         self._layout = self._method.layout_of(model_of(arrays))
         vectors = {record: record_of(each) for record, each in sent.items()}
-        self._training = Exchange(terms.server_round, vectors=vectors)
+        self._training = Exchange(terms.server_round)
         self._sent_to_train, self._work = terms.others, terms.work
         for name in names:
             asked = terms.of_client(name).to_config()
@@ -362,6 +300,7 @@ class FlowerClients:
                 "configure_train are both overridden, super().configure_train"
             )
         contents = asked.sort(replies, self._roster.online, refused)
+        self._note_frozen(asked, contents)
         honours = self._honoured_by(contents)
         trained = Trained.empty(
             self._layout,
@@ -424,9 +363,9 @@ class FlowerClients:
 
     def evaluate(self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]) -> Replies:
         """Let these clients evaluate the model; of `participants` alone is asked what the terms ask to measure."""
-        sent = self._prepare(names, model, terms)
-        self.ask_to_evaluate(names, sent.whole, terms, participants)
-        return self.evaluated(self._exchange(self._evaluation, sent))
+        self.ask_to_evaluate(names, record_of(model), terms, participants)
+        self._leave_out_frozen(self._evaluation, model)
+        return self.evaluated(self.deliver(self._evaluation.messages.values()))
 
     def ask_to_evaluate(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
@@ -453,7 +392,9 @@ class FlowerClients:
         """Return what is usable of the replies to the last `ask_to_evaluate`."""
         asked, refused = self._evaluation, Refusals(self._evaluation.server_round)
         reports: Reports = {}
-        for name, content in asked.sort(replies, self._roster.online, refused):
+        contents = asked.sort(replies, self._roster.online, refused)
+        self._note_frozen(asked, contents)
+        for name, content in contents:
             try:
                 reports[name] = usable_evaluation(reported(content), self._method.weighted_by_key)
                 self._warn_of_not_finite(name, reported(content), reports[name])
@@ -514,78 +455,38 @@ class FlowerClients:
             return []
         replies = list(self._grid().send_and_receive(messages, timeout=self._timeout))
         for reply in replies:
-            if reply.has_error():  # the node may have been given another app
-                self._have_frozen.pop(reply.metadata.src_node_id, None)
+            if reply.has_error():  # it may lack what a message has left out
+                self._have_frozen.discard(reply.metadata.src_node_id)
         return replies
 
     # Frozen parameters ----------------------------------------------------------------------------------------------
 
-    def _prepare(self, names: Sequence[str], model: Model, terms: Terms) -> "OutgoingModel":
-        """Return a model as Flower sends it, after asking each new node once whether it has the frozen parameters.
+    def _leave_out_frozen(self, asked: "Exchange", model: Model) -> None:
+        """Leave the frozen parameters out of the messages to nodes that have said that they have the very same ones.
 
-        Nodes that do not say so get the whole model with each message. The model that was evaluated is the one that
-        trains next.
+        Each message names their digest. The first message to a node has all arrays, and its reply says what it has
+        then. A node that has lost them refuses a message without them by an error, and the next one has all.
         """
-        if self._sent is None or self._sent.model is not model:
-            self._sent = OutgoingModel.of(model, self._method.frozen)
-        nodes = [self._roster.online[name] for name in names]
-        unknown = [node_id for node_id in nodes if node_id not in self._have_frozen]
-        if self._sent.digest and unknown and self._answers_query is not False:
-            config = {FROZEN: self._sent.digest, **({AGREED: terms.agreed} if terms.agreed else {})}
-            for node_id, reply in self._query(unknown, config).items():
-                theirs = frozen_digest(reply)
-                self._have_frozen[node_id] = None if theirs is None else theirs == self._sent.digest
-        return self._sent
-
-    def _exchange(self, asked: "Exchange", sent: "OutgoingModel") -> list[Message]:
-        """Send an exchange's messages, without the frozen parameters where a node has them; return the replies.
-
-        A node that has lost them, such as a restarted device, replies with their digest, and gets them with a second
-        message.
-        """
-        whole = {name: message.content for name, message in asked.messages.items()}
-        contents = {name: self._fitting(message, sent) for name, message in asked.messages.items()}
-        shortened = {name for name in contents if contents[name] is not whole[name] and FROZEN not in contents[name]}
-        usual = sum(map(size_of_record, (sent.changing, *asked.vectors.values())))
-        asked.more_sent = sum(map(size_of_arrays, contents.values())) - len(contents) * usual
-        replies = self._send(asked, contents)
-        sender, again, others = asked.senders(), dict[str, RecordDict](), list[Message]()
-        for reply in replies:
-            name = sender(reply)
-            if name is not None and name in shortened and name not in again and lacks_frozen(reply):
-                log.info("client %s has other frozen parameters than the global model, and is sent these", name)
-                again[name] = RecordDict({**contents[name], FROZEN: sent.frozen})
-            else:
-                others.append(reply)
-        for name in again:
-            old = asked.messages[name].metadata
-            asked.messages[name] = Message(RecordDict(), old.dst_node_id, old.message_type, ttl=self._timeout)
-        asked.more_sent += sum(map(size_of_arrays, again.values()))
-        return others + self._send(asked, again)
-
-    def _send(self, asked: "Exchange", contents: Mapping[str, RecordDict]) -> list[Message]:
-        """Send some of an exchange's messages with these contents.
-
-        A node that answers to frozen parameters has them.
-        """
-        for name, content in contents.items():
-            asked.messages[name].content = content
-        replies = self.deliver([asked.messages[name] for name in contents])
-        sender = asked.senders()
-        for reply in replies:
-            client = sender(reply)
-            if client is not None and FROZEN in contents.get(client, {}) and reply.has_content():
-                self._have_frozen[asked.messages[client].metadata.dst_node_id] = True
-        return replies
-
-    def _fitting(self, message: Message, sent: "OutgoingModel") -> RecordDict:
-        """Return a message's content as its node needs it: its app may know only whole models, or the node has all."""
-        content, has = message.content, self._have_frozen.get(message.metadata.dst_node_id)
-        if not sent.digest or has is None:
-            return content
+        if not self._method.frozen:
+            return
+        frozen = frozenset(self._method.frozen)
+        self._digest = self._digest or digest_arrays({name: model[name] for name in frozen})
         arrays, config = self._method.arrayrecord_key, self._method.configrecord_key
-        asked = ConfigRecord({**content.config_records[config], FROZEN: sent.digest})
-        return RecordDict({**content, arrays: sent.changing, config: asked, **({} if has else {FROZEN: sent.frozen})})
+        for message in asked.messages.values():
+            content = message.content
+            whole = content.array_records[arrays]
+            named = ConfigRecord({**content.config_records[config], FROZEN: self._digest})
+            message.content = RecordDict({**content, config: named})
+            if message.metadata.dst_node_id in self._have_frozen:
+                changing = ArrayRecord({name: each for name, each in whole.items() if name not in frozen})
+                message.content[arrays] = changing
+                asked.more_sent -= size_of_record(whole) - size_of_record(changing)
+
+    def _note_frozen(self, asked: "Exchange", contents: Sequence[tuple[str, RecordDict]]) -> None:
+        """Note which nodes have the frozen parameters of the model."""
+        for name, content in contents:
+            if self._digest and frozen_digest(content) == self._digest:
+                self._have_frozen.add(asked.messages[name].metadata.dst_node_id)
 
     def _size_of_frozen(self, arrays: Model) -> int:
         return sum(size_on_the_wire(arrays[name]) for name in self._method.frozen if name in arrays)
@@ -595,9 +496,9 @@ class FlowerClients:
             asked = exchange.messages[name].metadata
             if asked.message_id:
                 self._roster.owe(asked.message_id, asked.dst_node_id, asked.created_at, asked.ttl)
-        for name in exchange.heard:
+        for name in exchange.answered:
             self._roster.heard(exchange.messages[name].metadata.dst_node_id)
-        self._roster.mark_answered(exchange.strays)
+        self._roster.strike_off(exchange.strays)
 
     def _grid(self) -> Grid:
         if self.grid is None:
@@ -609,18 +510,14 @@ class FlowerClients:
 class Exchange:
     """The Flower messages of one phase of a round, and which were answered, by client name.
 
-    `heard` are those of `answered` that replied themselves; the grid reports the others as gone. `strays` are the ids
-    of late replies to other messages. `more_sent` counts bytes as `Replies` does. `vectors` are in each message, by
-    record.
+    `strays` are the ids of late replies to other messages. `more_sent` counts bytes as `Replies` does.
     """
 
     server_round: int = 0
     messages: dict[str, Message] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
-    heard: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
     more_sent: int = 0
-    vectors: Mapping[str, ArrayRecord] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[str]:
@@ -646,8 +543,6 @@ class Exchange:
                 refused.add(name, "a second reply to the same message")
             else:
                 self.answered.add(name)
-                if not is_unavailable(reply):
-                    self.heard.add(name)
                 if reply.has_error():
                     refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
                     continue
@@ -663,241 +558,12 @@ class Exchange:
         return lambda reply: sent.get(reply.metadata.reply_to_message_id or reply.metadata.src_node_id)
 
 
-@dataclass(frozen=True)
-class OutgoingModel:
-    """A model as it is sent: `whole`, the arrays that a round may change, and the frozen ones with their digest."""
-
-    model: Model
-    whole: ArrayRecord
-    changing: ArrayRecord
-    frozen: ArrayRecord
-    digest: str
-
-    @classmethod
-    def of(cls, model: Model, frozen: Collection[str]) -> "OutgoingModel":
-        """Return a model, of which these parameters are frozen, as it is sent."""
-        named, whole = frozenset(frozen), record_of(model)
-        changing = ArrayRecord({name: array for name, array in whole.items() if name not in named})
-        digest = digest_arrays({name: model[name] for name in named}) if named else ""
-        return cls(model, whole, changing, ArrayRecord({name: whole[name] for name in model if name in named}), digest)
-
-
-def frozen_digest(reply: Message) -> str | None:
-    """Return the digest that a client says its frozen parameters have, None where it says nothing that can be one."""
-    client = reply.content.config_records.get(CLIENT, ConfigRecord()) if reply.has_content() else ConfigRecord()
-    said = client.get(FROZEN)
-    return said if isinstance(said, str) else None
-
-
-def lacks_frozen(reply: Message) -> bool:
-    """Return whether a reply asks for the frozen parameters: it has their digest, and no arrays or metrics."""
-    if not reply.has_content():
-        return False
-    work = reply.content.array_records or reply.content.metric_records
-    return not work and frozen_digest(reply) is not None
-
-
-def size_of_arrays(content: RecordDict) -> int:
-    """Return the bytes of all arrays of a content."""
-    return sum(map(size_of_record, content.array_records.values()))
-
-
-def size_of_record(arrays: ArrayRecord) -> int:
-    """Return the bytes of the arrays of a record."""
-    return sum(len(array.data) for array in arrays.values())
-
-
-def name_in(reply: Message) -> str:
-    """Return the name that a client gives itself in its answer to a QUERY, "" where there is none that can be used.
-
-    It stands in logs and tables, so it has printable characters alone, and not too many.
-    """
-    client = reply.content.config_records.get(CLIENT) if reply.has_content() else None
-    name = str(client[NAME]) if client and client.get(NAME) else ""
-    if is_usable_name(name):
-        return name
-    if name:
-        words = "the client of node %d calls itself %s: a name has printable characters, at most %d; it is called by %s"
-        node = reply.metadata.src_node_id
-        log.warning(words, node, one_line(name[:LONGEST_NAME]), LONGEST_NAME, "its node's number")
-    return ""
-
-
-def examples_in(content: RecordDict) -> int:
-    """Return how many training examples a client says it has in its answer to a QUERY, 0 where that is no number."""
-    said = content.config_records.get(CLIENT, ConfigRecord()).get(NUM_EXAMPLES)
-    return said if type(said) is int and 1 <= said <= LARGEST_COUNT else 0
-
-
-def read_honoured(content: RecordDict) -> frozenset[str]:
-    """Return the terms of local work on which a client says that it acts."""
-    keys = content.config_records.get(CLIENT, ConfigRecord()).get(HONOURS)
-    return frozenset(map(str, keys)) if isinstance(keys, list) else frozenset()
-
-
-def check_honoured(work: Mapping[str, Any], honours: Collection[str]) -> None:
-    """Raise ValueError, with the remedy, where a client does not say that it acts on all terms of its local work."""
-    lacking = [key for key in work if key not in honours]
-    if lacking:
-        terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
-        raise ValueError(
-            f"it does not support {terms}, which the method requires: a client that acts on it lists "
-            f"{', '.join(map(repr, lacking))} under {HONOURS!r} in its answer to QUERY; else {advice_on(lacking)}"
-        )
-
-
-def is_expired(reply: Message) -> bool:
-    """Return whether a reply is the grid's word that no answer came in time."""
-    return not reply.has_content() and reply.error.code in EXPIRED
-
-
-def is_unavailable(reply: Message) -> bool:
-    """Return whether a reply is the grid's word that the node is offline."""
-    return not reply.has_content() and reply.error.code == 5  # Flower's code for a node that is offline
-
-
-def has_no_query(reply: Message) -> bool:
-    """Return whether a reply is the error of an app that answers no QUERY."""
-    return reply.has_error() and any(words in str(reply.error.reason) for words in NO_QUERY)
-
-
-class Hidden(logging.Filter):
-    """Hides what Flower's simulation logs, as errors with a traceback, about an app that answers no QUERY."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._records: list[logging.LogRecord] = []
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is shown."""
-        text = record.getMessage()
-        hides = any(words in text for words in (*NO_QUERY, "An exception was raised when processing a message by"))
-        if hides:
-            self._records.append(record)
-        return not hides
-
-    def show(self) -> None:
-        """Show what was hidden: it was about something else."""
-        for record in self._records:
-            FLOWER.callHandlers(record)
-        self._records = []
-
-
 @contextmanager
-def quiet_simulation() -> Iterator[Hidden]:
-    """Hide what Flower's simulation, which may run in this process, logs meanwhile about an unanswered QUERY."""
-    hidden = Hidden()
-    FLOWER.addFilter(hidden)
+def quiet_simulation() -> Iterator[None]:
+    """Hide what Flower's simulation, which may run in this process, logs meanwhile of an app that answers no QUERY."""
+    level = FLOWER.level
+    FLOWER.setLevel(logging.CRITICAL)
     try:
-        yield hidden
+        yield
     finally:
-        FLOWER.removeFilter(hidden)
-
-
-def record_of(model: Model) -> ArrayRecord:
-    """Return a model's arrays as Flower sends them."""
-    return ArrayRecord({name: Array(array) for name, array in model.items()})
-
-
-def model_of(arrays: ArrayRecord) -> Model:
-    """Return the arrays of a model that came from Flower, without a copy and read-only."""
-    return {name: view(array) for name, array in arrays.items()}
-
-
-def reported(content: RecordDict) -> MetricRecord:
-    """Return the metrics of a reply."""
-    record: MetricRecord = _only(content.metric_records, METRICS, "MetricRecord")
-    return record
-
-
-def usable_about(content: RecordDict) -> Mapping[str, Any]:
-    """Return what a client reports of its data; raise ValueError where that is nothing, too much, or no JSON object."""
-    text = content.config_records.get(CLIENT, ConfigRecord()).get(ABOUT)
-    if not isinstance(text, str):
-        raise ValueError("it reports nothing about its data")
-    if len(text) > MAX_ABOUT_CHARACTERS:
-        raise ValueError(f"it reports {len(text)} characters about its data: {MAX_ABOUT_CHARACTERS} are the most")
-    try:
-        reported = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"what it reports about its data is no JSON: {error}") from error
-    if not isinstance(reported, dict):
-        raise ValueError(f"what it reports about its data is a JSON {type(reported).__name__}, not an object")
-    return reported
-
-
-def why_not_kept(content: RecordDict, checksum: str) -> str:
-    """Return why a client does not keep the model with this checksum, as it says; "" where it does."""
-    about = content.config_records.get(CLIENT, ConfigRecord())
-    if reason := about.get(KEEPS_NONE):
-        return f"{one_line(str(reason))}, so it keeps no models"
-    if not isinstance(about.get(KEPT), str):
-        return "its app does not know of kept models: upgrade fairbloom there, or leave it without"
-    return "" if about[KEPT] == checksum else LACKS
-
-
-def usable_arrays(content: RecordDict, key: str, layout: Layout, second: str = "") -> Model:
-    """Return a reply's arrays, if their names, shapes and kinds of dtype are the model's.
-
-    The record may have another name than `key`, if it is the only one apart from that of a `second` model.
-    """
-    return _readable(_only(content.array_records, key, "ArrayRecord", second), layout)
-
-
-def usable_second(content: RecordDict, record: str, into: Updates | None) -> tuple[Model, int]:
-    """Return the second model of a reply, checked as a first one is, and the bytes of arrays that are ignored.
-
-    Of a record that is no snapshot, arrays that are no part of an update are ignored.
-    """
-    if into is None:
-        return {}, 0
-    if record not in content.array_records:
-        raise MissingSecondError(record)
-    received, layout = content.array_records[record], into.layout
-    used = {name: array for name, array in received.items() if record == SNAPSHOT or name in layout.arrays}
-    try:
-        arrays = _readable(used, layout)
-    except ValueError as error:
-        raise ValueError(f"ArrayRecord {record!r}: {error}") from error
-    return arrays, sum(len(array.data) for name, array in received.items() if name not in used)
-
-
-def _readable(record: Mapping[str, Array], layout: Layout) -> Model:
-    """Return the arrays of a record, if their names, shapes and kinds of dtype are those of a layout."""
-    arrays = {}
-    for name, array in record.items():
-        try:
-            arrays[name] = view(array)
-        except Exception as error:  # nothing bounds what a client's bytes make NumPy raise
-            raise ValueError(f"array {name!r} can't be read: {error}") from error
-    if (mismatch := layout.mismatch(arrays)) is not None:
-        raise ValueError(mismatch)
-    return arrays
-
-
-def view(array: Array) -> NDArray[Any]:
-    """Return the values of a Flower Array, read-only: its bytes are a file as numpy.save writes it.
-
-    They are a copy only where their byte order is not this machine's.
-    """
-    if array.stype != "numpy.ndarray":
-        raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
-    file = BytesIO(array.data)
-    if read_magic(file) == (1, 0):
-        shape, fortran, dtype = read_array_header_1_0(file)
-    else:
-        shape, fortran, dtype = read_array_header_2_0(file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    values = np.frombuffer(array.data, dtype, offset=file.tell())
-    return values.astype(dtype.newbyteorder("="), copy=False).reshape(shape, order="F" if fortran else "C")
-
-
-def _only(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:
-    """Return the record named `key`, or the only one there is: foreign clients choose its name."""
-    if key in records:
-        return records[key]
-    others = [record for name, record in records.items() if name not in (SNAPSHOT, second)]
-    if len(others) != 1:
-        raise ValueError(f"{kind} {key!r} is missing")
-    return others[0]
+        FLOWER.setLevel(level)

@@ -107,15 +107,17 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     tried = try_first_step(settings, task, model)
     if settings.engine == "loop":
         return Choice("loop", "it was asked for")
-    why_not = why_unstackable(settings, task, model, tried.examples)
+    slow = device.type == "cpu" and any(isinstance(module, _ConvNd | nn.RNNBase) for module in model.modules())
+    if slow and settings.engine == "auto":
+        why_not = "stacked convolutions and recurrent layers are slow on the processor"
+    else:
+        why_not = why_unstackable(settings, task, model, tried.examples)
     if settings.engine == "stacked":
         if why_not:
             return Choice("loop", f"stacked was asked for, but {why_not}")
         return Choice("stacked", "it was asked for", block=block_of(settings, task, model, tried, cohort, device))
     if cohort == 1:
         return Choice("loop", "a round has one client")
-    if device.type == "cpu" and any(isinstance(module, _ConvNd | nn.RNNBase) for module in model.modules()):
-        why_not = why_not or "stacked convolutions and recurrent layers are slow on the processor"
     if not why_not:
         reason = "the model can be computed for many clients at once"
         return Choice("stacked", reason, block=block_of(settings, task, model, tried, cohort, device))

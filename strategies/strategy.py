@@ -19,12 +19,13 @@ from fairbloom.protocol.parameters import Value
 from fairbloom.protocol.terms import RULES, keys_of
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.configs import ChangingConfig
-from fairbloom.rounds.flower import FlowerClients, model_of, record_of
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.limits import check_model
 from fairbloom.rounds.loop import Metrics, Rounds, iterate_rounds, means
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole
+from fairbloom.rounds.records import model_of, record_of
 from fairbloom.rounds.round import Round, StopRun
 
 Tries = Sequence[Mapping[str, Value]]

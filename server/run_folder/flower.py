@@ -19,8 +19,8 @@ from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import Mark, Value
-from fairbloom.rounds.flower import record_of
 from fairbloom.rounds.options import OPTIONS
+from fairbloom.rounds.records import record_of
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import one_line
 from fairbloom.strategies import FairStrategy

@@ -11,8 +11,6 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.client.rules.baseline import Baseline, has_settled
 from fairbloom.client.states import folder_of
-from fairbloom.server.settings import Settings
-from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 
 from .helpers import ask, context, fresh, run_config
@@ -96,18 +94,6 @@ def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
     assert found["loss-baseline"] == found["loss-before"]
 
 
-@pytest.mark.slow
-def test_nothing_that_terms_or_machines_add_has_a_part_in_it() -> None:
-    expected = reported(context(1))["loss-baseline"]
-    for changes in ({"proximal-mu": 50.0}, {"client-momentum": 0.9}):
-        assert reported(context(1), **changes)["loss-baseline"] == expected
-    settings: list[dict[str, Any]] = [
-        *({"learning_rate_decay": 0.5}, {"stragglers": 0.9}, {"time_budget": 1e-9}, {"local_epochs": 7})
-    ]
-    for changed in settings:
-        assert reported(context(1, run_config(**changed)))["loss-baseline"] == expected
-
-
 def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
     """So the round's training is what it would be without, to the bit; dropout's draws are no exception."""
     config = run_config(
@@ -149,14 +135,6 @@ def test_a_device_without_a_folder_trains_alone_again() -> None:
     assert again["loss-baseline"] != first["loss-baseline"]
 
 
-@pytest.mark.slow
-def test_after_a_broken_model_a_client_starts_from_the_next() -> None:
-    """Kept, a loss of NaN would have it refused to the end of the run."""
-    where = context(1)
-    assert math.isnan(reported(where, moved(dict(where.run_config), math.nan))["loss-baseline"])
-    assert reported(where, server_round=2)["loss-baseline"] == reported(context(1))["loss-baseline"]
-
-
 def test_a_server_that_goes_back_has_another_baseline_made(tmp_path: Path) -> None:
     config = run_config(state_dir=str(tmp_path))
     late = reported(context(1, config), moved(config, 0.5), server_round=5)
@@ -168,47 +146,3 @@ def test_a_server_that_goes_back_has_another_baseline_made(tmp_path: Path) -> No
     folder = folder_of(config, "client-1")
     assert folder is not None
     assert [path.name for path in (folder / "baseline").iterdir()] == ["2.safetensors"]
-
-
-def test_a_damaged_file_is_set_aside_and_trained_for_again(tmp_path: Path) -> None:
-    config = run_config(state_dir=str(tmp_path))
-    first = reported(context(1, config))
-    (file,) = tmp_path.rglob("baseline/1.safetensors")
-    file.write_bytes(file.read_bytes()[:-3])
-    assert reported(context(1, config), server_round=2)["loss-baseline"] == first["loss-baseline"]  # of the same model
-
-
-# As a run has it reported ---------------------------------------------------------------------------------------------
-
-
-def test_it_is_left_out_where_the_terms_have_no_epochs() -> None:
-    found = dict(ask(MessageType.TRAIN, {"measure": ["loss-baseline"]}, context(1)).metric_records["metrics"])
-    assert set(found) == {"num-examples"}
-
-
-# By every engine ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_a_killed_run_goes_on_with_the_same_baselines(engine: str, tmp_path: Path) -> None:
-    class KilledError(Exception):
-        pass
-
-    def kill(recorded: Any) -> None:
-        if recorded.number == 3:
-            raise KilledError
-
-    def settings(name: str) -> Settings:
-        few = {"clients": 4, "num-rounds": 5, "fraction": 0.5, "device": "cpu", "engine": engine}
-        return Settings.of({**few, "method": "eagle", "eagle.lam": 0.2, "out": str(tmp_path / name)})
-
-    whole = simulate(settings("whole"))
-    with pytest.raises(KilledError):
-        simulate(settings("killed"), kill)
-    resumed = simulate(settings("killed"))
-    for file in ("model.safetensors", "clients.csv"):
-        assert (resumed / file).read_bytes() == (whole / file).read_bytes()
-    kept = {path.parent.parent.name: path.read_bytes() for path in whole.rglob("baseline/*.safetensors")}
-    assert kept == {path.parent.parent.name: path.read_bytes() for path in resumed.rglob("baseline/*.safetensors")}
-    assert len(kept) > 2

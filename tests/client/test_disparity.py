@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairbloom.client.local import LocalClient, Update
-from fairbloom.client.rules import disparity
 from fairbloom.client.rules.disparity import count_hits, logits_of, measure_disparity, step_down
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
@@ -212,24 +211,6 @@ def test_hard_disparities_are_fairlearns_with_their_sign(seed: int) -> None:
     assert gap == pytest.approx(recalls[1] - recalls[0], abs=1e-12)
 
 
-def test_hard_disparities_are_those_that_fairlearn_computes() -> None:
-    fairlearn = pytest.importorskip("fairlearn.metrics")
-    model, examples = linear(), drawn(groups=2)
-    assert examples.groups is not None
-    given = {
-        "y_true": examples.targets.numpy(),
-        "y_pred": (logits_of(model(examples.inputs), 1) >= 0.0).long().numpy(),
-        "sensitive_features": examples.groups[:, 0].numpy(),
-    }
-    of = {
-        DEMOGRAPHIC_PARITY: fairlearn.demographic_parity_difference,
-        EQUAL_OPPORTUNITY: fairlearn.equal_opportunity_difference,
-    }
-    for kind, difference in of.items():
-        hard = measure_disparity(model, task_of(), examples, terms_of(kind), 1).hard
-        assert abs(hard) == pytest.approx(difference(**given), abs=1e-12)
-
-
 # Groups that are not there, or too small ----------------------------------------------------------------------------
 
 
@@ -263,19 +244,6 @@ def test_groups_of_the_smallest_size_count() -> None:
     assert count_hits(model, task, examples, 4)["positives-0"] == 5
     assert count_hits(model, task, examples, 4)["positives-1"] == 4
     assert count_hits(model, task, examples, 5) == dict.fromkeys(COUNTS, 0)
-
-
-def test_a_client_holds_small_groups_back_by_the_runs_setting() -> None:
-    counts = torch.bincount(drawn().groups[:, 0])[:2]  # type: ignore[index]
-    smallest = int(counts.min()) + 1
-    _, plain = trained(terms_of())
-    _, held_back = trained(terms_of(), smallest_group=smallest)
-    assert (held_back.metrics["disparity"], held_back.metrics["disparity-hard"]) == (0.0, 0.0)
-    assert bits(held_back.second) == bits(linear().state_dict())
-    assert bits(held_back.arrays) == bits(plain.arrays)
-    assert {name: held_back.metrics[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0)
-    assert plain.metrics["disparity"] != 0.0
-    assert min(plain.metrics[name] for name in COUNTS[:2]) > 0
 
 
 def test_examples_of_other_belong_to_neither_group() -> None:
@@ -329,23 +297,6 @@ def test_wholly_apart_groups_have_a_disparity_of_one() -> None:
 # Batches, buffers, modes --------------------------------------------------------------------------------------------
 
 
-def test_several_batches_and_datasets_say_what_one_batch_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, examples = linear(), drawn()
-    pairs = list(zip(examples.inputs, examples.targets, strict=True))  # type: ignore[arg-type]
-    whole = [measure_disparity(model, task_of(), examples, terms_of(kind), 1) for kind in KINDS]
-    counts = count_hits(model, task_of(), examples, 1)
-    monkeypatch.setattr(disparity, "EVALUATION_BATCH", 7)
-    for given_as in (examples, Examples.of(pairs, groups=examples.groups)):
-        for kind, due in zip(KINDS, whole, strict=True):
-            parts = measure_disparity(model, task_of(), given_as, terms_of(kind), 1)
-            assert parts.metrics == pytest.approx(due.metrics, rel=1e-12)
-            for one, other in zip(parts.gradient, due.gradient, strict=True):
-                assert one is not None
-                assert other is not None
-                np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-10, atol=1e-13)
-        assert count_hits(model, task_of(), given_as, 1) == counts
-
-
 def test_the_second_model_keeps_buffers_and_leaves_the_training() -> None:
     """BatchNorm and dropout are as in evaluation: Δ is measured, and its gradient taken, of one and the same model."""
     named = f"{__name__}:normed"
@@ -360,13 +311,6 @@ def test_the_second_model_keeps_buffers_and_leaves_the_training() -> None:
     assert {"0.weight", "1.weight", "5.weight"} <= changed
     assert bits(update.arrays) == bits(plain.arrays)
     assert not torch.equal(update.arrays["1.running_mean"], received["1.running_mean"])
-
-
-def test_the_same_work_repeats_and_leaves_generators_alone() -> None:
-    before = torch.random.get_rng_state()
-    first, second = (trained(terms_of(), task=f"{__name__}:normed")[1] for _ in range(2))
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert (bits(first.second), first.metrics) == (bits(second.second), second.metrics)
 
 
 def test_counts_are_measured_where_asked_and_change_nothing() -> None:
@@ -433,18 +377,6 @@ def replied(told: dict[str, Any], **node: Any) -> RecordDict:
         run_config=settings_of().run_config(),
     )
     return ask(MessageType.TRAIN, told, where)
-
-
-def test_a_reply_in_messages_is_that_of_one_in_process() -> None:
-    terms = terms_of()
-    content = replied({key: value for key, value in terms.to_config().items() if key != "server-round"})
-    _, update = trained(terms)
-    assert set(content.array_records) == {"arrays", "arrays-disparity"}
-    for record, state in (("arrays", update.arrays), ("arrays-disparity", update.second)):
-        there = {name: array.numpy().tobytes() for name, array in content.array_records[record].items()}
-        assert there == bits(state)
-    assert dict(content.metric_records["metrics"]) == update.metrics
-    assert {"disparity", "disparity-sharpness"} <= set(content.config_records["client"]["honours"])  # type: ignore[arg-type]
 
 
 def test_nothing_of_groups_leaves_a_client_that_is_not_asked() -> None:

@@ -121,17 +121,6 @@ def test_a_loss_of_a_users_own_task_is_seen_through_its_check() -> None:
     assert linear_step(flat(3, 2), task_with(loss), work(), [], []) is not None
 
 
-def test_any_other_loss_is_left_to_autograd() -> None:
-    for loss in (
-        cross_entropy,
-        partial(cross_entropy),
-        partial(cross_entropy, reduction="none", label_smoothing=0.1),
-        lambda outputs, targets: LOSS(outputs, targets),
-    ):
-        assert linear_step(flat(3, 2), task_with(loss), work(), [], []) is None
-    assert linear_step(flat(3, 2), task_with(), work(transform=lambda loss: 2 * loss), [], []) is None
-
-
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=20),
     width=st.sampled_from([1, 10_000, 200_000]),

@@ -9,7 +9,6 @@ from fairbloom.client.reporting import apply_reporting
 from fairbloom.protocol.settings import RunSettings
 
 from .helpers import ask, context, run_config
-from .test_terms import trained
 
 ALL = {"measure": ["loss-before", "accuracy-before", "loss-after", "accuracy-after"]}
 AFTERWARDS = {"measure": ["train-loss"]}
@@ -44,7 +43,3 @@ def test_only_losses_of_training_data_are_reported_otherwise() -> None:
     assert set(LOSSES) < set(plain)
     for name, value in plain.items():
         assert total[name] == pytest.approx(plain["0 num-examples"] / 10 * value if name in LOSSES else value), name
-
-
-def test_the_trained_model_is_that_of_the_plain_loss() -> None:
-    assert trained(ALL, context(config=run_config(reported_loss="batches"))) == trained(ALL)

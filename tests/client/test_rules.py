@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient, Update
-from fairbloom.client.settings import SettingRefusedError, accepted_settings
 from fairbloom.client.states import save_version
 from fairbloom.client.work import descend
 from fairbloom.errors import FairbloomError, ReportableError, reportable
@@ -90,14 +89,6 @@ def check_control_variates(mu: float, decay: float) -> None:
         assert update.metrics["step-sum"] == pytest.approx(sum(rates), rel=1e-15)
         assert update.metrics["state-round"] == number - 1
         model = y + 0.1
-
-
-def test_the_first_round_of_scaffold_is_plain_sgd_to_the_bit() -> None:
-    model = np.array([0.5, -1.0, 2.0])
-    plain, _ = reply(client(local_epochs=7), model)
-    for control in (None, np.zeros(3)):
-        corrected, _ = reply(client(local_epochs=7), model, control, control_variates=True, state_round=0)
-        assert corrected.tobytes() == plain.tobytes()
 
 
 def test_the_dynamic_regularizer_is_beside_a_proximal_term() -> None:
@@ -184,11 +175,6 @@ def test_a_client_without_the_state_says_so_and_begins_again() -> None:
         assert trained.tobytes() == expected.tobytes()
 
 
-def test_a_run_without_states_says_nothing_of_them() -> None:
-    _, update = reply(client(), np.zeros(3))
-    assert "state-round" not in update.metrics
-
-
 # Flower's messages ----------------------------------------------------------------------------------------------------
 
 
@@ -225,14 +211,6 @@ def test_states_travel_through_flowers_context_and_a_record() -> None:
         assert said[0] == number - 1
     records = sorted(name for name in place.state.array_records if name.startswith("kept:"))
     assert records == ["kept:rule:2", "kept:rule:3"]
-
-
-def test_states_outlive_a_restarted_node_in_its_folder(tmp_path: Path) -> None:
-    whole, folder = where(), {"state-dir": str(tmp_path)}
-    expected = [states(tell(whole, number, number - 1)) for number in (1, 2, 3)]
-    found = [states(tell(where(**folder), number, number - 1)) for number in (1, 2, 3)]
-    assert found == expected
-    assert expected[1][1] != expected[2][1]
 
 
 def flip_a_bit(file: Path) -> None:
@@ -405,13 +383,6 @@ def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
         touched, other = torch.ones(2), torch.ones(3)
         descend([touched, other], [torch.zeros(2), None], [], [], work(), correct=correct)
         torch.testing.assert_close(other, torch.full((3,), expected))
-
-
-def test_a_device_takes_only_a_rule_that_its_owner_allows() -> None:
-    config = config_of(task="digits", client_rule=f"{OWN}Plain")
-    with pytest.raises(SettingRefusedError, match=f"client-rule = '{OWN}Plain', and this client allows no path"):
-        accepted_settings(config)
-    assert accepted_settings(config, allow=[f"{OWN}Plain"])["client-rule"] == f"{OWN}Plain"
 
 
 def test_what_does_not_fit_is_refused_before_round_1() -> None:

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, MessageType, RecordDict
+from flwr.app import Context, MessageType
 
 from fairbloom.client.plan import StragglerError, epochs_in_time
 from fairbloom.client.rules.propfair import PropFairLoss, propfair
-from fairbloom.client.training import batches
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 
-from .helpers import ask, context, fresh, run_config, work_of
+from .helpers import ask, context, run_config
 
 
 def trained(told: dict[str, Any], where: Context | None = None) -> dict[str, bytes]:
@@ -42,26 +41,6 @@ def test_what_the_server_tells_is_what_the_setting_would_do() -> None:
     assert trained({"full-batch-step": True}, several) == trained({"full-batch-step": True})
 
 
-def test_local_steps_take_the_place_of_epochs() -> None:
-    for steps in (1, 7, 100):
-        work = work_of(run_config(batch_size=10), "client-0", {"local-steps": steps})
-        assert len(list(batches(53, work))) == steps
-
-
-def test_a_snapshot_is_the_model_after_that_step() -> None:
-    told = {"local-steps": 9, "snapshot-step": 4}
-    content = ask(MessageType.TRAIN, told, context())
-    snapshot = {name: array.data for name, array in content.array_records["snapshot"].items()}
-    assert snapshot == trained({"local-steps": 4})
-    assert trained(told) == trained({"local-steps": 9}) != snapshot
-
-
-def test_a_client_that_trains_only_its_own_returns_the_received() -> None:
-    _, model = fresh()
-    weights = trained({"local-only": True})
-    assert all(weights[name].endswith(tensor.numpy().tobytes()) for name, tensor in model.state_dict().items())
-
-
 # Stragglers ---------------------------------------------------------------------------------------------------------
 
 
@@ -80,10 +59,6 @@ def test_stragglers_that_are_dropped_say_so() -> None:
         epochs_in_time(config, 7, "client-0")
 
 
-def test_a_time_budget_that_is_over_at_once_leaves_one_step() -> None:
-    assert trained({}, context(config=run_config(time_budget=1e-9))) == trained({"local-steps": 1})
-
-
 # PropFair -----------------------------------------------------------------------------------------------------------
 
 
@@ -99,16 +74,6 @@ def test_propfair_is_minus_the_logarithm_of_the_utility() -> None:
         assert slope.item() == pytest.approx(1 / 0.2, rel=1e-4)
 
 
-def test_a_transform_changes_the_training_not_the_reported_loss() -> None:
-    told = {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2}
-    assert trained(told) != trained({})
-    reported = [
-        ask(MessageType.TRAIN, {**more, "measure": ["loss-before"]}, context()).metric_records["metrics"]["loss-before"]
-        for more in ({}, told)
-    ]
-    assert reported[0] == reported[1]
-
-
 def test_an_unknown_transform_is_refused() -> None:
     with pytest.raises(ValueError, match="loss-transform = 'cubed' is unknown"):
         PropFairLoss(Terms(server_round=1, loss_transform="cubed"))
@@ -117,11 +82,6 @@ def test_an_unknown_transform_is_refused() -> None:
 # Personal models ----------------------------------------------------------------------------------------------------
 
 STRENGTHS = (0.0, 0.1, 1.0)
-
-
-def test_a_personal_model_changes_nothing_in_the_reply() -> None:
-    for strength in STRENGTHS:
-        assert trained({"personal-lambda": strength}) == trained({})
 
 
 def test_an_untrained_personal_model_is_the_global_one() -> None:
@@ -150,15 +110,6 @@ def test_personal_models_go_on_over_rounds_for_each_client() -> None:
         losses.append(personal(one, {**told, "server-round": number})["loss-personal"])
     assert losses == sorted(losses, reverse=True)
     assert personal(other, told)["loss-personal"] == personal(other, told)["loss"]
-
-
-def test_a_personal_model_outlives_the_process_in_a_state_folder(tmp_path: Path) -> None:
-    config = run_config(state_dir=str(tmp_path))
-    told, where = {"personal-lambda": 0.1}, context(config=config)
-    trained(told, where)
-    restarted = context(config=run_config(state_dir=str(tmp_path), log_format="json", out="elsewhere"))
-    assert restarted.state == RecordDict()
-    assert personal(restarted, told) == personal(where, told)
 
 
 def test_a_repeated_round_starts_from_the_same_personal_model(tmp_path: Path) -> None:

@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.plan import client_work, global_work
-from fairbloom.client.rules.personal import PersonalModel
 from fairbloom.client.training import EVALUATION_BATCH, batches, drawing_from, measure, train
-from fairbloom.client.work import LocalWork, clip_norms, run_work
+from fairbloom.client.work import LocalWork, clip_norms
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
 
 from . import nets
@@ -93,15 +89,6 @@ def test_clipping_is_torchs_between_backward_and_step() -> None:
             for key, weights in ours.state_dict().items():
                 torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
                 assert torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12) != changes
-
-
-def test_an_unused_parameter_has_no_part_in_the_norm() -> None:
-    task, model = fresh(run_config(model=f"{nets.__name__}:Untouched"))
-    examples, other = some(task), copy.deepcopy(model)
-    train(model, task, examples, work(gradient_clip=0.1))
-    train_by_torch(other, task, examples, work(gradient_clip=0.1))
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
 @given(scales=st.lists(st.sampled_from([0.0, 1e-3, 1.0, 1e3]), min_size=1, max_size=5), longest=st.floats(1e-3, 1e3))
@@ -198,15 +185,6 @@ def test_outputs_that_are_no_tensor_are_refused() -> None:
         measure(model, task, noise(20))
 
 
-def test_an_optimizers_state_starts_afresh_in_every_call() -> None:
-    task, model = fresh(run_config(model="mlp"))
-    examples, todo = task.splits("client-0").train, {"momentum": 0.9, "batch_size": 0}
-    for _ in range(2):
-        expected = by_torch(model, examples, work(**todo))
-        train(model, task, examples, work(**todo))
-        assert all(torch.equal(weights, expected[key]) for key, weights in model.state_dict().items())
-
-
 # Batches ------------------------------------------------------------------------------------------------------------
 
 
@@ -233,19 +211,6 @@ def test_batchnorm_skips_a_last_batch_of_one_example() -> None:
     met = [set(torch.cat(list(batches(41, work(random=np.random.default_rng(k)), 2))).tolist()) for k in range(3)]
     assert [len(each) for each in met] == [40, 40, 40]
     assert set.union(*met) == set(range(41))
-
-
-def test_a_last_batch_of_one_is_used_without_batchnorm() -> None:
-    model = normed()
-    train(model, task_of(model), noise(42), work())
-    assert model[2].num_batches_tracked == 5  # type: ignore[index, union-attr]
-    assert [len(batch) for batch in batches(41, work())] == [10, 10, 10, 10, 1]
-
-
-def test_so_many_steps_are_taken_although_batches_are_left_out() -> None:
-    model = normed()
-    train(model, task_of(model), noise(11), work(steps=7))
-    assert model[2].num_batches_tracked == 7  # type: ignore[index, union-attr]
 
 
 def test_batchnorm_in_evaluation_needs_no_second_example() -> None:
@@ -292,13 +257,6 @@ def test_the_order_is_another_in_every_epoch() -> None:
     assert both[50:] != both[:50]
 
 
-def test_training_leaves_the_global_generator_untouched() -> None:
-    task, model = fresh()
-    before = torch.get_rng_state()
-    train(model, task, task.splits("client-0").train, work())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 # Dropout ------------------------------------------------------------------------------------------------------------
 
 
@@ -311,12 +269,6 @@ def test_what_dropout_draws_goes_by_seed_round_and_client() -> None:
         assert draws(**change) != draws(), change
     for change in ({"learning_rate": 0.5}, {"method": "fedfv"}, {"told": {"proximal-mu": 1.0}}):
         assert draws(**change) == draws(), change
-
-
-def test_the_personal_model_draws_by_itself() -> None:
-    config, terms = RunSettings.of({}), Terms(server_round=1, personal_lambda=1.0)
-    personal = client_work(PersonalModel(terms).after(run_work(config, 1)), config, terms, "client-0", personal=True)
-    assert personal.draws != client_work(global_work(config, terms), config, terms, "client-0").draws
 
 
 def test_every_step_of_dropout_draws_anew() -> None:

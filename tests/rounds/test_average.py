@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MessageType, MetricRecord
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
+from flwr.serverapp.strategy import Strategy
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -110,16 +110,6 @@ def test_under_flowers_own_loop_clients_evaluate_the_mean() -> None:
         seen = [bits(m.content.array_records["arrays"]) for _, m in grid.sent_to(MessageType.EVALUATE)][::4]
         assert seen == [bits(r.average) for r in ours]
     assert bits(theirs.arrays) == bits(ours[-1].arrays)
-
-
-def test_a_wrapper_that_changes_the_model_is_averaged() -> None:
-    """The wrapper adds noise to each round's model: the mean is of what it made of them."""
-    grid = MemoryGrid(quadratics(4))
-    wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvg(average_models=True), 0.1, 1.0, 4)
-    Strategy.start(wrapped, grid, record(initial_model()), num_rounds=3)
-    trained = [unpack(m.content.array_records["arrays"]) for _, m in grid.sent_to(MessageType.TRAIN)][::4]
-    evaluated = [unpack(m.content.array_records["arrays"]) for _, m in grid.sent_to(MessageType.EVALUATE)][::4]
-    assert bits(record(evaluated[1])) == bits(record(mean_of(trained[1:3])))
 
 
 MODELS = st.integers(0, 2**31).map(np.random.default_rng).map(lambda rng: rng.normal(size=(5, 3, 2)))

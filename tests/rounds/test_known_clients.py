@@ -145,12 +145,6 @@ def test_an_answer_beyond_the_enrolled_size_is_not_believed() -> None:
     assert run(Noting(**enrolled), clients)[0]["site-1"] == EXAMPLES["site-1"]
 
 
-def test_replies_alone_give_another_weighting_metric() -> None:
-    weights = {(name, 1): metrics({"importance": 2.5}) for name in ("site-0", "site-1")}
-    (roster,) = run(Noting(weighted_by_key="importance"), quadratics(3), faults=weights)
-    assert roster == {"site-0": 2.5, "site-1": 2.5, "site-2": 0.0}
-
-
 def test_absent_clients_stay_on_it_and_newcomers_are_added() -> None:
     """The grid loses a client after the first round and gains another; a third was known before the run began."""
     clients = quadratics(4)

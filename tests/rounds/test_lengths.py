@@ -16,18 +16,14 @@ from fairbloom.rounds.lengths import Lengths, too_long
 from fairbloom.rounds.limits import BrokenModelError
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.updates import FloatArray, Layout, Updates, length
-from fairbloom.strategies import FairStrategy, FedAvg, FedFV, QFedAvg, Round
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Round
 from tests.strategies.helpers import (
-    BUFFERS,
     Arrays,
     MemoryGrid,
     arrays,
-    quadratics,
     record,
     unpack,
 )
-
-from .helpers import run
 
 INF = math.inf
 SIZE = 16
@@ -279,14 +275,6 @@ def test_a_step_beyond_the_range_names_whose_it_is() -> None:
         match=r"beyond the range of float32; the largest part of it is that of client b",
     ):
         rounds_of(Leap(factors=dict.fromkeys(range(9), 1e39)), TWO, 5)
-
-
-@pytest.mark.slow
-def test_no_honest_step_of_q_fedavg_is_refused() -> None:
-    for q in (0.0, 1.0, 5.0, 15.0):
-        strategy = QFedAvg(q=q, lipschitz=3.0, buffers=BUFFERS)
-        finished = run(strategy, MemoryGrid(quadratics(6)), rounds=30)[1]
-        assert all(each.coefficients and not each.refused for each in finished)
 
 
 # A model that is broken ---------------------------------------------------------------------------------------------

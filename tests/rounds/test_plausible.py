@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbloom.rounds.flower import reported
 from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.records import reported
 from fairbloom.rounds.screening import (
     implausible_counts,
     largest_in_proportion,
@@ -20,12 +19,10 @@ from fairbloom.rounds.screening import (
     usable_metrics,
 )
 from fairbloom.rounds.updates import Layout, Updates
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, QFedAvg, Round
+from fairbloom.strategies import FairStrategy, FedAvg, QFedAvg, Round
 from tests.strategies.helpers import (
     ARGUMENTS,
     BUFFERS,
-    CASES,
-    TRAINABLE,
     Fault,
     MemoryGrid,
     initial_model,
@@ -35,8 +32,6 @@ from tests.strategies.helpers import (
     record,
     unpack,
 )
-
-from .helpers import KINDS, OPTIONS, undisturbed
 
 INF = math.inf
 sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)
@@ -66,35 +61,6 @@ def one_lying(name: str, fault: Fault, **options: Any) -> tuple[dict[str, bytes]
 
 
 # Reductions ---------------------------------------------------------------------------------------------------------
-
-
-def test_limits_change_no_bit_of_a_run_of_honest_clients() -> None:
-    unlimited = {"max_growth": INF, "loss_limit": INF}
-    enrolled = {"enrolled_sizes": {client: quadratic.examples for client, quadratic in quadratics(6).items()}}
-    for name in KINDS:
-        arguments = ARGUMENTS[name][0]
-        plain, rounds = undisturbed(name, arguments)
-        for limited in (unlimited, enrolled):
-            model, same = run(make(name, arguments, **OPTIONS, **limited), rounds=4)
-            assert model == bits(plain.arrays), name
-            assert [r.coefficients for r in same] == [r.coefficients for r in rounds], name
-
-
-@pytest.mark.slow
-def test_losses_at_the_ends_of_the_range_of_numbers_end_no_run() -> None:
-    """One of them alone is refused, or used where there is no limit; where all lie together, no limit stops them."""
-    liars = {f"site-{k}": (1.7e308 if k % 2 else -1.7e308) for k in range(6)}
-    alone: dict[tuple[str, int], Fault] = {("site-2", 1): metrics({"loss-before": 1.7e308, "loss-baseline": -1.7e308})}
-    together: dict[tuple[str, int], Fault] = {
-        (site, 1): metrics({"loss-before": loss, "loss-baseline": -loss}) for site, loss in liars.items()
-    }
-    cases = [(name, arguments) for name, arguments in CASES if "loss-before" in METHODS[name].needs]
-    for (name, arguments), limit, faults in product(cases, (1000.0, INF), (alone, together)):
-        strategy = make(name, arguments, buffers=BUFFERS, loss_limit=limit, unused_rounds=0)
-        with np.errstate(all="ignore"):
-            model, finished = run(strategy, rounds=2, faults=faults)
-        assert len(finished) == 2, name
-        assert all(np.isfinite(np.frombuffer(model[name], np.float32)).all() for name in TRAINABLE), name
 
 
 def test_an_unweighable_round_is_skipped_and_names_the_client() -> None:
@@ -284,27 +250,6 @@ def test_a_count_is_taken_up_to_both_bounds(enrolled: float, first: float, count
 def test_an_enrolled_size_is_a_whole_number_of_examples(count: float) -> None:
     with pytest.raises(ValueError, match=rf"enrolled_sizes\['site-a'\] = {count}"):
         FedAvg(enrolled_sizes={"site-a": count})  # type: ignore[dict-item, unused-ignore]
-
-
-# Kill and resume ----------------------------------------------------------------------------------------------------
-
-
-def test_first_counts_survive_a_kill_to_the_same_bits() -> None:
-    clients, options = counting(50, 60, 5000, 400), {"buffers": BUFFERS, "tau": 2}
-    strategy, whole, states = FedFV(**options), list[Round](), list[Any]()
-
-    def on_round(one: Round) -> None:
-        whole.append(one)
-        states.append(strategy.state_dict())
-
-    ended = strategy.start(MemoryGrid(clients), record(initial_model()), num_rounds=4, on_round=on_round)
-    assert [list(r.refused) for r in whole] == [[], [], ["site-2"], []]
-    for stop in (1, 2, 3):
-        rest, grid = list[Round](), MemoryGrid(clients, seed=9)
-        before: dict[str, Any] = {"resume": states[stop - 1], "on_round": rest.append}
-        result = FedFV(**options).start(grid, whole[stop - 1].arrays, num_rounds=4, **before)
-        assert [r.refused for r in rest] == [r.refused for r in whole[stop:]]
-        assert bits(result.arrays) == bits(ended.arrays)
 
 
 # Updates without a row ----------------------------------------------------------------------------------------------

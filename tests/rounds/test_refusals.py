@@ -102,20 +102,6 @@ def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:
         check_refused(name, arrays(norm_mean=np.full(2, -1e20, np.float32)), "its buffers (norm.mean) change by ")
 
 
-@pytest.mark.slow
-def test_a_metric_matters_only_where_it_is_needed() -> None:
-    for metric in ("loss-before", "accuracy-after", "learning-rate"):
-        fault = metrics({metric: -np.inf})
-        for name in METHODS:
-            result, finished = one_faulty(name, fault)
-            if metric in METHODS[name].needs:
-                assert f"'{metric}' must be a finite number, got -inf" in finished.refused["site-2"]
-                assert "site-2" not in finished.coefficients
-            else:
-                assert finished.refused == {}
-                assert bits(result.arrays) == bits(one_faulty(name, None)[0].arrays)
-
-
 def test_a_reply_too_many_is_refused_and_the_first_is_used() -> None:
     for fault, reason in ((duplicate, "a second reply"), (to_unknown_message, "no message of this round")):
         result, finished = one_faulty("fedavg", fault)

@@ -148,11 +148,11 @@ def test_a_client_that_owes_a_reply_is_online_but_not_free() -> None:
     roster.refresh({3: "a", 4: "b"}, never)
     roster.owe("first", 3, 0.0, math.inf)
     roster.owe("second", 3, 0.0, math.inf)
-    assert roster.debts == ["first", "second"]
-    roster.mark_answered(["first", "of another run"])
+    assert roster.owed == ["first", "second"]
+    roster.strike_off(["first", "of another run"])
     assert list(roster.online) == ["a", "b"]
     assert roster.free == ["b"]
-    roster.mark_answered(["second"])
+    roster.strike_off(["second"])
     assert roster.free == ["a", "b"]
 
 
@@ -165,12 +165,12 @@ def test_a_debt_outlives_its_message(
     roster.refresh({3: "a", 4: ""}, lambda nodes: {})
     roster.owe("first", 3, 1000.0, 10.0)
     roster.owe("name", 4, 1000.0, 20.0)
-    assert (roster.free, roster.debts) == ([], ["first", "name"])
+    assert (roster.free, roster.owed) == ([], ["first", "name"])
     now[0] = 1019.0
     roster.refresh({3: "a", 4: ""}, never)
-    assert (roster.free, roster.debts) == ([], ["name"])
+    assert roster.free == []
     now[0] = 1020.0
-    assert (roster.free, roster.debts) == (["a"], [])
+    assert (roster.free, roster.owed) == (["a"], ["name"])
     now[0] = 1040.0
     roster.refresh({3: "a", 4: ""}, lambda nodes: dict.fromkeys(nodes, "b"))
     assert roster.free == ["a", "b"]
@@ -196,11 +196,8 @@ def test_the_pause_doubles_and_restarts_after_an_answer(
     roster.heard(3)
     assert silent_for(roster, now) == 20.0
     roster.owe("late", 3, now[0], 10.0)
-    roster.mark_answered(["late"])
+    roster.strike_off(["late"])
     assert (roster.free, silent_for(roster, now)) == (["a"], 20.0)
-    roster.owe("gone", 3, now[0], 10.0)
-    roster.forgive(["gone"])
-    assert (roster.free, silent_for(roster, now)) == (["a"], 50.0)
 
 
 def test_the_longest_pause_is_a_day(monkeypatch: pytest.MonkeyPatch) -> None:

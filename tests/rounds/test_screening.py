@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from fairbloom.rounds.flower import reported, usable_arrays
+from fairbloom.rounds.records import reported, usable_arrays
 from fairbloom.rounds.screening import Refusals, usable_metrics
 from fairbloom.rounds.updates import Layout
 

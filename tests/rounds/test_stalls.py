@@ -1,6 +1,5 @@
-"""All clients miss a round, or are away: the round counts once, and the run waits until enough are free again."""
+"""All clients miss a round, or are away: the run waits until enough are free again."""
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from flwr.app.error import Error
 from fairbloom.flower import set_created_at
 from fairbloom.rounds.flower import EXPIRED, FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
-from fairbloom.rounds.quorum import Quorum, QuorumError
+from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
 from tests.strategies.helpers import BUFFERS, Answer, MemoryGrid, initial_model, no_reply, quadratics, record, unpack
@@ -137,16 +136,12 @@ def used(rounds: Iterable[Round]) -> list[int]:
 
 @either
 def test_a_round_that_all_miss_counts_once(run: Callable[..., list[Round]], clock: Day) -> None:
-    for seconds in (11.0, 300.0):
-        clock.now = 0.0
-        rounds = run(Nodes(clock, everyone((1.2, 1.2 + seconds))))
-        assert [each.number for each in rounds] == [1, 2, 3, 4, 5, 6]
-        assert used(rounds) == [3, 3, 0, 3, 3, 3]
-        assert rounds[2].missing == SITES
-        assert rounds[2].participants == ()
-        assert unpack_bits(rounds[2]) == unpack_bits(rounds[1])
-    clock.now = 0.0
-    assert used(run(Nodes(clock, everyone((0.2, 100.0))))) == [0, 3, 3, 3, 3, 3]
+    rounds = run(Nodes(clock, everyone((1.2, 12.2))))
+    assert [each.number for each in rounds] == [1, 2, 3, 4, 5, 6]
+    assert used(rounds) == [3, 3, 0, 3, 3, 3]
+    assert rounds[2].missing == SITES
+    assert rounds[2].participants == ()
+    assert unpack_bits(rounds[2]) == unpack_bits(rounds[1])
 
 
 @either
@@ -155,20 +150,6 @@ def test_the_round_goes_on_without_one_that_is_late(run: Callable[..., list[Roun
     assert used(rounds) == [3, 2, 2, 2, 2, 2]
     assert [each.missing for each in rounds] == [(), ("site-1",), (), (), (), ()]
     assert clock.now < 30.0
-
-
-def test_a_deployed_run_waits_for_as_many_as_it_needs(clock: Day) -> None:
-    asleep = {"site-0": ((0.7, 20.0),), "site-1": ((0.7, 500.0),), "site-2": ((0.7, 800.0),)}
-    grid = Nodes(clock, asleep)
-    assert used(deployed(grid)) == [3, 0, 2, 2, 2, 2]
-    assert 500.0 <= clock.now < 520.0
-    assert [name for name, _ in grid.sent_to(MessageType.QUERY)].count("site-1") > 1  # a question is asked again
-
-
-@either
-def test_clients_that_come_back_together_all_take_part(run: Callable[..., list[Round]], clock: Day) -> None:
-    asleep = {"site-0": ((0.7, 30.0),), "site-1": ((0.7, 30.4),), "site-2": ((0.7, 30.4),)}
-    assert used(run(Nodes(clock, asleep))) == [3, 0, 3, 3, 3, 3]
 
 
 class Late(MemoryGrid):
@@ -185,26 +166,6 @@ def test_late_replies_of_all_pay_their_debts(run: Callable[..., list[Round]], cl
     grid = Late(quadratics(3), faults={(site, number): no_reply for site in SITES for number in (2, 4, 5)})
     grid.registered = SITES
     assert used(run(grid, rounds=7)) == [3, 0, 3, 0, 0, 3, 3]
-    assert not grid.sent_to(MessageType.QUERY)
-
-
-@either
-def test_an_error_pays_a_debt_and_is_named(
-    run: Callable[..., list[Round]], clock: Day, said: pytest.LogCaptureFixture
-) -> None:
-    def answer(name: str) -> Answer:
-        client = quadratics(3)[name]
-
-        def fails(message: Message) -> Message:
-            if message.metadata.message_type == MessageType.QUERY:
-                return Message(Error(2, "the mod expects one ArrayRecord"), reply_to=message)
-            return client(message)
-
-        return fails
-
-    rounds = run(Nodes(clock, everyone((0.7, 20.0)), answers={name: answer(name) for name in SITES}))
-    assert used(rounds) == [3, 0, 3, 3, 3, 3]
-    assert "client site-0 owed a reply and answers with error 2: the mod expects one ArrayRecord" in said.text
 
 
 @either
@@ -212,26 +173,6 @@ def test_clients_that_are_all_offline_are_waited_for(run: Callable[..., list[Rou
     rounds = run(Nodes(clock, away=everyone((1.2, 900.0))))
     assert used(rounds) == [3, 3, 0, 3, 3, 3]
     assert clock.now >= 900.0
-
-
-@either
-def test_at_the_end_of_patience_the_run_names_the_awaited(run: Callable[..., list[Round]], clock: Day) -> None:
-    with pytest.raises(QuorumError) as ended:
-        run(Nodes(clock, everyone((0.7, 1e9))))
-    words = str(ended.value)
-    assert re.search(r"after 3600 s \(patience\) 0 of \d clients that this run needs", words)
-    assert "owe no earlier reply; awaited: site-0, site-1, site-2. The same command continues this run" in words
-    assert 3600.0 <= clock.now < 3640.0
-
-
-def test_the_setting_that_the_error_names_helps(clock: Day) -> None:
-    asleep = {"site-0": ((0.7, 20.0),), "site-1": ((0.7, 1e9),), "site-2": ((0.7, 1e9),)}
-    with pytest.raises(QuorumError) as ended:
-        deployed(Nodes(clock, asleep), patience=100.0)
-    found = re.search(r"awaited: site-1, site-2\..* min-clients = (\d) would go on without them", str(ended.value))
-    assert found is not None
-    clock.now = 0.0
-    assert used(deployed(Nodes(clock, asleep), fewest=int(found[1]))) == [3, 0, 1, 1, 1, 1]
 
 
 @either
@@ -246,14 +187,14 @@ def test_clients_that_miss_each_round_end_the_run(run: Callable[..., list[Round]
 
 @either
 def test_a_last_round_that_all_miss_is_evaluated_later(run: Callable[..., list[Round]], clock: Day) -> None:
-    rounds = run(Nodes(clock, everyone((0.7, 50.0))), rounds=2, fraction_evaluate=1.0, evaluate_every=0)
+    rounds = run(Nodes(clock, everyone((0.7, 15.0))), rounds=2, fraction_evaluate=1.0, evaluate_every=0)
     assert used(rounds) == [3, 0]
     assert list(rounds[1].evaluations) == list(SITES)
 
 
 @either
 def test_an_evaluation_that_all_miss_is_not_a_round(run: Callable[..., list[Round]], clock: Day) -> None:
-    rounds = run(Nodes(clock, everyone((1.7, 50.0))), fraction_evaluate=1.0)
+    rounds = run(Nodes(clock, everyone((1.7, 15.0))), fraction_evaluate=1.0)
     assert [len(each.evaluations) for each in rounds] == [3, 0, 3, 3, 3, 3]
     assert used(rounds) == [3, 3, 3, 3, 3, 3]
 

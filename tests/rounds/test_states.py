@@ -8,17 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.client.states import RULE
-from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.states import MAX_STATE_LOSSES, States
-from fairbloom.server.settings import Settings
-from fairbloom.simulation.loop import LoopClients
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
-from fairbloom.tasks import load_task
-from fairbloom.tasks.models import arrays_of
 from tests.strategies.helpers import MemoryGrid, arrays, error, metrics, no_reply
-from tests.strategies.keeping import Keeping, keeping, minimiser
-from tests.strategies.stateful import PLAIN, Course, Joining, inconsistency, rest, row, run, used_states
+from tests.strategies.keeping import Keeping, keeping
+from tests.strategies.stateful import PLAIN, Course, Joining, inconsistency, run, used_states
 
 METHODS: dict[str, Callable[..., FairStrategy]] = {"scaffold": SCAFFOLD, "feddyn": lambda **o: FedDyn(alpha=1.0, **o)}
 
@@ -126,14 +120,6 @@ def test_the_run_goes_on_as_a_new_one_from_that_rounds_model(name: str) -> None:
     assert [model.tobytes() for model in course.models[6:]] == [model.tobytes() for model in anew.models[1:]]
 
 
-@pytest.mark.slow
-@both
-def test_it_rests_where_it_should_after_a_loss(name: str) -> None:
-    clients = keeping(4)
-    model = rest(made(name), clients, loses={30: "site-2"})
-    np.testing.assert_allclose(model, minimiser(clients, by_examples=name == "scaffold"), atol=1e-8)
-
-
 @both
 def test_who_loses_it_twice_is_refused_with_the_remedy(name: str) -> None:
     clients, method = keeping(4), made(name)
@@ -197,36 +183,3 @@ def test_losses_survive_a_kill(name: str) -> None:
     assert resumed.rounds[0].lost_states == ("site-1",)
     assert "2 times" in resumed.rounds[1].refused["site-1"]
     assert len(resumed.rounds[2].coefficients) == 2
-
-
-# With the real clients ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@both
-@pytest.mark.parametrize("extra", [{}, {"proximal-mu": 0.3, "personal-lambda": 0.5}])
-def test_what_real_clients_and_the_server_keep_belongs_together(name: str, extra: Mapping[str, Any]) -> None:
-    """On digits, in float32, with sampled clients of unequal sizes that take unequal numbers of steps."""
-    config = {"clients": 5, "fraction": 0.6, "partition": "dirichlet", "device": "cpu", "stragglers": 0.5, **extra}
-    settings = Settings.of({**config, "method": name, "local-epochs": 3, "num-rounds": 5, "evaluate-every": 0})
-    method, clients = settings.strategy(), LoopClients(settings.strategy(), settings.run_config())
-    model = arrays_of(load_task(settings).model().state_dict())
-    loop = Rounds(method, clients, 5)
-    finished = list(loop.run(model, measure=lambda number: [], measure_after=[]))
-    assert all(not each.refused and not each.lost_states for each in finished)
-    layout = method.layout_of(model)
-    states = {}
-    for client, number in method.progress.states.of(clients.online(1)).items():
-        kept = clients.local(client).states[RULE].at(number) if number else None
-        zeros = np.zeros(layout.size)
-        flat = zeros if kept is None else np.concatenate([kept[each].numpy().ravel() for each in layout.trainable])
-        states[client] = flat.astype(np.float64)
-    if isinstance(method, FedDyn):
-        ours, theirs = method.alpha * row(method), sum(states.values())
-    else:
-        n = method.progress.roster
-        ours, theirs = row(method), sum(n[client] * state for client, state in states.items())
-    scale = np.abs(theirs).max()
-    assert scale > 0.0
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * scale)
-    assert len(finished[-1].participants) == 3

@@ -33,7 +33,7 @@ from tests.strategies.helpers import (
 )
 from tests.strategies.reference import WEIGHTING, Seen, expected_step
 
-from .helpers import KINDS, OPTIONS, bits, run, undisturbed
+from .helpers import KINDS, OPTIONS, bits, run
 
 GROUP_COUNTS = ("positives-0", "positives-1", "hits-0", "hits-1")
 
@@ -212,14 +212,6 @@ def test_no_vector_of_the_models_length_reaches_the_method() -> None:
         assert max(seen) <= 8**2 < D, name
 
 
-def test_the_integer_buffer_is_the_largest_clients() -> None:
-    clients = quadratics(3)
-    for client, examples in zip(clients.values(), (7, 9, 8), strict=True):
-        client.examples = examples
-    result, _ = run(FedAvg(buffers=BUFFERS), MemoryGrid(clients), rounds=1)
-    assert unpack(result.arrays)["norm.steps"] == 5 + 9
-
-
 @pytest.mark.parametrize("options", [{}, {"buffers": None}, {"buffers": ["norm.running_mean", "norm.running_var"]}])
 def test_batch_norms_statistics_are_buffers_by_default(options: dict[str, Any]) -> None:
     """Clients whose weights conflict, and whose statistics are far from 0, as those of unscaled features are."""
@@ -252,54 +244,7 @@ def test_a_parameter_may_have_the_name_of_a_statistic() -> None:
     assert Layout(arrays, buffers=("w",)).trainable == ("own.running_mean",)
 
 
-def twice(client: Quadratic) -> Callable[[Message], Message]:
-    """Return a client of a model in which the first parameter has a second name, too."""
-
-    def answer(message: Message) -> Message:
-        sent = message.content.array_records.get("arrays")
-        if sent is not None:
-            message.content["arrays"] = record({k: a for k, a in unpack(sent).items() if k != "twin"})
-        reply = client(message)
-        if "arrays" in reply.content:
-            arrays = unpack(reply.content.array_records["arrays"])
-            reply.content["arrays"] = record({**arrays, "twin": arrays[TRAINABLE[0]]})
-        if "snapshot" in reply.content:
-            arrays = unpack(reply.content.array_records["snapshot"])
-            reply.content["snapshot"] = record({**arrays, "twin": arrays[TRAINABLE[0]]})
-        return reply
-
-    return answer
-
-
-def test_a_shared_parameter_changes_no_bit_of_a_run() -> None:
-    """It is the run of a model that has the parameter once; counted twice, it would weigh double in the geometry."""
-    first = TRAINABLE[0]
-    initial = record({**initial_model(), "twin": initial_model()[first]})
-    clients = {client: twice(quadratic) for client, quadratic in quadratics(4).items()}
-    for name in KINDS:
-        tied = make(name, ARGUMENTS[name][0], buffers=BUFFERS, shared={"twin": first}, seed=3)
-        alone = make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=3)
-        result, rounds = run(tied, MemoryGrid(clients), rounds=3, initial_arrays=initial)
-        expected, once = run(alone, MemoryGrid(quadratics(4)), rounds=3)
-        assert [r.coefficients for r in rounds] == [r.coefficients for r in once], name
-        model = bits(result.arrays)
-        assert model.pop("twin") == model[first]
-        assert model == bits(expected.arrays), name
-
-
-def test_personal_models_change_no_bit_of_the_global_one() -> None:
-    for name in ("fedavg", "fedfv", "drfa", "scaffold"):
-        ours, _ = run(make(name, ARGUMENTS[name][0], personal_lambda=0.5, **OPTIONS))
-        assert bits(ours.arrays) == bits(undisturbed(name, ARGUMENTS[name][0])[0].arrays), name
-
-
 def test_a_buffer_that_is_no_float_array_is_refused_by_name() -> None:
     for name in ("norm.steps", "unknown"):
         with pytest.raises(ValueError, match=name):
             run(FedAvg(buffers=(name,)))
-
-
-def test_no_rounds_leave_the_model_as_it_is() -> None:
-    result, rounds = run(FedAvg(), rounds=0)
-    assert rounds == []
-    assert bits(result.arrays) == bits(record(initial_model()))

@@ -21,7 +21,6 @@ from tests.strategies.helpers import (
     BROKEN,
     BUFFERS,
     UNMEASURED,
-    Arrays,
     Fault,
     MemoryGrid,
     arrays,
@@ -300,34 +299,6 @@ def test_updates_without_products_are_never_the_methods_fault(monkeypatch: pytes
         assert "site-2" in finished.participants, name
         assert finished.refused == {}
         assert all(np.isfinite(array).all() for array in unpack(finished.arrays).values()), name
-
-
-def test_updates_without_products_skip_the_round_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairbloom.rounds.updates.MAX_ENTRY", 1e300)
-    with np.errstate(all="ignore"), pytest.raises(NothingLearnedError, match="inner products of the updates are not f"):
-        run(FedFV(update_limit=np.inf), grid_of(huge(1e200)), rounds=5, initial_arrays=in_float64())
-
-
-def test_an_update_next_to_nothing_counts_as_zero() -> None:
-    """Products of such an update would have lost their precision, or all of it, and methods divide by its length."""
-    initial = {key: np.zeros_like(array) for key, array in unpack(in_float64()).items()}
-
-    def ended(name: str, largest: float) -> Arrays:
-        moved = {key: np.zeros_like(array) for key, array in initial.items()}
-        tiny = arrays(**moved | {"bias": largest * np.array([1.0, -2.0, 3.0])})
-        options: dict[str, Any] = {"seed": 4, "unused_rounds": 0, "update_limit": np.inf, "fraction_evaluate": 0.0}
-        strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, **options)
-        with np.errstate(all="ignore"):
-            grid = grid_of(tiny, [1], ("site-1", "site-2"))
-            (only,) = run(strategy, grid, 1, initial_arrays=record(initial))
-        assert {"site-1", "site-2"} & set(only.participants)
-        return unpack(only.arrays)
-
-    for name in METHODS:
-        expected = ended(name, 0.0)
-        for largest in (1e-158, 1e-300):  # its square is no normal number, or 0
-            for key, array in ended(name, largest).items():
-                np.testing.assert_allclose(array, expected[key], rtol=1e-12, atol=1e-100, err_msg=name)
 
 
 def test_what_a_method_divides_by_may_be_next_to_nothing() -> None:

@@ -17,7 +17,7 @@ from fairbloom.client.kept import MAX_RUNS, About, find_kept, forget_oldest, kee
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import CLIENT, DEPLOYED, KEPT, NAME
-from fairbloom.rounds.flower import record_of
+from fairbloom.rounds.records import record_of
 from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import AGREED, DELIVERED, MODEL, read_delivered
 from fairbloom.server.settings import Settings

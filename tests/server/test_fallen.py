@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 from fairbloom.client.app import app
 from fairbloom.protocol.scores import ACCURACY, Score
-from fairbloom.rounds.flower import model_of, record_of
+from fairbloom.rounds.records import model_of, record_of
 from fairbloom.server.app import main
 from fairbloom.server.fallen import chance_of, describe_fall
 from fairbloom.server.run_folder.files import MODEL, is_finished

@@ -32,9 +32,6 @@ EARLY: dict[str, Any] = {
 }
 
 
-SOONER = {key: EARLY[key] for key in ("validation-share", "learning-rate", "early-stopping")}
-
-
 def run(out: Path, **changes: Any) -> Path:
     return simulate(Settings.of({**EARLY, "out": str(out), **changes}))
 
@@ -202,25 +199,3 @@ def test_on_round_ends_a_run_as_finished_by_stop_run(tmp_path: Path) -> None:
     assert again.rounds_done == 4
     longer = fairbloom.run(clients=4, rounds=11, out=tmp_path / "run")
     assert (longer.rounds_done, longer.stopped) == (11, "")
-
-
-@pytest.mark.slow
-def test_methods_with_different_last_rounds_are_compared_so(tmp_path: Path) -> None:
-    found = fairbloom.compare(
-        methods=["fedavg", "fedfv"],
-        seeds=2,
-        rounds=20,
-        clients=4,
-        out=tmp_path / "compared",
-        settings=SOONER,
-    )
-    ended = {fairbloom.load(folder.parent).rounds_done for folder in (tmp_path / "compared").rglob("config.toml")}
-    assert len(ended) > 1, "the data are such that they differ"
-    assert any(line.startswith("Runs stopped early (") for line in found.caveats)
-    assert len(found.clients) == 2 * 2 * 4
-    assert found.chart()["layer"]
-    assert (tmp_path / "compared" / "report.html").exists()
-    again = fairbloom.compare(
-        methods=["fedavg", "fedfv"], seeds=2, rounds=20, clients=4, out=tmp_path / "compared", settings=SOONER
-    )
-    assert again.values == found.values

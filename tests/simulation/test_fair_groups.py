@@ -11,7 +11,6 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.originals import needs
 
 SEEDS = 3
 
@@ -54,17 +53,6 @@ def test_the_gap_between_groups_falls_at_every_seed(tmp_path: Path) -> None:
         assert gap(fair) < 0.5 * gap(plain)
         before, after = plain.coefficients(), fair.coefficients()
         assert all(after[name] < before[name] for name in ("site-0", "site-1"))
-
-
-@pytest.mark.slow
-@needs("adult/adult.data")
-def test_on_adult_by_education_the_gap_between_sexes_falls(tmp_path: Path) -> None:
-    shared = {"task": "adult", "partition": "education", "adult.group": "sex", "batch-size": 128, "num-rounds": 20}
-    gaps = {
-        name: [gap(ended(tmp_path / f"{name}-{seed}", method=name, seed=seed, **shared, **more)) for seed in (0, 8)]
-        for name, more in {"fedavg": {}, "fairfed": {"fairfed.beta": 0.05}}.items()
-    }
-    assert sum(gaps["fairfed"]) < sum(gaps["fedavg"])
 
 
 def test_data_without_groups_end_the_run_with_a_remedy(tmp_path: Path) -> None:

@@ -1,19 +1,12 @@
 """Clients in this process, behind the interface that real nodes are behind."""
 
-import re
-
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
-from fairbloom.client.app import app
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg, Round
-from fairbloom.tasks import load_task
 from tests.strategies.helpers import initial_model, quadratics, record
-
-from .helpers import small
 
 counting = ClientApp()
 
@@ -72,48 +65,6 @@ def test_every_node_knows_its_partition_and_the_run_config() -> None:
 
 # A whole run in which one client fails ------------------------------------------------------------------------------
 
-flaky = ClientApp()
-
-
-@flaky.query()
-def query(message: Message, context: Context) -> Message:
-    """Answer as every client."""
-    return app(message, context)
-
-
-@flaky.train()
-def train(message: Message, context: Context) -> Message:
-    """Train as every client, but for one in the second round."""
-    if context.node_config["partition-id"] == 2 and message.content.config_records["config"]["server-round"] == 2:
-        raise RuntimeError("the disk of clinic 2 is gone")
-    return app(message, context)
-
-
-@flaky.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate as every client, but for one."""
-    if context.node_config["partition-id"] == 3:
-        raise RuntimeError("no test data")
-    return app(message, context)
-
-
-def test_a_users_client_that_raises_is_refused_with_its_reason() -> None:
-    settings, seen = small("", fraction=1.0, num_rounds=3), list[Round]()
-    grid = InProcessGrid(flaky, settings.run_config(), settings.clients)
-    initial = ArrayRecord(load_task(settings.run_config()).model().state_dict())
-    settings.strategy().start(grid, initial, num_rounds=3, on_round=seen.append)
-    clients = tuple(f"client-{k}" for k in range(5))
-    assert [finished.participants for finished in seen] == [clients] * 3
-    for finished in seen:
-        gone = {"client-2"} if finished.number == 2 else set()
-        assert set(finished.refused) == {"client-3"} | gone
-        assert set(finished.coefficients) == {*clients} - gone
-        assert set(finished.evaluations) == {*clients} - {"client-3"}
-        assert finished.refused["client-3"].startswith(
-            "evaluation: error 2: RuntimeError: no test data (test_grid.py, "
-        )
-    assert seen[1].refused["client-2"].startswith("error 2: RuntimeError: the disk of clinic 2 is gone (test_grid.")
-
 
 def test_a_mods_error_is_the_reply_of_its_client() -> None:
     """Flower's mods answer the app's reply, in place of the message, where that has no arrays."""
@@ -127,17 +78,3 @@ def test_a_mods_error_is_the_reply_of_its_client() -> None:
     for each in finished:
         assert list(each.refused) == sorted(map(str, grid.get_node_ids()))
         assert all("LocalDpMod expects exactly one ArrayRecord" in reason for reason in each.refused.values())
-
-
-def test_a_wrong_shape_in_an_app_names_file_and_line() -> None:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        np.ones((2, 3)) @ np.ones((2, 3))
-        raise AssertionError
-
-    grid = InProcessGrid(app, {}, 1)
-    content = RecordDict({"config": ConfigRecord({"server-round": 1})})
-    (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
-    assert re.search(r"matmul.*test_grid\.py, line \d+", reply.error.reason)

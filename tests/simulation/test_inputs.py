@@ -1,6 +1,5 @@
 """Tasks of today: whichever engine computes, a run is the same, and why it is not stacked is recorded."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +18,10 @@ from .test_engines import assert_same, ended
 
 TASKS = "tests.simulation.several"
 
-ALONE = {
-    "masked": "",
-    "paired": "",
-    "collated": "its examples are of a Dataset, and made batch by batch",
-    "tokens": "its examples are of a Dataset, and made batch by batch",
-    "of_itself": "the loss is its own",
-    "in_bfloat16": "its weights are in bfloat16",
-    "in_several_dtypes": "its parameters have several dtypes",
-    "frozen_in_bfloat16": "its weights are in bfloat16",
-}
-"""Why clients of some tasks are computed one by one."""
-
 
 def changes_of(task: str, **more: Any) -> dict[str, Any]:
     plain = {"task": f"{TASKS}:{task}", "clients": 4, "num_rounds": 2, "method": "ditto", "batch_size": 3}
     return plain | {"local_epochs": 2, "learning_rate": 0.3, "fraction": 1.0} | more
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ALONE)
-def test_every_engine_leaves_the_same_folder_for_any_inputs(task: str, tmp_path: Path) -> None:
-    expected = ended(run(tmp_path / "loop", engine="loop", **changes_of(task)))
-    for engine in ("stacked", "workers", "auto"):
-        ours = ended(run(tmp_path / engine, engine=engine, **changes_of(task)))
-        assert_same(ours, expected, 0.0 if engine == "workers" or ALONE[task] else 1e-9)
-    about = json.loads((tmp_path / "stacked" / "engine.json").read_text())
-    assert about["engine"] == ("loop" if ALONE[task] else "stacked")
-    assert (ALONE[task] or "it was asked for") in about["reason"]
-    accuracies = {value for (_, _, column), value in expected["tables"].items() if "accuracy" in column}
-    assert len(accuracies) > 2
 
 
 def test_a_dataset_and_a_models_loss_give_the_numbers_of_tensors(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What a run may set of its rounds beside the method: averaged models, who trains, what is reported, pooled data."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,16 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
-from fairbloom.client.plan import client_work, global_work
-from fairbloom.client.states import load_version as load_personal
-from fairbloom.client.training import measure, train
+from fairbloom.client.training import measure
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.terms import Terms
 from fairbloom.server.app import main
-from fairbloom.server.checkpoint import load_last, load_model
+from fairbloom.server.checkpoint import load_model
 from fairbloom.server.settings import SettingsError
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.tasks import Examples, load_task
 from fairbloom.tasks.pooled import join
 
-from .helpers import Outcome, checkpoints_every, run, small, table
+from .helpers import run, small, table
 
 SCORE = "accuracy_of_global_model"
 
@@ -32,23 +28,7 @@ def model(folder: Path) -> dict[str, Any]:
     return load_file(folder / "model.safetensors")
 
 
-def header(path: Path) -> list[str]:
-    with path.open() as file:
-        return next(csv.reader(file))
-
-
 # Averaged models ----------------------------------------------------------------------------------------------------
-
-
-def test_the_mean_of_rounds_is_saved_beside_the_last_model(tmp_path: Path) -> None:
-    lasts = [model(run(tmp_path / str(number), num_rounds=number)) for number in (1, 2)]
-    folder = run(tmp_path / "averaged", num_rounds=2, average_models=True)
-    for name, array in model(folder).items():
-        expected = np.mean([last[name] for last in lasts], axis=0, dtype=np.float64).astype(array.dtype)
-        np.testing.assert_array_equal(array, expected)
-    kept, state = load_last(folder / "checkpoint") or ({}, {})
-    assert all(np.array_equal(kept[name], array) for name, array in lasts[-1].items())
-    assert state["strategy"]["average"]["rounds"] == 2
 
 
 def test_clients_and_the_best_model_are_measured_with_the_mean(tmp_path: Path) -> None:
@@ -62,13 +42,6 @@ def test_clients_and_the_best_model_are_measured_with_the_mean(tmp_path: Path) -
     about = load_model(folder / "model-best.safetensors")[1]
     means = [float(row[f"test_{SCORE}_mean"]) for row in table(folder / "rounds.csv")]
     assert about[f"test_{SCORE}_mean"] == max(means)
-
-
-def test_a_finished_run_is_extended_to_the_mean_of_all_rounds(tmp_path: Path) -> None:
-    with checkpoints_every(4):
-        whole = Outcome.of(run(tmp_path / "whole", average_models=True))
-        run(tmp_path / "a", average_models=True, num_rounds=2)
-        assert not Outcome.of(run(tmp_path / "a", average_models=True)).differences(whole)
 
 
 # Names --------------------------------------------------------------------------------------------------------------
@@ -127,47 +100,7 @@ def test_validation_is_of_the_clients_own_validation_examples(tmp_path: Path) ->
         assert float(row["validation_loss_of_global_model"]) == pytest.approx(found["loss"], abs=1e-4)
 
 
-def test_personal_models_are_measured_on_validation_examples(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"validation_share": 0.2, "method": "ditto", "num_rounds": 2, "fraction": 1.0}
-    folder = run(tmp_path / "run", **settings)
-    task = load_task(small(folder, **settings).run_config())
-    column, module = "validation_accuracy_of_personal_model", task.model()
-    for row in table(folder / "clients.csv")[-5:]:
-        own = task.splits(row["client"]).validation
-        stored = (folder / "clients").rglob(f"{row['client']}/*.safetensors")
-        personal = load_personal(max(stored, key=lambda path: int(path.stem)))
-        assert own is not None
-        assert personal is not None
-        module.load_state_dict(personal)
-        assert float(row[column]) == pytest.approx(100.0 * measure(module, task, own)["accuracy"], abs=1e-4)
-    for others in ({"validation_share": 0.0}, {"method": "fedavg"}):
-        assert column not in header(run(tmp_path / "-".join(others), **{**settings, **others}) / "clients.csv")
-
-
 # Pooled data --------------------------------------------------------------------------------------------------------
-
-POOLED: dict[str, Any] = {"method": "fedavg", "pooled": True, "num_rounds": 4}
-
-
-def test_pooled_clients_train_as_one_that_has_all_the_data(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", engine="loop", **POOLED)
-    assert {row["participants"] for row in table(folder / "rounds.csv")} == {"1"}
-    assert len(table(folder / "clients.csv")) == 4 * 5
-    settings = small("", **POOLED)
-    task, apart = load_task(settings), load_task(settings.model_copy(update={"pooled": False}))
-    everything = task.splits("client-0").train
-    assert len(everything) == sum(len(apart.splits(client).train) for client in apart.clients)
-    module = task.model()
-    for number in range(1, 5):
-        (drawn,) = (
-            row["client"]
-            for row in table(folder / "clients.csv")
-            if row["round"] == str(number) and row["participated"] == "1"
-        )
-        terms = Terms(server_round=number)
-        train(module, task, everything, client_work(global_work(settings, terms), settings, terms, drawn))
-    for name, tensor in module.state_dict().items():
-        np.testing.assert_allclose(model(folder)[name], tensor.numpy(), rtol=0, atol=1e-5)
 
 
 def test_pooled_clients_share_training_and_keep_their_tests() -> None:

@@ -13,7 +13,6 @@ import pytest
 from fairbloom.client.states import state_folder
 from fairbloom.rounds.loop import Rounds
 from fairbloom.server.checkpoint import load_model
-from fairbloom.server.run_folder.files import ENGINE
 from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.strategies import SCAFFOLD
@@ -23,29 +22,11 @@ from .helpers import config_of, model_of, run, table
 
 QUADRATIC: dict[str, Any] = {"task": "tests.client.quadratic:task", "batch_size": 0, "local_epochs": 6}
 SCAFFOLDS: dict[str, Any] = {"method": "scaffold"}
-FEDDYNS: dict[str, Any] = {"method": "feddyn", "feddyn.alpha": 0.5}
-WHICH = [(SCAFFOLDS, {"a": 1.0, "b": 3.0, "c": 2.0}), (FEDDYNS, {"a": 1.0, "b": 1.0, "c": 1.0})]
 
 
 def last_model(folder: Path) -> np.ndarray[Any, Any]:
     arrays, _ = load_model(folder / "model.safetensors")
     return np.concatenate([arrays["x"], arrays["bias"][None]])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-@pytest.mark.parametrize(("method", "weights"), WHICH, ids=["scaffold", "feddyn"])
-def test_a_run_rests_at_the_minimiser_with_partial_participation(
-    tmp_path: Path, method: dict[str, Any], weights: dict[str, float], fraction: float
-) -> None:
-    rounds = {"num_rounds": 120 if fraction == 1.0 else 250, "evaluate_every": 0, "clients": 3}
-    folder = run(tmp_path / "run", **QUADRATIC, **method, **rounds, fraction=fraction, learning_rate=0.1)
-    np.testing.assert_allclose(last_model(folder), minimiser(weights), atol=2e-3)
-
-
-def test_without_control_variates_a_run_rests_elsewhere(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", **QUADRATIC, clients=3, num_rounds=100, evaluate_every=0, fraction=1.0)
-    assert np.abs(last_model(folder) - minimiser({"a": 1.0, "b": 3.0, "c": 2.0})).max() > 0.03
 
 
 def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None:
@@ -62,17 +43,6 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
         (folder / "b").unlink()
         clients.keep(since=0)
         assert len(list(folder.glob("*/rule/1.safetensors"))) == 3
-
-
-OWN = "tests.client.own_rules:Momentum"
-
-
-def test_the_engine_for_an_own_rule_is_recorded_with_the_reason(tmp_path: Path) -> None:
-    for engine in ("auto", "stacked"):
-        recorded = ENGINE.read(run(tmp_path / engine, client_rule=OWN, num_rounds=1, engine=engine))
-        assert recorded is not None
-        assert recorded["engine"] in ("loop", "workers")
-        assert f"stacked clients do not honour client-rule = '{OWN}'" in recorded["reason"]
 
 
 # What is on disk ------------------------------------------------------------------------------------------------------

@@ -24,23 +24,8 @@ from .helpers import Outcome, assert_whole, checkpoints_every, drafts, rounds, r
 
 OF_PARTICIPANTS = ("coefficient", "train_loss_before_round", "train_loss_of_global_model")
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "digits": {},
-    "mlp": {"model": "mlp", "num_rounds": 3},
-    "cnn": {"model": "cnn", "num_rounds": 2, "momentum": 0.9},
-    "dirichlet": {"partition": "dirichlet", "digits.rotated_clients": 2, "local_epochs": 2, "weight_decay": 0.01},
-}
 
 COLUMN = ACCURACY.column()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_the_same_settings_give_the_same_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
-    once = Outcome.of(run(tmp_path / "once", **changes))
-    torch.rand(5)
-    np.random.rand(5)
-    assert not Outcome.of(run(tmp_path / "again", **changes)).differences(once)
 
 
 def test_another_seed_gives_another_run(tmp_path: Path) -> None:

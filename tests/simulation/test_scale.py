@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,13 @@ from typing import Any
 import pytest
 
 from fairbloom.protocol.settings import SettingsError
-from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.roster import sample
 from fairbloom.server.settings import Settings
-from fairbloom.simulation.loop import LoopClients
-from tests.rounds.implementations import IMPLEMENTATIONS, bits, method_and_model
 from tests.tasks import mine
 
 from .helpers import ROOT, run, table
 
 LINE = f"{mine.__name__}:line"
-MILLION = 1_000_000
 
 
 def settings(clients: int, a_round: int, **others: Any) -> dict[str, Any]:
@@ -29,22 +24,6 @@ def settings(clients: int, a_round: int, **others: Any) -> dict[str, Any]:
 
 
 # Memory -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_million_idle_clients_take_no_memory_in_a_round() -> None:
-    """The names alone are 70 MB; one list of them is 8 MB."""
-    chosen = Settings.of(settings(MILLION, 10, **{"num-rounds": 6}))
-    method, model = method_and_model(chosen)
-    rounds = Rounds(method, LoopClients(method, chosen.run_config()), chosen.num_rounds)
-    peaks = []
-    tracemalloc.start()
-    for finished in rounds.run(model, measure=lambda number: ["loss-before"], measure_after=["train-loss"]):
-        assert len(finished.participants) == len(finished.evaluations) == 10
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.reset_peak()
-    tracemalloc.stop()
-    assert max(peaks[1:]) < 2_000_000  # the first round imports, and fills caches
 
 
 GROWTH = r"""
@@ -86,20 +65,6 @@ def test_clients_are_drawn_by_the_order_of_their_names(tmp_path: Path) -> None:
         evaluated[int(row["round"])].append(row["client"])
     names = sorted(f"line-{number}" for number in range(30))
     assert evaluated == {number: sample(names, 3, 5, "evaluate", number) for number in range(1, 5)}
-
-
-def test_every_engine_draws_the_same_clients_of_unordered_names() -> None:
-    chosen = Settings.of(settings(20, 5, **{"num-rounds": 3}))
-    names, seen = sorted(f"line-{number}" for number in range(20)), []
-    for clients_of in IMPLEMENTATIONS.values():
-        method, model = method_and_model(chosen)
-        rounds = Rounds(method, clients_of(method, dict(chosen.run_config())), chosen.num_rounds)
-        finished = list(rounds.run(model, measure=lambda number: [], measure_after=[]))
-        assert [list(each.participants) for each in finished] == [
-            sample(names, 5, 0, "train", number) for number in (1, 2, 3)
-        ]
-        seen.append([(bits(each.arrays), each.evaluations) for each in finished])
-    assert all(other == seen[0] for other in seen)
 
 
 # Evaluation ---------------------------------------------------------------------------------------------------------

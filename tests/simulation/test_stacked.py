@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fairbloom.client.local import LocalClient, Update
-from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import Replies, Trained
 from fairbloom.rounds.method import Method
@@ -20,7 +18,7 @@ from fairbloom.simulation.loop import LoopClients
 from fairbloom.simulation.stacked.blocks import PADDING, Member, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
-from fairbloom.strategies import DRFA, FedAvg
+from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import frozen_parameters
 from tests.client import nets
@@ -30,12 +28,6 @@ OWN = "tests.simulation.doubled"
 
 PLAIN: dict[str, Any] = {"task": TASK, "clients": 9, "partition": "dirichlet", "device": "cpu", "seed": 4}
 
-WORKS: dict[str, dict[str, Any]] = {
-    "momentum, decay, stragglers": {"momentum": 0.9, "weight-decay": 0.01, "local-epochs": 4, "stragglers": 0.6},
-    "batches that few clients fill": {"batch-size": 64, "local-epochs": 2},
-    "examples of their own": {"doubled.apart": True, "batch-size": 7},
-    "examples of their own, full batch": {"doubled.apart": True, "batch-size": 0},
-}
 
 ALL = ("loss-before", "accuracy-before", "loss-after", "accuracy-after", "learning-rate")
 
@@ -84,49 +76,6 @@ def assert_same_reports(ours: Replies, expected: Replies, tolerance: float = 1e-
         assert list(report.values()) == pytest.approx(
             list(expected.metrics[name].values()), rel=tolerance, abs=tolerance
         )
-
-
-@pytest.fixture
-def no_fallback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where clients are computed one by one: then nothing would be compared."""
-
-    def alone(self: LocalClient, received: StateDict, terms: Terms) -> Update:
-        raise AssertionError("a client of the stacked engine trains by itself")
-
-    monkeypatch.setattr(StackedClients, "_one_by_one", alone)
-
-
-@pytest.mark.usefixtures("no_fallback")
-def test_for_any_terms_weights_are_those_of_each_client_alone() -> None:
-    """In blocks of two; each field of the terms is tried in tests/rounds/test_fields.py."""
-    for terms in TERMS:
-        method = DRFA() if terms.snapshot_step else FedAvg()
-        loop, stacked, model = both(config_of(model="mlp", **{"batch-size": 8}), method, block=2)
-        names = loop.online(1)[1:8]
-        assert_same(stacked.train(names, model, terms), loop.train(names, model, terms))
-        for name in names:
-            kept, due = (engine.states(name).personal.last for engine in (stacked, loop))
-            assert (kept is None) == (due is None)
-            if kept is not None and due is not None:
-                assert kept[0] == due[0]
-                assert kept[1].keys() == due[1].keys()
-                for key, tensor in kept[1].items():
-                    torch.testing.assert_close(tensor, due[1][key], rtol=0, atol=1e-12)
-
-
-@pytest.mark.usefixtures("no_fallback")
-def test_for_any_work_weights_are_those_of_each_client_alone() -> None:
-    """Of a chain of products, and of models that are mapped; then their evaluation."""
-    for model, work in [*(("mlp", each) for each in WORKS), ("cnn", "examples of their own"), *MAPPED]:
-        loop, stacked, initial = both(config_of(model=model, **WORKS[work]))
-        names, evaluated = loop.online(1), Terms(server_round=2, measure=("train-loss",))
-        assert_same(stacked.train(names, initial, PLAIN_TERMS), loop.train(names, initial, PLAIN_TERMS))
-        ours, expected = (engine.evaluate(names, initial, evaluated, names[2:6]) for engine in (stacked, loop))
-        assert_same_reports(ours, expected)
-        assert sum("train-loss" in report for report in ours.metrics.values()) == 4
-
-
-MAPPED = [(f"{OWN}:Recurrent", "batches that few clients fill"), (f"{OWN}:Grouped", "momentum, decay, stragglers")]
 
 
 # What cannot be stacked -----------------------------------------------------------------------------------------------

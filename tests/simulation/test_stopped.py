@@ -1,10 +1,6 @@
 """A run in which nothing is learned: not a success on the command line, nor for a federation, and it can go on."""
 
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +14,11 @@ from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.server.app import main
-from fairbloom.server.checkpoint import list_checkpoints, load_last
-from fairbloom.server.run_folder import recorder
-from fairbloom.server.run_folder.recorded import RecordedRound
+from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.simulation.run import simulate
 from tests.experiments.helpers import fairbloom
 
-from .helpers import ROOT, Outcome, checkpoints_every, rounds, run, small
+from .helpers import checkpoints_every, rounds, run, small
 
 LATE = ("--clients", 4, "--rounds", 5, "--set", "stragglers=1.0", "--set", "drop-stragglers=true", "--out", "a")
 
@@ -123,20 +116,6 @@ def test_a_federation_ends_with_the_error(tmp_path: Path) -> None:
     assert used(tmp_path / "a") == ["0", "0"]
 
 
-def test_a_straggler_that_is_left_out_is_no_crash(tmp_path: Path) -> None:
-    late: dict[str, Any] = {"stragglers": 1.0, "drop_stragglers": True, "unused_rounds": 0}
-    settings = small(tmp_path / "messages", **late)
-    federated(settings.run_config(), settings.clients)
-    for engine in ("loop", "stacked"):
-        run(tmp_path / engine, engine=engine, **late)
-    for engine in ("loop", "stacked", "messages"):
-        for row in rounds(tmp_path / engine):
-            for refused in row["refused"].split(" | "):
-                name, _, reason = refused.partition(": ")
-                told = f"{name} is a straggler in round {row['round']}, and drop-stragglers is on"
-                assert reason.removeprefix("error 2: ") == told
-
-
 def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def torn(self: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         load_file(tmp_path / "torn.safetensors")
@@ -150,15 +129,6 @@ def test_a_torn_file_of_a_client_is_told_without_its_folder(tmp_path: Path, monk
     assert not any(str(tmp_path) in refused or "site-packages" in refused or "/" in refused for refused in told)
 
 
-def test_a_federation_gives_the_run_in_process_to_the_bit(tmp_path: Path) -> None:
-    settings = small(tmp_path / "a")
-    federated(settings.run_config(), settings.clients)
-    folder = run(tmp_path / "b", engine="loop")
-    for name in ("clients.csv", "model.safetensors", "model-best.safetensors"):
-        assert (tmp_path / "a" / name).read_bytes() == (folder / name).read_bytes()
-    assert rounds(tmp_path / "a") == rounds(folder)
-
-
 def test_rounds_of_a_federation_share_no_checkpoint(tmp_path: Path) -> None:
     settings = small(tmp_path / "a")
     with checkpoints_every(10):
@@ -166,44 +136,3 @@ def test_rounds_of_a_federation_share_no_checkpoint(tmp_path: Path) -> None:
         run(tmp_path / "b")
     assert [path.stem for path in list_checkpoints(tmp_path / "a" / "checkpoint")] == ["6", "5"]
     assert [path.stem for path in list_checkpoints(tmp_path / "b" / "checkpoint")] == ["6"]
-
-
-ROUNDS = 30
-"""Rounds of the runs that are stopped by Ctrl-C."""
-
-
-def tell_rounds(folder: str, method: str, shared: str) -> None:
-    """Run in a process of its own that tells each finished round, with a pause in which it may be met.
-
-    Before the last round it waits to be stopped.
-    """
-
-    def tell(recorded: RecordedRound) -> None:
-        print(recorded.number, flush=True)
-        time.sleep(600.0 if recorded.number == ROUNDS - 1 else 0.01)
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that were begun in the background ignore
-    recorder.SHARED_SECONDS = float(shared)
-    simulate(small(folder, method=method, num_rounds=ROUNDS), tell)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "shared"), [("fedfv", 100.0), ("ditto", 0.01)])
-def test_ctrl_c_leaves_finished_rounds_and_the_run_goes_on(tmp_path: Path, method: str, shared: float) -> None:
-    whole = Outcome.of(run(tmp_path / "whole", method=method, num_rounds=ROUNDS))
-    code = "import sys; from tests.simulation.test_stopped import tell_rounds; tell_rounds(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(tmp_path / "a"), method, str(shared)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert any(line == "9\n" for line in process.stdout)
-        process.send_signal(signal.SIGINT)
-        told = [9, *map(int, process.stdout)]
-        assert "KeyboardInterrupt" in process.stderr.read()
-    recorded = [int(row["round"]) for row in rounds(tmp_path / "a")]
-    last = load_last(tmp_path / "a" / "checkpoint")
-    assert recorded == list(range(1, len(recorded) + 1))
-    assert len(recorded) == (0 if last is None else last[1]["strategy"]["round"]) < ROUNDS
-    if method == "fedfv":  # clients with personal models may be in the midst of the next round
-        assert len(recorded) >= told[-1]
-    assert not Outcome.of(run(tmp_path / "a", method=method, num_rounds=ROUNDS)).differences(whole)

@@ -555,18 +555,3 @@ def histories(draw: st.DrawFn, lowest: float = 0.0) -> list[dict[str, float]]:
         present = [name for name in known if rng.random() < 0.6] or [known[0]]
         rounds.append({name: float(rng.uniform(lowest, 3.0)) for name in present})
     return rounds
-
-
-def check_resumption(construct: Callable[[], FairStrategy]) -> dict[str, Any]:
-    """Check that a run that is resumed from its state ends with the same bits; return the state after two rounds."""
-    strategy, states, finished = construct(), list[dict[str, Any]](), list[Any]()
-
-    def on_round(one: Any) -> None:
-        finished.append(one)
-        states.append(strategy.state_dict())
-
-    whole = strategy.start(MemoryGrid(quadratics(6)), record(initial_model()), num_rounds=4, on_round=on_round)
-    assert all(len(one.coefficients) == 6 for one in finished)
-    resumed = construct().start(MemoryGrid(quadratics(6), seed=5), finished[1].arrays, num_rounds=4, resume=states[1])
-    assert flat(unpack(resumed.arrays)).tobytes() == flat(unpack(whole.arrays)).tobytes()
-    return states[1]

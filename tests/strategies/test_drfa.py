@@ -184,15 +184,6 @@ def test_the_snapshot_step_is_uniform_over_the_local_steps() -> None:
     assert told(DRFA(gamma=1.0, local_steps=1), 3) == {"local-steps": 1, "snapshot-step": 1}
 
 
-def test_loss_clients_are_drawn_uniformly_without_replacement() -> None:
-    finished, _, grid = run(DRFA(gamma=0.001, fraction_train=0.5, fraction_evaluate=0.0), rounds=60)
-    told = [sorted(asked_for_losses(grid, one.number)) for one in finished]
-    assert all(len(set(names)) == 3 for names in told)
-    counted = Counter(name for names in told for name in names)
-    assert all(abs(counted[name] - 30) <= 4 * np.sqrt(60 * 0.25) for name in quadratics(6))
-    assert any(set(names) != set(one.participants) for names, one in zip(told, finished, strict=True))
-
-
 # What is refused ----------------------------------------------------------------------------------------------------
 
 
@@ -291,19 +282,3 @@ def test_no_second_exchange_in_a_skipped_round() -> None:
     strategy.start(grid, record(initial_model()), num_rounds=1)
     assert asked_for_losses(grid) == {}
     assert strategy.memory == {}
-
-
-def test_without_a_limit_a_huge_loss_takes_all_the_weight() -> None:
-    clients = wrapped("site-2", MessageType.EVALUATE, loss_of(1e30))
-    _, (lam,), _ = run(DRFA(gamma=1.0, fraction_evaluate=0.0, loss_limit=float("inf")), clients, rounds=1)
-    assert lam == {name: float(name == "site-2") for name in quadratics(6)}
-
-
-# The snapshot -------------------------------------------------------------------------------------------------------
-
-
-def test_bytes_count_the_second_exchange_and_the_snapshots() -> None:
-    (one,), _, grid = run(DRFA(gamma=0.001, fraction_evaluate=0.0), rounds=1)
-    size = sum(len(array.data) for array in one.arrays.values())
-    assert one.bytes_sent == size * (len(one.participants) + len(asked_for_losses(grid)))
-    assert one.bytes_received == size * 2 * len(one.coefficients)

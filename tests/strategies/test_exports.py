@@ -4,13 +4,12 @@ import ast
 import importlib
 import inspect
 import io
-import pydoc
 import re
 import tokenize
 from pathlib import Path
 
 from fairbloom import strategies
-from fairbloom.protocol.parameters import described, parameters_of
+from fairbloom.protocol.parameters import described
 from fairbloom.rounds.method import Method
 from fairbloom.strategies import METHODS, FairStrategy, FromTorchJD
 
@@ -96,10 +95,3 @@ def test_only_strategy_py_knows_flower_and_simplex_py_the_solver() -> None:
     for package, home in (("flwr", "strategy.py"), ("cvxopt", "simplex.py")):
         pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
         assert [path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))] == [home]
-
-
-def test_help_shows_types_and_no_raw_annotations() -> None:
-    for name, method in METHODS.items():
-        shown = pydoc.render_doc(method, renderer=pydoc.plaintext)
-        assert not re.search(r"Annotated|Range\(|Unpack", shown), name
-        assert all(f"{each.argument}: " in shown for each in parameters_of(name, method)), name

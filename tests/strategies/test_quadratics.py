@@ -272,21 +272,6 @@ def test_deltafl_reaches_the_superquantiles_minimiser(theta: float, tail: int) -
     assert near(end("deltafl", clients, 180, theta=theta, weighting="uniform"), target, 1e-6)
 
 
-def test_deltafl_oscillates_about_its_minimiser_where_losses_tie() -> None:
-    """At a kink constant steps don't come to rest; the superquantile is within what one step changes."""
-    clients = bowls(4)
-
-    def superquantile(x: FloatArray) -> float:
-        return float(np.sort(losses(clients, x))[-2:].mean())
-
-    for client in clients:
-        client.rate = 0.02
-    path = descend(METHODS["deltafl"](theta=0.4, weighting="uniform", fraction_evaluate=0.0), clients, 400)
-    best = min(minimize(superquantile, start, method="Nelder-Mead").fun for start in (path[-1], np.zeros(DIM)))
-    assert best - 1e-6 <= min(map(superquantile, path[-100:])) <= best + 5e-3
-    assert max(map(superquantile, path[-100:])) <= best + 5e-2
-
-
 def spread_out(m: int = 4) -> list[Bowl]:
     """Clients whose losses differ at every point near the solution, so that objectives of ranks are smooth there."""
     clients = bowls(m)
@@ -389,31 +374,6 @@ def test_adafed_is_pareto_stationary_before_a_loss_rises(m: int, seed: int, gamm
     until = first_rise(clients, path)
     assert until > 50
     assert least_norm(gradients(clients, path[until])) <= 1e-4
-
-
-def test_adafed_at_pareto_stationarity_leaves_one_client_out() -> None:
-    """METHODS.md leaves out an update that is a combination of the earlier ones; opposite updates are, at the front."""
-    clients = bowls(2, 0)
-    path = descend(METHODS["adafed"](fraction_evaluate=0.0), clients, 110)
-    until = first_rise(clients, path)
-    assert left_out(gradients(clients, path[until]))
-    change = losses(clients, path[until + 1]) - losses(clients, path[until])
-    assert change[0] < 0.0 < change[1]
-
-
-def test_adafed_halts_where_updates_are_dependent() -> None:
-    """⟨d, u_k⟩ = F_k^γ ‖d‖² and Σ μ_k u_k = 0 leave d = 0 unless Σ μ_k F_k^γ = 0, whatever the signs of μ."""
-    clients = bowls(3, 1)
-    path = descend(METHODS["adafed"](gamma=0.0, fraction_evaluate=0.0), clients, 60)
-    assert_no_loss_rises(clients, path)
-    assert np.linalg.norm(path[-1] - path[-2]) <= 1e-4
-    assert least_norm(gradients(clients, path[-1])) >= 0.5
-
-
-def left_out(rows: FloatArray) -> bool:
-    """Whether a row is, to 1e-6 of its norm, a combination of the earlier ones."""
-    residuals = np.abs(np.diag(np.linalg.qr(rows.T)[1]))
-    return bool((residuals <= 1e-6 * np.linalg.norm(rows, axis=1)).any())
 
 
 def test_fedfv_of_two_clients_never_steps_against_either() -> None:

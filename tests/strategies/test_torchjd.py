@@ -9,8 +9,6 @@ from fairbloom.strategies import METHODS, FromTorchJD
 from fairbloom.strategies.torchjd import by_name
 
 from .helpers import (
-    BUFFERS,
-    check_resumption,
     cohort_of,
     generic_updates,
     told,
@@ -97,14 +95,6 @@ def test_random_weightings_draw_from_seed_and_round() -> None:
         assert by_name(name, seed=1).weigh(cohort_of(U, round=2)).tobytes() == of[1, 2]
 
 
-# A run --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_resumed_from_its_state_ends_with_the_same_bits() -> None:
-    for name in NAMES:
-        assert check_resumption(lambda name=name: by_name(name, buffers=BUFFERS))["method"] == "FromTorchJD"
-
-
 # Arguments ----------------------------------------------------------------------------------------------------------
 
 
@@ -124,12 +114,6 @@ def test_common_options_are_checked_and_there_is_no_prior() -> None:
     with pytest.raises(TypeError):
         FromTorchJD(aggregation.UPGradWeighting(), weighting="uniform")
     assert "fromtorchjd" not in METHODS
-
-
-def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    for name in ("", "UPGrad", "upgradweighting", "stch", "_gramian", "nashmtl"):
-        with pytest.raises(ValueError, match=f"torchjd:{name} is unknown; there are .*torchjd:upgrad"):
-            by_name(name)
 
 
 def test_without_torchjd_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
