@@ -106,6 +106,7 @@ class FlowerClients:
         self._training, self._evaluation = Exchange(), Exchange()
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
+        self._delivered = set[str]()  # the messages that were answered when some were delivered last, by id
         self._answers_query: bool | None = None  # not known before a node has answered
         self._digest = ""  # of the model's frozen parameters, once it is known
         self._have_frozen = set[int]()  # the nodes that have said that they have these
@@ -142,9 +143,8 @@ class FlowerClients:
         """Return the names of those online that owe no reply, in order; late replies are looked for first."""
         if owed := self._roster.owed:
             with suppress(NotImplementedError):  # a grid that answers by send_and_receive alone
-                self._roster.strike_off(
-                    reply.metadata.reply_to_message_id for reply in self._grid().pull_messages(owed)
-                )
+                late = [reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)]
+                self._roster.strike_off(reply.metadata.reply_to_message_id for reply in late)
         return self._roster.free
 
     def wait_until_free(self, fewest: int) -> None:
@@ -454,6 +454,7 @@ class FlowerClients:
         if not messages:
             return []
         replies = list(self._grid().send_and_receive(messages, timeout=self._timeout))
+        self._delivered = {reply.metadata.reply_to_message_id for reply in replies if not is_expired(reply)}
         for reply in replies:
             if reply.has_error():  # it may lack what a message has left out
                 self._have_frozen.discard(reply.metadata.src_node_id)
@@ -494,7 +495,7 @@ class FlowerClients:
     def _note_debts(self, exchange: "Exchange") -> None:
         for name in exchange.missing:
             asked = exchange.messages[name].metadata
-            if asked.message_id:
+            if asked.message_id and asked.message_id not in self._delivered:  # a hook may have held its reply back
                 self._roster.owe(asked.message_id, asked.dst_node_id, asked.created_at, asked.ttl)
         for name in exchange.answered:
             self._roster.heard(exchange.messages[name].metadata.dst_node_id)

@@ -8,8 +8,9 @@ import pytest
 from flwr.app import Message, MessageType
 from flwr.app.error import Error
 
-from fairbloom.rounds.flower import EXPIRED, FlowerClients
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.records import EXPIRED
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
 from tests.strategies.helpers import BUFFERS, Answer, Fault, MemoryGrid, initial_model, no_reply, quadratics, record

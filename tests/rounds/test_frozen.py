@@ -213,7 +213,7 @@ def test_a_client_that_replies_others_is_refused_with_a_remedy() -> None:
 
 
 def test_a_clients_word_on_frozen_parameters_harms_it_alone(plain: tuple[Grid, list[Round]]) -> None:
-    words: list[Any] = [7, b"\x00" * 32, ["a"], "", "x" * 1_000_000, "0" * 64]
+    words: list[Any] = [7, ["a"], "0" * 64]
     for digest in words:
 
         def node(message: Message, answer: Callable[[Message], Message], digest: Any = digest) -> Message:

@@ -9,9 +9,10 @@ from flwr.app import Message, MessageType
 from flwr.app.error import Error
 
 from fairbloom.flower import set_created_at
-from fairbloom.rounds.flower import EXPIRED, FlowerClients
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.quorum import Quorum
+from fairbloom.rounds.records import EXPIRED
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
 from tests.strategies.helpers import BUFFERS, Answer, MemoryGrid, initial_model, no_reply, quadratics, record, unpack
