@@ -261,7 +261,8 @@ def search(
     mean_within
         How many points the mean over the clients may be below the baseline's, on validation examples; by default any.
     baseline
-        The method that the others are compared with. It tries the values of the grid that it has.
+        The method that the others are compared with, by its best arm. In a search within one method, the best arm is
+        compared with the baseline as it is written.
     budget
         How many minutes the search may take. All methods are tried with one seed after the other, and judged by those
         that all have finished; the tests with fresh seeds come on top.

@@ -98,6 +98,14 @@ class Study:
     quick: bool = False
     overrides: Mapping[str, Value] = field(default_factory=dict)
 
+    @property
+    def reference(self) -> Arm | None:
+        """In a search within one method: its first arm, with which the best is compared; None where there are several.
+
+        With several, the best arm of each method is compared with the best of the baseline's.
+        """
+        return self.arms[0] if len({arm.method for arm in self.arms}) == 1 else None
+
     def write(self, folder: Path) -> None:
         """Write it into its folder, which is made if it is not there."""
         file, content = folder / STUDY, json.dumps(asdict(self), indent=2, ensure_ascii=False).encode()

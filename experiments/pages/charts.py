@@ -60,11 +60,12 @@ def clients_by_method(
     *,
     apart: bool = True,
     of: str = "client",
+    zero: bool = False,
 ) -> Spec:
     """Return a row for each client, or what else `of` names, with a point for each method; a line spans the seeds.
 
     The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row stand below each other
-    (`apart`) where there is room.
+    (`apart`) where there is room. `zero` draws a line there.
     """
     apart = apart and len(series) * len(clients) <= 90
     offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
@@ -77,7 +78,10 @@ def clients_by_method(
     tooltip = _tooltip((of, of), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest"))
     spans = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=1.5)
     points = _layer("point", {"x": _quantity("value", axis), "shape": _shape(series), **common, "tooltip": tooltip})
-    return {**_spec(rows, [spans, points]), "height": len(clients) * (10 * len(series) + 8 if apart else 24)}
+    return {
+        **_spec(rows, [*([_zero_line()] if zero else []), spans, points]),
+        "height": len(clients) * (10 * len(series) + 8 if apart else 24),
+    }
 
 
 def sorted_clients(rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()) -> Spec:
@@ -106,11 +110,14 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
     clear = _scaled("clear", list(CLEAR), [colour(name) for name in CLEAR.values()])
     common = {"y": _names("method", methods), "color": clear, "opacity": _emphasis()}
     tooltip = _tooltip(("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("clear", ""))
-    zero = _layer("rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3])
     interval = _layer("rule", {"x": _quantity("low", axis), "x2": {"field": "high"}, **common}, strokeWidth=3)
     point = _layer("point", {"x": _quantity("mean", axis), **common, "tooltip": tooltip}, size=70, filled=True)
     intervals = [interval] if any(row["low"] is not None for row in rows) else []  # two seeds have none
-    return {**_spec(rows, [zero, *intervals, point]), "height": 28 * len(methods)}
+    return {**_spec(rows, [_zero_line(), *intervals, point]), "height": 28 * len(methods)}
+
+
+def _zero_line() -> Spec:
+    return _layer("rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3])
 
 
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}

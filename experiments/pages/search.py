@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from fairbloom.protocol.settings import SETTINGS
+
 from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table
 from ..render.theme import Series
 from ..results.presentation import page_of
@@ -29,7 +31,8 @@ def page_of_search(search: Search) -> Page:
     blocks += [chosen_table(search)] if search.best else [arms_table(search)]
     chosen = Section("chosen", "The best of each method", "", blocks)
     figure = None if compared is None else partial(chosen_charts, search)
-    return Page("Search", headline, sentences, facts, [chosen], partial(_details, search), files, figure)
+    task = search.study.settings.get("task", SETTINGS["task"].default)
+    return Page(f"Search on {task}", headline, sentences, facts, [chosen], partial(_details, search), files, figure)
 
 
 def _details(search: Search) -> list[Section]:
@@ -71,7 +74,7 @@ def chosen_charts(search: Search) -> Charts:
             rows.append({"row": label, "method": TESTED, "value": found.mean, "low": low, "high": high})
     series = [Series(PROMISED, "series-0", "square"), Series(TESTED, "series-1")]
     what = f"gain in the {_title(search)} over {search.baseline}"
-    spec = charts.clients_by_method(rows, series, others, what, of="row")
+    spec = charts.clients_by_method(rows, series, others, what, of="row", zero=True)
     said = f"The {what} of {len(others)} arms, as validation promised it and as test examples show it."
     return Charts([Chart("gains", "Promised and tested", said, spec)], series)
 

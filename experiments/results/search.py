@@ -174,7 +174,9 @@ class Search(Shown):
 
     @property
     def baseline(self) -> str:
-        """The label of the best arm of the baseline; "" before anything was chosen."""
+        """The label of the arm that the others are compared with; "" before anything was chosen."""
+        if self.study.reference and self.best:
+            return self.study.reference.label
         methods = {arm.label: arm.method for arm in self.study.arms}
         return next((label for label in self.found.best if methods[label] == self.study.baseline), "")
 

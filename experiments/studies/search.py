@@ -67,7 +67,8 @@ def arms_of(
 
     "all" names all methods that can be run with the shared settings; those that measure groups are among them where the
     criterion does. A method tries the axes of the grid that are its own or common to all methods; one that is
-    written without parameters, and has no axis of its own, tries the values that it declares in `tries`.
+    written without parameters, and has no axis of its own, tries the values that it declares in `tries`. Where no other
+    method than the baseline's is searched, the baseline as it is written comes first.
     """
     texts = [words] if isinstance(words, str | type) else list(words)
     named = parse_arms(_all_methods(criterion) if texts == [ALL] else texts, shared)
@@ -75,7 +76,8 @@ def arms_of(
     if not any(base.method == arm.method for arm in named):
         named.append(base)
     used: set[str] = set()
-    arms: list[Arm] = []
+    within = all(arm.method == base.method for arm in named)
+    arms = [replace(base, evaluated=_evaluated(base, shared))] if within else []
     for arm in named:
         axes = {key: _check(key, arm, grid[name]) for name in grid if (key := _axis(name, arm)) is not None}
         used |= {name for name in grid if _axis(name, arm) in axes}
@@ -110,7 +112,7 @@ def _all_methods(criterion: str) -> list[str]:
 def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
     """Return the settings and values of texts as alpha=0,0.1,0.5; raise SettingsError for one that has none."""
     grid: dict[str, list[Value]] = {}
-    for text in words:
+    for text in [words] if isinstance(words, str) else words:
         key, equals, listed = (part.strip() for part in text.partition("="))
         values = [word.strip() for word in listed.split(",")]
         if not equals or not key or not all(values):
@@ -249,19 +251,19 @@ def _run_seeds(study: Study, out: Path, work: Workers) -> list[int]:
 
 
 def _choose(search: Search) -> list[str]:
-    """Return the labels of the best arm of each method, the best of all first; the baseline's is always there."""
+    """Return the labels of the best arm of each method, the best of all first; what they are compared with is there."""
     study, measure, score = search.study, search.measure, search.score
     methods: dict[str, list[Judged]] = {}
     for each in search.judged:
         methods.setdefault(each.arm.method, []).append(each)
-    base = choose(measure, score, methods.pop(study.baseline))
+    base = choose(measure, score, search.judged[:1] if study.reference else methods.pop(study.baseline))
     if base is None:
         faults = [each.fault for each in search.judged if each.arm.method == study.baseline and each.fault]
         raise FairbloomError(
             f"no arm of the baseline can be judged{f': {faults[0]}' if faults else ''}: choose another --baseline"
         )
     found = [choose(measure, score, among, study.mean_within, base) for among in methods.values()]
-    kept = [base, *(each for each in found if each is not None)]
+    kept = [base, *(each for each in found if each is not None and each is not base)]
     return [each.arm.label for each in sorted(kept, key=lambda each: measure.better(0.0, each.mean, score))]
 
 

@@ -48,7 +48,9 @@ def test_a_method_tries_what_is_declared_given_or_written() -> None:
     assert with_rate == [
         f"{name}learning-rate={rate})" for name in ("FedFV (alpha=1, ", "FedAvg (") for rate in (0.1, 0.2)
     ]
-    assert labels("fedavg", {"num-rounds": [1, 2]}) == ["FedAvg (num-rounds=1)", "FedAvg (num-rounds=2)"]
+    within = labels("fedavg", {"num-rounds": [1, 2]})
+    assert within == ["FedAvg", "FedAvg (num-rounds=1)", "FedAvg (num-rounds=2)"]
+    assert labels("qfedavg(q=1),qfedavg(q=2)", baseline="qfedavg(q=2)") == ["QFedAvg (q=2)", "QFedAvg (q=1)"]
 
 
 def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
@@ -116,6 +118,17 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(found: api.Search) -
     assert found.best in found.sentences[0]
     written = {path.name for path in found.folder.iterdir() if not path.name.startswith(".")}
     assert written == {"study.json", "comparison.csv", "differences.csv", "clients.csv", REPORT, "runs"}
+
+
+def test_within_one_method_the_best_is_compared_with_the_baseline(tmp_path: Path) -> None:
+    words = {**SMALL, "methods": "fedavg", "grid": "learning-rate=0.01,0.3", "seeds": 2, "rounds": 4}
+    found = api.search(out=tmp_path / "out", **words)
+    assert found.baseline == "FedAvg"
+    assert set(found.found.best) == {"FedAvg", found.best}
+    assert found.comparison is not None
+    assert found.comparison.baseline == "FedAvg"
+    assert found.best == "FedAvg" or found.promise(found.best) > 0.0
+    assert found.best == "FedAvg" or found.difference(found.best) is not None
 
 
 def test_the_same_folder_gives_the_same_answer(found: api.Search, capsys: pytest.CaptureFixture[str]) -> None:
